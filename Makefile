@@ -1,0 +1,50 @@
+# A machine needs Python 3.11 or newer and make; everything else comes into .venv from the lock.
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# The first interpreter that is new enough; `make PYTHON=/path/to/python …` chooses another.
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python; do \
+	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && command -v $$name && break; done)
+
+# uv works on the project's own environment with the interpreter that made it, whatever the caller's environment says.
+export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
+export UV_PYTHON := $(CURDIR)/$(BIN)/python
+export UV_PYTHON_DOWNLOADS := never
+unexport VIRTUAL_ENV
+
+.DEFAULT_GOAL := help
+.PHONY: help demo up down test bench fmt
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+
+demo: $(READY) ## a year of departures through JetStream, Airflow and Spark; ends with the delays by carrier
+	$(BIN)/python -m demo run
+
+up: $(READY) ## the same services left running, with the Airflow UI and the DAG ready to trigger
+	$(BIN)/python -m demo up
+
+down: $(READY) ## stop what `make up` started
+	$(BIN)/python -m demo down
+
+test: $(READY) ## lint, types, imports and tests
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest
+
+bench: $(READY) ## ours and the alternatives side by side; prints ratios
+	$(BIN)/python -m benchmarks
+
+fmt: $(READY) ## format the code and mend what can be mended
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+$(READY): pyproject.toml uv.lock
+	@test -n "$(PYTHON)" || { echo "Python 3.11 to 3.13 is needed; none is on PATH. make PYTHON=/path/to/python names one." >&2; exit 1; }
+	test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv; }
+	$(BIN)/uv sync --locked --all-extras
+	@touch $@
