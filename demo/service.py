@@ -1,0 +1,184 @@
+"""A service: one child process in a session of its own, with a log, that can be killed and started again."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+Value = TypeVar("Value")
+
+MARK = "JETSTREAM_STACK"
+"""The environment variable that every process of a stack inherits; its value names the stack."""
+
+
+class ServiceFailed(RuntimeError):
+    """A service ended or did not become ready; the message carries the end of its log."""
+
+
+class Service:
+    """A process that is ours to start, kill and stop, with everything it started."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> None:
+        """`folder` is its working folder and takes its log; `environment` is its whole environment (default: ours)."""
+        self.name = name
+        self.command = list(command)
+        self.folder = folder
+        self.log = folder / f"{name}.log"
+        self._environment = environment
+        self._user = user
+        self._process: subprocess.Popen[bytes] | None = None
+        self.sessions: dict[int, float] = {}
+        """Every session it has had: the leader's pid and when it began, in seconds since the epoch."""
+
+    @property
+    def pid(self) -> int:
+        """The process, which is also the leader of the session that all its children are in."""
+        if self._process is None:
+            raise ServiceFailed(f"{self.name} was not started")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it and return when it is ready."""
+        self.launch()
+        self.wait_ready()
+
+    def launch(self) -> None:
+        """Start the process and return at once."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=self.folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                user=self._user,
+                group=self._user,
+                extra_groups=[] if self._user else None,
+            )
+        self.sessions[self._process.pid] = psutil.Process(self._process.pid).create_time()
+
+    def wait_ready(self, seconds: float = 60) -> None:
+        """Wait until it answers; ServiceFailed, with the end of its log, when it ends first or takes longer."""
+        deadline = time.monotonic() + seconds
+        while not self.ready():
+            if not self.running:
+                raise ServiceFailed(f"{self.name} ended:\n{self.tail()}")
+            if time.monotonic() > deadline:
+                raise ServiceFailed(f"{self.name} was not ready after {seconds:.0f} s:\n{self.tail()}")
+            time.sleep(0.02)
+
+    def ready(self) -> bool:
+        """Whether it answers. A process without a port is ready when it runs."""
+        return self.running
+
+    def kill(self) -> None:
+        """SIGKILL the process and everything it started."""
+        if self._process is not None:
+            end(session(self._process.pid), patience=0)
+            self._process.wait()
+
+    def stop(self, patience: float = 5) -> None:
+        """SIGTERM the process and everything it started, and SIGKILL what is still there after `patience` seconds."""
+        if self._process is not None:
+            end(session(self._process.pid), patience)
+            self._process.wait()
+
+    def restart(self) -> None:
+        """Kill it, if it still runs, and start it again on the same folder."""
+        self.kill()
+        self.start()
+
+    def tail(self, lines: int = 40) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def session(leader: int) -> list[psutil.Process]:
+    """The session's living processes, orphans included, and their descendants in sessions of their own."""
+    members: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == leader:
+                members.update({each.pid: each for each in (process, *process.children(recursive=True))})
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return [process for process in members.values() if alive(process)]
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes whose environment names the stack.
+
+    A process that sets its title, as Airflow's and Postgres's do, overwrites its environment: `session` finds those.
+    """
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and alive(process):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs. A zombie does not: it waits for its parent to ask."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def end(processes: Iterable[psutil.Process], patience: float) -> None:
+    """SIGTERM, then SIGKILL to those that are left after `patience` seconds; without patience SIGKILL at once."""
+    left = list(processes)
+    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5)):
+        if number == signal.SIGTERM and not patience:
+            continue
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        deadline = time.monotonic() + seconds
+        while left and time.monotonic() < deadline:
+            left = [process for process in left if alive(process)]
+            time.sleep(0.02)
+
+
+def until(what: str, probe: Callable[[], Value | None], seconds: float, every: float = 0.2) -> Value:
+    """The first true value of `probe`; TimeoutError, saying `what` was waited for, after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if value := probe():
+            return value
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Waited {seconds:.0f} s for {what}")
+        time.sleep(every)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,223 @@
+"""The stack: nats-server, Postgres, and Airflow's four processes, as child processes.
+
+Everything lives in one folder. The file `stack.json` in it names the sessions that were started, so that another
+process can stop them.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from demo.airflow import Airflow, TaskInstance
+from demo.java import java_home
+from demo.nats_server import NatsServer
+from demo.postgres import Postgres
+from demo.service import MARK, Service, ServiceFailed, end, free_port, marked, session, until
+
+AIRFLOW = str(Path(sysconfig.get_path("scripts")) / "airflow")
+CONNECTION = "nats_default"
+
+
+class Stack:
+    """All services of one folder. `stop` ends every process that they started, and no other."""
+
+    def __init__(
+        self, folder: Path, dags: Path, environment: Mapping[str, str] | None = None, *, parallelism: int = 4
+    ) -> None:
+        """`environment` adds to Airflow's; `parallelism` is how many tasks run at once."""
+        self.folder = folder.absolute()
+        self.mark = secrets.token_hex(8)
+        self._sockets = _socket_folder(self.mark)
+        port = free_port()
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
+        plain = {**inherited, MARK: self.mark}
+        self.nats = NatsServer(self.folder / "nats", environment=plain)
+        self.postgres = Postgres(self.folder / "postgres", self._sockets, environment=plain)
+        self.environment = {**plain, **self._settings(dags.absolute(), port, parallelism), **(environment or {})}
+        self.airflow = Airflow(f"http://127.0.0.1:{port}")
+        self.api_server = self._component("api-server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1")
+        self.scheduler = self._component("scheduler", "--skip-serve-logs")
+        self.dag_processor = self._component("dag-processor")
+        self.triggerer = self._component("triggerer", "--skip-serve-logs")
+
+    @property
+    def services(self) -> tuple[Service, ...]:
+        return self.nats, self.postgres, *self._components
+
+    @property
+    def _components(self) -> tuple[Service, ...]:
+        return self.api_server, self.scheduler, self.dag_processor, self.triggerer
+
+    def start(self) -> None:
+        """Start from nothing, and return when Airflow reports itself healthy.
+
+        What an earlier stack left in the folder is stopped and removed. ServiceFailed tells the end of its log.
+        """
+        stop(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self._record()
+        try:
+            with ThreadPoolExecutor() as pool:
+                starts = [pool.submit(self.nats.start), pool.submit(self._migrated)]
+                for started in starts:
+                    started.result()
+            for service in self._components:
+                service.launch()
+            self._record()
+            until("Airflow to be healthy", self._healthy, 120)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End every process of the stack, children included; the folder stays."""
+        self._record()
+        stop(self.folder)
+        for service in self.services:
+            service.stop()  # reaps it
+
+    def check(self) -> None:
+        """ServiceFailed, with the end of its log, when a service has ended by itself."""
+        for service in self.services:
+            if not service.running:
+                raise ServiceFailed(f"{service.name} ended:\n{service.tail()}")
+
+    def task_process(self, task: TaskInstance) -> psutil.Process | None:
+        """The process that runs the task's code, child of its supervisor; None when there is none."""
+        title = f"airflow worker -- {task.id}"
+        for process in session(self.scheduler.pid):
+            try:
+                if title in " ".join(process.cmdline()):
+                    return process
+            except psutil.NoSuchProcess:
+                continue
+        return None
+
+    def kill_worker(self, task: TaskInstance) -> None:
+        """SIGKILL the task, its supervisor and all they started, as when a machine dies. LookupError when none runs."""
+        process = self.task_process(task)
+        supervisor = process.parent() if process else None
+        if supervisor is None:
+            raise LookupError(f"No process runs {task.name}")
+        end([supervisor, *supervisor.children(recursive=True)], patience=0)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _component(self, *command: str) -> Service:
+        return Service(command[0], [AIRFLOW, *command], folder=self.folder / "airflow", environment=self.environment)
+
+    def _migrated(self) -> None:
+        self.postgres.start()
+        command = [AIRFLOW, "db", "migrate"]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ServiceFailed(f"airflow db migrate failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+
+    def _healthy(self) -> bool:
+        self.check()
+        return self.airflow.healthy()
+
+    def _record(self) -> None:
+        """Write down which sessions are ours, for `stop`."""
+        sessions = {leader: began for service in self.services for leader, began in service.sessions.items()}
+        state = {"mark": self.mark, "url": self.airflow.url, "nats": self.nats.url, "sessions": sessions}
+        (self.folder / "stack.json").write_text(json.dumps(state))
+
+    def _settings(self, dags: Path, port: int, parallelism: int) -> dict[str, str]:
+        sections: dict[str, dict[str, object]] = {
+            "core": {
+                "dags_folder": dags,
+                "executor": "LocalExecutor",
+                "parallelism": parallelism,
+                "load_examples": False,
+                "dags_are_paused_at_creation": False,
+                "execution_api_server_url": f"http://127.0.0.1:{port}/execution/",
+                "fernet_key": urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+                "simple_auth_manager_all_admins": True,
+                "test_connection": "Enabled",
+            },
+            "database": {
+                "sql_alchemy_conn": self.postgres.uri("psycopg2"),
+                "sql_alchemy_conn_async": self.postgres.uri("asyncpg"),
+            },
+            "api": {"base_url": f"http://127.0.0.1:{port}", "secret_key": secrets.token_hex(16)},
+            "api_auth": {"jwt_secret": secrets.token_hex(32)},
+            "scheduler": {"scheduler_idle_sleep_time": 0.2},
+            "usage_data_collection": {"enabled": False},
+        }
+        settings = {
+            f"AIRFLOW__{section}__{name}".upper(): str(value)
+            for section, values in sections.items()
+            for name, value in values.items()
+        }
+        connection = {"conn_type": "nats", "extra": {"servers": self.nats.url}}
+        return {
+            **settings,
+            "AIRFLOW_HOME": str(self.folder / "airflow"),
+            f"AIRFLOW_CONN_{CONNECTION}".upper(): json.dumps(connection),
+            "JAVA_HOME": str(java_home()),
+            "PATH": f"{Path(AIRFLOW).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYSPARK_PYTHON": sys.executable,
+            # Spark otherwise asks for the address of the machine's name, which may have none.
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+
+
+def addresses(folder: Path) -> dict[str, str] | None:
+    """`url` and `nats` of the stack that runs in this folder; None when none does."""
+    state = _state(folder)
+    return {name: state[name] for name in ("url", "nats")} if state and _processes(state) else None
+
+
+def stop(folder: Path) -> int:
+    """End what the stack in this folder started, from whatever process; returns how many processes that were."""
+    state = _state(folder)
+    if not state:
+        return 0
+    ended = 0
+    # Until none is left: one may have been starting another.
+    while processes := _processes(state):
+        ended += len(processes)
+        end(processes, patience=3)
+    shutil.rmtree(_socket_folder(state["mark"]), ignore_errors=True)
+    (folder / "stack.json").unlink()
+    return ended
+
+
+def _state(folder: Path) -> dict[str, Any] | None:
+    try:
+        state: dict[str, Any] = json.loads((folder / "stack.json").read_text())
+    except FileNotFoundError:
+        return None
+    return state
+
+
+def _processes(state: Mapping[str, Any]) -> list[psutil.Process]:
+    found = {process.pid: process for process in marked(state["mark"])}
+    for leader, began in state["sessions"].items():
+        # A number whose leader began at another time has been given to a stranger since.
+        if not psutil.pid_exists(int(leader)) or psutil.Process(int(leader)).create_time() == began:
+            found.update({process.pid: process for process in session(int(leader))})
+    return list(found.values())
+
+
+def _socket_folder(mark: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"jetstream-{mark}"

@@ -1,0 +1,27 @@
+"""The whole stack, booted once for all system tests, with thresholds short enough to kill things."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demo.stack import Stack
+
+DAGS = Path(__file__).parent / "dags"
+
+# Airflow's defaults make a single kill cost from half a minute (triggerer) to ten (worker and retry).
+IMPATIENT = {
+    "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "2",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "15",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
+    "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
+    "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
+}
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """nats-server, Postgres, and Airflow's four processes over the DAGs in `dags/` beside this file."""
+    with Stack(tmp_path_factory.mktemp("stack"), DAGS, IMPATIENT) as stack:
+        yield stack

@@ -1,0 +1,31 @@
+"""What every test may ask for: one real nats-server per run, and the Java that Spark needs."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from demo.java import java_home
+from demo.nats_server import NatsServer
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Asyncio alone: nats-py runs on nothing else."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """One server for the run. A test that kills or restarts it starts a `NatsServer` of its own instead."""
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def java() -> None:
+    """PySpark finds Java by JAVA_HOME, and nothing else."""
+    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
