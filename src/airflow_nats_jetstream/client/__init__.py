@@ -1,0 +1,32 @@
+"""JetStream for Python: streams, consumers, messages, acknowledgements, publishing. Knows neither Airflow nor Spark."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from airflow_nats_jetstream.client.settings import ConnectionSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from airflow_nats_jetstream.client.context import JetStream
+
+__all__ = ["ConnectionSettings", "connect"]
+
+
+@asynccontextmanager
+async def connect(settings: ConnectionSettings) -> AsyncIterator[JetStream]:
+    """A JetStream context on a connection of its own, closed at the end.
+
+    nats-py is imported here and not before, so that a Spark executor can use the bulk connection without it.
+
+    Raises:
+        ConnectionFailed: unreachable within ``settings.connect_timeout``.
+        AuthenticationFailed, TlsNotOffered: at once, without a second attempt.
+    """
+    from airflow_nats_jetstream.client.connection import Connection
+    from airflow_nats_jetstream.client.context import JetStream
+
+    async with Connection.open(settings) as connection:
+        yield JetStream(connection)

@@ -1,0 +1,108 @@
+"""Stream and consumer configurations as the server's own JSON: checked, compared and merged, never through a dataclass.
+
+A field that is newer than this client survives a read, merge and write. Durations are integer nanoseconds on the wire
+(a ``timedelta`` is accepted), times RFC 3339 (a ``datetime`` with a zone is accepted).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client.names import check_consumer_name, check_filter, check_stream_name
+from airflow_nats_jetstream.client.protocol import time_nanoseconds
+
+Config = Mapping[str, Any]
+Difference = dict[str, tuple[Any, Any]]
+"""Field → (the server's value, the wanted value)."""
+
+_SERVER_METADATA = "_nats."  # added by the server, ADR-44
+
+
+def nanoseconds(duration: timedelta) -> int:
+    """Exact, unlike ``total_seconds() * 10**9``."""
+    return ((duration.days * 86_400 + duration.seconds) * 1_000_000 + duration.microseconds) * 1_000
+
+
+def normalise(config: Config) -> dict[str, Any]:
+    """A copy in the server's terms. Raises InvalidValue for a time without a zone."""
+    return {name: _normalise(name, value) for name, value in config.items() if value is not None}
+
+
+def _normalise(name: str, value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return nanoseconds(value)
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidValue(name, value, "a time needs a zone")
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, Mapping):
+        return normalise(value)
+    if isinstance(value, list | tuple):
+        return [_normalise(name, each) for each in value]
+    return value
+
+
+def check_stream_config(config: object) -> dict[str, Any]:
+    """Normalised. Raises InvalidValue for what JetStream forbids in names and subjects."""
+    if not isinstance(config, Mapping):
+        raise InvalidValue("config", config, "a stream configuration is a mapping with at least a name")
+    wanted = normalise(config)
+    check_stream_name(wanted.get("name"), "config['name']")
+    subjects = wanted.get("subjects", [])
+    if not isinstance(subjects, list):
+        raise InvalidValue("config['subjects']", subjects, "give a list of subjects")
+    for subject in subjects:
+        check_filter(subject, "config['subjects']")
+    return wanted
+
+
+def check_consumer_config(config: object) -> dict[str, Any]:
+    """Normalised, with ``name`` filled from ``durable_name``. Raises InvalidValue."""
+    if not isinstance(config, Mapping):
+        raise InvalidValue("config", config, "a consumer configuration is a mapping")
+    wanted = normalise(config)
+    if "durable_name" in wanted:
+        wanted.setdefault("name", wanted["durable_name"])
+    if "name" in wanted:
+        check_consumer_name(wanted["name"], "config['name']")
+    if "filter_subject" in wanted and wanted.get("filter_subjects"):
+        raise InvalidValue("config['filter_subjects']", wanted["filter_subjects"], "not together with filter_subject")
+    for subject in [wanted["filter_subject"]] if "filter_subject" in wanted else wanted.get("filter_subjects", []):
+        check_filter(subject, "config['filter_subject']")
+    return wanted
+
+
+def difference(current: Config, wanted: Config) -> Difference:
+    """The wanted fields that the server has otherwise. What is not wanted is not looked at."""
+    return {
+        name: (current.get(name), value) for name, value in wanted.items() if not _equal(name, current.get(name), value)
+    }
+
+
+def _equal(name: str, current: Any, wanted: Any) -> bool:
+    if isinstance(wanted, Mapping):
+        return not difference(current if isinstance(current, Mapping) else {}, wanted)
+    if not current and not wanted:
+        return True  # the server omits false, 0, "" and []
+    if name.endswith("_time") and isinstance(current, str) and isinstance(wanted, str):
+        return time_nanoseconds(current) == time_nanoseconds(wanted)
+    return bool(current == wanted)
+
+
+def merge(current: Config, wanted: Config) -> dict[str, Any]:
+    """The server's configuration with the wanted fields in it; the server's own metadata stays."""
+    merged = {**current, **wanted}
+    if "metadata" in wanted:
+        kept = {
+            name: value for name, value in (current.get("metadata") or {}).items() if name.startswith(_SERVER_METADATA)
+        }
+        merged["metadata"] = {**kept, **wanted["metadata"]}
+    return merged
+
+
+def describe(changes: Difference) -> str:
+    """One line for a log or an error: ``max_age: 0 → 3600000000000, …``."""
+    return ", ".join(f"{name}: {before!r} → {after!r}" for name, (before, after) in changes.items())

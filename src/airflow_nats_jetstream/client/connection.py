@@ -1,0 +1,311 @@
+"""The control connection: nats-py's, with its traps closed.
+
+What nats-py does well stays with it: TLS, authentication, reconnecting, requests. What differs here:
+
+* connecting has one time limit, and wrong credentials or missing TLS end it at once;
+* TLS that was asked for and not given is an error before anything secret is sent (nats-py would go on in plain text);
+* nothing is buffered while disconnected: a buffered acknowledgement could reach a later life of its consumer, a
+  buffered publish would be stored after its caller was told that it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import nats.aio.client
+import nats.errors
+
+from airflow_nats_jetstream.client.errors import (
+    AuthenticationFailed,
+    ConnectionFailed,
+    ConnectionLost,
+    InvalidValue,
+    JetStreamError,
+    RequestTimeout,
+    TlsNotOffered,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from nats.aio.msg import Msg
+
+    from airflow_nats_jetstream.client.settings import ConnectionSettings
+
+log = logging.getLogger(__name__)
+
+NO_RESPONDERS = 503
+RECONNECT_WAIT = 0.25
+"""Seconds between two attempts at one server: short, because acknowledgements wait for it."""
+
+
+class Reply(NamedTuple):
+    """What came to an inbox. ``status`` is 0 for a message; 503 means that nobody listens on the subject."""
+
+    subject: str
+    reply: str
+    status: int
+    description: str
+    headers: dict[str, list[str]]
+    data: bytes
+
+
+class Connection:
+    """One nats-py connection. Get one from :meth:`open`."""
+
+    def __init__(self, settings: ConnectionSettings, client: nats.aio.client.Client) -> None:
+        self.settings = settings
+        self._client = client
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: ConnectionSettings) -> AsyncIterator[Connection]:
+        """Connect, and close at the end.
+
+        Raises:
+            ConnectionFailed: no server answered within ``settings.connect_timeout`` seconds.
+            AuthenticationFailed, TlsNotOffered: at once.
+        """
+        client = nats.aio.client.Client()
+        await _connect(settings, client)
+        try:
+            yield cls(settings, client)
+        finally:
+            await client.close()
+
+    @property
+    def is_connected(self) -> bool:
+        return bool(self._client.is_connected)
+
+    @property
+    def server_version(self) -> str:
+        return str(self._client.connected_server_version)
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message in bytes, headers included."""
+        return int(self._client.max_payload)
+
+    def new_inbox(self) -> str:
+        return str(self._client.new_inbox())
+
+    async def round_trip(self) -> float:
+        """Seconds that a PING takes."""
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        with _Translated("PING"):
+            await self._client.flush(timeout=max(1, round(self.settings.request_timeout)))
+        return loop.time() - start
+
+    async def flush(self) -> None:
+        """Wait until the server has taken in everything that was published before."""
+        await self.round_trip()
+
+    async def publish(
+        self, subject: str, data: bytes = b"", reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Raises ConnectionLost when there is no connection at this moment: nothing is buffered."""
+        with _Translated(subject):
+            await self._client.publish(subject, data, reply, dict(headers) if headers else None)
+
+    async def request(
+        self, subject: str, data: bytes = b"", *, timeout: float | None = None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        """One request, one reply; ``status`` 503 when nobody listens.
+
+        Raises:
+            RequestTimeout: no reply within ``timeout`` seconds (``settings.request_timeout``).
+            ConnectionLost: not connected at this moment.
+        """
+        limit = self.settings.request_timeout if timeout is None else timeout
+        with _Translated(subject):
+            try:
+                return _reply(
+                    await self._client.request(subject, data, timeout=limit, headers=dict(headers) if headers else None)
+                )
+            except nats.errors.NoRespondersError:
+                return Reply(subject, "", NO_RESPONDERS, "No Responders", {}, b"")
+
+    @asynccontextmanager
+    async def inbox(self, deliver: Callable[[Reply], None]) -> AsyncIterator[str]:
+        """An own inbox: what arrives on ``<inbox>.<anything>`` goes to ``deliver``. Unsubscribed at the end, so that
+        the server stops serving pulls that nobody reads."""
+        prefix = self.new_inbox()
+
+        async def receive(message: Msg) -> None:
+            deliver(_reply(message))
+
+        with _Translated(prefix):
+            subscription = await self._client.subscribe(f"{prefix}.*", cb=receive)
+        try:
+            yield prefix
+        finally:
+            if not self._client.is_closed:
+                await subscription.unsubscribe()
+
+
+def _reply(message: Msg) -> Reply:
+    headers = message.headers
+    if not headers:
+        return Reply(message.subject, message.reply, 0, "", {}, message.data)
+    status = headers.get("Status", "")
+    return Reply(
+        message.subject,
+        message.reply,
+        int(status) if status.isdigit() and not message.data else 0,
+        headers.get("Description", "").strip(),
+        {name: [value] for name, value in headers.items()},
+        message.data,
+    )
+
+
+class _Translated:
+    """nats-py's exceptions as ours."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, nats.errors.TimeoutError | asyncio.TimeoutError):
+            raise RequestTimeout(f"no answer on {self._subject!r} in time") from None
+        if isinstance(error, nats.errors.OutboundBufferLimitError | nats.errors.ConnectionClosedError | OSError):
+            raise ConnectionLost("not connected to NATS at this moment") from None
+        if isinstance(error, nats.errors.MaxPayloadError):
+            raise InvalidValue("data", "…", "the message is larger than the server's max_payload") from None
+        if isinstance(error, nats.errors.Error):
+            raise JetStreamError(f"nats-py: {error}") from None
+
+
+async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client) -> None:
+    failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+    last: list[Exception] = []
+
+    async def on_error(error: Exception) -> None:
+        if client.is_connected:
+            log.warning("NATS connection: %s", error)
+            return
+        last.append(error)
+        final = _final(settings, error)
+        if final is not None and not failure.done():
+            failure.set_result(final)
+
+    async def on_disconnect() -> None:
+        if not client.is_closed:
+            log.warning("NATS connection lost, reconnecting")
+
+    async def on_reconnect() -> None:
+        log.info("NATS connection is back")
+
+    attempt: asyncio.Task[None] = asyncio.ensure_future(
+        client.connect(
+            **_options(settings, client),
+            error_cb=on_error,
+            disconnected_cb=on_disconnect,
+            reconnected_cb=on_reconnect,
+        )
+    )
+    try:
+        async with asyncio.timeout(settings.connect_timeout):
+            ends: list[asyncio.Future[Any]] = [attempt, failure]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if failure.done():
+                raise failure.result()
+            await attempt
+            if settings.tls and not _is_tls(settings, client):
+                raise _tls_not_offered(settings)
+    except TimeoutError:
+        reason = _words(last[-1]) if last else "no answer"
+        servers = ", ".join(settings.servers)
+        raise ConnectionFailed(
+            f"no NATS server reachable at {servers} within {settings.connect_timeout:g} s: {reason}; "
+            "check servers and port, and that a server runs there"
+        ) from None
+    except nats.errors.Error as error:
+        raise _final(settings, error) or ConnectionFailed(f"NATS at {', '.join(settings.servers)}: {error}") from None
+    finally:
+        if not attempt.done():
+            attempt.cancel()
+            await asyncio.gather(attempt, return_exceptions=True)
+        if not client.is_connected or (settings.tls and not _is_tls(settings, client)):
+            await client.close()
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _final(settings: ConnectionSettings, error: Exception) -> ConnectionFailed | None:
+    """The error that further attempts cannot mend, if this is one."""
+    if isinstance(error, TlsNotOffered):
+        return error
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ConnectionFailed(
+            f"the server's certificate is not accepted: {error.verify_message}; check tls_ca and tls_hostname"
+        )
+    text = str(error).lower()
+    if isinstance(error, nats.errors.Error) and ("authorization" in text or "authentication" in text):
+        return AuthenticationFailed(
+            f"the NATS server refused the connection ({settings.kind}): check the user, password, token or key"
+        )
+    if "ssl context" in text:
+        return ConnectionFailed("the server requires TLS: set tls, or use a tls:// address")
+    return None
+
+
+def _tls_not_offered(settings: ConnectionSettings) -> TlsNotOffered:
+    return TlsNotOffered(
+        f"TLS was asked for and the server at {', '.join(settings.servers)} offers none: nothing secret was sent; "
+        "enable TLS on the server or ask for none"
+    )
+
+
+def _is_tls(settings: ConnectionSettings, client: nats.aio.client.Client) -> bool:
+    """Whether nats-py has upgraded, or will before CONNECT: it does exactly when INFO requires TLS, or at once."""
+    return settings.tls_handshake_first or bool(client._server_info.get("tls_required"))
+
+
+def _options(settings: ConnectionSettings, client: nats.aio.client.Client) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "servers": list(settings.servers),
+        "name": settings.name,
+        "allow_reconnect": True,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": RECONNECT_WAIT,
+        "connect_timeout": settings.connect_timeout,
+        "ping_interval": 10,
+        "max_outstanding_pings": 2,
+        "pending_size": 0,
+    }
+    if settings.tls:
+        options["tls"] = settings.ssl_context()
+        options["tls_handshake_first"] = settings.tls_handshake_first
+        if settings.tls_hostname:
+            options["tls_hostname"] = settings.tls_hostname
+
+    def guarded(secret: str | None) -> Callable[[], str]:
+        # nats-py asks for the value when it writes CONNECT: the last moment to see that the line is not encrypted.
+        def value() -> str:
+            if settings.tls and not _is_tls(settings, client):
+                raise _tls_not_offered(settings)
+            return secret or ""
+
+        return value
+
+    if settings.user:
+        options["user"] = guarded(settings.user)
+        options["password"] = guarded(settings.password)
+    elif settings.token:
+        options["token"] = guarded(settings.token)
+    elif settings.nkey_seed:
+        options["nkeys_seed_str"] = settings.nkey_seed.strip()
+    elif settings.credentials:
+        # Line ends of another system break nats-py's parser.
+        options["user_credentials"] = nats.aio.client.RawCredentials(settings.credentials.replace("\r\n", "\n"))
+    return options

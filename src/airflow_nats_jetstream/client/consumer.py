@@ -1,0 +1,183 @@
+"""A consumer: its state, and fetching from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_nats_jetstream.client import pull as pulls
+from airflow_nats_jetstream.client.connection import NO_RESPONDERS
+from airflow_nats_jetstream.client.errors import (
+    ConsumerDeleted,
+    ConsumerNotFound,
+    InvalidValue,
+    LeadershipChanged,
+    PullError,
+    StreamNotFound,
+)
+from airflow_nats_jetstream.client.message import Message
+from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from airflow_nats_jetstream.client.connection import Reply
+    from airflow_nats_jetstream.client.context import JetStream
+
+
+@dataclass(frozen=True)
+class ConsumerInfo:
+    """``CONSUMER.INFO`` as the server sent it."""
+
+    raw: dict[str, Any] = field(repr=False)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return dict(self.raw["config"])
+
+    @property
+    def created(self) -> str:
+        """RFC 3339. Another consumer of the same name has another; a reset leaves it as it is."""
+        return str(self.raw["created"])
+
+    @property
+    def counter(self) -> int:
+        """``delivered.consumer_seq``: how many deliveries this consumer has made."""
+        return int(self.raw["delivered"]["consumer_seq"])
+
+    @property
+    def delivered(self) -> int:
+        """``delivered.stream_seq``: the highest stream sequence delivered."""
+        return int(self.raw["delivered"]["stream_seq"])
+
+    @property
+    def floor(self) -> int:
+        """``ack_floor.stream_seq``: everything up to here is acknowledged."""
+        return int(self.raw["ack_floor"]["stream_seq"])
+
+    @property
+    def pending(self) -> int:
+        """Messages not delivered yet."""
+        return int(self.raw["num_pending"])
+
+    @property
+    def ack_pending(self) -> int:
+        """Messages delivered and not acknowledged."""
+        return int(self.raw["num_ack_pending"])
+
+    @property
+    def now(self) -> str:
+        """The server's clock at the answer, RFC 3339."""
+        return str(self.raw["ts"])
+
+
+class Consumer:
+    """A handle; :meth:`Stream.consumer` makes one without a round trip."""
+
+    def __init__(self, js: JetStream, stream: str, name: str) -> None:
+        self.js = js
+        self.stream = check_stream_name(stream)
+        self.name = check_consumer_name(name)
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.name} of {self.stream}>"
+
+    async def info(self, *, patience: float = 0) -> ConsumerInfo:
+        """Fresh. Raises ConsumerNotFound, StreamNotFound."""
+        return ConsumerInfo(await self.js.api(f"CONSUMER.INFO.{self.stream}.{self.name}", patience=patience))
+
+    async def delete(self) -> None:
+        """Raises ConsumerNotFound."""
+        await self.js.api(f"CONSUMER.DELETE.{self.stream}.{self.name}")
+
+    async def fetch(self, batch: int, *, max_wait: float = pulls.EXPIRES) -> list[Message]:
+        """Up to ``batch`` messages: ends when they are there or ``max_wait`` seconds are over.
+
+        Raises:
+            ConsumerDeleted, ConsumerIsPushBased, PullLimitExceeded, LeadershipChanged, HeartbeatMissed, PullError:
+                the pull failed; messages that had come before it are delivered again after ``ack_wait``.
+        """
+        async with self.pull(batch, expires=max_wait) as pull:
+            messages: list[Message] = []
+            while not pull.ended:
+                messages += await pull.receive()
+            return messages
+
+    @asynccontextmanager
+    async def pull(
+        self, batch: int, *, expires: float = pulls.EXPIRES, heartbeat: float | None = None
+    ) -> AsyncIterator[Pull]:
+        """A pull of at most ``batch`` messages to be read as they arrive. Leaving it early drops it on the server;
+        what arrives after that comes again when ``ack_wait`` is over."""
+        if batch < 1:
+            raise InvalidValue("batch", batch, "ask for at least one message")
+        pull = Pull(self, batch, expires, heartbeat)
+        async with self.js.connection.inbox(pull._deliver) as inbox:
+            pull._inbox = inbox
+            await pull._ask()
+            yield pull
+
+
+class Pull:
+    """A running pull: drives a :class:`~airflow_nats_jetstream.client.pull.PullWindow` on an own inbox."""
+
+    def __init__(self, consumer: Consumer, batch: int, expires: float, heartbeat: float | None) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._consumer = consumer
+        self._window = pulls.PullWindow(batch, now=self._clock(), expires=expires, heartbeat=heartbeat)
+        self._subject = f"{consumer.js.settings.prefix}.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}"
+        self._inbox = ""
+        self._arrived: list[Reply] = []
+        self._something = asyncio.Event()
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will come."""
+        return self._window.idle and not self._arrived
+
+    async def receive(self, wait: float = 1.0) -> list[Message]:
+        """What has arrived; ``[]`` when nothing does within ``wait`` seconds or the pull has ended."""
+        if not self._arrived and not self._window.idle:
+            self._something.clear()
+            try:
+                await asyncio.wait_for(self._something.wait(), wait)
+            except TimeoutError:
+                self._window.check_heartbeat(self._clock())
+        arrived, self._arrived = self._arrived, []
+        messages = []
+        for reply in arrived:
+            if reply.status:
+                await self._status(reply)
+            else:
+                self._window.on_message(self._clock())
+                messages.append(Message(self._consumer.js.connection, reply))
+        await self._ask()
+        return messages
+
+    def _deliver(self, reply: Reply) -> None:
+        self._arrived.append(reply)
+        self._something.set()
+
+    async def _status(self, reply: Reply) -> None:
+        number = int(reply.subject.rpartition(".")[2])
+        try:
+            self._window.on_status(number, reply.status, reply.description, reply.headers, self._clock())
+        except PullError:
+            if reply.status != NO_RESPONDERS:
+                raise
+            # Nobody listens: the consumer is gone, or it has no leader at the moment.
+            try:
+                await self._consumer.info(patience=self._consumer.js.settings.request_timeout)
+            except (ConsumerNotFound, StreamNotFound) as gone:
+                raise ConsumerDeleted(reply.status, gone.description) from None
+            raise LeadershipChanged(reply.status, "no responders: the consumer had no leader") from None
+
+    async def _ask(self) -> None:
+        while request := self._window.next_request(self._clock()):
+            number, body = request
+            await self._consumer.js.connection.publish(
+                self._subject, json.dumps(body).encode(), reply=f"{self._inbox}.{number}"
+            )

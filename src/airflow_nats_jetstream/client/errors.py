@@ -1,0 +1,322 @@
+"""Every error that this package raises, in one tree.
+
+    JetStreamError
+    ├── InvalidValue (ValueError)         a value that can be refused before anything is sent
+    ├── ConnectionFailed (ConnectionError)
+    │   ├── AuthenticationFailed          wrong or missing credentials
+    │   ├── TlsNotOffered                 TLS was asked for and the server does not speak it
+    │   └── ConnectionLost                was connected; carries the last sequence where there is one
+    ├── NotOnWire                         a setting that the bulk connection does not know yet
+    ├── RequestTimeout (TimeoutError)     no answer in time
+    ├── ApiError                          the server's own refusal: code, err_code, description
+    │   ├── StreamNotFound, StreamNameInUse, ConsumerNotFound, ConsumerNameInUse, ConsumerDoesNotExist,
+    │   │   MessageNotFound, BadRequest, WrongLastSequence, WrongLastMessageId, WrongStream
+    │   └── JetStreamNotEnabled
+    ├── NoStreamResponse                  published where no stream listens
+    ├── PublishFailed                     which message was refused or unanswered, how many were stored
+    ├── PullError                         a status line that ends a pull and does not mean "empty"
+    │   ├── ConsumerDeleted, ConsumerIsPushBased, PullLimitExceeded, LeadershipChanged
+    │   └── HeartbeatMissed
+    ├── DirectGetDisabled                 the stream has no allow_direct
+    ├── StreamRecreated                   same name, another stream
+    ├── MessagesMissing                   sequences that should be there and are not
+    └── HandoffError                      the contract of claims
+        ├── ClaimInvalid (ValueError)     not a claim, or one that was tampered with
+        ├── ConsumerUnsuitable            a consumer that breaks a rule for claims
+        ├── Superseded, Taken, HoldLost   the messages belong to somebody else now
+        ├── AlreadyDone                   settled before; carries the recorded value
+        └── LedgerUnavailable
+            └── LedgerFull
+
+The server's codes are those of nats-server's ``server/errors.json``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow_nats_jetstream.client.sequences import Sequences
+
+
+class JetStreamError(Exception):
+    """Root of every error of this package."""
+
+
+class InvalidValue(JetStreamError, ValueError):
+    """A value refused before anything was sent: which field, which value, and what to do."""
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        super().__init__(f"{field}={value!r}: {remedy}")
+        self.field = field
+        self.value = value
+        self.remedy = remedy
+
+
+class ConnectionFailed(JetStreamError, ConnectionError):
+    """No connection could be made. A :class:`ConnectionError`, so nats-py treats it as one failed attempt."""
+
+
+class AuthenticationFailed(ConnectionFailed):
+    """The server refused the credentials, or asked for some and none were given."""
+
+
+class TlsNotOffered(ConnectionFailed):
+    """TLS was asked for and the server offers none. Nothing secret was sent."""
+
+
+class ConnectionLost(ConnectionFailed):
+    """An established connection ended. ``last_sequence`` is the last stream sequence that arrived, 0 if none."""
+
+    def __init__(self, message: str, last_sequence: int = 0) -> None:
+        super().__init__(message)
+        self.last_sequence = last_sequence
+
+
+class NotOnWire(JetStreamError):
+    """The connection uses a kind of authentication or TLS that the bulk connection does not support."""
+
+    def __init__(self, setting: str) -> None:
+        super().__init__(
+            f"the bulk connection does not support {setting}; use none, user and password, or a token without TLS"
+        )
+        self.setting = setting
+
+
+class RequestTimeout(JetStreamError, TimeoutError):
+    """A request was not answered in time. What it asked for may have happened."""
+
+
+class ApiError(JetStreamError):
+    """A refusal by the server: ``code`` is HTTP-like, ``err_code`` the precise one, ``description`` its text."""
+
+    def __init__(self, code: int, err_code: int, description: str) -> None:
+        super().__init__(f"{description} (err_code {err_code}, code {code})")
+        self.code = code
+        self.err_code = err_code
+        self.description = description
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, self.err_code, self.description)
+
+    @staticmethod
+    def from_response(error: Mapping[str, Any]) -> ApiError:
+        """The class for an ``error`` object of an API answer; plain :class:`ApiError` for codes without a class."""
+        code = int(error.get("code", 0))
+        err_code = int(error.get("err_code", 0))
+        return _BY_CODE.get(err_code, ApiError)(code, err_code, str(error.get("description", "")))
+
+
+class JetStreamNotEnabled(ApiError):
+    """JetStream is off on the server (10076) or for the account (10039), or nobody answers its API."""
+
+
+class StreamNotFound(ApiError):
+    """10059."""
+
+
+class StreamNameInUse(ApiError):
+    """10058: a stream of this name exists with another configuration."""
+
+
+class ConsumerNotFound(ApiError):
+    """10014."""
+
+
+class ConsumerNameInUse(ApiError):
+    """10148, 10105, 10013: created where one with another configuration exists."""
+
+
+class ConsumerDoesNotExist(ApiError):
+    """10149: an update of a consumer that is not there."""
+
+
+class MessageNotFound(ApiError):
+    """10037."""
+
+
+class BadRequest(ApiError):
+    """10003."""
+
+
+class WrongLastSequence(ApiError):
+    """10071, 10164: somebody else wrote first."""
+
+
+class WrongLastMessageId(ApiError):
+    """10070."""
+
+
+class WrongStream(ApiError):
+    """10060: the subject belongs to another stream than the expected one."""
+
+
+_BY_CODE: dict[int, type[ApiError]] = {
+    10003: BadRequest,
+    10013: ConsumerNameInUse,
+    10014: ConsumerNotFound,
+    10037: MessageNotFound,
+    10039: JetStreamNotEnabled,
+    10058: StreamNameInUse,
+    10059: StreamNotFound,
+    10060: WrongStream,
+    10070: WrongLastMessageId,
+    10071: WrongLastSequence,
+    10076: JetStreamNotEnabled,
+    10105: ConsumerNameInUse,
+    10148: ConsumerNameInUse,
+    10149: ConsumerDoesNotExist,
+    10164: WrongLastSequence,
+}
+
+
+class NoStreamResponse(JetStreamError):
+    """Nobody answered a publish: no stream listens on the subject."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(f"no stream listens on {subject!r}: create a stream whose subjects match it, or correct it")
+        self.subject = subject
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.subject,)
+
+
+class PublishFailed(JetStreamError):
+    """A bulk publish did not store everything.
+
+    ``position`` is the index of the message in the input (from 0), ``subject`` where it was to go, ``stored`` how
+    many messages the server confirmed, ``cause`` the server's refusal or the lost answer.
+    """
+
+    def __init__(self, position: int, subject: str, stored: int, cause: Exception) -> None:
+        super().__init__(f"message {position} for {subject!r} was not stored: {cause}; {stored} messages were stored")
+        self.position = position
+        self.subject = subject
+        self.stored = stored
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.position, self.subject, self.stored, self.cause)
+
+
+class PullError(JetStreamError):
+    """A pull ended for a reason that is not "nothing there". ``status`` and ``description`` are the server's."""
+
+    def __init__(self, status: int, description: str) -> None:
+        super().__init__(f"{status} {description}")
+        self.status = status
+        self.description = description
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.status, self.description)
+
+
+class ConsumerDeleted(PullError):
+    """409 Consumer Deleted, or nobody answers for the consumer any more (503)."""
+
+
+class ConsumerIsPushBased(PullError):
+    """409 Consumer is push based."""
+
+
+class PullLimitExceeded(PullError):
+    """409 Exceeded MaxRequestBatch, MaxRequestExpires, MaxRequestMaxBytes or MaxWaiting."""
+
+
+class LeadershipChanged(PullError):
+    """409 Leadership Change: ask again."""
+
+
+class HeartbeatMissed(PullError):
+    """Two idle heartbeats of a pull did not come: the server or the way to it is gone."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(0, f"no message and no heartbeat for {seconds:.1f} s")
+        self.seconds = seconds
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.seconds,)
+
+
+class DirectGetDisabled(JetStreamError):
+    """The stream does not allow direct get."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(f"stream {stream!r} does not allow direct get: update it with allow_direct=true")
+        self.stream = stream
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.stream,)
+
+
+class StreamRecreated(JetStreamError):
+    """The stream has the name but not the creation time that was expected: its sequences mean other messages."""
+
+
+class MessagesMissing(JetStreamError):
+    """Sequences that were promised and that the leader of the stream does not hold (any more)."""
+
+    def __init__(self, stream: str, sequences: Sequences) -> None:
+        super().__init__(f"stream {stream!r} lacks {sequences.count} of the messages asked for: {sequences}")
+        self.stream = stream
+        self.sequences = sequences
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.stream, self.sequences)
+
+
+class HandoffError(JetStreamError):
+    """The contract between taking, holding and settling."""
+
+
+class ClaimInvalid(HandoffError, ValueError):
+    """Not a claim, or one whose content contradicts itself."""
+
+
+class ConsumerUnsuitable(HandoffError):
+    """A consumer that breaks a rule for claims: which rule, its value, and what it must be."""
+
+    def __init__(self, consumer: str, rule: str, value: object, remedy: str) -> None:
+        super().__init__(f"consumer {consumer!r}: {rule}={value!r}: {remedy}")
+        self.consumer = consumer
+        self.rule = rule
+        self.value = value
+        self.remedy = remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.consumer, self.rule, self.value, self.remedy)
+
+
+class Superseded(HandoffError):
+    """The claim is not open any more: its messages were, or will be, handed out again in another claim."""
+
+
+class Taken(HandoffError):
+    """A newer attempt holds the claim."""
+
+
+class HoldLost(HandoffError):
+    """The hold ended while the work was running: its result must not be settled."""
+
+
+class AlreadyDone(HandoffError):
+    """The claim was settled as done before. ``value`` is what that attempt recorded, ``token`` which one it was."""
+
+    def __init__(self, claim_id: str, token: str, value: object) -> None:
+        super().__init__(f"claim {claim_id} was settled as done by attempt {token}")
+        self.claim_id = claim_id
+        self.token = token
+        self.value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.claim_id, self.token, self.value)
+
+
+class LedgerUnavailable(HandoffError):
+    """The ledger's buckets are missing, or the account may not use them."""
+
+
+class LedgerFull(LedgerUnavailable):
+    """A consumer's record would pass its limit although the batch was cut."""

@@ -1,0 +1,63 @@
+"""Naming rules of NATS: subjects (docs.nats.io, "Subject-Based Messaging") and JetStream names (ADR-6)."""
+
+from __future__ import annotations
+
+import re
+
+from airflow_nats_jetstream.client.errors import InvalidValue
+
+_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
+_TOKEN = re.compile(r"[^\s\x00]+")
+_LONGEST_NAME = 255  # server/jetstream_api.go: JSMaxNameLen
+
+
+def _check_name(field: str, name: object) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidValue(field, name, r"a name needs at least one character and none of . * > / \ or white space")
+    if len(name) > _LONGEST_NAME:
+        raise InvalidValue(field, name, f"a name has at most {_LONGEST_NAME} characters")
+    return name
+
+
+def check_stream_name(name: object, field: str = "stream") -> str:
+    """The name itself. Raises InvalidValue."""
+    return _check_name(field, name)
+
+
+def check_consumer_name(name: object, field: str = "consumer") -> str:
+    """The name itself. Raises InvalidValue."""
+    return _check_name(field, name)
+
+
+def _check_tokens(field: str, subject: object) -> list[str]:
+    if not isinstance(subject, str) or not subject:
+        raise InvalidValue(field, subject, "a subject is a text of tokens joined by dots, for example orders.new")
+    tokens = subject.split(".")
+    if not all(_TOKEN.fullmatch(token) for token in tokens):
+        raise InvalidValue(field, subject, "a subject has no empty token, white space or NUL")
+    return tokens
+
+
+def check_subject(subject: str, field: str = "subject") -> str:
+    """A subject to publish on: no wildcards. Raises InvalidValue."""
+    if {"*", ">"}.intersection(_check_tokens(field, subject)):
+        raise InvalidValue(field, subject, "a message needs a literal subject; * and > are for filters")
+    return subject
+
+
+def check_filter(subject: str, field: str = "filter_subject") -> str:
+    """A subject to listen on: ``*`` is one token, ``>`` the rest and last. Raises InvalidValue."""
+    if ">" in _check_tokens(field, subject)[:-1]:
+        raise InvalidValue(field, subject, "> stands for the rest of a subject and can only be its last token")
+    return subject
+
+
+def subject_matches(pattern: str, subject: str) -> bool:
+    """Whether a literal subject falls under a filter."""
+    wanted, given = pattern.split("."), subject.split(".")
+    for index, part in enumerate(wanted):
+        if part == ">":
+            return len(given) > index
+        if index >= len(given) or part not in ("*", given[index]):
+            return False
+    return len(wanted) == len(given)

@@ -1,0 +1,204 @@
+"""The NATS client protocol as values: bytes in, frames out, and the reverse. No I/O.
+
+Source: docs.nats.io, "Client Protocol"; header lines as ADR-4; acknowledgement subjects as ADR-15.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
+
+LONGEST_LINE = 1 << 20  # INFO of a large cluster is the longest; a MSG line has at most max_control_line, 4 KiB
+HEADER_LINE = b"NATS/1.0"
+
+
+class ProtocolError(JetStreamError):
+    """Bytes that are not the NATS protocol. The connection cannot be used any more."""
+
+
+class Frame(NamedTuple):
+    """A delivered message, undecoded. ``header`` is the raw header block with its status line, or empty."""
+
+    subject: bytes
+    sid: int
+    reply: bytes
+    header: bytes
+    data: bytes
+
+
+class ServerLine(NamedTuple):
+    """Everything but messages: ``verb`` is ``INFO``, ``PING``, ``PONG``, ``+OK`` or ``-ERR``, ``rest`` what follows."""
+
+    verb: str
+    rest: bytes
+
+
+class Parser:
+    """Cuts a byte stream into frames. One parser belongs to one connection."""
+
+    def __init__(self, max_payload: int = 64 << 20) -> None:
+        self._buffer = b""
+        self._max_payload = max_payload
+
+    def feed(self, data: bytes) -> list[Frame | ServerLine]:
+        """The frames that are complete with this data.
+
+        Raises:
+            ProtocolError: not the protocol, a line over 1 MiB, or a message over ``max_payload``.
+        """
+        buffer = self._buffer + data if self._buffer else data
+        frames: list[Frame | ServerLine] = []
+        append = frames.append
+        find = buffer.find
+        position = 0
+        end = len(buffer)
+        while True:
+            line_end = find(b"\r\n", position)
+            if line_end < 0:
+                if end - position > LONGEST_LINE:
+                    raise ProtocolError("a protocol line does not end")
+                break
+            first = buffer[position : position + 1]
+            if first in (b"H", b"M"):
+                words = buffer[position:line_end].split()
+                try:
+                    size = int(words[-1])
+                    header_size = int(words[-2]) if first == b"H" else 0
+                    sid = int(words[2])
+                    words_before_sizes = len(words) - (2 if first == b"H" else 1)
+                    if words[0] not in (b"MSG", b"HMSG") or words_before_sizes not in (3, 4):
+                        raise ValueError
+                except (ValueError, IndexError):
+                    raise ProtocolError(f"not a message line: {buffer[position : position + 60]!r}") from None
+                if not 0 <= header_size <= size <= self._max_payload:
+                    raise ProtocolError(f"a message of {size} bytes with {header_size} bytes of headers")
+                start = line_end + 2
+                stop = start + size
+                if stop + 2 > end:
+                    break
+                body = start + header_size
+                reply = words[3] if words_before_sizes == 4 else b""
+                append(Frame(words[1], sid, reply, buffer[start:body], buffer[body:stop]))
+                position = stop + 2
+            else:
+                verb, _, rest = buffer[position:line_end].partition(b" ")
+                name = verb.decode("latin-1").upper()
+                if name not in ("INFO", "PING", "PONG", "+OK", "-ERR"):
+                    raise ProtocolError(f"not a protocol line: {buffer[position : position + 60]!r}")
+                append(ServerLine(name, rest.strip()))
+                position = line_end + 2
+        self._buffer = buffer[position:]
+        return frames
+
+
+def encode_connect(fields: Mapping[str, Any]) -> bytes:
+    return b"CONNECT " + json.dumps(fields).encode() + b"\r\n"
+
+
+def encode_subscribe(subject: str, sid: int) -> bytes:
+    return f"SUB {subject} {sid}\r\n".encode()
+
+
+def encode_unsubscribe(sid: int) -> bytes:
+    return f"UNSUB {sid}\r\n".encode()
+
+
+def encode_publish(subject: str, reply: str, data: bytes, header: bytes = b"") -> bytes:
+    """PUB, or HPUB with a header block from :func:`encode_headers`. Subjects are the caller's to check."""
+    address = f"{subject} {reply}" if reply else subject
+    if header:
+        return b"HPUB %b %d %d\r\n%b%b\r\n" % (address.encode(), len(header), len(header) + len(data), header, data)
+    return b"PUB %b %d\r\n%b\r\n" % (address.encode(), len(data), data)
+
+
+def encode_headers(headers: Mapping[str, str | Sequence[str]]) -> bytes:
+    """A header block. Names keep their case; a name with several values is sent as several lines (ADR-4).
+
+    Raises:
+        InvalidValue: a name that is empty or has a colon, white space or control character; a value with a line break.
+    """
+    lines = [HEADER_LINE]
+    for name, values in headers.items():
+        if not name or not name.isascii() or any(letter <= " " or letter in ":\x7f" for letter in name):
+            raise InvalidValue("headers", name, "a header name has visible ASCII characters and no colon")
+        for value in (values,) if isinstance(values, str) else values:
+            if "\r" in value or "\n" in value:
+                raise InvalidValue(f"headers[{name!r}]", "…", "a header value has no line break")
+            lines.append(f"{name}: {value}".encode())
+    return b"\r\n".join([*lines, b"", b""])
+
+
+def decode_headers(block: bytes) -> dict[str, list[str]]:
+    """All values of each name, in order. Empty for an empty block. Bytes that are not UTF-8 are replaced."""
+    headers: dict[str, list[str]] = {}
+    for line in block.split(b"\r\n")[1:]:
+        name, colon, value = line.partition(b":")
+        if colon:
+            headers.setdefault(name.decode("utf-8", "replace"), []).append(value.strip().decode("utf-8", "replace"))
+    return headers
+
+
+def decode_status(block: bytes) -> tuple[int, str]:
+    """Status and description of a header block's first line; ``(0, "")`` for a message without one."""
+    if not block.startswith(HEADER_LINE):
+        return 0, ""
+    words = block[len(HEADER_LINE) : block.find(b"\r\n")].strip().split(b" ", 1)
+    if not words[0].isdigit():
+        return 0, ""
+    return int(words[0]), words[1].strip().decode("utf-8", "replace") if len(words) > 1 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class AckSubject:
+    """The reply subject of a delivered message, which carries its metadata.
+
+    Nine tokens ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>``, or eleven and
+    more with domain (``_`` means none) and account hash after ``ACK`` (ADR-15, server flag ``js_ack_fc_v2``).
+    """
+
+    stream: str
+    consumer: str
+    delivered: int
+    sequence: int
+    consumer_sequence: int
+    timestamp: int
+    """Nanoseconds since 1970 at which the stream stored the message."""
+    pending: int
+    domain: str = ""
+    tokens: int = 9
+
+    @classmethod
+    def parse(cls, reply: str) -> AckSubject:
+        """Raises ProtocolError for any other subject."""
+        words = reply.split(".")
+        at = 2 if len(words) == 9 else 4
+        if len(words) not in (9, 11, 12) or words[:2] != ["$JS", "ACK"] or "" in words[: at + 7]:
+            raise ProtocolError(f"not the reply subject of a JetStream message: {reply[:80]!r}")
+        try:
+            delivered, sequence, consumer_sequence, timestamp, pending = map(int, words[at + 2 : at + 7])
+        except ValueError:
+            raise ProtocolError(f"not the reply subject of a JetStream message: {reply[:80]!r}") from None
+        domain = "" if at == 2 or words[2] == "_" else words[2]
+        return cls(
+            words[at], words[at + 1], delivered, sequence, consumer_sequence, timestamp, pending, domain, len(words)
+        )
+
+
+def parse_time(text: str) -> datetime:
+    """RFC 3339 as the server writes it, nanoseconds cut to microseconds, any zone."""
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def time_nanoseconds(text: str) -> int:
+    """RFC 3339 as nanoseconds since 1970, nothing cut: claims compare creation times exactly."""
+    whole, dot, rest = text.partition(".")
+    digits = ""
+    if dot:
+        digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+        whole += rest[len(digits) :]
+    return int(datetime.fromisoformat(whole).timestamp()) * 10**9 + int(digits[:9].ljust(9, "0"))

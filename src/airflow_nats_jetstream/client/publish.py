@@ -1,0 +1,176 @@
+"""Publishing many messages: a bounded window of unanswered ones, message ids, every PubAck accounted for. No I/O.
+
+PubAck: ADR-8 ("JetStream", publish acknowledgements). Duplicate detection by ``Nats-Msg-Id`` holds for the stream's
+``duplicate_window``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from airflow_nats_jetstream.client.errors import ApiError, JetStreamError, NoStreamResponse, PublishFailed
+from airflow_nats_jetstream.client.protocol import encode_publish
+
+WINDOW_MESSAGES = 4_096
+WINDOW_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PubAck:
+    """The stream's answer to one message."""
+
+    stream: str
+    seq: int
+    duplicate: bool = False
+    domain: str = ""
+
+    @classmethod
+    def parse(cls, data: bytes) -> PubAck:
+        """Raises ApiError for a refusal, JetStreamError for anything that is no PubAck."""
+        try:
+            answer = json.loads(data)
+            if "error" in answer:
+                raise ApiError.from_response(answer["error"])
+            return cls(answer["stream"], answer["seq"], answer.get("duplicate", False), answer.get("domain", ""))
+        except (ValueError, TypeError, KeyError):
+            raise JetStreamError("the answer to a publish is no PubAck") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The outcome of a bulk publish. ``first``/``last`` are the lowest and highest stream sequence, 0 for none."""
+
+    stream: str
+    stored: int
+    duplicates: int
+    first: int
+    last: int
+
+    @property
+    def count(self) -> int:
+        return self.stored + self.duplicates
+
+
+class MessageIds:
+    """Ids from content and occurrence: the same messages in any order get the same set of ids.
+
+    Two equal messages are two messages: the second occurrence has another id. ``scope`` keeps runs apart.
+    Memory: about 100 bytes a distinct message.
+    """
+
+    def __init__(self, scope: str) -> None:
+        self._key = hashlib.blake2b(scope.encode(), digest_size=32).digest()
+        self._seen: Counter[bytes] = Counter()
+
+    def next(self, subject: str, data: bytes, header: bytes = b"") -> str:
+        digest = hashlib.blake2b(
+            b"%d %d %b%b%b" % (len(subject), len(header), subject.encode(), header, data), digest_size=16, key=self._key
+        ).digest()
+        self._seen[digest] += 1
+        occurrence = self._seen[digest]
+        text = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        return text if occurrence == 1 else f"{text}-{occurrence}"
+
+
+class _Unanswered(NamedTuple):
+    subject: str
+    command: bytes
+
+
+class PublishWindow:
+    """The accounting of one bulk publish. The driver encodes replies as ``<inbox>.<position>``.
+
+    ``resend`` gives what a new connection must send again; the ids make that safe within the duplicate window.
+    """
+
+    def __init__(
+        self, stream: str | None = None, messages: int = WINDOW_MESSAGES, max_bytes: int = WINDOW_BYTES
+    ) -> None:
+        self._expected = stream
+        self._limit = messages
+        self._max_bytes = max_bytes
+        self._unanswered: dict[int, _Unanswered] = {}
+        self._bytes = 0
+        self._position = 0
+        self._stored = self._duplicates = self._first = self._last = 0
+        self._stream = stream or ""
+        self._failure: PublishFailed | None = None
+
+    @property
+    def sent(self) -> int:
+        return self._position
+
+    @property
+    def unanswered(self) -> int:
+        return len(self._unanswered)
+
+    @property
+    def stored(self) -> int:
+        return self._stored
+
+    @property
+    def full(self) -> bool:
+        return len(self._unanswered) >= self._limit or self._bytes >= self._max_bytes
+
+    @property
+    def failed(self) -> bool:
+        """A message was refused: send no more, wait for the answers that are due, then ask :meth:`result`."""
+        return self._failure is not None
+
+    def add(self, inbox: str, subject: str, data: bytes, header: bytes) -> bytes:
+        """Enter the next message; returns the command to send."""
+        command = encode_publish(subject, f"{inbox}.{self._position}", data, header)
+        self._unanswered[self._position] = _Unanswered(subject, command)
+        self._bytes += len(command)
+        self._position += 1
+        return command
+
+    def on_reply(self, position: int, status: int, data: bytes) -> None:
+        """The answer for a position; a second one is ignored."""
+        entry = self._unanswered.pop(position, None)
+        if entry is None:
+            return
+        self._bytes -= len(entry.command)
+        try:
+            if status:
+                raise NoStreamResponse(entry.subject)
+            ack = PubAck.parse(data)
+        except JetStreamError as refusal:
+            if self._failure is None or position < self._failure.position:
+                self._failure = PublishFailed(position, entry.subject, 0, refusal)
+            return
+        if ack.duplicate:
+            self._duplicates += 1
+        else:
+            self._stored += 1
+        self._stream = ack.stream
+        self._first = min(self._first or ack.seq, ack.seq)
+        self._last = max(self._last, ack.seq)
+
+    def resend(self) -> list[bytes]:
+        """The commands that were not answered, oldest first."""
+        return [entry.command for entry in self._unanswered.values()]
+
+    def give_up(self, cause: Exception) -> None:
+        """The unanswered messages will not be answered any more."""
+        if self._unanswered and self._failure is None:
+            position, entry = next(iter(self._unanswered.items()))
+            self._failure = PublishFailed(position, entry.subject, 0, cause)
+        self._unanswered.clear()
+
+    def result(self) -> Published:
+        """When everything is answered.
+
+        Raises:
+            PublishFailed: the first message that was refused or unanswered, and how many were stored.
+        """
+        if self._failure is not None:
+            failure = self._failure
+            stored = self._stored + self._duplicates
+            raise PublishFailed(failure.position, failure.subject, stored, failure.cause) from failure.cause
+        return Published(self._stream, self._stored, self._duplicates, self._first, self._last)

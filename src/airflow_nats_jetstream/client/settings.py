@@ -1,0 +1,218 @@
+"""How to reach NATS: servers, one way to authenticate, TLS, and where JetStream and the ledger are."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import tempfile
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client.names import check_subject
+
+DEFAULT_SERVER = "nats://127.0.0.1:4222"
+ENVIRONMENT_PREFIX = "JETSTREAM_SECRET_"
+
+
+def _secret() -> Any:
+    return field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionSettings:
+    """An immutable description of a connection. Its ``repr`` shows no secret.
+
+    servers:              ``nats://host:port`` or ``tls://host:port``, several as a tuple or with commas between.
+                          User information in the URL is refused: it would show in logs.
+    user, password / token / nkey_seed / credentials:
+                          one way to authenticate, or none. ``credentials`` is the content of a ``.creds`` file.
+    tls:                  speak TLS or fail; implied by ``tls://``, by the other ``tls_`` fields.
+    tls_ca, tls_certificate, tls_private_key:
+                          PEM text or the path of a file. Without ``tls_ca`` the system's authorities are trusted.
+    tls_hostname:         the name that the server's certificate must carry, by default the host of the URL.
+    tls_handshake_first:  the server expects TLS before its INFO line (nats-server ``handshake_first``).
+    domain / api_prefix:  which JetStream; one of them at most. A trailing dot of the prefix is forgiven.
+    ledger:               prefix of the two key-value buckets of the hand-off, ``<ledger>_claims`` and ``_receipts``.
+    connect_timeout:      seconds for one connection to be made, all servers and attempts together. Default 10.
+    request_timeout:      seconds for one answer of the JetStream API. Default 5, as nats.go and async-nats.
+    name:                 what NATS monitoring shows for the connection.
+    """
+
+    servers: str | tuple[str, ...] = DEFAULT_SERVER
+    user: str | None = None
+    password: str | None = _secret()
+    token: str | None = _secret()
+    nkey_seed: str | None = _secret()
+    credentials: str | None = _secret()
+    tls: bool = False
+    tls_ca: str | None = field(default=None, repr=False)
+    tls_certificate: str | None = field(default=None, repr=False)
+    tls_private_key: str | None = _secret()
+    tls_hostname: str | None = None
+    tls_handshake_first: bool = False
+    domain: str | None = None
+    api_prefix: str | None = None
+    ledger: str = "airflow"
+    connect_timeout: float = 10.0
+    request_timeout: float = 5.0
+    name: str = "airflow-provider-nats-jetstream"
+
+    def __post_init__(self) -> None:
+        texts = self.servers.split(",") if isinstance(self.servers, str) else self.servers
+        servers = tuple(_check_server(text.strip()) for text in texts if text.strip())
+        if not servers:
+            raise InvalidValue("servers", self.servers, f"name at least one server, for example {DEFAULT_SERVER}")
+        object.__setattr__(self, "servers", servers)
+        if any(server.startswith("tls://") for server in servers) or any(
+            (self.tls_ca, self.tls_certificate, self.tls_private_key, self.tls_hostname, self.tls_handshake_first)
+        ):
+            object.__setattr__(self, "tls", True)
+        ways = [way for way in ("user", "token", "nkey_seed", "credentials") if getattr(self, way)]
+        if len(ways) > 1:
+            raise InvalidValue("authentication", " and ".join(ways), "choose one way to authenticate")
+        if bool(self.user) != bool(self.password):
+            raise InvalidValue("user" if self.password else "password", None, "user and password belong together")
+        if bool(self.tls_certificate) != bool(self.tls_private_key):
+            missing = "tls_private_key" if self.tls_certificate else "tls_certificate"
+            raise InvalidValue(missing, None, "a client certificate needs its private key, and the reverse")
+        if self.domain and self.api_prefix:
+            raise InvalidValue("domain", self.domain, "give a domain or an API prefix, not both")
+        if self.domain:
+            check_subject(self.domain, "domain")
+        if self.api_prefix:
+            check_subject(self.api_prefix.removesuffix("."), "api_prefix")
+        if not self.ledger.replace("-", "").replace("_", "").isalnum():
+            raise InvalidValue("ledger", self.ledger, "a bucket prefix has letters, digits, - and _ only")
+        for timeout in ("connect_timeout", "request_timeout"):
+            if not getattr(self, timeout) > 0:
+                raise InvalidValue(timeout, getattr(self, timeout), "give seconds above 0")
+
+    @property
+    def prefix(self) -> str:
+        """The subject prefix of the JetStream API, without a trailing dot."""
+        if self.api_prefix:
+            return self.api_prefix.removesuffix(".")
+        return f"$JS.{self.domain}.API" if self.domain else "$JS.API"
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Host and port of each server."""
+        return [(url.hostname or "", url.port or 4222) for url in map(urlsplit, self.servers)]
+
+    @property
+    def kind(self) -> str:
+        """How the connection authenticates, in words for messages."""
+        if self.user:
+            return "user and password"
+        if self.nkey_seed:
+            return "an NKey seed"
+        if self.credentials:
+            return "credentials"
+        return "a token" if self.token else "no authentication"
+
+    @property
+    def off_wire(self) -> str | None:
+        """What keeps the bulk connection from using these settings, in words; None when nothing does."""
+        if self.tls:
+            return "TLS"
+        return self.kind if self.nkey_seed or self.credentials else None
+
+    def connect_fields(self) -> dict[str, Any]:
+        """The fields of the CONNECT line that authenticate, for the bulk connection."""
+        if self.user:
+            return {"user": self.user, "pass": self.password}
+        return {"auth_token": self.token} if self.token else {}
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """The TLS context, host names checked; None without TLS.
+
+        Raises:
+            InvalidValue: a certificate or key that cannot be read; its content is not shown.
+        """
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cadata=_pem(self.tls_ca))
+        except (ssl.SSLError, ValueError, OSError):
+            raise InvalidValue("tls_ca", "…", "this is no PEM certificate and no readable path of one") from None
+        if self.tls_certificate and self.tls_private_key:
+            try:
+                _load_client_certificate(context, _pem(self.tls_certificate) or "", _pem(self.tls_private_key) or "")
+            except (ssl.SSLError, ValueError, OSError):
+                remedy = "certificate and key must be PEM texts or readable paths, and belong together"
+                raise InvalidValue("tls_certificate", "…", remedy) from None
+        return context
+
+    def to_json(self) -> str:
+        """The fields that differ from their defaults, secrets included: for an environment variable only."""
+        return json.dumps(
+            {each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> ConnectionSettings:
+        """The reverse. Raises InvalidValue without showing the text."""
+        try:
+            values = json.loads(text)
+            if "servers" in values and not isinstance(values["servers"], str):
+                values["servers"] = tuple(values["servers"])
+            return cls(**values)
+        except (ValueError, TypeError):
+            raise InvalidValue("connection settings", "…", "this is not the JSON of connection settings") from None
+
+    @classmethod
+    def from_environment(cls, connection: str) -> ConnectionSettings:
+        """The settings that the environment variable of an Airflow connection id holds, see :func:`environment_name`.
+
+        Raises:
+            InvalidValue: the variable is not set, or holds something else.
+        """
+        name = environment_name(connection)
+        text = os.environ.get(name)
+        if text is None:
+            remedy = (
+                f"the environment variable {name} is not set here. @task.jetstream sets it before its body runs; a "
+                "Spark session that was started before does not see it: stop that session and start it in the body"
+            )
+            raise InvalidValue("connection", connection, remedy)
+        return cls.from_json(text)
+
+
+def environment_name(connection: str) -> str:
+    """``JETSTREAM_SECRET_<CONNECTION>``: Spark redacts names that contain "secret" (spark.redaction.regex)."""
+    return ENVIRONMENT_PREFIX + "".join(letter if letter.isalnum() else "_" for letter in connection).upper()
+
+
+def _check_server(server: str) -> str:
+    text = server if "://" in server else f"nats://{server}"
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError:
+        url, port = None, None
+    if url is not None and (url.username is not None or url.password is not None):
+        shown = f"{url.scheme}://…@{url.hostname}"
+        raise InvalidValue("servers", shown, "put the user and password into their own fields, not into the URL")
+    if url is None or url.scheme not in ("nats", "tls") or not url.hostname or url.path.strip("/") or port == 0:
+        raise InvalidValue("servers", server, f"a server is nats://host:port or tls://host:port, e.g. {DEFAULT_SERVER}")
+    return text.rstrip("/")
+
+
+def _pem(text_or_path: str | None) -> str | None:
+    if text_or_path is None or "-----BEGIN" in text_or_path:
+        return text_or_path
+    return Path(text_or_path).expanduser().read_text()
+
+
+def _load_client_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
+    """The ssl module reads certificates from files only; these exist, readable by us alone, for just this call."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, "certificate.pem"), Path(folder, "key.pem")]
+        for path, text in zip(files, (certificate, key), strict=True):
+            path.touch(mode=0o600)
+            path.write_text(text)
+        context.load_cert_chain(files[0], files[1], password="")

@@ -1,0 +1,1 @@
+"""The hand-off contract: take, hold, settle, with a ledger that decides. Knows neither Airflow nor Spark."""

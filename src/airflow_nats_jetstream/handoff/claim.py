@@ -1,0 +1,139 @@
+"""A claim: which sequences of which stream were handed on, never the messages."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue
+from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
+from airflow_nats_jetstream.client.protocol import time_nanoseconds
+from airflow_nats_jetstream.client.sequences import Sequences
+
+VERSION = 1
+_ID = re.compile(r"[0-9a-f]{8,32}")
+_TIMES = ("stream_created", "consumer_created", "taken_at")
+_LARGEST_COUNT = 100_000_000
+
+
+def new_claim_id() -> str:
+    return secrets.token_hex(6)
+
+
+def new_token(try_number: int) -> str:
+    """The name of one attempt: two attempts of one task can be alive at once."""
+    return f"{try_number}-{secrets.token_hex(4)}"
+
+
+def ack_prefix(stream: str, consumer: str) -> str:
+    return f"$JS.ACK.{stream}.{consumer}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """The value in XCom. No payload, no secret, no connection.
+
+    Times are the server's, RFC 3339 as it wrote them. ``consumer_sequence`` is the highest of the claimed deliveries,
+    ``bytes`` the sum of the messages' sizes.
+    """
+
+    id: str
+    stream: str
+    stream_created: str
+    consumer: str
+    consumer_created: str
+    sequences: Sequences = field(repr=False)
+    bytes: int
+    consumer_sequence: int
+    taken_at: str
+
+    @property
+    def count(self) -> int:
+        """How many messages are claimed."""
+        return self.sequences.count
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON value; under 8 KiB of ranges as lists, past that as one packed text."""
+        return {
+            "v": VERSION,
+            "id": self.id,
+            "stream": self.stream,
+            "stream_created": self.stream_created,
+            "consumer": self.consumer,
+            "consumer_created": self.consumer_created,
+            "ranges": self.sequences.to_json(),
+            "count": self.count,
+            "bytes": self.bytes,
+            "consumer_sequence": self.consumer_sequence,
+            "ack_prefix": ack_prefix(self.stream, self.consumer),
+            "taken_at": self.taken_at,
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> Claim:
+        """The reverse, from the JSON value or its text. Everything that can contradict something else is checked.
+
+        Raises:
+            ClaimInvalid: with the first thing that is wrong.
+        """
+        fields = _object(value)
+        if fields["v"] != VERSION:
+            raise ClaimInvalid(f"claim version {fields['v']!r}: this package reads version {VERSION}")
+        if not isinstance(fields["id"], str) or not _ID.fullmatch(fields["id"]):
+            raise ClaimInvalid(f"claim id {fields['id']!r}: 8 to 32 hexadecimal digits")
+        try:
+            stream = check_stream_name(fields["stream"])
+            consumer = check_consumer_name(fields["consumer"])
+            sequences = Sequences.from_json(fields["ranges"])
+        except InvalidValue as wrong:
+            raise ClaimInvalid(f"claim {fields['id']}: {wrong}") from None
+        for name in _TIMES:
+            try:
+                time_nanoseconds(fields[name])
+            except (ValueError, TypeError, AttributeError):
+                raise ClaimInvalid(f"claim {fields['id']}: {name}={fields[name]!r} is no RFC 3339 time") from None
+        for name in ("count", "bytes", "consumer_sequence"):
+            if type(fields[name]) is not int or fields[name] < 0:
+                raise ClaimInvalid(f"claim {fields['id']}: {name}={fields[name]!r} is no count")
+        if not 0 < sequences.count == fields["count"] <= _LARGEST_COUNT:
+            raise ClaimInvalid(f"claim {fields['id']}: count={fields['count']}, but its ranges hold {sequences.count}")
+        if fields["consumer_sequence"] < sequences.count:
+            raise ClaimInvalid(f"claim {fields['id']}: consumer_sequence is below the count of its messages")
+        if fields["ack_prefix"] != ack_prefix(stream, consumer):
+            raise ClaimInvalid(
+                f"claim {fields['id']}: ack_prefix={fields['ack_prefix']!r} names another stream or consumer"
+            )
+        return cls(
+            id=fields["id"],
+            stream=stream,
+            stream_created=fields["stream_created"],
+            consumer=consumer,
+            consumer_created=fields["consumer_created"],
+            sequences=sequences,
+            bytes=fields["bytes"],
+            consumer_sequence=fields["consumer_sequence"],
+            taken_at=fields["taken_at"],
+        )
+
+
+_FIELDS = frozenset(
+    ("v", "id", "stream", "stream_created", "consumer", "consumer_created", "ranges", "count", "bytes")
+) | {"consumer_sequence", "ack_prefix", "taken_at"}
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ClaimInvalid("this text is no claim: it is not JSON") from None
+    if not isinstance(value, Mapping):
+        raise ClaimInvalid(f"a claim is a JSON object, not {type(value).__name__}: hand on what the sensor returned")
+    if value.keys() != _FIELDS:
+        odd = sorted(map(str, value.keys() ^ _FIELDS))
+        raise ClaimInvalid(f"not a claim: missing or unknown {', '.join(odd)}")
+    return value
