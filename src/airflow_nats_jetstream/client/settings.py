@@ -39,6 +39,8 @@ class ConnectionSettings:
     ledger:               prefix of the two key-value buckets of the hand-off, ``<ledger>_claims`` and ``_receipts``.
     connect_timeout:      seconds for one connection to be made, all servers and attempts together. Default 10.
     request_timeout:      seconds for one answer of the JetStream API. Default 5, as nats.go and async-nats.
+    shortest_ack_wait:    seconds; claims refuse consumers with a shorter lease. Default 60: a failover of a replicated
+                          stream took up to 8 s, and a lease must outlive several heartbeats. Tests lower it.
     name:                 what NATS monitoring shows for the connection.
     """
 
@@ -59,6 +61,7 @@ class ConnectionSettings:
     ledger: str = "airflow"
     connect_timeout: float = 10.0
     request_timeout: float = 5.0
+    shortest_ack_wait: float = 60.0
     name: str = "airflow-provider-nats-jetstream"
 
     def __post_init__(self) -> None:
@@ -87,7 +90,7 @@ class ConnectionSettings:
             check_subject(self.api_prefix.removesuffix("."), "api_prefix")
         if not self.ledger.replace("-", "").replace("_", "").isalnum():
             raise InvalidValue("ledger", self.ledger, "a bucket prefix has letters, digits, - and _ only")
-        for timeout in ("connect_timeout", "request_timeout"):
+        for timeout in ("connect_timeout", "request_timeout", "shortest_ack_wait"):
             if not getattr(self, timeout) > 0:
                 raise InvalidValue(timeout, getattr(self, timeout), "give seconds above 0")
 

@@ -1,0 +1,135 @@
+"""Answering claimed messages without having them: the reply subject of each is derived from its sequence.
+
+The server looks at stream, consumer and stream sequence; for a negative acknowledgement also at the consumer sequence,
+which must lie in (ack floor, delivered] (``processNak`` in nats-server's ``server/consumer.go``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_nats_jetstream.client.errors import ConnectionLost, JetStreamError
+from airflow_nats_jetstream.client.message import ACK, IN_PROGRESS, nak
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.handoff.claim import ack_prefix
+from airflow_nats_jetstream.handoff.ledger import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import timedelta
+
+    from airflow_nats_jetstream.client.connection import Reply
+    from airflow_nats_jetstream.handoff.ledger import Ledger, Record
+
+log = logging.getLogger(__name__)
+
+WINDOW = 1_000
+"""Acknowledgements between two tests. An unconfirmed window is sent again, so it also bounds what is sent twice."""
+CONFIRMED_WITHIN = 5.0
+"""Seconds for the confirmations of one window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Messages that were delivered in one life of the consumer. ``counter`` is their highest consumer sequence."""
+
+    life: tuple[str, int]
+    sequences: Sequences
+    counter: int
+
+    @classmethod
+    def of(cls, record: Record, sequences: Sequences, counter: int) -> Delivered:
+        return cls((record.created, record.n), sequences, counter)
+
+
+async def negative(ledger: Ledger, sequences: Sequences, delay: timedelta | None = None) -> None:
+    """Negatively acknowledge all, with a fresh consumer sequence. A delay is a lease: it replaces ``ack_wait``."""
+    counter = (await ledger.consumer.info(patience=PATIENCE)).counter
+    await _publish(ledger, sequences, counter, nak(delay))
+
+
+async def in_progress(ledger: Ledger, sequences: Sequences, counter: int) -> None:
+    """Restart ``ack_wait`` for all."""
+    await _publish(ledger, sequences, counter, IN_PROGRESS)
+
+
+async def _publish(ledger: Ledger, sequences: Sequences, counter: int, body: bytes) -> None:
+    connection = ledger.js.connection
+    for window in sequences.windows(WINDOW):
+        for subject in _subjects(ledger, window, counter):
+            await connection.publish(subject, body)
+        await connection.flush()
+
+
+def _subjects(ledger: Ledger, sequences: Iterable[int], counter: int) -> Iterable[str]:
+    prefix = ack_prefix(ledger.stream.name, ledger.consumer.name)
+    return (f"{prefix}.1.{sequence}.{counter}.0.0" for sequence in sequences)
+
+
+async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0) -> Sequences:
+    """Acknowledge each message, confirmed. Returns those that were not.
+
+    Before each window the ledger and the server are asked whether this is still the life in which the messages were
+    delivered: a late acknowledgement would swallow what a reset delivers again. If it is not, nothing more is sent.
+    What stays unconfirmed is delivered again, recognised by the next take, and acknowledged then.
+    """
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + within
+    left = delivered.sequences
+    while left:
+        unconfirmed = Sequences()
+        for window in left.windows(WINDOW):
+            try:
+                if not await _same_life(ledger, delivered):
+                    log.warning("acknowledgements withheld: the consumer began a new life; its messages come again")
+                    return left
+                confirmed = await _confirm(ledger, window, delivered.counter)
+            except JetStreamError as error:
+                log.warning("acknowledging was interrupted: %s", error)
+                confirmed = Sequences()
+            unconfirmed |= window - confirmed
+            left -= confirmed
+            if clock() > deadline:
+                return left
+        if unconfirmed:
+            await asyncio.sleep(0.2)
+    return left
+
+
+async def _same_life(ledger: Ledger, delivered: Delivered) -> bool:
+    record, _ = await ledger.read()
+    info = await ledger.consumer.info(patience=PATIENCE)
+    return (
+        record is not None
+        and (record.created, record.n) == delivered.life
+        and not record.new_life(info)
+        and info.counter >= delivered.counter
+        and info.delivered >= delivered.sequences.last
+    )
+
+
+async def _confirm(ledger: Ledger, window: Sequences, counter: int) -> Sequences:
+    connection = ledger.js.connection
+    confirmed: set[int] = set()
+    answered = asyncio.Event()
+    missing = window.count
+
+    def receive(reply: Reply) -> None:
+        nonlocal missing
+        missing -= 1
+        if not reply.status:
+            confirmed.add(int(reply.subject.rpartition(".")[2]))
+        if missing <= 0:
+            answered.set()
+
+    async with connection.inbox(receive) as inbox:
+        try:
+            for sequence, subject in zip(window, _subjects(ledger, window, counter), strict=True):
+                await connection.publish(subject, ACK, reply=f"{inbox}.{sequence}")
+            await asyncio.wait_for(answered.wait(), CONFIRMED_WITHIN)
+        except (ConnectionLost, TimeoutError):
+            log.info("%d of %d acknowledgements of a window are unconfirmed", missing, window.count)
+    return Sequences.of(confirmed)

@@ -1,0 +1,103 @@
+"""Which consumers can be claimed from: the rules of the contract, checked before anything is pulled."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow_nats_jetstream.client import config as configs
+from airflow_nats_jetstream.client.errors import ConsumerNameInUse, ConsumerNotFound, ConsumerUnsuitable, InvalidValue
+
+if TYPE_CHECKING:
+    from airflow_nats_jetstream.client.consumer import ConsumerInfo
+    from airflow_nats_jetstream.client.stream import Stream
+
+log = logging.getLogger(__name__)
+
+ACK_WAIT = timedelta(seconds=60)
+"""Default and shortest lease: a failover took up to 8 s, and heartbeats come at a fifth of it."""
+RUNS = 4
+"""How many runs may work or wait for a retry at once under the default ``max_ack_pending``."""
+
+
+def check_config(consumer: str, config: object, *, max_messages: int, shortest_ack_wait: timedelta = ACK_WAIT) -> None:
+    """Refuse a ``consumer_config`` that breaks a rule. For DAG parsing; the rest is checked against the server.
+
+    Raises:
+        ConsumerUnsuitable: which rule, its value, and what it must be.
+        InvalidValue: a name or subject that JetStream forbids.
+    """
+    wanted = configs.check_consumer_config({} if config is None else config)
+    for name in ("name", "durable_name"):
+        if wanted.get(name, consumer) != consumer:
+            raise InvalidValue(f"consumer_config[{name!r}]", wanted[name], f"the sensor's consumer is {consumer!r}")
+    _check_rules(consumer, _defaults(consumer, max_messages) | wanted, max_messages, shortest_ack_wait)
+
+
+async def ensure(
+    stream: Stream, consumer: str, config: configs.Config | None, *, max_messages: int, shortest_ack_wait: timedelta
+) -> ConsumerInfo:
+    """The consumer, created if it is missing.
+
+    Raises:
+        ConsumerUnsuitable: it exists and breaks a rule, or differs from what ``config`` says.
+        StreamNotFound: there is no such stream.
+    """
+    wanted = configs.check_consumer_config(config or {})
+    handle = stream.consumer(consumer)
+    try:
+        info = await handle.info()
+    except ConsumerNotFound:
+        complete = _defaults(consumer, max_messages) | wanted
+        _check_rules(consumer, complete, max_messages, shortest_ack_wait)
+        try:
+            await stream.create_consumer(complete)
+            log.info("created consumer %s of stream %s", consumer, stream.name)
+        except ConsumerNameInUse:
+            log.info("consumer %s of stream %s was created by somebody else", consumer, stream.name)
+        info = await handle.info()
+    changes = configs.difference(info.config, wanted)
+    if changes:
+        field, (value, asked) = next(iter(changes.items()))
+        raise ConsumerUnsuitable(
+            consumer, field, value, f"consumer_config asks for {asked!r} (all: {configs.describe(changes)})"
+        )
+    _check_rules(consumer, info.config, max_messages, shortest_ack_wait)
+    return info
+
+
+def _defaults(consumer: str, max_messages: int) -> dict[str, Any]:
+    return {
+        "durable_name": consumer,
+        "name": consumer,
+        "ack_policy": "explicit",
+        "ack_wait": configs.nanoseconds(ACK_WAIT),
+        "max_deliver": -1,
+        "max_ack_pending": RUNS * max_messages,
+        "headers_only": True,  # a claim needs no payload: Nats-Msg-Size comes with the headers
+    }
+
+
+def _check_rules(consumer: str, config: configs.Config, max_messages: int, shortest_ack_wait: timedelta) -> None:
+    def refuse(rule: str, remedy: str) -> None:
+        raise ConsumerUnsuitable(consumer, rule, config.get(rule), remedy)
+
+    if config.get("deliver_subject"):
+        refuse("deliver_subject", "claims need a pull consumer: leave it out")
+    if not config.get("durable_name"):
+        refuse("durable_name", "claims need a durable consumer: it must outlive every sensor")
+    if config.get("ack_policy") != "explicit":
+        refuse("ack_policy", "claims need 'explicit': any other acknowledges messages that were not processed")
+    if config.get("max_deliver", -1) > 0:
+        refuse("max_deliver", "must be -1: when deliveries are used up the server hides the message for good")
+    if config.get("backoff"):
+        refuse("backoff", "must be absent: it shortens the lease of a claim")
+    if config.get("inactive_threshold"):
+        refuse("inactive_threshold", "must be absent: it deletes the consumer, and with it what is not acknowledged")
+    shortest = configs.nanoseconds(shortest_ack_wait)
+    if config.get("ack_wait", 30 * 10**9) < shortest:
+        refuse("ack_wait", f"must be at least {shortest} ns ({shortest_ack_wait.total_seconds():g} s)")
+    allowed = config.get("max_ack_pending", 1000)
+    if 0 < allowed < max_messages:
+        refuse("max_ack_pending", f"must be at least max_messages={max_messages}, times the runs at work; or -1")

@@ -1,0 +1,205 @@
+"""Hold: one attempt owns a claim while its work runs, shown by a token and kept by heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from airflow_nats_jetstream.client.errors import (
+    AlreadyDone,
+    ClaimInvalid,
+    ConsumerNotFound,
+    HoldLost,
+    JetStreamError,
+    StreamNotFound,
+    Superseded,
+)
+from airflow_nats_jetstream.handoff import answers, settle
+from airflow_nats_jetstream.handoff.claim import new_token
+from airflow_nats_jetstream.handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen, Record, check_value
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from airflow_nats_jetstream.client.consumer import ConsumerInfo
+    from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.handoff.claim import Claim
+
+log = logging.getLogger(__name__)
+
+LONGEST_HOLD = timedelta(hours=24)
+"""A heartbeat that outlives its work would hold for ever."""
+_TO_RELEASE = 10.0  # seconds for giving back on the way out
+
+
+class Hold:
+    """A held claim. Get one from :meth:`begin`; end it with one of :meth:`settle`, :meth:`fail`, :meth:`release`."""
+
+    def __init__(self, ledger: Ledger, claim: Claim, token: str, ack_wait: float, longest_hold: timedelta) -> None:
+        self.claim = claim
+        self.token = token
+        self._ledger = ledger
+        self._ack_wait = ack_wait
+        self._longest = longest_hold.total_seconds()
+        self._ended = False
+        self._lost = ""
+        self._when_lost: list[Callable[[str], None]] = []
+        self._beats: asyncio.Task[None] | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def begin(
+        cls, js: JetStream, claim: Claim, *, try_number: int, longest_hold: timedelta = LONGEST_HOLD
+    ) -> AsyncIterator[Hold]:
+        """Take the claim over from whoever held it, and keep it until the end of the block.
+
+        Leaving without an end releases it without delay.
+
+        Raises:
+            AlreadyDone: it was settled; carries the value. What was left unacknowledged is acknowledged first.
+            Superseded: stream or consumer were recreated, or its messages belong to another claim.
+            LedgerUnavailable: buckets missing or not permitted.
+        """
+        ledger = Ledger(js, claim.stream, claim.consumer)
+        info = await _unchanged(ledger, claim)
+        token = new_token(try_number)
+
+        def take_over(record: Record | None, info: ConsumerInfo) -> Record:  # noqa: ARG001
+            entry = record.open.get(claim.id) if record else None
+            if record is None or entry is None:
+                raise NotOpen(record)
+            if entry.sequences != claim.sequences:
+                raise ClaimInvalid(f"claim {claim.id}: its ranges are not those that the ledger entered")
+            return replace(record, open={**record.open, claim.id: replace(entry, token=token)})
+
+        try:
+            await ledger.decide(take_over, claim.id)
+        except AlreadyDone:
+            await _acknowledge_again(ledger, claim)
+            raise
+        ack_wait = info.config["ack_wait"] / 1e9
+        await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
+        log.info("claim %s is held by attempt %s: %d messages", claim.id, token, claim.count)
+        hold = cls(ledger, claim, token, ack_wait, longest_hold)
+        hold._beats = asyncio.create_task(hold._keep())
+        try:
+            yield hold
+        finally:
+            await hold._stop_beats()
+            if not hold._ended:
+                with anyio.move_on_after(_TO_RELEASE, shield=True):
+                    await hold.release()
+
+    @property
+    def attempt_id(self) -> str:
+        """The key for the output of this attempt: two attempts that overlap never share it."""
+        return f"{self.claim.id}-{self.token}"
+
+    @property
+    def lost(self) -> str:
+        """Why the hold was lost; empty while it is not."""
+        return self._lost
+
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        """Call ``callback(reason)`` in the event loop when the hold is lost."""
+        self._when_lost.append(callback)
+        if self._lost:
+            callback(self._lost)
+
+    async def settle(self, value: Any = None) -> None:
+        """The work succeeded: record it with its JSON value, then acknowledge. See :func:`settle.settle_done`.
+
+        Raises:
+            HoldLost: the hold was lost, or ended before.
+        """
+        check_value(value)
+        self._still_held()
+        await self._stop_beats()
+        await settle.settle_done(self._ledger, self.claim, self.token, value)
+        self._ended = True
+
+    async def fail(self) -> None:
+        """The work failed for the last time: the messages are delivered again to whoever takes next."""
+        self._still_held()
+        await self._stop_beats()
+        await settle.settle_failed(self._ledger, self.claim, self.token)
+        self._ended = True
+
+    async def release(self, delay: timedelta | None = None) -> None:
+        """Let go: another attempt may hold the claim; without one its messages come again after ``delay``."""
+        await self._stop_beats()
+        self._ended = True
+        await settle.release(self._ledger, self.claim, self.token, delay)
+
+    def _still_held(self) -> None:
+        if self._lost:
+            raise HoldLost(f"claim {self.claim.id} is not held any more: {self._lost}")
+        if self._ended:
+            raise HoldLost(f"claim {self.claim.id} was released or settled before by this attempt")
+
+    async def _stop_beats(self) -> None:
+        beats, self._beats = self._beats, None
+        if beats is not None:
+            beats.cancel()
+            await asyncio.wait([beats])
+
+    async def _keep(self) -> None:
+        clock = asyncio.get_running_loop().time
+        end = clock() + self._longest
+        while not self._lost:
+            await asyncio.sleep(min(self._ack_wait / 5, max(0, end - clock())))
+            if clock() >= end:
+                self._lose(f"held for longer than {self._longest:g} s")
+                return
+            try:
+                await answers.in_progress(self._ledger, self.claim.sequences, self.claim.consumer_sequence)
+                reason = await self._why_lost()
+                if reason:
+                    await asyncio.sleep(SECOND_READ)
+                    reason = await self._why_lost()
+                if reason:
+                    self._lose(reason)
+            except JetStreamError as error:
+                log.warning("claim %s: a heartbeat failed, trying again: %s", self.claim.id, error)
+
+    async def _why_lost(self) -> str:
+        record, _ = await self._ledger.read()
+        entry = record.open.get(self.claim.id) if record else None
+        if entry is None:
+            return "the ledger does not hold it open any more"
+        return "" if entry.token == self.token else f"attempt {entry.token} holds it"
+
+    def _lose(self, reason: str) -> None:
+        log.error("claim %s is lost: %s", self.claim.id, reason)
+        self._lost = reason
+        for callback in self._when_lost:
+            callback(reason)
+
+
+async def _unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
+    """The consumer's INFO, when stream and consumer are the ones that the claim was taken from."""
+    try:
+        stream = await ledger.stream.info(patience=PATIENCE)
+        consumer = await ledger.consumer.info(patience=PATIENCE)
+    except (StreamNotFound, ConsumerNotFound) as gone:
+        raise Superseded(f"claim {claim.id}: {gone.description}; its messages cannot be settled") from gone
+    for kind, created, claimed in (
+        ("stream", stream.created, claim.stream_created),
+        ("consumer", consumer.created, claim.consumer_created),
+    ):
+        if created != claimed:
+            raise Superseded(f"claim {claim.id}: the {kind} was recreated at {created}; the claim is of {claimed}")
+    return consumer
+
+
+async def _acknowledge_again(ledger: Ledger, claim: Claim) -> None:
+    record, _ = await ledger.read()
+    entry = record.done.get(claim.id) if record else None
+    if record is not None and entry is not None:
+        await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences, entry.counter))

@@ -1,0 +1,484 @@
+"""The ledger: one record per consumer and one receipt per claim, in two key-value buckets (docs/handoff.md).
+
+The record is only ever written by compare-and-set on a read of the stream's leader (:meth:`Ledger.change`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow_nats_jetstream.client.config import nanoseconds
+from airflow_nats_jetstream.client.connection import NO_RESPONDERS
+from airflow_nats_jetstream.client.errors import (
+    AlreadyDone,
+    ApiError,
+    ConnectionLost,
+    ConsumerNotFound,
+    InvalidValue,
+    JetStreamError,
+    JetStreamNotEnabled,
+    LedgerUnavailable,
+    MessageNotFound,
+    RequestTimeout,
+    StreamNameInUse,
+    StreamNotFound,
+    Superseded,
+    Taken,
+    WrongLastSequence,
+)
+from airflow_nats_jetstream.client.protocol import time_nanoseconds
+from airflow_nats_jetstream.client.publish import PubAck
+from airflow_nats_jetstream.client.sequences import Sequences
+
+if TYPE_CHECKING:
+    from airflow_nats_jetstream.client.consumer import ConsumerInfo
+    from airflow_nats_jetstream.client.context import JetStream
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+RECEIPTS_KEPT = timedelta(days=90)
+LARGEST_RECORD = 512 << 10
+LARGEST_VALUE = 8 << 10
+PATIENCE = 60.0
+"""Seconds that a change goes on while the server is away: a failover took up to 8 s, a restart may take longer."""
+SECOND_READ = 2.0
+"""Seconds until bad news is read again: a deposed leader answers old reads for half a second after it thaws."""
+BELIEVED = 10**9
+"""Nanoseconds that counters must have stood, and an entry must be old: a killed server forgets its last moments."""
+
+Owner = tuple[str, str, str, int, int]
+"""dag id, run id, task id, map index and try number of the sensor that took the claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEntry:
+    """A claim on its way. ``counter`` is its highest consumer sequence, ``at`` the server's time of entering."""
+
+    sequences: Sequences
+    counter: int
+    bytes: int
+    at: str
+    owner: Owner
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DoneEntry:
+    """A settled claim whose acknowledgements may still be on their way."""
+
+    sequences: Sequences
+    counter: int
+    token: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that is known of one consumer in one life."""
+
+    created: str
+    n: int = 0
+    floor: int = 0
+    counter: int = 0
+    candidate: tuple[int, int, str] | None = None
+    last_counter: int = 0
+    open: Mapping[str, OpenEntry] = field(default_factory=dict)
+    done: Mapping[str, DoneEntry] = field(default_factory=dict)
+
+    def new_life(self, info: ConsumerInfo) -> bool:
+        """Whether the consumer was recreated, reset or rolled back since this record was written."""
+        return (
+            info.created != self.created
+            or info.counter < self.counter
+            or info.floor < self.floor
+            or (info.counter == 0 and self.last_counter > 0)
+        )
+
+    def reborn(self, info: ConsumerInfo) -> Record:
+        """The fresh record of the next life: everything open is superseded."""
+        return Record(info.created, self.n + 1)
+
+    def note(self, info: ConsumerInfo) -> Record:
+        """Remember the counters; believe them once they have stood for a second."""
+        floor, counter, candidate = self.floor, self.counter, self.candidate
+        fresh = (info.floor, info.counter, info.now)
+        if candidate is None or info.floor < candidate[0] or info.counter < candidate[1]:
+            candidate = fresh
+        elif time_nanoseconds(info.now) - time_nanoseconds(candidate[2]) >= BELIEVED:
+            floor, counter = max(floor, candidate[0]), max(counter, candidate[1])
+            candidate = fresh
+        return replace(self, floor=floor, counter=counter, candidate=candidate, last_counter=info.counter)
+
+    def settled(self) -> Record:
+        """Without what lies wholly at or below the floor: the server holds it as acknowledged."""
+        return replace(
+            self,
+            open={claim_id: entry for claim_id, entry in self.open.items() if entry.sequences.last > self.floor},
+            done={claim_id: entry for claim_id, entry in self.done.items() if entry.sequences.last > self.floor},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "v": VERSION,
+            "life": [self.created, self.n],
+            "floor": self.floor,
+            "counter": self.counter,
+            "candidate": list(self.candidate) if self.candidate else None,
+            "last_counter": self.last_counter,
+            "open": {
+                claim_id: {
+                    "ranges": entry.sequences.to_json(),
+                    "counter": entry.counter,
+                    "bytes": entry.bytes,
+                    "at": entry.at,
+                    "token": entry.token,
+                    "owner": list(entry.owner),
+                }
+                for claim_id, entry in self.open.items()
+            },
+            "done": {
+                claim_id: {
+                    "ranges": entry.sequences.to_json(),
+                    "counter": entry.counter,
+                    "token": entry.token,
+                    "value": entry.value,
+                }
+                for claim_id, entry in self.done.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Record:
+        """Raises LedgerUnavailable for a record that this version cannot read: guessing could lose messages."""
+        try:
+            if value["v"] != VERSION:
+                raise LedgerUnavailable(f"the ledger's record has version {value['v']!r}; this package reads {VERSION}")
+            candidate = value["candidate"]
+            return cls(
+                created=value["life"][0],
+                n=value["life"][1],
+                floor=value["floor"],
+                counter=value["counter"],
+                candidate=(candidate[0], candidate[1], candidate[2]) if candidate else None,
+                last_counter=value["last_counter"],
+                open={
+                    claim_id: OpenEntry(
+                        Sequences.from_json(entry["ranges"]),
+                        entry["counter"],
+                        entry["bytes"],
+                        entry["at"],
+                        tuple(entry["owner"]),
+                        entry["token"],
+                    )
+                    for claim_id, entry in value["open"].items()
+                },
+                done={
+                    claim_id: DoneEntry(
+                        Sequences.from_json(entry["ranges"]), entry["counter"], entry["token"], entry["value"]
+                    )
+                    for claim_id, entry in value["done"].items()
+                },
+            )
+        except (KeyError, TypeError, IndexError, AttributeError, InvalidValue) as error:
+            raise LedgerUnavailable(f"the ledger's record cannot be read: {type(error).__name__}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of a claim: ``state`` is ``done``, ``failed`` or ``superseded``."""
+
+    claim_id: str
+    state: str
+    stream: str
+    consumer: str
+    sequences: Sequences
+    token: str | None = None
+    value: Any = None
+
+    @property
+    def attempt_id(self) -> str:
+        """The key of the attempt's output."""
+        return f"{self.claim_id}-{self.token}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "state": self.state,
+            "stream": self.stream,
+            "consumer": self.consumer,
+            "ranges": self.sequences.to_json(),
+            "token": self.token,
+            "value": self.value,
+        }
+
+
+class NotOpen(Exception):
+    """Raised inside a change for a claim that is not open; :meth:`Ledger.decide` finds out why."""
+
+    def __init__(self, record: Record | None) -> None:
+        self.record = record
+
+
+Change = Callable[["Record | None", "ConsumerInfo"], "Record | None"]
+
+
+class Ledger:
+    """The ledger's view of one consumer of one stream."""
+
+    def __init__(self, js: JetStream, stream: str, consumer: str) -> None:
+        if js.settings.domain or js.settings.api_prefix:
+            raise InvalidValue(
+                "domain" if js.settings.domain else "api_prefix",
+                js.settings.domain or js.settings.api_prefix,
+                "claims do not support a domain or another API prefix yet: connect to the stream's own domain",
+            )
+        self.js = js
+        self.stream = js.stream(stream)
+        self.consumer = self.stream.consumer(consumer)
+        self._claims = f"{js.settings.ledger}_claims"
+        self._receipts = f"{js.settings.ledger}_receipts"
+        self._record_subject = f"$KV.{self._claims}.{_base32(stream)}.{_base32(consumer)}"
+
+    async def create(self) -> None:
+        """Create the buckets where they are missing, on file, with the stream's number of replicas."""
+        replicas = (await self.stream.info(patience=PATIENCE)).config.get("num_replicas", 1)
+        for bucket, max_age in ((self._claims, 0), (self._receipts, nanoseconds(RECEIPTS_KEPT))):
+            handle = self.js.stream(f"KV_{bucket}")
+            try:
+                await handle.info(patience=PATIENCE)
+                continue
+            except StreamNotFound:
+                log.info("creating the ledger's bucket %s", bucket)
+            except JetStreamError as error:
+                raise _unavailable(bucket, error) from error
+            try:
+                await self.js.create_stream(_bucket_config(bucket, replicas, max_age))
+            except StreamNameInUse:
+                continue  # another sensor was faster
+            except JetStreamError as error:
+                raise _unavailable(bucket, error) from error
+
+    async def read(self) -> tuple[Record | None, int]:
+        """The record and its revision, from the leader; ``(None, 0)`` when there is none yet.
+
+        Raises:
+            LedgerUnavailable: the bucket is missing or may not be read.
+        """
+        message = await self._last(self._claims, self._record_subject)
+        return (None, 0) if message is None else (Record.from_json(message[0]), message[1])
+
+    async def receipt(self, claim_id: str) -> Receipt | None:
+        """Raises LedgerUnavailable."""
+        message = await self._last(self._receipts, f"$KV.{self._receipts}.{claim_id}")
+        return None if message is None else _receipt(claim_id, message[0])
+
+    async def change(self, function: Change) -> tuple[Record | None, ConsumerInfo]:
+        """Read the record, then INFO, apply, and write if nobody else did; else again.
+
+        ``function`` returns the new record (which may equal the old one: then nothing is written), or raises. It must
+        recognise its own effect, because a write whose answer got lost is simply tried again.
+
+        Returns the record as it stands now, and the INFO that the last application saw.
+
+        Raises:
+            LedgerUnavailable: the buckets are missing, not permitted or full, or the server was away for ``PATIENCE``.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + PATIENCE
+        attempt = 0
+        while True:
+            old, revision = await self.read()
+            info = await self.consumer.info(patience=PATIENCE)
+            new = function(old, info)
+            if new is None or new == old:
+                return old, info
+            try:
+                for receipt in self._forgotten(old, new):
+                    await self.write_receipt(receipt)
+                await self._write(self._record_subject, new.to_json(), revision)
+            except (WrongLastSequence, RequestTimeout, ConnectionLost, JetStreamNotEnabled) as again:
+                if clock() > deadline:
+                    raise LedgerUnavailable(f"the ledger could not be written for {PATIENCE:g} s: {again}") from again
+                attempt += 1
+                await asyncio.sleep(random.uniform(0, min(0.5, 0.01 * 2**attempt)))  # noqa: S311 - spreads rivals
+            else:
+                return new, info
+
+    async def decide(self, function: Change, claim_id: str) -> Record:
+        """A change that hold or settle depends on. Bad news is believed only when a second read says the same.
+
+        Raises:
+            AlreadyDone, Superseded, Taken: what became of the claim.
+            LedgerUnavailable: as :meth:`change`.
+        """
+        for again in (True, False):
+            try:
+                record, _ = await self.change(function)
+            except (NotOpen, Taken, Superseded) as bad:
+                if again:
+                    await asyncio.sleep(SECOND_READ)
+                elif isinstance(bad, NotOpen):
+                    raise await self.verdict(claim_id, bad.record) from None
+                else:
+                    raise
+            except (ConsumerNotFound, StreamNotFound) as gone:
+                raise Superseded(f"claim {claim_id}: {gone.description}; its messages cannot be settled") from gone
+            else:
+                if record is not None:
+                    return record
+        raise Superseded(f"claim {claim_id}: the ledger has no record of consumer {self.consumer.name!r}")
+
+    def fits(self, record: Record) -> bool:
+        """Whether the record is within its limit."""
+        return len(json.dumps(record.to_json())) <= LARGEST_RECORD
+
+    async def write_receipt(self, receipt: Receipt) -> None:
+        """A done or failed receipt replaces what is there; a superseded one never does."""
+        revision = 0 if receipt.state == "superseded" else None
+        try:
+            await self._write(f"$KV.{self._receipts}.{receipt.claim_id}", receipt.to_json(), revision)
+        except WrongLastSequence:
+            return
+
+    def done_receipt(self, claim_id: str, entry: DoneEntry) -> Receipt:
+        return Receipt(
+            claim_id, "done", self.stream.name, self.consumer.name, entry.sequences, entry.token, entry.value
+        )
+
+    async def verdict(self, claim_id: str, record: Record | None) -> AlreadyDone | Superseded:
+        """Why a claim is not open."""
+        entry = record.done.get(claim_id) if record else None
+        if entry is not None:
+            return AlreadyDone(claim_id, entry.token, entry.value)
+        receipt = await self.receipt(claim_id)
+        if receipt is not None and receipt.state == "done":
+            return AlreadyDone(claim_id, receipt.token or "", receipt.value)
+        became = f"it was settled as {receipt.state}" if receipt else "the ledger does not know it any more"
+        return Superseded(f"claim {claim_id} is not open: {became}; its messages belong to another claim")
+
+    async def committed(self) -> list[Receipt]:
+        """The done receipts of this consumer that are kept, and the done entries of its record."""
+        record, _ = await self.read()
+        found = {
+            claim_id: self.done_receipt(claim_id, entry) for claim_id, entry in (record.done.items() if record else ())
+        }
+        prefix = f"$KV.{self._receipts}."
+        try:
+            answer = await self.js.api(
+                f"STREAM.INFO.KV_{self._receipts}", {"subjects_filter": f"{prefix}>"}, patience=PATIENCE
+            )
+        except StreamNotFound as error:
+            raise _unavailable(self._receipts, error) from error
+        subjects = list(answer["state"].get("subjects") or {})
+        while len(subjects) < answer.get("total", 0):
+            page = await self.js.api(
+                f"STREAM.INFO.KV_{self._receipts}", {"subjects_filter": f"{prefix}>", "offset": len(subjects)}
+            )
+            if not page["state"].get("subjects"):
+                break
+            subjects += page["state"]["subjects"]
+        mine = (self.stream.name, self.consumer.name)
+        for subject in subjects:
+            claim_id = subject.removeprefix(prefix)
+            if claim_id in found:
+                continue
+            receipt = await self.receipt(claim_id)
+            if receipt and receipt.state == "done" and (receipt.stream, receipt.consumer) == mine:
+                found[claim_id] = receipt
+        return sorted(found.values(), key=lambda receipt: receipt.sequences.first)
+
+    def _forgotten(self, old: Record | None, new: Record) -> list[Receipt]:
+        if old is None:
+            return []
+        done = [self.done_receipt(claim_id, entry) for claim_id, entry in old.done.items() if claim_id not in new.done]
+        superseded = [
+            Receipt(claim_id, "superseded", self.stream.name, self.consumer.name, entry.sequences)
+            for claim_id, entry in old.open.items()
+            if claim_id not in new.open and claim_id not in new.done
+        ]
+        return done + superseded
+
+    async def _last(self, bucket: str, subject: str) -> tuple[Any, int] | None:
+        try:
+            answer = await self.js.api(f"STREAM.MSG.GET.KV_{bucket}", {"last_by_subj": subject}, patience=PATIENCE)
+        except MessageNotFound:
+            return None
+        except JetStreamError as error:
+            raise _unavailable(bucket, error) from error
+        message = answer["message"]
+        return json.loads(base64.b64decode(message["data"])), int(message["seq"])
+
+    async def _write(self, subject: str, value: Mapping[str, Any], revision: int | None) -> None:
+        headers = {} if revision is None else {"Nats-Expected-Last-Subject-Sequence": str(revision)}
+        reply = await self.js.connection.request(subject, json.dumps(value).encode(), headers=headers)
+        if reply.status == NO_RESPONDERS:
+            raise JetStreamNotEnabled(503, 0, f"no stream listens on {subject!r}")
+        try:
+            PubAck.parse(reply.data)
+        except WrongLastSequence:
+            raise
+        except ApiError as error:
+            raise LedgerUnavailable(f"the ledger refused a write: {error}") from error
+
+
+def check_value(value: object) -> None:
+    """Raises InvalidValue for a value that the ledger cannot record."""
+    try:
+        size = len(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InvalidValue("value", type(value).__name__, f"the work must return JSON: {error}") from None
+    if size > LARGEST_VALUE:
+        raise InvalidValue(
+            "value", f"{size} bytes", f"the ledger records at most {LARGEST_VALUE} bytes: return a count or a path"
+        )
+
+
+def _receipt(claim_id: str, value: Mapping[str, Any]) -> Receipt:
+    return Receipt(
+        claim_id,
+        value["state"],
+        value["stream"],
+        value["consumer"],
+        Sequences.from_json(value["ranges"]),
+        value["token"],
+        value["value"],
+    )
+
+
+def _base32(name: str) -> str:
+    return base64.b32encode(name.encode()).rstrip(b"=").decode()
+
+
+def _bucket_config(bucket: str, replicas: int, max_age: int) -> dict[str, Any]:
+    """A key-value bucket with a history of one, as ADR-8 lays it down."""
+    return {
+        "name": f"KV_{bucket}",
+        "description": "claims of airflow-provider-nats-jetstream",
+        "subjects": [f"$KV.{bucket}.>"],
+        "storage": "file",
+        "num_replicas": replicas,
+        "max_msgs_per_subject": 1,
+        "max_age": max_age,
+        "discard": "new",
+        "allow_rollup_hdrs": True,
+        "deny_delete": True,
+        "allow_direct": True,
+    }
+
+
+def _unavailable(bucket: str, error: Exception) -> LedgerUnavailable:
+    if isinstance(error, StreamNotFound):
+        return LedgerUnavailable(
+            f"the ledger's bucket {bucket!r} is missing: a sensor creates it; without it nothing is acknowledged"
+        )
+    return LedgerUnavailable(
+        f"the ledger's bucket {bucket!r} cannot be used: {error}; the account needs its stream KV_{bucket}"
+    )

@@ -1,0 +1,132 @@
+"""Settle: recorded as done by one compare-and-set, then acknowledged; or given back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_nats_jetstream.client.errors import Superseded, Taken
+from airflow_nats_jetstream.client.protocol import time_nanoseconds
+from airflow_nats_jetstream.handoff import answers
+from airflow_nats_jetstream.handoff.ledger import (
+    BELIEVED,
+    PATIENCE,
+    DoneEntry,
+    Ledger,
+    NotOpen,
+    OpenEntry,
+    Receipt,
+    Record,
+    check_value,
+)
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from airflow_nats_jetstream.client.consumer import ConsumerInfo
+    from airflow_nats_jetstream.handoff.claim import Claim
+
+log = logging.getLogger(__name__)
+
+
+async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = None) -> None:
+    """Record the claim as done, then acknowledge its messages, confirmed.
+
+    Returns when the ledger holds the decision: acknowledgements that stay unconfirmed for 30 s are made good by the
+    next take.
+
+    Raises:
+        InvalidValue: the value is not JSON, or over 8 KiB; nothing was settled.
+        Taken: a newer attempt holds the claim.
+        AlreadyDone: another attempt settled it.
+        Superseded: its messages belong to another claim, or to another life of the consumer.
+    """
+    check_value(value)
+    await _old_enough(ledger, claim)
+
+    def done(record: Record | None, info: ConsumerInfo) -> Record:
+        if record and (mine := record.done.get(claim.id)) and mine.token == token:
+            return record  # our own write, whose answer got lost
+        record, entry = _held(record, claim, token)
+        if record.new_life(info) or info.counter < entry.counter or info.delivered < entry.sequences.last:
+            raise Superseded(f"claim {claim.id}: the consumer began a new life; its messages are delivered again")
+        settled = {claim.id: DoneEntry(entry.sequences, entry.counter, token, value)}
+        still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
+        return replace(record, open=still_open, done={**record.done, **settled}).note(info)
+
+    record = await ledger.decide(done, claim.id)
+    entry = record.done[claim.id]
+    await ledger.write_receipt(ledger.done_receipt(claim.id, entry))
+    log.info("claim %s is done: acknowledging %d messages", claim.id, claim.count)
+    left = await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences, entry.counter))
+    if left:
+        log.warning("claim %s: %d acknowledgements are unconfirmed; the next take repeats them", claim.id, left.count)
+    else:
+        log.info("claim %s is settled: %d messages acknowledged", claim.id, claim.count)
+
+
+async def settle_failed(ledger: Ledger, claim: Claim, token: str) -> None:
+    """Give the claim up: its messages are delivered again, to whoever takes next.
+
+    Raises:
+        Taken, AlreadyDone, Superseded: as :func:`settle_done`.
+    """
+    removed = False
+
+    def failed(record: Record | None, info: ConsumerInfo) -> Record:
+        nonlocal removed
+        if record and removed and claim.id not in record.open and claim.id not in record.done:
+            return record  # our own write, whose answer got lost
+        record, _ = _held(record, claim, token)
+        removed = True
+        return replace(
+            record, open={claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
+        ).note(info)
+
+    await ledger.decide(failed, claim.id)
+    await ledger.write_receipt(Receipt(claim.id, "failed", claim.stream, claim.consumer, claim.sequences, token))
+    log.info("claim %s failed for good: %d messages are delivered again", claim.id, claim.count)
+    await answers.negative(ledger, claim.sequences)
+
+
+async def release(ledger: Ledger, claim: Claim, token: str, delay: timedelta | None = None) -> bool:
+    """Let go of the claim between attempts; its messages are delivered again after ``delay`` unless it is held before.
+
+    Idempotent: when the token is not ours any more nothing is done at all, and False returned.
+    """
+    written = ours = False
+
+    def let_go(record: Record | None, info: ConsumerInfo) -> Record | None:  # noqa: ARG001
+        nonlocal written, ours
+        entry = record.open.get(claim.id) if record else None
+        ours = entry is not None and (entry.token == token or (written and entry.token is None))
+        if record is None or entry is None or not ours:
+            return record
+        written = True
+        return replace(record, open={**record.open, claim.id: replace(entry, token=None)})
+
+    await ledger.change(let_go)
+    if ours:
+        await answers.negative(ledger, claim.sequences, delay)
+        log.info("claim %s is released: %d messages", claim.id, claim.count)
+    return ours
+
+
+def _held(record: Record | None, claim: Claim, token: str) -> tuple[Record, OpenEntry]:
+    entry = record.open.get(claim.id) if record else None
+    if record is None or entry is None:
+        raise NotOpen(record)
+    if entry.token != token:
+        raise Taken(f"claim {claim.id} is held by attempt {entry.token}, not by {token}")
+    return record, entry
+
+
+async def _old_enough(ledger: Ledger, claim: Claim) -> None:
+    """Wait until the entry has stood for a second: a server killed within its first moments may have forgotten it."""
+    record, _ = await ledger.read()
+    entry = record.open.get(claim.id) if record else None
+    if entry is not None:
+        age = time_nanoseconds((await ledger.consumer.info(patience=PATIENCE)).now) - time_nanoseconds(entry.at)
+        await asyncio.sleep(max(0, BELIEVED - age) / 1e9)

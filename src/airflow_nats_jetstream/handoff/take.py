@@ -1,0 +1,341 @@
+"""Take: pull without acknowledging, enter the claims in the ledger, and lease the messages until the work starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from airflow_nats_jetstream.client.errors import (
+    ConnectionLost,
+    HeartbeatMissed,
+    InvalidValue,
+    LeadershipChanged,
+    LedgerFull,
+    RequestTimeout,
+)
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.handoff import answers, consumer
+from airflow_nats_jetstream.handoff.claim import Claim, ack_prefix, new_claim_id
+from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger, OpenEntry, Owner, Record
+
+if TYPE_CHECKING:
+    from airflow_nats_jetstream.client.config import Config
+    from airflow_nats_jetstream.client.consumer import ConsumerInfo
+    from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.client.message import Message
+
+log = logging.getLogger(__name__)
+
+HAND_OFF_TIMEOUT = timedelta(minutes=15)
+"""How long a claim may wait for its task before its messages are delivered again."""
+GATHER = timedelta(seconds=5)
+"""How long a batch waits for more after its first message."""
+_LONGEST_PULL = 30.0
+_SMALLEST_BATCH = 100  # below this, a record that is still too large is not the batch's fault
+
+
+class Delivery(NamedTuple):
+    """What the hand-off needs of a message. ``counter`` is its consumer sequence, ``first``: delivered once so far."""
+
+    sequence: int
+    counter: int
+    size: int
+    first: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taking:
+    """What to take, and for whom. Times are ``timedelta``.
+
+    Ends with ``max_messages``, or ``gather`` after the first message once there are ``min_messages``.
+    One batch is cut into claims of at most ``messages_per_claim`` (default: one claim).
+    """
+
+    stream: str
+    consumer: str
+    owner: Owner
+    max_messages: int
+    messages_per_claim: int | None = None
+    min_messages: int = 1
+    gather: timedelta = GATHER
+    hand_off_timeout: timedelta = HAND_OFF_TIMEOUT
+    consumer_config: Config | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_messages", "messages_per_claim", "min_messages"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise InvalidValue(name, number, "give 1 or more")
+        if self.min_messages > self.max_messages:
+            raise InvalidValue("min_messages", self.min_messages, f"at most max_messages={self.max_messages}")
+        if self.gather < timedelta(0):
+            raise InvalidValue("gather", self.gather, "give a duration of 0 or more")
+        if self.hand_off_timeout < timedelta(seconds=1):
+            raise InvalidValue("hand_off_timeout", self.hand_off_timeout, "give at least a second")
+
+
+class Take:
+    """One taking at work. What it holds and has not handed on is given back by :meth:`put_back`."""
+
+    def __init__(self, js: JetStream, taking: Taking) -> None:
+        self.taking = taking
+        self.ledger = Ledger(js, taking.stream, taking.consumer)
+        self._clock = asyncio.get_running_loop().time
+        self._ack_wait = 60.0
+        self._pulled: dict[int, Delivery] = {}
+        self._entered: list[Claim] = []
+
+    async def prepare(self) -> None:
+        """Create the buckets and the consumer where they are missing.
+
+        Raises:
+            StreamNotFound, ConsumerUnsuitable, LedgerUnavailable: before anything is pulled.
+        """
+        taking = self.taking
+        info = await consumer.ensure(
+            self.ledger.stream,
+            taking.consumer,
+            taking.consumer_config,
+            max_messages=taking.max_messages,
+            shortest_ack_wait=timedelta(seconds=self.ledger.js.settings.shortest_ack_wait),
+        )
+        self._ack_wait = info.config["ack_wait"] / 1e9
+        await self.ledger.create()
+
+    async def take(self, wait: float) -> list[Claim]:
+        """The claims of one batch; ``[]`` when fewer than ``min_messages`` came within ``wait`` seconds.
+
+        The claims that this owner entered before and never handed on come back first, without a pull.
+
+        Raises:
+            PullError: the consumer is gone, or refuses the pull.
+            LedgerUnavailable, LedgerFull: see the ledger.
+        """
+        deadline = self._clock() + wait
+        if mine := await self._mine():
+            log.info("handing on %d claims that this sensor took before", len(mine))
+            self._entered = mine
+            return mine
+        while True:
+            try:
+                since = await self._gather(deadline)
+            except (HeartbeatMissed, LeadershipChanged, ConnectionLost, RequestTimeout) as error:
+                log.warning("pull interrupted, trying again: %s", error)
+                self._pulled.clear()  # comes again when ack_wait is over
+                await asyncio.sleep(0.2)
+            if len(self._pulled) >= self.taking.min_messages:
+                claims = await self._enter(since)
+                if claims:
+                    return claims
+            elif self._pulled:
+                await self.put_back()
+            if self._clock() >= deadline:
+                return []
+
+    def handed_on(self) -> None:
+        """The claims are the event's now: nothing of this taking is to be given back."""
+        self._entered = []
+
+    async def put_back(self) -> None:
+        """Give back what was pulled and not entered, and what was entered and not handed on. May be called twice."""
+        pulled, self._pulled = Sequences.of(self._pulled), {}
+        claims, self._entered = self._entered, []
+        ids = {claim.id for claim in claims}
+        if ids:
+
+            def withdraw(record: Record | None, info: ConsumerInfo) -> Record | None:  # noqa: ARG001
+                if record is None:
+                    return None
+                return replace(
+                    record,
+                    open={
+                        claim_id: entry
+                        for claim_id, entry in record.open.items()
+                        if claim_id not in ids or entry.token is not None or entry.owner != self.taking.owner
+                    },
+                )
+
+            record, _ = await self.ledger.change(withdraw)
+            for claim in claims:
+                if record is None or claim.id not in record.open:
+                    pulled |= claim.sequences
+        if pulled:
+            log.info("giving back %d messages that were not handed on", pulled.count)
+            await answers.negative(self.ledger, pulled)
+
+    async def _look(self) -> tuple[str, int]:
+        """Begin a new life in the record if the consumer did; the life."""
+
+        def look(record: Record | None, info: ConsumerInfo) -> Record | None:
+            return record.reborn(info) if record and record.new_life(info) else record
+
+        record, info = await self.ledger.change(look)
+        return (record.created, record.n) if record else (info.created, 0)
+
+    async def _mine(self) -> list[Claim]:
+        await self._look()
+        record, _ = await self.ledger.read()
+        created = (await self.ledger.stream.info(patience=PATIENCE)).created
+        return [
+            self._claim(claim_id, entry, created, record.created)
+            for claim_id, entry in (record.open.items() if record else ())
+            if record and entry.owner == self.taking.owner and entry.token is None
+        ]
+
+    def _claim(self, claim_id: str, entry: OpenEntry, stream_created: str, consumer_created: str) -> Claim:
+        return Claim(
+            id=claim_id,
+            stream=self.taking.stream,
+            stream_created=stream_created,
+            consumer=self.taking.consumer,
+            consumer_created=consumer_created,
+            sequences=entry.sequences,
+            bytes=entry.bytes,
+            consumer_sequence=entry.counter,
+            taken_at=entry.at,
+        )
+
+    async def _gather(self, deadline: float) -> float:
+        """Pull until the batch is complete or the time is over; the moment since which all of it is surely leased."""
+        taking, clock = self.taking, self._clock
+        self._pulled.clear()
+        first = renewed = 0.0
+        end, life = deadline, None
+        while clock() < end and len(self._pulled) < taking.max_messages:
+            before, life = life, await self._look()
+            if life != before:
+                self._pulled.clear()  # of an earlier life: it is delivered again
+            expires = min(_LONGEST_PULL, max(1.0, end - clock()))
+            async with self.ledger.consumer.pull(taking.max_messages - len(self._pulled), expires=expires) as pull:
+                while not pull.ended and clock() < end and len(self._pulled) < taking.max_messages:
+                    self._add(await pull.receive(max(0.01, min(1.0, self._ack_wait / 10, end - clock()))))
+                    now = clock()
+                    if not self._pulled:
+                        continue
+                    first = first or now
+                    renewed = renewed or now
+                    if len(self._pulled) >= taking.min_messages:
+                        end = min(deadline, max(now, first + taking.gather.total_seconds()))
+                    if now - renewed > self._ack_wait / 5:
+                        await self._renew()
+                        renewed = now
+        return renewed
+
+    async def _renew(self) -> None:
+        counter = max(delivery.counter for delivery in self._pulled.values())
+        await answers.in_progress(self.ledger, Sequences.of(self._pulled), counter)
+
+    def _add(self, messages: Iterable[Message]) -> None:
+        prefix = ack_prefix(self.taking.stream, self.taking.consumer)
+        for message in messages:
+            meta = message.metadata
+            if meta.tokens != 9 or ack_prefix(meta.stream, meta.consumer) != prefix:
+                raise InvalidValue(
+                    "reply", message.reply, f"claims need nine-token reply subjects under {prefix}; domains come later"
+                )
+            before = self._pulled.get(meta.sequence)
+            first = meta.delivered == 1 or (before is not None and before.first)
+            self._pulled[meta.sequence] = Delivery(meta.sequence, meta.consumer_sequence, message.size, first)
+
+    async def _enter(self, since: float) -> list[Claim]:
+        """Enter the batch as claims, acknowledge again what is done, lease the rest. ``[]``: nothing was entered."""
+        pulled, self._pulled = self._pulled, {}
+        batch = sorted(pulled.values())
+        stream_created = (await self.ledger.stream.info(patience=PATIENCE)).created
+        while True:
+            entering = _Entering(self, batch, since)
+            record, _ = await self.ledger.change(entering.change)
+            if not entering.too_large:
+                break
+            if len(batch) <= _SMALLEST_BATCH:
+                raise LedgerFull(
+                    f"the record of consumer {self.taking.consumer!r} would pass its limit: settle the open claims"
+                )
+            batch = batch[: len(batch) // 2]
+        if entering.dropped or record is None:
+            log.warning("dropped a batch of %d messages, which come again: %s", len(pulled), entering.dropped)
+            return []
+        claims = [
+            self._claim(claim_id, entry, stream_created, record.created) for claim_id, entry in entering.entries.items()
+        ]
+        self._entered = claims
+        if entering.again:
+            log.info("acknowledging %d messages again that are done", entering.again.count)
+            again = answers.Delivered.of(record, entering.again, entering.counter)
+            await answers.acknowledge(self.ledger, again)
+        for claim in claims:
+            log.info("claim %s: %d messages %s, %d bytes", claim.id, claim.count, claim.sequences, claim.bytes)
+            await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
+        tail = Sequences.of(pulled) - Sequences.of(delivery.sequence for delivery in batch)
+        if tail:
+            log.info("giving back %d messages for which the ledger's record has no room", tail.count)
+            await answers.negative(self.ledger, tail)
+        return claims
+
+
+class _Entering:
+    """The change that enters a batch. It may be applied several times; what it decided last stands."""
+
+    def __init__(self, take: Take, batch: list[Delivery], since: float) -> None:
+        self._take = take
+        self._batch = batch
+        self._since = since
+        self.counter = max(delivery.counter for delivery in batch)
+        self.entries: dict[str, OpenEntry] = {}
+        self.again = Sequences()
+        self.dropped = ""
+        self.too_large = False
+
+    def change(self, old: Record | None, info: ConsumerInfo) -> Record | None:
+        if old and self.entries and self.entries.keys() <= old.open.keys():
+            return old  # our own write, whose answer got lost
+        if (reason := self._stale(info)) is not None:
+            self.dropped = reason
+            return old
+        record = old or Record(info.created)
+        if record.new_life(info) or self._delivered_anew(record):
+            record = record.reborn(info)
+        batch = Sequences.of(delivery.sequence for delivery in self._batch if delivery.sequence > record.floor)
+        done = Sequences.from_ranges(each for entry in record.done.values() for each in entry.sequences.ranges)
+        self.again = batch & done
+        rest = batch - done
+        self.entries = self._cut(rest, info.now)
+        opened = {claim_id: entry for claim_id, entry in record.open.items() if not entry.sequences & rest}
+        new = replace(record, open=opened | self.entries).note(info).settled()
+        self.too_large = not self._take.ledger.fits(new)
+        return old if self.too_large else new
+
+    def _stale(self, info: ConsumerInfo) -> str | None:
+        if self._take._clock() - self._since > self._take._ack_wait / 2:
+            return "it is older than half of ack_wait, and could be delivered again at any moment"
+        if info.counter < self.counter:
+            return "the consumer was reset or rolled back since it was pulled"
+        return None
+
+    def _delivered_anew(self, record: Record) -> bool:
+        """Whether a done message arrives as if it had never been delivered: the consumer began a new life."""
+        return any(
+            (delivery.first or delivery.counter <= entry.counter) and delivery.sequence in entry.sequences
+            for entry in record.done.values()
+            for delivery in self._batch
+        )
+
+    def _cut(self, rest: Sequences, now: str) -> dict[str, OpenEntry]:
+        taking = self._take.taking
+        deliveries = [delivery for delivery in self._batch if delivery.sequence in rest]
+        size = taking.messages_per_claim or taking.max_messages
+        entries = {}
+        for start in range(0, len(deliveries), size):
+            part = deliveries[start : start + size]
+            entries[new_claim_id()] = OpenEntry(
+                Sequences.of(delivery.sequence for delivery in part),
+                max(delivery.counter for delivery in part),
+                sum(delivery.size for delivery in part),
+                now,
+                taking.owner,
+            )
+        return entries
