@@ -3,11 +3,15 @@
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from demo.java import java_home
 from demo.nats_server import NatsServer
+
+# Importing Airflow writes its configuration to AIRFLOW_HOME, by default into the user's home.
+os.environ["AIRFLOW_HOME"] = str(Path("build/tests/airflow").absolute())
 
 
 @pytest.fixture(scope="session")
