@@ -11,7 +11,7 @@ from demo.java import java_home
 from demo.nats_server import NatsServer
 
 # Importing Airflow writes its configuration to AIRFLOW_HOME, by default into the user's home.
-os.environ["AIRFLOW_HOME"] = str(Path("build/tests/airflow").absolute())
+os.environ["AIRFLOW_HOME"] = str(Path(__file__).parent.parent / "build" / "tests" / "airflow")
 
 
 @pytest.fixture(scope="session")
