@@ -47,8 +47,6 @@ def member(service: Service, name: str) -> psutil.Process:
 
 @pytest.mark.parametrize("ending", [Service.kill, Service.stop])
 def test_children_and_orphans_end_with_it(family: Service, bystander: psutil.Process, ending: Ending) -> None:
-    family: Service, bystander: psutil.Process, ending: Callable[[Service], None]
-) -> None:
     relatives = [member(family, name) for name in ("child", "orphan")]
     ending(family)
     assert not family.running
