@@ -1,7 +1,7 @@
-"""Publishing many messages: a bounded window of unanswered ones, message ids, every PubAck accounted for. No I/O.
+"""Publishing: the stream's answer, message ids, and a bounded window of unanswered messages. No I/O.
 
-PubAck: ADR-8 ("JetStream", publish acknowledgements). Duplicate detection by ``Nats-Msg-Id`` holds for the stream's
-``duplicate_window``.
+PubAck: nats-server's ``JSPubAckResponse`` (server/stream.go). Duplicate detection by ``Nats-Msg-Id`` holds for the
+stream's ``duplicate_window``. The drivers of the window are in ``bulk``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from airflow_nats_jetstream.client.errors import ApiError, JetStreamError, NoStreamResponse, PublishFailed
-from airflow_nats_jetstream.client.protocol import encode_publish
 
 WINDOW_MESSAGES = 4_096
 WINDOW_BYTES = 8 << 20
@@ -77,72 +76,75 @@ class MessageIds:
         return text if occurrence == 1 else f"{text}-{occurrence}"
 
 
-class _Unanswered(NamedTuple):
+class Outgoing(NamedTuple):
+    """A message on its way. ``header`` is an encoded block or empty, ``position`` its index in the input, from 0."""
+
+    position: int
     subject: str
-    command: bytes
+    data: bytes
+    header: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + len(self.data)
 
 
 class PublishWindow:
-    """The accounting of one bulk publish. The driver encodes replies as ``<inbox>.<position>``.
+    """The accounting of one bulk publish. The driver asks for answers on ``<inbox>.<position>``.
 
-    ``resend`` gives what a new connection must send again; the ids make that safe within the duplicate window.
+    ``unanswered`` is what a new connection must send again; the ids make that safe within the duplicate window.
     """
 
     def __init__(
         self, stream: str | None = None, messages: int = WINDOW_MESSAGES, max_bytes: int = WINDOW_BYTES
     ) -> None:
-        self._expected = stream
         self._limit = messages
         self._max_bytes = max_bytes
-        self._unanswered: dict[int, _Unanswered] = {}
+        self._unanswered: dict[int, Outgoing] = {}
         self._bytes = 0
-        self._position = 0
         self._stored = self._duplicates = self._first = self._last = 0
         self._stream = stream or ""
         self._failure: PublishFailed | None = None
 
     @property
-    def sent(self) -> int:
-        return self._position
+    def unanswered(self) -> list[Outgoing]:
+        """Oldest first."""
+        return list(self._unanswered.values())
 
     @property
-    def unanswered(self) -> int:
-        return len(self._unanswered)
-
-    @property
-    def stored(self) -> int:
-        return self._stored
+    def empty(self) -> bool:
+        return not self._unanswered
 
     @property
     def full(self) -> bool:
         return len(self._unanswered) >= self._limit or self._bytes >= self._max_bytes
 
     @property
+    def answered(self) -> int:
+        """Messages that the stream holds: stored now, or before as a duplicate."""
+        return self._stored + self._duplicates
+
+    @property
     def failed(self) -> bool:
         """A message was refused: send no more, wait for the answers that are due, then ask :meth:`result`."""
         return self._failure is not None
 
-    def add(self, inbox: str, subject: str, data: bytes, header: bytes) -> bytes:
-        """Enter the next message; returns the command to send."""
-        command = encode_publish(subject, f"{inbox}.{self._position}", data, header)
-        self._unanswered[self._position] = _Unanswered(subject, command)
-        self._bytes += len(command)
-        self._position += 1
-        return command
+    def add(self, message: Outgoing) -> None:
+        self._unanswered[message.position] = message
+        self._bytes += message.size
 
     def on_reply(self, position: int, status: int, data: bytes) -> None:
         """The answer for a position; a second one is ignored."""
         entry = self._unanswered.pop(position, None)
         if entry is None:
             return
-        self._bytes -= len(entry.command)
+        self._bytes -= entry.size
         try:
             if status:
                 raise NoStreamResponse(entry.subject)
             ack = PubAck.parse(data)
         except JetStreamError as refusal:
-            if self._failure is None or position < self._failure.position:
-                self._failure = PublishFailed(position, entry.subject, 0, refusal)
+            self.fail(position, entry.subject, refusal)
             return
         if ack.duplicate:
             self._duplicates += 1
@@ -152,15 +154,15 @@ class PublishWindow:
         self._first = min(self._first or ack.seq, ack.seq)
         self._last = max(self._last, ack.seq)
 
-    def resend(self) -> list[bytes]:
-        """The commands that were not answered, oldest first."""
-        return [entry.command for entry in self._unanswered.values()]
+    def fail(self, position: int, subject: str, cause: Exception) -> None:
+        """A message that cannot be stored. The first one of the input is what :meth:`result` names."""
+        if self._failure is None or position < self._failure.position:
+            self._failure = PublishFailed(position, subject, 0, cause)
 
     def give_up(self, cause: Exception) -> None:
         """The unanswered messages will not be answered any more."""
-        if self._unanswered and self._failure is None:
-            position, entry = next(iter(self._unanswered.items()))
-            self._failure = PublishFailed(position, entry.subject, 0, cause)
+        for message in self._unanswered.values():
+            self.fail(message.position, message.subject, cause)
         self._unanswered.clear()
 
     def result(self) -> Published:
@@ -171,6 +173,5 @@ class PublishWindow:
         """
         if self._failure is not None:
             failure = self._failure
-            stored = self._stored + self._duplicates
-            raise PublishFailed(failure.position, failure.subject, stored, failure.cause) from failure.cause
+            raise PublishFailed(failure.position, failure.subject, self.answered, failure.cause) from failure.cause
         return Published(self._stream, self._stored, self._duplicates, self._first, self._last)

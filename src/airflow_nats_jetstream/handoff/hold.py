@@ -67,6 +67,7 @@ class Hold:
             LedgerUnavailable: buckets missing or not permitted.
         """
         ledger = Ledger(js, claim.stream, claim.consumer)
+        await ledger.check()
         info = await _unchanged(ledger, claim)
         token = new_token(try_number)
 

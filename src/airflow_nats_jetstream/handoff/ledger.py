@@ -266,6 +266,14 @@ class Ledger:
             except JetStreamError as error:
                 raise _unavailable(bucket, error) from error
 
+    async def check(self) -> None:
+        """Raises LedgerUnavailable unless both buckets are there and may be read."""
+        for bucket in (self._claims, self._receipts):
+            try:
+                await self.js.stream(f"KV_{bucket}").info(patience=PATIENCE)
+            except JetStreamError as error:
+                raise _unavailable(bucket, error) from error
+
     async def read(self) -> tuple[Record | None, int]:
         """The record and its revision, from the leader; ``(None, 0)`` when there is none yet.
 
@@ -343,10 +351,20 @@ class Ledger:
     async def write_receipt(self, receipt: Receipt) -> None:
         """A done or failed receipt replaces what is there; a superseded one never does."""
         revision = 0 if receipt.state == "superseded" else None
-        try:
-            await self._write(f"$KV.{self._receipts}.{receipt.claim_id}", receipt.to_json(), revision)
-        except WrongLastSequence:
-            return
+        subject = f"$KV.{self._receipts}.{receipt.claim_id}"
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + PATIENCE
+        while True:
+            try:
+                await self._write(subject, receipt.to_json(), revision)
+            except WrongLastSequence:
+                return
+            except (RequestTimeout, ConnectionLost, JetStreamNotEnabled) as again:
+                if clock() > deadline:
+                    raise _unavailable(self._receipts, again) from again
+                await asyncio.sleep(0.2)
+            else:
+                return
 
     def done_receipt(self, claim_id: str, entry: DoneEntry) -> Receipt:
         return Receipt(

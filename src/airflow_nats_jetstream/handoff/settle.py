@@ -44,6 +44,7 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         Superseded: its messages belong to another claim, or to another life of the consumer.
     """
     check_value(value)
+    await ledger.check()
     await _old_enough(ledger, claim)
 
     def done(record: Record | None, info: ConsumerInfo) -> Record:

@@ -1,0 +1,252 @@
+"""The control connection against real servers: every way in, and every way to be refused."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import cast
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.connection import Connection
+from airflow_nats_jetstream.client.errors import (
+    AuthenticationFailed,
+    ConnectionFailed,
+    ConnectionLost,
+    InvalidValue,
+    TlsNotOffered,
+)
+from demo.nats_server import NatsServer
+from demo.service import free_port
+
+Serve = Callable[[str], NatsServer]
+
+PASSWORD = "hidden-7d1"
+USER = f'authorization {{ user: airflow, password: "{PASSWORD}" }}'
+TOKEN = f'authorization {{ token: "{PASSWORD}" }}'
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Start a server with a configuration; all are stopped at the end."""
+    servers: list[NatsServer] = []
+
+    def start(config: str) -> NatsServer:
+        server = NatsServer(tmp_path / str(len(servers)), config)
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+class Authority:
+    """A certificate authority in a folder, with one certificate for 127.0.0.1."""
+
+    def __init__(self, folder: Path) -> None:
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.ca = folder / "ca.pem"
+        self.ca.write_bytes(self._certificate("authority", self.key, authority=True))
+        leaf = ec.generate_private_key(ec.SECP256R1())
+        self.certificate, self.private_key = folder / "server.pem", folder / "server-key.pem"
+        self.certificate.write_bytes(self._certificate("localhost", leaf))
+        self.private_key.write_bytes(
+            leaf.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+
+    def _certificate(self, name: str, key: ec.EllipticCurvePrivateKey, *, authority: bool = False) -> bytes:
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
+        now = datetime.now(UTC)
+        built = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+        return built.public_bytes(serialization.Encoding.PEM)
+
+    def config(self, more: str = "") -> str:
+        return f'tls {{ cert_file: "{self.certificate}", key_file: "{self.private_key}", {more} }}\n'
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@asynccontextmanager
+async def pretend(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[int]:
+    """Something that listens and is no nats-server; its port. Ends when its clients have gone."""
+    running: set[asyncio.Task[None]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        running.add(cast("asyncio.Task[None]", asyncio.current_task()))
+        await serve(reader, writer)
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    await asyncio.wait_for(asyncio.gather(*running), 5)
+
+
+async def works(settings: ConnectionSettings) -> None:
+    async with connect(settings) as js:
+        assert "memory" in await js.account_info()
+
+
+async def test_none_user_and_token(serve: Serve) -> None:
+    await works(ConnectionSettings(servers=serve("").url))
+    await works(ConnectionSettings(servers=serve(USER).url, user="airflow", password=PASSWORD))
+    await works(ConnectionSettings(servers=serve(TOKEN).url, token=PASSWORD))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{}, {"user": "airflow", "password": "wrong"}, {"token": "wrong"}],
+    ids=["nothing", "wrong password", "wrong kind"],
+)
+async def test_wrong_credentials_are_refused_at_once_and_not_shown(serve: Serve, wrong: dict[str, str]) -> None:
+    settings = ConnectionSettings(servers=serve(USER).url, **wrong)  # type: ignore[arg-type]
+    start = time.monotonic()
+    with pytest.raises(AuthenticationFailed) as refused:
+        await works(settings)
+    assert time.monotonic() - start < 2
+    assert "wrong" not in str(refused.value)
+
+
+async def test_an_unreachable_server_has_a_time_limit_and_says_where() -> None:
+    address = f"nats://127.0.0.1:{free_port()}"
+    start = time.monotonic()
+    with pytest.raises(ConnectionFailed, match=address):
+        await works(ConnectionSettings(servers=address, connect_timeout=1))
+    assert time.monotonic() - start < 3
+
+
+async def test_a_server_that_says_nothing_has_a_time_limit() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with pretend(silent) as port:
+        with pytest.raises(ConnectionFailed):
+            await works(ConnectionSettings(servers=f"nats://127.0.0.1:{port}", connect_timeout=1))
+
+
+async def test_tls_with_a_private_authority(serve: Serve, authority: Authority) -> None:
+    port = serve(authority.config() + USER).port
+    for ca in (str(authority.ca), authority.ca.read_text()):
+        settings = ConnectionSettings(servers=f"tls://localhost:{port}", tls_ca=ca, user="airflow", password=PASSWORD)
+        await works(settings)
+
+
+async def test_tls_handshake_first(serve: Serve, authority: Authority) -> None:
+    port = serve(authority.config("handshake_first: true")).port
+    await works(
+        ConnectionSettings(servers=f"nats://localhost:{port}", tls_ca=str(authority.ca), tls_handshake_first=True)
+    )
+
+
+async def test_a_client_certificate(serve: Serve, authority: Authority) -> None:
+    port = serve(authority.config(f'ca_file: "{authority.ca}", verify: true')).port
+    trusted = ConnectionSettings(
+        servers=f"tls://localhost:{port}",
+        tls_ca=str(authority.ca),
+        tls_certificate=authority.certificate.read_text(),
+        tls_private_key=authority.private_key.read_text(),
+    )
+    await works(trusted)
+    with pytest.raises(ConnectionFailed):
+        await works(ConnectionSettings(servers=f"tls://localhost:{port}", tls_ca=str(authority.ca), connect_timeout=2))
+
+
+async def test_an_unknown_authority_and_a_wrong_host_name_are_refused(serve: Serve, authority: Authority) -> None:
+    port = serve(authority.config()).port
+    with pytest.raises(ConnectionFailed, match="certificate"):
+        await works(ConnectionSettings(servers=f"tls://localhost:{port}", connect_timeout=3))
+    named = ConnectionSettings(
+        servers=f"tls://localhost:{port}", tls_ca=str(authority.ca), tls_hostname="elsewhere", connect_timeout=3
+    )
+    with pytest.raises(ConnectionFailed, match="certificate"):
+        await works(named)
+
+
+@pytest.mark.parametrize("secret", [{}, {"user": "airflow", "password": PASSWORD}, {"token": PASSWORD}])
+async def test_tls_asked_for_and_not_given_sends_no_secret(secret: dict[str, str]) -> None:
+    heard = bytearray()
+
+    async def plain_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.15.1","headers":true,"auth_required":true}\r\n')
+        while data := await reader.read(1024):
+            heard.extend(data)
+        writer.close()
+
+    async with pretend(plain_server) as port:
+        settings = ConnectionSettings(servers=f"tls://127.0.0.1:{port}", connect_timeout=2, **secret)  # type: ignore[arg-type]
+        with pytest.raises(ConnectionFailed):
+            await works(settings)
+    assert PASSWORD.encode() not in heard
+
+
+async def test_tls_asked_of_a_real_server_without_it(serve: Serve) -> None:
+    settings = ConnectionSettings(servers=serve(USER).url, tls=True, user="airflow", password=PASSWORD)
+    with pytest.raises(TlsNotOffered):
+        await works(settings)
+
+
+async def test_nothing_is_buffered_while_disconnected(serve: Serve) -> None:
+    server = serve("")
+    async with Connection.open(ConnectionSettings(servers=server.url)) as connection:
+        server.kill()
+        await asyncio.sleep(0.3)
+        with pytest.raises(ConnectionLost):
+            await connection.publish("x", b"late")
+        server.start()
+        for _ in range(50):
+            await asyncio.sleep(0.1)
+            if connection.is_connected:
+                break
+        assert await connection.round_trip() < 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"servers": "nats://user:secret@host:4222"}, "servers"),
+        ({"servers": ""}, "servers"),
+        ({"servers": "http://host"}, "servers"),
+        ({"servers": "nats://host:99999"}, "servers"),
+        ({"user": "a"}, "password"),
+        ({"user": "a", "password": "b", "token": "c"}, "authentication"),
+        ({"tls_certificate": "x"}, "tls_private_key"),
+        ({"domain": "a", "api_prefix": "b"}, "domain"),
+        ({"domain": "a b"}, "domain"),
+        ({"ledger": "a.b"}, "ledger"),
+        ({"connect_timeout": 0}, "connect_timeout"),
+    ],
+)
+def test_settings_that_contradict_themselves(changes: dict[str, str], named: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        ConnectionSettings(**changes)  # type: ignore[arg-type]
+    assert refused.value.field == named
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,31 @@
+"""The ladder: server, JetStream context, a fresh stream."""
+
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.stream import Stream
+from demo.nats_server import NatsServer
+
+
+@pytest.fixture
+def settings(nats_server: NatsServer) -> ConnectionSettings:
+    # A ledger of its own for each test: the tests ask the buckets what is in them.
+    return ConnectionSettings(servers=nats_server.url, shortest_ack_wait=0.5, ledger=f"test_{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+async def js(settings: ConnectionSettings) -> AsyncIterator[JetStream]:
+    async with connect(settings) as context:
+        yield context
+
+
+@pytest.fixture
+async def stream(js: JetStream) -> AsyncIterator[Stream]:
+    name = f"S{secrets.token_hex(4)}"
+    stream, _ = await js.create_or_update_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
+    yield stream
+    await stream.delete()

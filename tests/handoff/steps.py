@@ -1,0 +1,51 @@
+"""What the tests of the hand-off do again and again."""
+
+from datetime import timedelta
+from typing import Any
+
+from airflow_nats_jetstream.client.stream import Stream
+from airflow_nats_jetstream.handoff.claim import Claim
+from airflow_nats_jetstream.handoff.take import Take, Taking
+
+ACK_WAIT = timedelta(seconds=1)
+CONSUMER = "work"
+
+
+async def publish(stream: Stream, count: int, size: int = 10) -> None:
+    for number in range(count):
+        await stream.js.connection.publish(f"{stream.name}.{number % 3}", b"x" * size)
+    await stream.js.connection.flush()
+
+
+def taking(stream: Stream, run: str = "run", **changes: Any) -> Taking:
+    values: dict[str, Any] = {
+        "stream": stream.name,
+        "consumer": CONSUMER,
+        "owner": ("dag", run, "sensor", -1, 1),
+        "max_messages": 1_000,
+        "gather": timedelta(seconds=0.1),
+        "consumer_config": {"ack_wait": ACK_WAIT},
+    }
+    return Taking(**{**values, **changes})
+
+
+async def take(stream: Stream, run: str = "run", wait: float = 3, **changes: Any) -> list[Claim]:
+    """What a sensor does: prepare, take, hand on."""
+    work = Take(stream.js, taking(stream, run, **changes))
+    await work.prepare()
+    claims = await work.take(wait)
+    work.handed_on()
+    return [Claim.from_json(claim.to_json()) for claim in claims]
+
+
+async def unacknowledged(stream: Stream) -> int:
+    return (await stream.consumer(CONSUMER).info()).ack_pending
+
+
+async def floor(stream: Stream) -> int:
+    return (await stream.consumer(CONSUMER).info()).floor
+
+
+async def reset_by_a_stranger(stream: Stream) -> None:
+    """A reset that knows nothing of the ledger: everything is delivered again."""
+    await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": 1})

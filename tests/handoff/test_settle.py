@@ -1,0 +1,260 @@
+"""Holding and settling on a real server: one decision, made once, by the newest attempt."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.errors import (
+    AlreadyDone,
+    ClaimInvalid,
+    HoldLost,
+    InvalidValue,
+    JetStreamError,
+    LedgerUnavailable,
+    Superseded,
+)
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.client.stream import Stream
+from airflow_nats_jetstream.handoff import answers, settle
+from airflow_nats_jetstream.handoff.hold import Hold
+from airflow_nats_jetstream.handoff.ledger import Ledger
+from airflow_nats_jetstream.handoff.take import Take
+from demo.nats_server import NatsServer
+from tests.handoff.steps import CONSUMER, floor, publish, reset_by_a_stranger, take, taking, unacknowledged
+
+
+async def test_settled_messages_are_acknowledged_and_the_value_is_recorded(stream: Stream) -> None:
+    await publish(stream, 2_500)
+    (claim,) = await take(stream, max_messages=2_500)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        assert hold.attempt_id.startswith(f"{claim.id}-1-")
+        await hold.settle({"rows": 2_500})
+    assert await unacknowledged(stream) == 0
+    assert await floor(stream) == 2_500
+    (receipt,) = await Ledger(stream.js, stream.name, CONSUMER).committed()
+    assert (receipt.attempt_id, receipt.value) == (hold.attempt_id, {"rows": 2_500})
+    assert receipt.sequences == claim.sequences
+
+
+async def test_a_second_attempt_learns_that_it_is_done(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle([1, "two"])
+    with pytest.raises(AlreadyDone) as done:
+        async with Hold.begin(stream.js, claim, try_number=2):
+            pass
+    assert (done.value.value, done.value.token) == ([1, "two"], hold.token)
+
+
+async def test_heartbeats_keep_the_claim_for_many_leases(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        assert await stream.consumer(CONSUMER).fetch(10, max_wait=3.5) == []
+        assert not hold.lost
+        await hold.settle()
+    assert await unacknowledged(stream) == 0
+
+
+async def test_a_newer_attempt_fences_the_older_one(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    lost: list[str] = []
+    async with Hold.begin(stream.js, claim, try_number=1) as old:
+        old.on_lost(lost.append)
+        async with Hold.begin(stream.js, claim, try_number=2) as new:
+            await asyncio.sleep(3)
+            assert lost
+            with pytest.raises(HoldLost):
+                await old.settle("old")
+            await old.release()
+            assert not new.lost  # the old one's release did nothing
+            await new.settle("new")
+    (receipt,) = await Ledger(stream.js, stream.name, CONSUMER).committed()
+    assert (receipt.token, receipt.value) == (new.token, "new")
+
+
+async def test_leaving_without_an_end_releases_at_once(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1):
+        pass
+    async with Hold.begin(stream.js, claim, try_number=2) as retry:  # the claim is still open for a retry
+        pass
+    assert retry.token != "1"
+    (again,) = await take(stream, "other", wait=0.9)
+    assert again.sequences == claim.sequences
+    with pytest.raises(Superseded):
+        async with Hold.begin(stream.js, claim, try_number=3):
+            pass
+
+
+async def test_released_with_a_delay_comes_again_after_it(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.release(timedelta(seconds=2.5))
+    assert await take(stream, "other", wait=1.5) == []
+    assert (await take(stream, "other", wait=5))[0].sequences == claim.sequences
+
+
+async def test_failed_for_good_goes_to_the_next_taker(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.fail()
+    receipt = await Ledger(stream.js, stream.name, CONSUMER).receipt(claim.id)
+    assert receipt
+    assert receipt.state == "failed"
+    assert (await take(stream, "other"))[0].sequences == claim.sequences
+
+
+async def test_a_value_that_cannot_be_recorded_settles_nothing(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        for value in (object(), float("nan"), "x" * 9_000):
+            with pytest.raises(InvalidValue):
+                await hold.settle(value)
+        assert await unacknowledged(stream) == 10
+        await hold.settle("x" * 8_000)
+    assert await unacknowledged(stream) == 0
+
+
+async def test_a_reset_while_working_refuses_the_settlement(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await reset_by_a_stranger(stream)
+        with pytest.raises(Superseded):
+            await hold.settle()
+    (again,) = await take(stream, "other")
+    assert again.sequences == claim.sequences
+
+
+async def test_a_recreated_consumer_is_named(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    await stream.consumer(CONSUMER).delete()
+    with pytest.raises(Superseded, match="consumer not found"):
+        async with Hold.begin(stream.js, claim, try_number=1):
+            pass
+    await Take(stream.js, taking(stream)).prepare()
+    with pytest.raises(Superseded, match="consumer was recreated"):
+        async with Hold.begin(stream.js, claim, try_number=1):
+            pass
+
+
+async def test_a_recreated_stream_is_named(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    config = (await stream.info()).config
+    await stream.delete()
+    await stream.js.create_stream(config)
+    await Take(stream.js, taking(stream)).prepare()
+    with pytest.raises(Superseded, match="stream was recreated"):
+        async with Hold.begin(stream.js, claim, try_number=1):
+            pass
+
+
+async def test_other_ranges_than_the_ledger_entered_are_refused(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    forged = replace(claim, sequences=Sequences.from_ranges([(1, 9)]))
+    with pytest.raises(ClaimInvalid):
+        async with Hold.begin(stream.js, forged, try_number=1):
+            pass
+
+
+async def test_an_unknown_claim_is_superseded(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    with pytest.raises(Superseded, match="does not know"):
+        async with Hold.begin(stream.js, replace(claim, id="0123456789ab"), try_number=1):
+            pass
+
+
+@pytest.mark.parametrize("bucket", ["claims", "receipts"])
+async def test_a_missing_bucket_settles_nothing(stream: Stream, bucket: str) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    await stream.js.stream(f"KV_{stream.js.settings.ledger}_{bucket}").delete()
+    with pytest.raises(LedgerUnavailable, match=f"{bucket}.*missing"):
+        async with Hold.begin(stream.js, claim, try_number=1):
+            pass
+    with pytest.raises(LedgerUnavailable, match=f"{bucket}.*missing"):
+        await settle.settle_done(Ledger(stream.js, stream.name, CONSUMER), claim, "1-token")
+    assert await unacknowledged(stream) == 10
+
+
+async def test_late_acknowledgements_are_withheld_from_a_new_life(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    record, _ = await ledger.read()
+    assert record
+    await reset_by_a_stranger(stream)
+    assert len(await stream.consumer(CONSUMER).fetch(9, max_wait=2)) == 9
+    late = answers.Delivered.of(record, claim.sequences, claim.consumer_sequence)
+    assert await answers.acknowledge(ledger, late, within=1) == claim.sequences
+    assert await unacknowledged(stream) == 9
+
+
+async def test_the_server_killed_between_taking_and_settling(server: NatsServer, killed: Stream) -> None:
+    (claim,) = await take(killed, max_messages=3_000)
+    async with Hold.begin(killed.js, claim, try_number=1) as hold:
+        await asyncio.sleep(1.5)  # a server killed within its first moments forgets them: the next test
+        await asyncio.to_thread(server.kill)
+        with pytest.raises(JetStreamError):
+            await killed.info()
+        await asyncio.to_thread(server.start)
+        await hold.settle("after the kill")
+    assert await unacknowledged(killed) == 0
+    (receipt,) = await Ledger(killed.js, killed.name, CONSUMER).committed()
+    assert receipt.sequences == claim.sequences
+
+
+async def test_deliveries_that_a_killed_server_forgot_are_processed_again(server: NatsServer, killed: Stream) -> None:
+    (claim,) = await take(killed, max_messages=3_000)
+    async with Hold.begin(killed.js, claim, try_number=1) as hold:
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        with suppress(Superseded):  # it depends on the moment whether the server forgot
+            await hold.settle()
+    settled = Sequences()
+    for attempt in range(5):
+        for again in await take(killed, f"run {attempt}", max_messages=3_000, wait=3):
+            async with Hold.begin(killed.js, again, try_number=1) as hold:
+                await hold.settle()
+    assert await unacknowledged(killed) == 0
+    for receipt in await Ledger(killed.js, killed.name, CONSUMER).committed():
+        assert not settled & receipt.sequences
+        settled |= receipt.sequences
+    assert settled == Sequences.from_ranges([(1, 3_000)])
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def killed(server: NatsServer) -> AsyncIterator[Stream]:
+    """A stream of 3,000 messages on a server of its own."""
+    async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
+        stream = await js.create_stream({"name": "S", "subjects": ["S.>"]})
+        await publish(stream, 3_000)
+        await asyncio.sleep(1)
+        yield stream

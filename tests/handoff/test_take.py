@@ -1,0 +1,159 @@
+"""Taking on a real server: what is leased, entered, recognised and given back."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings
+from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.errors import ConsumerDeleted, InvalidValue
+from airflow_nats_jetstream.client.stream import Stream
+from airflow_nats_jetstream.handoff.hold import Hold
+from airflow_nats_jetstream.handoff.ledger import DoneEntry, Ledger, Record
+from airflow_nats_jetstream.handoff.take import Take
+from tests.handoff.steps import ACK_WAIT, CONSUMER, floor, publish, reset_by_a_stranger, take, taking, unacknowledged
+
+
+async def settle_without_acknowledging(stream: Stream, claim_id: str) -> None:
+    """What a worker leaves that dies right after the ledger's decision."""
+
+    def done(record: Record | None, info: object) -> Record | None:
+        assert record
+        entry = record.open[claim_id]
+        settled = DoneEntry(entry.sequences, entry.counter, "1-dead", None)
+        rest = {other: each for other, each in record.open.items() if other != claim_id}
+        return Record(record.created, record.n, open=rest, done={**record.done, claim_id: settled})
+
+    await Ledger(stream.js, stream.name, CONSUMER).change(done)
+
+
+async def test_claims_hold_every_message_once_and_acknowledge_none(stream: Stream) -> None:
+    await publish(stream, 1_000, size=10)
+    claims = await take(stream, messages_per_claim=300)
+    assert [claim.count for claim in claims] == [300, 300, 300, 100]
+    assert sorted(sequence for claim in claims for sequence in claim.sequences) == list(range(1, 1_001))
+    assert sum(claim.bytes for claim in claims) == 10_000
+    assert await unacknowledged(stream) == 1_000
+
+
+async def test_the_lease_outlives_ack_wait_and_then_ends(stream: Stream) -> None:
+    await publish(stream, 20)
+    (first,) = await take(stream, hand_off_timeout=timedelta(seconds=3))
+    assert await take(stream, "other", wait=1.5) == []
+    (again,) = await take(stream, "other", wait=10)
+    assert again.sequences == first.sequences
+    receipt = await Ledger(stream.js, stream.name, CONSUMER).receipt(first.id)
+    assert receipt
+    assert receipt.state == "superseded"
+
+
+async def test_ends_at_max_messages(stream: Stream) -> None:
+    await publish(stream, 50)
+    (claim,) = await take(stream, max_messages=20, gather=timedelta(seconds=30))
+    assert claim.count == 20
+
+
+async def test_waits_for_min_messages_and_gives_fewer_back(stream: Stream) -> None:
+    await publish(stream, 5)
+    assert await take(stream, min_messages=6, wait=2.5) == []  # more than two leases
+    waiting = asyncio.create_task(take(stream, min_messages=6, wait=10))
+    await asyncio.sleep(0.5)
+    await publish(stream, 1)
+    (claim,) = await waiting
+    assert claim.count == 6
+
+
+async def test_nothing_there_writes_nothing(stream: Stream) -> None:
+    assert await take(stream, wait=0.5) == []
+    assert await Ledger(stream.js, stream.name, CONSUMER).read() == (None, 0)
+
+
+async def test_put_back_returns_claims_that_were_not_handed_on(stream: Stream) -> None:
+    await publish(stream, 10)
+    work = Take(stream.js, taking(stream))
+    await work.prepare()
+    (lost,) = await work.take(3)
+    await work.put_back()
+    await work.put_back()
+    (again,) = await take(stream, "other", wait=0.9)  # at once: long before the lease ends
+    assert again.sequences == lost.sequences
+
+
+async def test_a_trigger_started_again_hands_on_its_own_claims(stream: Stream) -> None:
+    await publish(stream, 10)
+    work = Take(stream.js, taking(stream, messages_per_claim=5))
+    await work.prepare()
+    claims = await work.take(3)  # and dies here: no handed_on, no put_back
+    assert await take(stream, messages_per_claim=5) == claims
+    assert await take(stream, "another run", wait=0.5) == []
+
+
+async def test_done_messages_that_come_again_are_acknowledged_and_not_handed_on(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream, hand_off_timeout=ACK_WAIT)
+    await settle_without_acknowledging(stream, claim.id)
+    await publish(stream, 1)
+    new = await take(stream, "next", wait=5, min_messages=1, gather=timedelta(seconds=3))
+    assert [sequence for each in new for sequence in each.sequences] == [11]
+    assert await floor(stream) == 10
+
+
+async def test_a_reset_processes_again_what_was_done(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    await reset_by_a_stranger(stream)
+    (again,) = await take(stream, "after")
+    assert again.sequences == claim.sequences
+    record, _ = await Ledger(stream.js, stream.name, CONSUMER).read()
+    assert record
+    assert record.n == 1
+
+
+async def test_a_reset_that_no_counter_shows_is_seen_by_first_deliveries(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    await settle_without_acknowledging(stream, claim.id)
+    await reset_by_a_stranger(stream)
+    messages = await stream.consumer(CONSUMER).fetch(10, max_wait=2)  # counters as before the reset
+    assert len(messages) == 10
+    for message in messages:
+        await message.nak()
+    await reset_by_a_stranger(stream)
+    (again,) = await take(stream, "after")
+    assert again.sequences == claim.sequences
+
+
+async def test_racing_sensors_share_without_overlap(stream: Stream) -> None:
+    await publish(stream, 600)
+    config = {"ack_wait": ACK_WAIT, "max_ack_pending": 600}
+    takes = [take(stream, f"run {each}", max_messages=100, consumer_config=config, wait=5) for each in range(6)]
+    batches = await asyncio.gather(*takes)
+    sequences = [sequence for batch in batches for claim in batch for sequence in claim.sequences]
+    assert sorted(sequences) == list(range(1, 601))
+
+
+async def test_a_deleted_consumer_is_an_error_not_an_empty_batch(stream: Stream) -> None:
+    work = Take(stream.js, taking(stream))
+    await work.prepare()
+    waiting = asyncio.create_task(work.take(20))
+    await asyncio.sleep(0.5)
+    await stream.consumer(CONSUMER).delete()
+    with pytest.raises(ConsumerDeleted):
+        await waiting
+
+
+async def test_a_scattered_filter_is_claimed_exactly(stream: Stream) -> None:
+    await publish(stream, 300)
+    config = {"ack_wait": ACK_WAIT, "filter_subject": f"{stream.name}.1"}
+    claims = await take(stream, messages_per_claim=70, consumer_config=config)
+    assert [sequence for claim in claims for sequence in claim.sequences] == list(range(2, 301, 3))
+
+
+@pytest.mark.parametrize("scope", [{"domain": "hub"}, {"api_prefix": "JS.hub.API"}])
+async def test_domains_are_refused_by_name(js: JetStream, scope: dict[str, str]) -> None:
+    js.connection.settings = ConnectionSettings(servers=js.settings.servers, **scope)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match=next(iter(scope))):
+        Ledger(js, "S", "c")
