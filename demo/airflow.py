@@ -31,7 +31,10 @@ class TaskInstance:
 
 
 class Airflow:
-    """A client of one api-server whose users are all admins. Errors are httpx's; waits end with TimeoutError."""
+    """A client of one api-server whose users are all admins.
+
+    A refused request is a RuntimeError with Airflow's words; a wait that is too long ends with TimeoutError.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -58,9 +61,9 @@ class Airflow:
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Unpause the DAG and start a run with `conf`; returns the run's id."""
-        self._request("PATCH", f"dags/{dag_id}", {"is_paused": False}).raise_for_status()
-        answer = self._request("POST", f"dags/{dag_id}/dagRuns", {"logical_date": None, "conf": dict(conf or {})})
-        run_id: str = answer.raise_for_status().json()["dag_run_id"]
+        self._answer("PATCH", f"dags/{dag_id}", {"is_paused": False})
+        answer = self._answer("POST", f"dags/{dag_id}/dagRuns", {"logical_date": None, "conf": dict(conf or {})})
+        run_id: str = answer["dag_run_id"]
         return run_id
 
     def state(self, dag_id: str, run_id: str) -> str:
@@ -110,12 +113,12 @@ class Airflow:
         """What a user does with Clear in the UI: the task ends, if it runs, and runs again. One map index or all."""
         chosen = task_id if map_index is None else [task_id, map_index]
         body = {"dag_run_id": run_id, "task_ids": [chosen], "dry_run": False, "only_failed": False}
-        self._request("POST", f"dags/{dag_id}/clearTaskInstances", body).raise_for_status()
+        self._answer("POST", f"dags/{dag_id}/clearTaskInstances", body)
 
     def mark(self, dag_id: str, run_id: str, task_id: str, state: str, map_index: int = -1) -> None:
         """What a user does with Mark as: `state` is success, failed or skipped."""
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}" + (f"/{map_index}" if map_index >= 0 else "")
-        self._request("PATCH", path, {"dry_run": False, "new_state": state}).raise_for_status()
+        self._answer("PATCH", path, {"new_state": state})
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
         """The value that a task handed on, as JSON."""
@@ -130,7 +133,13 @@ class Airflow:
         return "\n".join("\n".join(text).splitlines()[-lines:])
 
     def _get(self, path: str) -> Any:
-        return self._request("GET", path).raise_for_status().json()
+        return self._answer("GET", path)
+
+    def _answer(self, method: str, path: str, body: Any = None) -> Any:
+        answer = self._request(method, path, body)
+        if not answer.is_success:
+            raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text}")
+        return answer.json()
 
     def _request(self, method: str, path: str, body: Any = None) -> httpx.Response:
         if "Authorization" not in self._http.headers:
