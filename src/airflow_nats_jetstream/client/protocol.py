@@ -72,7 +72,7 @@ class Parser:
                     sid = int(words[2])
                     words_before_sizes = len(words) - (2 if first == b"H" else 1)
                     if words[0] not in (b"MSG", b"HMSG") or words_before_sizes not in (3, 4):
-                        raise ValueError
+                        raise ValueError  # noqa: TRY301
                 except (ValueError, IndexError):
                     raise ProtocolError(f"not a message line: {buffer[position : position + 60]!r}") from None
                 if not 0 <= header_size <= size <= self._max_payload:

@@ -1,0 +1,218 @@
+"""Publishing many messages over either connection. Both drive the same window of ``publish``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from airflow_nats_jetstream.client import connect
+from airflow_nats_jetstream.client.errors import (
+    AuthenticationFailed,
+    ConnectionFailed,
+    ConnectionLost,
+    InvalidValue,
+    JetStreamError,
+    RequestTimeout,
+)
+from airflow_nats_jetstream.client.names import check_subject
+from airflow_nats_jetstream.client.protocol import decode_headers, decode_status, encode_headers, encode_publish
+from airflow_nats_jetstream.client.publish import MessageIds, Outgoing, Published, PublishWindow
+from airflow_nats_jetstream.client.settings import ConnectionSettings
+from airflow_nats_jetstream.client.wire import Wire
+
+log = logging.getLogger(__name__)
+
+ANSWERED_WITHIN = 10.0
+"""Seconds without any answer after which the connection is taken for dead."""
+RESUMED_WITHIN = 60.0
+"""Seconds without progress after which a bulk publish gives up."""
+
+Publishable = tuple[str, bytes] | tuple[str, bytes, Mapping[str, str | Sequence[str]]]
+"""Subject and data, or subject, data and headers."""
+
+
+def publish_all(
+    settings: ConnectionSettings,
+    messages: Iterable[Publishable],
+    *,
+    stream: str | None = None,
+    scope: str | None = None,
+    progress: Callable[[int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Published:
+    """Publish everything, each message answered by the stream. Blocking; on the bulk connection where it supports the
+    settings, else on the control connection.
+
+    stream:   the stream that must store them; a message on another stream's subject is refused.
+    scope:    with it each message without a ``Nats-Msg-Id`` gets one from scope, content and occurrence. The same call
+              with the same scope stores nothing twice within the stream's duplicate window.
+    progress: called now and then with the number of messages that the stream holds.
+    stop:     asked now and then; True ends the publish as failed.
+
+    A lost connection is opened again and what was unanswered is sent again, for up to 60 s without progress.
+
+    Raises:
+        PublishFailed: the first message that was not stored, why, and how many were.
+        ConnectionFailed: no connection at the start.
+    """
+    window = PublishWindow(stream)
+    feed = _Feed(messages, window, stream, scope, stop or (lambda: False))
+    report = progress or (lambda _: None)
+    if settings.off_wire is None:
+        _drive_wire(settings, window, feed, report)
+    else:
+        asyncio.run(_drive_control(settings, window, feed, report))
+    return window.result()
+
+
+class _Feed:
+    """The input as outgoing messages, checked one by one. Ends at the first that cannot be sent."""
+
+    def __init__(
+        self,
+        messages: Iterable[Publishable],
+        window: PublishWindow,
+        stream: str | None,
+        scope: str | None,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._messages = enumerate(messages)
+        self._window = window
+        self._expected = {"Nats-Expected-Stream": stream} if stream else {}
+        self._ids = MessageIds(scope) if scope is not None else None
+        self._stop = stop
+        self.max_payload = 1 << 20
+        self.ended = False
+
+    def next(self, most: int = 256, most_bytes: int = 1 << 20) -> list[Outgoing]:
+        """What fits into the window now, at most so much. Each is entered in the window."""
+        chunk: list[Outgoing] = []
+        size = 0
+        if self._stop() and not self.ended:
+            self.ended = True
+            position = next(self._messages, (0, None))[0]
+            self._window.fail(position, "", JetStreamError("publishing was stopped"))
+        while not self.ended and len(chunk) < most and size < most_bytes and not self._window.full:
+            if self._window.failed:
+                self.ended = True
+                break
+            entry = next(self._messages, None)
+            if entry is None:
+                self.ended = True
+                break
+            message = self._outgoing(*entry)
+            if message is not None:
+                self._window.add(message)
+                chunk.append(message)
+                size += message.size
+        return chunk
+
+    def _outgoing(self, position: int, message: Publishable) -> Outgoing | None:
+        subject = ""
+        try:
+            if not isinstance(message, tuple | list) or len(message) not in (2, 3):
+                raise InvalidValue(
+                    "messages", type(message).__name__, "give (subject, data) or (subject, data, headers)"
+                )
+            subject, data = check_subject(message[0]), message[1]
+            if not isinstance(data, bytes):
+                raise InvalidValue("data", type(data).__name__, "give bytes")
+            headers = dict(message[2]) if len(message) == 3 else {}
+            if self._ids and "Nats-Msg-Id" not in headers:
+                plain = encode_headers(headers) if headers else b""
+                headers["Nats-Msg-Id"] = self._ids.next(subject, data, plain)
+            headers |= self._expected
+            outgoing = Outgoing(position, subject, data, encode_headers(headers) if headers else b"")
+            if outgoing.size > self.max_payload:
+                remedy = f"the server takes at most {self.max_payload} bytes with headers (max_payload)"
+                raise InvalidValue("data", f"{outgoing.size} bytes", remedy)
+        except JetStreamError as refusal:
+            self._window.fail(position, subject, refusal)
+            return None
+        return outgoing
+
+
+def _drive_wire(
+    settings: ConnectionSettings, window: PublishWindow, feed: _Feed, progress: Callable[[int], None]
+) -> None:
+    inbox = f"_INBOX.{secrets.token_hex(11)}"  # the same on each connection: late answers still count
+    last_progress, answered = time.monotonic(), -1
+    connected = False
+    while True:
+        try:
+            with Wire.open(settings) as wire:
+                connected = True
+                feed.max_payload = wire.max_payload
+                wire.subscribe(f"{inbox}.*")
+                outgoing = window.unanswered
+                while True:
+                    wire.send(
+                        *[
+                            encode_publish(each.subject, f"{inbox}.{each.position}", each.data, each.header)
+                            for each in outgoing
+                        ]
+                    )
+                    if window.empty and feed.ended:
+                        return
+                    waiting = window.full or feed.ended
+                    for frame in wire.receive(ANSWERED_WITHIN if waiting else 0):
+                        position = int(frame.subject.rpartition(b".")[2])
+                        window.on_reply(position, decode_status(frame.header)[0], frame.data)
+                    if window.answered != answered:
+                        answered, last_progress = window.answered, time.monotonic()
+                        progress(answered)
+                    outgoing = feed.next()
+        except (ConnectionFailed, RequestTimeout) as error:
+            if isinstance(error, AuthenticationFailed) or not connected:
+                raise
+            if time.monotonic() - last_progress > RESUMED_WITHIN:
+                window.give_up(error)
+                return
+            log.warning("publishing was interrupted, sending %d messages again: %s", len(window.unanswered), error)
+            time.sleep(0.2)
+
+
+async def _drive_control(
+    settings: ConnectionSettings, window: PublishWindow, feed: _Feed, progress: Callable[[int], None]
+) -> None:
+    async with connect(settings) as js:
+        feed.max_payload = js.connection.max_payload
+        arrived = asyncio.Event()
+
+        def receive(reply: Any) -> None:
+            window.on_reply(int(reply.subject.rpartition(".")[2]), reply.status, reply.data)
+            arrived.set()
+
+        async with js.connection.inbox(receive) as inbox:
+            last_progress, answered = time.monotonic(), -1
+            outgoing: list[Outgoing] = []
+            while True:
+                try:
+                    for each in outgoing:
+                        reply = f"{inbox}.{each.position}"
+                        await js.connection.publish(each.subject, each.data, reply, _single(each.header))
+                    arrived.clear()
+                    if window.empty and feed.ended:
+                        return
+                    await asyncio.sleep(0)
+                    if window.full or (feed.ended and not window.empty):
+                        await asyncio.wait_for(arrived.wait(), ANSWERED_WITHIN)
+                    outgoing = feed.next()
+                except (ConnectionLost, TimeoutError) as error:
+                    if time.monotonic() - last_progress > RESUMED_WITHIN:
+                        window.give_up(error)
+                        return
+                    await asyncio.sleep(0.2)
+                    outgoing = window.unanswered
+                if window.answered != answered:
+                    answered, last_progress = window.answered, time.monotonic()
+                    progress(answered)
+
+
+def _single(header: bytes) -> dict[str, str]:
+    """nats-py sends one value for each name."""
+    return {name: values[0] for name, values in decode_headers(header).items()}

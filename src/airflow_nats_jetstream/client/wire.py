@@ -1,0 +1,300 @@
+"""The bulk connection: blocking sockets, commands written as they are, no reconnecting by itself.
+
+It exists for speed: reading into Spark, large publishes, acknowledging a claim. It needs neither nats-py nor an event
+loop. An answer that does not come is the caller's to count; a connection that ends is :class:`ConnectionLost`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+import select
+import socket
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_nats_jetstream.client.errors import (
+    ApiError,
+    AuthenticationFailed,
+    ConnectionFailed,
+    ConnectionLost,
+    JetStreamNotEnabled,
+    NotOnWire,
+    RequestTimeout,
+)
+from airflow_nats_jetstream.client.protocol import (
+    Frame,
+    Parser,
+    ProtocolError,
+    ServerLine,
+    decode_status,
+    encode_connect,
+    encode_publish,
+    encode_subscribe,
+    encode_unsubscribe,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow_nats_jetstream.client.settings import ConnectionSettings
+
+log = logging.getLogger(__name__)
+
+_RECEIVE = 1 << 20  # bytes for one read
+_BUFFER = 4 << 20  # bytes asked of the kernel for each direction
+_PING_AFTER = 10.0  # seconds of silence after which we ask whether the server is there; as long again until it is lost
+
+
+class Wire:
+    """One blocking connection to one server. A context manager; used by one thread."""
+
+    def __init__(self, settings: ConnectionSettings, connection: socket.socket) -> None:
+        self.settings = settings
+        self.server: dict[str, Any] = {}
+        """The server's INFO."""
+        self._socket = connection
+        self._parser = Parser()
+        self._arrived: list[Frame] = []
+        self._sid = 0
+        self._pinged = False
+        self._heard = time.monotonic()
+
+    @classmethod
+    def open(cls, settings: ConnectionSettings) -> Wire:
+        """Connect to the first server that accepts, trying them in turn for ``settings.connect_timeout`` seconds.
+
+        Raises:
+            NotOnWire: the settings need TLS, an NKey or credentials.
+            AuthenticationFailed: at once.
+            ConnectionFailed: none accepted in time, or the server requires TLS.
+        """
+        if settings.off_wire:
+            raise NotOnWire(settings.off_wire)
+        deadline = time.monotonic() + settings.connect_timeout
+        while True:
+            for address in settings.addresses:
+                try:
+                    return cls._connect(settings, address, max(0.1, deadline - time.monotonic()))
+                except OSError as error:
+                    if isinstance(error, ConnectionFailed) and not isinstance(error, ConnectionLost):
+                        raise
+                    reason = str(error) or type(error).__name__
+            if time.monotonic() + 0.1 > deadline:
+                servers = ", ".join(settings.servers)
+                raise ConnectionFailed(
+                    f"no NATS server reachable at {servers} within {settings.connect_timeout:g} s: {reason}; "
+                    "check servers and port, and that a server runs there"
+                )
+            time.sleep(0.1)
+
+    @classmethod
+    def _connect(cls, settings: ConnectionSettings, address: tuple[str, int], timeout: float) -> Wire:
+        connection = socket.create_connection(address, timeout=timeout)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+            wire = cls(settings, connection)
+            wire._greet(timeout)
+        except BaseException:
+            connection.close()
+            raise
+        return wire
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message in bytes, headers included."""
+        return int(self.server.get("max_payload", 1 << 20))
+
+    def new_inbox(self) -> str:
+        return f"_INBOX.{secrets.token_hex(11)}"
+
+    def subscribe(self, subject: str) -> int:
+        """The subscription's number, which each of its frames carries as ``sid``."""
+        self._sid += 1
+        self.send(encode_subscribe(subject, self._sid))
+        return self._sid
+
+    def unsubscribe(self, sid: int) -> None:
+        self.send(encode_unsubscribe(sid))
+
+    def send(self, *commands: bytes) -> None:
+        """Write encoded commands, all of them before it returns.
+
+        While the socket takes no more, what the server sends is read and kept for :meth:`receive`: two sides that only
+        write would wait for each other.
+
+        Raises:
+            ConnectionLost: some may have reached the server.
+        """
+        data = memoryview(commands[0] if len(commands) == 1 else b"".join(commands))
+        while data:
+            try:
+                data = data[self._socket.send(data) :]
+            except BlockingIOError:
+                readable, writable, _ = select.select([self._socket], [self._socket], [], 2 * _PING_AFTER)
+                if readable:
+                    self._read()
+                elif not writable:
+                    raise ConnectionLost("the NATS server takes no more data") from None
+            except OSError as error:
+                raise ConnectionLost(f"the connection to NATS ended: {error}") from None
+
+    def receive(self, timeout: float) -> list[Frame]:
+        """What has arrived; waits up to ``timeout`` seconds for the first frame. 0: only what is there.
+
+        Raises:
+            RequestTimeout: nothing came, for a ``timeout`` above 0.
+            ConnectionLost: the connection ended, or the server was silent for 20 s although it was asked.
+        """
+        deadline = time.monotonic() + timeout
+        while not self._arrived:
+            wait = max(0.0, min(deadline - time.monotonic(), _PING_AFTER))
+            readable, _, _ = select.select([self._socket], [], [], wait)
+            if readable:
+                self._read()
+                continue
+            now = time.monotonic()
+            if now - self._heard > 2 * _PING_AFTER and self._pinged:
+                raise ConnectionLost("the NATS server does not answer")
+            if now - self._heard >= _PING_AFTER and not self._pinged:
+                self._pinged = True
+                self.send(b"PING\r\n")
+            if now >= deadline:
+                if timeout:
+                    raise RequestTimeout(f"nothing arrived for {timeout:g} s")
+                break
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def request(self, subject: str, data: bytes = b"", timeout: float | None = None) -> Frame:
+        """One request and its answer, on an inbox of its own. Frames of other subscriptions are kept.
+
+        Raises:
+            RequestTimeout, ConnectionLost.
+        """
+        limit = self.settings.request_timeout if timeout is None else timeout
+        inbox = self.new_inbox()
+        sid = self.subscribe(inbox)
+        self.send(encode_publish(subject, inbox, data))
+        others: list[Frame] = []
+        deadline = time.monotonic() + limit
+        try:
+            while True:
+                for frame in self.receive(max(0.001, deadline - time.monotonic())):
+                    if frame.sid == sid:
+                        answer = frame
+                        break
+                    others.append(frame)
+                else:
+                    continue
+                return answer
+        except RequestTimeout:
+            raise RequestTimeout(f"no answer on {subject!r} within {limit:g} s") from None
+        finally:
+            self._arrived[:0] = others
+            with contextlib.suppress(ConnectionLost):
+                self.unsubscribe(sid)
+
+    def api(self, request: str, payload: Mapping[str, Any] | None = None) -> Any:
+        """A request of the JetStream API, e.g. ``STREAM.INFO.ORDERS``; the decoded answer.
+
+        Raises:
+            ApiError: or a subclass, the server's refusal.
+            JetStreamNotEnabled: nobody answers.
+        """
+        subject = f"{self.settings.prefix}.{request}"
+        frame = self.request(subject, json.dumps(payload).encode() if payload is not None else b"")
+        if decode_status(frame.header)[0] == 503:
+            raise JetStreamNotEnabled(503, 0, f"nobody answers {subject!r}: is JetStream on, and the prefix right?")
+        answer = json.loads(frame.data)
+        if "error" in answer:
+            raise ApiError.from_response(answer["error"])
+        return answer
+
+    def _greet(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        self._socket.settimeout(timeout)
+        while not self.server:
+            self._read()
+            if time.monotonic() > deadline:
+                raise ConnectionLost("it says nothing")
+        if self.server.get("tls_required"):
+            raise ConnectionFailed("the server requires TLS: set tls, or use a tls:// address")
+        fields = {
+            "verbose": False,
+            "pedantic": False,
+            "headers": True,
+            "no_responders": True,
+            "lang": "python",
+            "version": _version(),
+            "protocol": 1,
+            "name": self.settings.name,
+            **self.settings.connect_fields(),
+        }
+        self._pinged = True
+        self._socket.sendall(encode_connect(fields) + b"PING\r\n")
+        while self._pinged:
+            self._read()
+            if time.monotonic() > deadline:
+                raise ConnectionLost("it does not answer")
+        self._socket.setblocking(False)
+
+    def _read(self) -> None:
+        """Read once and keep what arrived."""
+        try:
+            data = self._socket.recv(_RECEIVE)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ConnectionLost(f"the connection to NATS ended: {error or type(error).__name__}") from None
+        if not data:
+            raise ConnectionLost("the NATS server closed the connection")
+        self._heard = time.monotonic()
+        try:
+            frames = self._parser.feed(data)
+        except ProtocolError as error:
+            raise ConnectionLost(str(error)) from None
+        for frame in frames:
+            if isinstance(frame, Frame):
+                self._arrived.append(frame)
+            else:
+                self._handle(frame)
+
+    def _handle(self, line: ServerLine) -> None:
+        if line.verb == "PING":
+            self.send(b"PONG\r\n")
+        elif line.verb == "PONG":
+            self._pinged = False
+        elif line.verb == "INFO":
+            self.server = json.loads(line.rest)
+        elif line.verb == "-ERR":
+            text = line.rest.decode("utf-8", "replace").strip("'")
+            if text.lower().startswith("permissions violation"):
+                log.warning("NATS: %s", text)  # the connection stays; what was denied goes unanswered
+            elif "authorization" in text.lower() or "authentication" in text.lower():
+                raise AuthenticationFailed(
+                    f"the NATS server refused the connection ({self.settings.kind}): check the user, password or token"
+                )
+            else:
+                raise ConnectionLost(f"the NATS server ended the connection: {text}")
+
+
+def _version() -> str:
+    try:
+        return version("airflow-provider-nats-jetstream")
+    except PackageNotFoundError:  # shipped to an executor as plain files
+        return "0"
