@@ -14,7 +14,7 @@ import asyncio
 import logging
 import ssl
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import nats.aio.client
 import nats.errors
@@ -28,6 +28,7 @@ from airflow_nats_jetstream.client.errors import (
     RequestTimeout,
     TlsNotOffered,
 )
+from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, Reply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -38,20 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NO_RESPONDERS = 503
 RECONNECT_WAIT = 0.25
 """Seconds between two attempts at one server: short, because acknowledgements wait for it."""
-
-
-class Reply(NamedTuple):
-    """What came to an inbox. ``status`` is 0 for a message; 503 means that nobody listens on the subject."""
-
-    subject: str
-    reply: str
-    status: int
-    description: str
-    headers: dict[str, list[str]]
-    data: bytes
 
 
 class Connection:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client import pull as pulls
-from airflow_nats_jetstream.client.connection import NO_RESPONDERS
 from airflow_nats_jetstream.client.errors import (
     ConsumerDeleted,
     ConsumerNotFound,
@@ -20,12 +19,13 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
+from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from airflow_nats_jetstream.client.connection import Reply
     from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.client.protocol import Reply
 
 
 @dataclass(frozen=True)

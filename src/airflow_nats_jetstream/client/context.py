@@ -7,7 +7,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client import config as configs
-from airflow_nats_jetstream.client.connection import NO_RESPONDERS, Connection
 from airflow_nats_jetstream.client.errors import (
     ApiError,
     ConnectionLost,
@@ -18,12 +17,14 @@ from airflow_nats_jetstream.client.errors import (
     StreamNotFound,
 )
 from airflow_nats_jetstream.client.names import check_subject
+from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
 from airflow_nats_jetstream.client.publish import PubAck
 from airflow_nats_jetstream.client.stream import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from airflow_nats_jetstream.client.connection import Connection
     from airflow_nats_jetstream.client.settings import ConnectionSettings
 
 _PATIENCE_STEP = 0.1  # seconds between two attempts of a patient request

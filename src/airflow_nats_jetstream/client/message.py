@@ -11,7 +11,8 @@ from airflow_nats_jetstream.client.errors import JetStreamError
 from airflow_nats_jetstream.client.protocol import AckSubject
 
 if TYPE_CHECKING:
-    from airflow_nats_jetstream.client.connection import Connection, Reply
+    from airflow_nats_jetstream.client.connection import Connection
+    from airflow_nats_jetstream.client.protocol import Reply
 
 ACK = b"+ACK"
 IN_PROGRESS = b"+WPI"

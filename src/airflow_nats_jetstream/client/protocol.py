@@ -15,6 +15,7 @@ from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
 
 LONGEST_LINE = 1 << 20  # INFO of a large cluster is the longest; a MSG line has at most max_control_line, 4 KiB
 HEADER_LINE = b"NATS/1.0"
+NO_RESPONDERS = 503
 
 
 class ProtocolError(JetStreamError):
@@ -28,6 +29,17 @@ class Frame(NamedTuple):
     sid: int
     reply: bytes
     header: bytes
+    data: bytes
+
+
+class Reply(NamedTuple):
+    """What came to an inbox. ``status`` is 0 for a message; 503 means that nobody listens on the subject."""
+
+    subject: str
+    reply: str
+    status: int
+    description: str
+    headers: dict[str, list[str]]
     data: bytes
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import timedelta
 
-    from airflow_nats_jetstream.client.connection import Reply
+    from airflow_nats_jetstream.client.protocol import Reply
     from airflow_nats_jetstream.handoff.ledger import Ledger, Record
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client.config import nanoseconds
-from airflow_nats_jetstream.client.connection import NO_RESPONDERS
 from airflow_nats_jetstream.client.errors import (
     AlreadyDone,
     ApiError,
@@ -34,7 +33,7 @@ from airflow_nats_jetstream.client.errors import (
     Taken,
     WrongLastSequence,
 )
-from airflow_nats_jetstream.client.protocol import time_nanoseconds
+from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, time_nanoseconds
 from airflow_nats_jetstream.client.publish import PubAck
 from airflow_nats_jetstream.client.sequences import Sequences
 

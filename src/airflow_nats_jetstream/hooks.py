@@ -1,0 +1,325 @@
+"""The hook: an Airflow connection as a JetStream context, and a claim held while a synchronous task works on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow_nats_jetstream.client.errors import ConnectionFailed, InvalidValue, JetStreamError, JetStreamNotEnabled
+from airflow_nats_jetstream.client.settings import ConnectionSettings, environment_name
+
+try:
+    from airflow.sdk import BaseHook
+except ImportError as error:
+    raise ImportError("airflow-provider-nats-jetstream needs Apache Airflow 3.3 or newer") from error
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+    from anyio.from_thread import BlockingPortal
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.client.sequences import Sequences
+    from airflow_nats_jetstream.handoff.claim import Claim
+    from airflow_nats_jetstream.handoff.hold import Hold
+    from airflow_nats_jetstream.handoff.ledger import Receipt
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+LONGEST_HOLD = timedelta(hours=24)
+TO_LET_GO = 3.0
+"""Seconds that a killed task waits for its claim to be released; Airflow ends the process soon after."""
+
+
+class JetStreamHook(BaseHook):
+    """JetStream through an Airflow connection of type ``nats``.
+
+    nats_conn_id:        the connection; its fields are those of the form, see :func:`settings_of`.
+    domain, api_prefix:  instead of the connection's.
+    """
+
+    conn_name_attr = "nats_conn_id"
+    default_conn_name = "nats_default"
+    conn_type = "nats"
+    hook_name = "NATS JetStream"
+
+    def __init__(
+        self, nats_conn_id: str = default_conn_name, *, domain: str | None = None, api_prefix: str | None = None
+    ) -> None:
+        super().__init__()
+        self.nats_conn_id = nats_conn_id
+        self._domain = domain
+        self._api_prefix = api_prefix
+
+    @property
+    def settings(self) -> ConnectionSettings:
+        """The connection's settings. Raises InvalidValue for fields that contradict each other."""
+        return self._settings(self.get_connection(self.nats_conn_id))
+
+    def get_conn(self) -> ConnectionSettings:
+        """The settings: a connection belongs to an event loop, see :meth:`context` and :meth:`run`."""
+        return self.settings
+
+    @asynccontextmanager
+    async def context(self) -> AsyncIterator[JetStream]:
+        """A JetStream context, for asynchronous tasks and triggers. Raises ConnectionFailed."""
+        from airflow_nats_jetstream.client import connect
+
+        async with connect(self._settings(await self.aget_connection(self.nats_conn_id))) as js:
+            yield js
+
+    def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
+        """``await function(js)`` from a synchronous task, on a connection of its own: ``hook.run(lambda js: …)``."""
+        from anyio.from_thread import start_blocking_portal
+
+        from airflow_nats_jetstream.client import connect
+
+        settings = self.settings
+
+        async def connected() -> Result:
+            async with connect(settings) as js:
+                return await function(js)
+
+        with start_blocking_portal() as portal:
+            return portal.call(connected)
+
+    def committed(self, stream: str, consumer: str) -> list[Receipt]:
+        """The attempts that were settled as done, in the order of their sequences: the output that counts."""
+
+        async def receipts(js: JetStream) -> list[Receipt]:
+            from airflow_nats_jetstream.handoff.ledger import Ledger
+
+            return await Ledger(js, stream, consumer).committed()
+
+        return self.run(receipts)
+
+    @contextmanager
+    def processing(self, claim: Claim | Mapping[str, Any], *, try_number: int = 1) -> Iterator[HeldClaim]:
+        """Hold a claim while the block works on it; settle it when the block ends, with ``held.value`` as its value.
+
+        Any exception releases it without delay. In a plain ``@task`` a killed worker is only noticed by the missing
+        heartbeats: prefer ``@task.jetstream``, which Airflow can kill, skip and resume.
+
+        Raises:
+            ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: before the block begins.
+            HoldLost, Taken, Superseded: after it, when the claim could not be settled.
+        """
+        with self.holding(claim, try_number=try_number) as held:
+            yield held
+            held.settle(held.value)
+
+    @contextmanager
+    def holding(
+        self, claim: Claim | Mapping[str, Any], *, try_number: int, longest_hold: timedelta = LONGEST_HOLD
+    ) -> Iterator[HeldClaim]:
+        """As :meth:`processing`, but the block itself ends the claim: settles, fails or releases it."""
+        from anyio.from_thread import start_blocking_portal
+
+        from airflow_nats_jetstream.handoff.claim import Claim
+
+        settings = self.settings
+        claim = claim if isinstance(claim, Claim) else Claim.from_json(claim)
+        # Spark's JVM and its local Python workers inherit it; the name makes Spark redact it.
+        os.environ[environment_name(self.nats_conn_id)] = settings.to_json()
+        with (
+            start_blocking_portal() as portal,
+            portal.wrap_async_context_manager(_hold(settings, claim, try_number, longest_hold)) as hold,
+        ):
+            yield HeldClaim(hold, portal, self.nats_conn_id)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """What the form's Test button shows: server, round trip and limits, or what to fix."""
+
+        async def probe(js: JetStream) -> str:
+            seconds = await js.connection.round_trip()
+            account = await js.account_info()
+            limits = account["limits"]
+            streams = "unlimited" if limits["max_streams"] < 0 else limits["max_streams"]
+            return (
+                f"nats-server {js.connection.server_version}, round trip {seconds * 1000:.1f} ms, "
+                f"{account['streams']} streams of {streams}, JetStream API level {account['api'].get('level', 0)}"
+            )
+
+        try:
+            return True, self.run(probe)
+        except JetStreamNotEnabled:
+            return False, "connected, but JetStream is not enabled for this account, or domain or API prefix are wrong"
+        except (ConnectionFailed, JetStreamError) as error:
+            return False, str(error)
+
+    def _settings(self, connection: Connection) -> ConnectionSettings:
+        return settings_of(connection, domain=self._domain, api_prefix=self._api_prefix)
+
+
+class HeldClaim:
+    """A claim that this task holds: what the body of ``@task.jetstream`` gets as ``claim``.
+
+    ``value`` is what settling records when :meth:`JetStreamHook.processing` ends.
+    """
+
+    def __init__(self, hold: Hold, portal: BlockingPortal, connection: str) -> None:
+        self._hold = hold
+        self._portal = portal
+        self._connection = connection
+        self._sessions: list[SparkSession] = []
+        self.value: Any = None
+        portal.call(hold.on_lost, lambda _: self._stop_work())
+
+    def __repr__(self) -> str:
+        return f"<HeldClaim {self.attempt_id}: {self.count} messages of {self.stream}>"
+
+    @property
+    def id(self) -> str:
+        return self._hold.claim.id
+
+    @property
+    def attempt_id(self) -> str:
+        """The key for output: write under it, and two attempts that overlap never share a place."""
+        return self._hold.attempt_id
+
+    @property
+    def stream(self) -> str:
+        return self._hold.claim.stream
+
+    @property
+    def consumer(self) -> str:
+        return self._hold.claim.consumer
+
+    @property
+    def sequences(self) -> Sequences:
+        return self._hold.claim.sequences
+
+    @property
+    def count(self) -> int:
+        """How many messages are claimed."""
+        return self._hold.claim.count
+
+    @property
+    def bytes(self) -> int:
+        """The size of their payloads."""
+        return self._hold.claim.bytes
+
+    @property
+    def lost(self) -> str:
+        """Why the claim is not ours any more; empty while it is. Work that looks at it can stop early."""
+        return self._hold.lost
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """A DataFrame of exactly the claimed messages: stream, subject, sequence, timestamp, headers, data."""
+        from pyspark_jetstream import read_claim
+
+        self._sessions.append(spark)
+        return read_claim(spark, self._hold.claim, connection=self._connection)
+
+    def settle(self, value: Any = None) -> None:
+        """See :meth:`airflow_nats_jetstream.handoff.hold.Hold.settle`."""
+        # In the portal's thread: the alarm of a task time-out, which strikes the main thread, cannot cut it in two.
+        self._portal.call(self._hold.settle, value)
+
+    def fail(self) -> None:
+        """Give the claim up: its messages are delivered again."""
+        self._portal.call(self._hold.fail)
+
+    def release(self, delay: timedelta | None = None) -> None:
+        """Let go, for another attempt; without one its messages come again after ``delay``."""
+        self._portal.call(self._hold.release, delay)
+
+    def kill(self) -> None:
+        """Let go at once and stop what Spark does for it; settling is refused from now on. Waits 3 s at most."""
+        letting_go = self._portal.start_task_soon(self._hold.release)
+        self._stop_work()
+        with suppress(Exception):
+            letting_go.result(TO_LET_GO)
+
+    def _stop_work(self) -> None:
+        for spark in self._sessions:
+            with suppress(Exception):
+                spark.sparkContext.cancelAllJobs()
+
+
+@asynccontextmanager
+async def _hold(
+    settings: ConnectionSettings, claim: Claim, try_number: int, longest_hold: timedelta
+) -> AsyncIterator[Hold]:
+    from airflow_nats_jetstream.client import connect
+    from airflow_nats_jetstream.handoff.hold import Hold
+
+    async with (
+        connect(settings) as js,
+        Hold.begin(js, claim, try_number=try_number, longest_hold=longest_hold) as hold,
+    ):
+        yield hold
+
+
+def settings_of(
+    connection: Connection, *, domain: str | None = None, api_prefix: str | None = None
+) -> ConnectionSettings:
+    """The settings that an Airflow connection describes. Empty fields count as absent.
+
+    Raises:
+        InvalidValue: a field that is unknown, has the wrong type, or contradicts another. No secret is shown.
+    """
+    extra = {name: value for name, value in connection.extra_dejson.items() if value not in (None, "")}
+    servers = extra.pop("servers", None)
+    if servers is None and connection.host:
+        port = f":{connection.port}" if connection.port else ""
+        servers = ",".join(f"{host.strip()}{port}" for host in connection.host.split(","))
+    values: dict[str, Any] = {"servers": servers} if servers is not None else {}
+    if connection.login:
+        values["user"] = connection.login
+    if connection.password:
+        values["password"] = connection.password
+    for name, value in extra.items():
+        if name not in _EXTRAS:
+            raise InvalidValue("extra", name, f"the fields of a nats connection are {', '.join(sorted(_EXTRAS))}")
+        field, convert = _EXTRAS[name]
+        values[field] = convert(name, value)
+    if domain or api_prefix:
+        values["domain"], values["api_prefix"] = domain, api_prefix
+    return ConnectionSettings(**values)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidValue(f"extra[{name!r}]", type(value).__name__, "give a text")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() in ("true", "1", "yes", "false", "0", "no"):
+        return str(value).lower() in ("true", "1", "yes")
+    raise InvalidValue(f"extra[{name!r}]", value, "give true or false")
+
+
+def _seconds(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidValue(f"extra[{name!r}]", value, "give seconds") from None
+
+
+_EXTRAS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "token": ("token", _text),
+    "nkey_secret": ("nkey_seed", _text),
+    "creds_secret": ("credentials", _text),
+    "tls": ("tls", _flag),
+    "tls_ca": ("tls_ca", _text),
+    "tls_certificate": ("tls_certificate", _text),
+    "tls_private_key": ("tls_private_key", _text),
+    "tls_hostname": ("tls_hostname", _text),
+    "tls_handshake_first": ("tls_handshake_first", _flag),
+    "domain": ("domain", _text),
+    "api_prefix": ("api_prefix", _text),
+    "ledger": ("ledger", _text),
+    "connect_timeout": ("connect_timeout", _seconds),
+    "request_timeout": ("request_timeout", _seconds),
+    "shortest_ack_wait": ("shortest_ack_wait", _seconds),
+}

@@ -1,0 +1,159 @@
+"""Processing a claim: hold it, run the body, settle it. ``@task.jetstream`` is the usual way to write it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow.providers.standard.operators.python import PythonOperator
+from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
+
+from airflow_nats_jetstream.client.errors import AlreadyDone, ClaimInvalid, HoldLost, InvalidValue, Superseded, Taken
+from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from airflow.sdk.bases.decorator import TaskDecorator
+
+RETRY_SLACK = timedelta(minutes=5)
+"""How long a retry may wait for a worker, beyond its delay, before its messages are delivered again."""
+
+
+class JetStreamProcessOperator(PythonOperator):
+    """Run a callable on a held claim, and settle the claim when it returns.
+
+    python_callable:  has a parameter ``claim``, which arrives as :class:`~airflow_nats_jetstream.hooks.HeldClaim`.
+                      What it returns is the XCom and is recorded with the settlement: JSON, at most 8 KiB.
+    op_kwargs:        give ``claim`` there, as the sensor returned it, or map over it. (templated)
+    on_settled:       for a claim that was settled by an attempt that died afterwards: ``"return"`` its recorded value.
+    longest_hold:     the claim is given up after it, default 24 h.
+
+    ==================================================== ====================================================
+    the body returned                                    settled with its value
+    it raised, and Airflow will retry                    released; its messages wait for the retry + 5 min
+    it raised for the last time, or AirflowFailException failed: the messages are delivered again
+    killed, timed out                                    released at once; settling is refused
+    the claim belongs to somebody else                   fails without retry
+    ==================================================== ====================================================
+    """
+
+    template_fields: Sequence[str] = (*PythonOperator.template_fields, "nats_conn_id")
+    ui_color = "#34a574"
+    ui_fgcolor = "#ffffff"
+
+    def __init__(
+        self,
+        *,
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+        on_settled: Literal["return"] = "return",
+        longest_hold: timedelta = LONGEST_HOLD,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.nats_conn_id = nats_conn_id
+        self.on_settled = on_settled
+        self.longest_hold = longest_hold
+        self._held: HeldClaim | None = None
+        if on_settled != "return":
+            raise InvalidValue("on_settled", on_settled, "only 'return' is supported yet")
+        if "claim" not in inspect.signature(self.python_callable).parameters:
+            raise InvalidValue("python_callable", self.python_callable.__name__, "it needs a parameter named claim")
+        if self.is_async:
+            raise InvalidValue("python_callable", self.python_callable.__name__, "it must not be async yet")
+
+    def execute(self, context: Context) -> Any:
+        self._ti = context["ti"]
+        return super().execute(context)
+
+    def execute_callable(self) -> Any:
+        arguments = inspect.signature(self.python_callable).bind_partial(*self.op_args, **self.op_kwargs)
+        hook = JetStreamHook(self.nats_conn_id)
+        try:
+            with hook.holding(
+                arguments.arguments.get("claim", {}),
+                try_number=self._ti.try_number,
+                longest_hold=self.longest_hold,
+            ) as held:
+                self._held = held
+                arguments.arguments["claim"] = held
+                self.op_args, self.op_kwargs = list(arguments.args), dict(arguments.kwargs)
+                return self._work(held)
+        except AlreadyDone as done:
+            self.log.info("%s; returning its recorded value", done)
+            return done.value
+        except (ClaimInvalid, Superseded, Taken, HoldLost) as foreign:
+            raise AirflowFailException(str(foreign)) from foreign
+        finally:
+            self._held = None
+
+    def on_kill(self) -> None:
+        """Let the claim go within 3 s; from then on it cannot be settled by this attempt."""
+        if self._held is not None:
+            self.log.warning("killed: letting go of claim %s", self._held.id)
+            self._held.kill()
+
+    def _work(self, held: HeldClaim) -> Any:
+        self.log.info("claim %s: working on %d messages as %s", held.id, held.count, held.attempt_id)
+        try:
+            value = super().execute_callable()
+            held.settle(value)
+        except (ClaimInvalid, Superseded, Taken, HoldLost, AlreadyDone):
+            raise
+        except (AirflowFailException, AirflowSkipException):
+            held.fail()
+            raise
+        except AirflowTaskTimeout:
+            held.release()
+            raise
+        except Exception:
+            if held.lost:
+                raise HoldLost(f"claim {held.id} is not held any more: {held.lost}") from None
+            if self._ti.try_number <= self._ti.max_tries:
+                held.release(self._retry_delay() + RETRY_SLACK)
+            else:
+                held.fail()
+            raise
+        return value
+
+    def _retry_delay(self) -> timedelta:
+        """The longest that Airflow may wait before the next try."""
+        delay = self.retry_delay
+        if backoff := float(self.retry_exponential_backoff or 0):
+            delay *= max(backoff, 2.0) ** self._ti.try_number
+            longest = self.max_retry_delay
+            if isinstance(longest, timedelta):
+                delay = min(delay, longest)
+        return min(delay, timedelta(days=1))
+
+
+class _JetStreamDecoratedOperator(DecoratedOperator, JetStreamProcessOperator):
+    """The operator behind ``@task.jetstream``."""
+
+    template_fields: Sequence[str] = JetStreamProcessOperator.template_fields
+    template_fields_renderers = PythonOperator.template_fields_renderers
+    custom_operator_name: str = "@task.jetstream"
+
+    def __init__(self, *, python_callable: Callable[..., Any], op_args: Any, op_kwargs: Any, **kwargs: Any) -> None:
+        upstream = {"python_callable": python_callable, "op_args": op_args, "op_kwargs": op_kwargs}
+        super().__init__(
+            kwargs_to_upstream=upstream,
+            python_callable=python_callable,
+            op_args=op_args,
+            op_kwargs=op_kwargs,
+            **kwargs,
+        )
+
+
+def jetstream_task(
+    python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
+) -> TaskDecorator:
+    """``@task.jetstream``: the function's argument ``claim`` arrives held and is settled when the function returns."""
+    return task_decorator_factory(
+        python_callable=python_callable,
+        multiple_outputs=multiple_outputs,
+        decorated_operator_class=_JetStreamDecoratedOperator,
+        **kwargs,
+    )

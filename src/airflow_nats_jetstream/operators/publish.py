@@ -1,0 +1,149 @@
+"""Publishing a batch of messages to a stream."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client.names import check_stream_name
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.operators.stream import templated
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+Messages = Iterable[Any] | str | Callable[[], Iterable[Any]]
+
+PROGRESS_EVERY = 2.0  # seconds between two lines of progress
+
+
+class JetStreamPublishOperator(BaseOperator):
+    """Publish messages and count every answer: all are stored, or the task fails and says which was not.
+
+    stream:    the stream that must store them; a message on another stream's subject is refused. (templated)
+    messages:  what to publish (templated):
+
+               * a callable, called when the task runs, that gives an iterable: best for many;
+               * a list, or another task's output;
+               * the path of a file of JSON lines.
+
+               Each is ``(subject, data)`` or ``(subject, data, headers)``, or a mapping of these names. ``data`` is
+               bytes, a text (sent as UTF-8) or any other JSON value (sent as JSON).
+
+    Each message gets a ``Nats-Msg-Id`` from run, task, content and occurrence, so that a retry stores nothing twice
+    within the stream's ``duplicate_window`` (2 minutes by default).
+
+    Returns ``{"stream", "stored", "duplicates", "first", "last"}``, the last two being stream sequences.
+
+    Raises:
+        PublishFailed: the first message that was not stored, why, and how many were.
+    """
+
+    template_fields: Sequence[str] = ("stream", "messages", "nats_conn_id")
+    ui_color = "#27aae1"
+    ui_fgcolor = "#ffffff"
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        messages: Messages,
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+        # Airflow calls a callable that it finds in a template field, with arguments of its own.
+        self.producer = messages if callable(messages) else None
+        self.messages = None if callable(messages) else messages
+        self.nats_conn_id = nats_conn_id
+        self._stop = threading.Event()
+        if not templated(stream):
+            check_stream_name(stream)
+        if not (self.producer or isinstance(messages, str | list | tuple) or templated(messages)):
+            remedy = "give a callable, a list, a path, or another task's output"
+            raise InvalidValue("messages", type(messages).__name__, remedy)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from airflow_nats_jetstream.client.bulk import publish_all
+
+        ti = context["ti"]
+        check_stream_name(self.stream)
+        start = last = time.monotonic()
+
+        def progress(answered: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= PROGRESS_EVERY:
+                last = now
+                self.log.info("%s messages stored, %s a second", f"{answered:,}", f"{answered / (now - start):,.0f}")
+
+        published = publish_all(
+            JetStreamHook(self.nats_conn_id).settings,
+            map(_message, self._messages()),
+            stream=self.stream,
+            scope="/".join((ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index))),
+            progress=progress,
+            stop=self._stop.is_set,
+        )
+        seconds = time.monotonic() - start
+        self.log.info(
+            "stream %s holds all %s messages, %s of them from an earlier attempt; %.1f s, %s a second",
+            self.stream,
+            f"{published.count:,}",
+            f"{published.duplicates:,}",
+            seconds,
+            f"{published.count / max(seconds, 0.001):,.0f}",
+        )
+        return {
+            "stream": self.stream,
+            "stored": published.stored,
+            "duplicates": published.duplicates,
+            "first": published.first,
+            "last": published.last,
+        }
+
+    def on_kill(self) -> None:
+        """Send no more, and end as failed."""
+        self._stop.set()
+
+    def _messages(self) -> Iterable[Any]:
+        if self.producer is not None:
+            return self.producer()
+        if isinstance(self.messages, str):
+            return _lines(Path(self.messages))
+        return self.messages or ()
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    try:
+        file = path.open(encoding="utf-8")
+    except OSError as error:
+        raise InvalidValue("messages", str(path), f"a readable file of JSON lines: {error.strerror}") from None
+    with file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except ValueError:
+                raise InvalidValue("messages", f"{path}:{number}", "this line is not JSON") from None
+
+
+def _message(value: Any) -> Any:
+    """A message as the client takes it; what is none is passed on and refused there, by its position."""
+    if isinstance(value, Mapping) and {"subject", "data"} <= value.keys() <= {"subject", "data", "headers"}:
+        value = (value["subject"], value["data"], value.get("headers") or {})
+    if not isinstance(value, list | tuple) or len(value) not in (2, 3):
+        return value
+    subject, data, *headers = value
+    if isinstance(data, str):
+        data = data.encode()
+    elif not isinstance(data, bytes):
+        data = json.dumps(data).encode()
+    return (subject, data, *headers)
