@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_nats_jetstream.client.errors import ConnectionFailed, InvalidValue, JetStreamError, JetStreamNotEnabled
+import airflow
+
+from airflow_nats_jetstream.client.errors import (
+    ConnectionFailed,
+    HoldLost,
+    InvalidValue,
+    JetStreamError,
+    JetStreamNotEnabled,
+)
 from airflow_nats_jetstream.client.settings import ConnectionSettings, environment_name
 
-try:
-    from airflow.sdk import BaseHook
-except ImportError as error:
-    raise ImportError("airflow-provider-nats-jetstream needs Apache Airflow 3.3 or newer") from error
+TO_LET_GO = 3.0
+"""Seconds that a killed task waits for its claim to be released; Airflow ends the process soon after."""
+OLDEST_AIRFLOW = (3, 3)
+
+
+def check_airflow(version: str) -> None:
+    """Raises ImportError for an Airflow that lacks what this package builds on."""
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_AIRFLOW:
+        raise ImportError(f"airflow-provider-nats-jetstream needs Apache Airflow 3.3 or newer; this is {version}")
+
+
+check_airflow(airflow.__version__)  # before the imports that an older one fails at with less helpful words
+
+from airflow.sdk import BaseHook  # noqa: E402
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -33,8 +53,6 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 LONGEST_HOLD = timedelta(hours=24)
-TO_LET_GO = 3.0
-"""Seconds that a killed task waits for its claim to be released; Airflow ends the process soon after."""
 
 
 class JetStreamHook(BaseHook):
@@ -131,7 +149,11 @@ class JetStreamHook(BaseHook):
             start_blocking_portal() as portal,
             portal.wrap_async_context_manager(_hold(settings, claim, try_number, longest_hold)) as hold,
         ):
-            yield HeldClaim(hold, portal, self.nats_conn_id)
+            held = HeldClaim(hold, portal, self.nats_conn_id)
+            try:
+                yield held
+            finally:
+                held.wait_for_kill()
 
     def test_connection(self) -> tuple[bool, str]:
         """What the form's Test button shows: server, round trip and limits, or what to fix."""
@@ -168,6 +190,8 @@ class HeldClaim:
         self._portal = portal
         self._connection = connection
         self._sessions: list[SparkSession] = []
+        self._ending = False
+        self._letting_go: Future[None] | None = None
         self.value: Any = None
         portal.call(hold.on_lost, lambda _: self._stop_work())
 
@@ -217,30 +241,72 @@ class HeldClaim:
         self._sessions.append(spark)
         return read_claim(spark, self._hold.claim, connection=self._connection)
 
+    @property
+    def ended(self) -> bool:
+        """Whether it was settled, failed or released by the work itself."""
+        return self._ending and not self.killed
+
+    @property
+    def killed(self) -> bool:
+        """Whether :meth:`kill` let it go before it was settled."""
+        return self._letting_go is not None
+
     def settle(self, value: Any = None) -> None:
         """See :meth:`airflow_nats_jetstream.handoff.hold.Hold.settle`."""
-        # In the portal's thread: the alarm of a task time-out, which strikes the main thread, cannot cut it in two.
-        self._portal.call(self._hold.settle, value)
+        self._end(self._hold.settle, value)
 
     def fail(self) -> None:
         """Give the claim up: its messages are delivered again."""
-        self._portal.call(self._hold.fail)
+        self._end(self._hold.fail)
 
     def release(self, delay: timedelta | None = None) -> None:
         """Let go, for another attempt; without one its messages come again after ``delay``."""
-        self._portal.call(self._hold.release, delay)
+        self._end(self._hold.release, delay)
 
     def kill(self) -> None:
-        """Let go at once and stop what Spark does for it; settling is refused from now on. Waits 3 s at most."""
-        letting_go = self._portal.start_task_soon(self._hold.release)
-        self._stop_work()
-        with suppress(Exception):
-            letting_go.result(TO_LET_GO)
+        """Let go at once and stop what Spark does for it; settling is refused from now on. Returns immediately.
+
+        A claim that is being settled at this moment is settled: its work is done.
+        """
+        if not self._ending:
+            self._ending = True
+            self._letting_go = self._portal.start_task_soon(self._hold.release)
+            self._stop_work()
+
+    def wait_for_kill(self) -> None:
+        """Return when a claim that was killed has been let go, after 3 s at most."""
+        if self._letting_go is not None:
+            wait([self._letting_go], TO_LET_GO)
+
+    def _end(self, function: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """One end for one hold, in the portal's thread.
+
+        The alarm of a task time-out strikes the main thread: it waits until the claim has ended, and is raised then.
+        """
+        if self.killed:
+            raise HoldLost(f"claim {self.id} was released when its task was killed")
+        self._ending = True
+        ending = self._portal.start_task_soon(function, *arguments)
+        interruption: BaseException | None = None
+        while not ending.done():
+            try:
+                wait([ending])
+            except BaseException as error:  # noqa: BLE001 - raised below
+                interruption = error
+        self._ending = ending.exception() is None  # otherwise it is still held, and released on the way out
+        if interruption is not None:
+            raise interruption
+        ending.result()
 
     def _stop_work(self) -> None:
+        # In a thread of its own: this one may be the event loop's, or in the middle of a call to the same JVM.
         for spark in self._sessions:
-            with suppress(Exception):
-                spark.sparkContext.cancelAllJobs()
+            threading.Thread(target=_cancel_jobs, args=[spark], daemon=True).start()
+
+
+def _cancel_jobs(spark: SparkSession) -> None:
+    with suppress(Exception):  # the session may be gone, which is as good
+        spark.sparkContext.cancelAllJobs()
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import anyio
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_nats_jetstream.client.context import JetStream
+
+_TO_GIVE_BACK = 4.0  # seconds for giving back on the way out; Airflow kills a process 5 s after asking it to end
 
 
 class JetStreamPullSensor(BaseSensorOperator):
@@ -83,6 +86,7 @@ class JetStreamPullSensor(BaseSensorOperator):
         self.consumer_config = consumer_config
         self.deferrable = deferrable
         self.nats_conn_id = nats_conn_id
+        self._waiting = False
         if self.mode != "poke":
             raise InvalidValue("mode", self.mode, "leave it out: the sensor defers, which needs no worker at all")
         numbers = [max_messages, messages_per_claim, min_messages]
@@ -98,7 +102,20 @@ class JetStreamPullSensor(BaseSensorOperator):
         if self.deferrable:
             trigger = JetStreamPullTrigger(self.nats_conn_id, taking, end)
             self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
-        return self.resume(context, JetStreamHook(self.nats_conn_id).run(lambda js: _wait(js, taking, end)))
+        self._waiting = True
+        try:
+            event = JetStreamHook(self.nats_conn_id).run(lambda js: _wait(js, taking, end))
+        finally:
+            self._waiting = False
+        return self.resume(context, event)
+
+    def on_kill(self) -> None:
+        """Stop waiting in the worker; what was taken and not handed on goes back.
+
+        Airflow calls it in the waiting thread, out of the signal's handler: raising is what ends the wait.
+        """
+        if self._waiting:
+            raise JetStreamError("killed while waiting for messages")
 
     def resume(self, context: Context, event: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: ARG002
         """The trigger's event: claims, a time-out or an error."""
@@ -146,7 +163,8 @@ async def _wait(js: JetStream, taking: dict[str, Any], end: float) -> dict[str, 
         claims = await take.take(max(1.0, end - time.time()))
         take.handed_on()
     finally:
-        await take.put_back()
+        with anyio.move_on_after(_TO_GIVE_BACK, shield=True):
+            await take.put_back()
     if not claims:
         return {"status": "timeout"}
     return {"status": "claims", "claims": [claim.to_json() for claim in claims]}

@@ -26,8 +26,8 @@ _TO_GIVE_BACK = 5.0  # seconds for giving back on the way out
 class JetStreamPullTrigger(BaseTrigger):
     """Take claims and hand them on in one event.
 
-    ``{"status": "claims", "claims": […]}``, ``{"status": "timeout"}`` or ``{"status": "error", "error": text}``: errors
-    are events, because Airflow would turn an exception into a skip under ``soft_fail``.
+    ``{"status": "claims", "claims": […]}``, ``{"status": "timeout"}`` or ``{"status": "error", "error": text}``: every
+    error is an event, because Airflow would turn an exception into a skip under ``soft_fail``.
 
     ``taking`` holds the fields of :class:`~airflow_nats_jetstream.handoff.take.Taking` as JSON, times in seconds;
     ``end`` is the moment (seconds since 1970) at which the sensor times out, wherever the trigger runs by then.
@@ -50,7 +50,7 @@ class JetStreamPullTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         try:
             event = await self._event()
-        except JetStreamError as error:
+        except Exception as error:  # noqa: BLE001 - a missing connection, for one, is no error of ours
             event = {"status": "error", "error": f"{type(error).__name__}: {error}"}
         if self._take is not None:
             self._take.handed_on()

@@ -85,6 +85,8 @@ class JetStreamProcessOperator(PythonOperator):
             self.log.info("%s; returning its recorded value", done)
             return done.value
         except (ClaimInvalid, Superseded, Taken, HoldLost) as foreign:
+            if self._held is not None and self._held.killed:
+                raise  # nobody else has it: Airflow decides whether to try again
             raise AirflowFailException(str(foreign)) from foreign
         finally:
             self._held = None
@@ -103,14 +105,21 @@ class JetStreamProcessOperator(PythonOperator):
         except (ClaimInvalid, Superseded, Taken, HoldLost, AlreadyDone):
             raise
         except (AirflowFailException, AirflowSkipException):
-            held.fail()
+            if not held.killed:
+                held.fail()
             raise
         except AirflowTaskTimeout:
-            held.release()
+            if held.ended:
+                self.log.info("the time-out came when the work was done and being settled: it is")
+                return value
+            if not held.killed:
+                held.release()
             raise
-        except Exception:
+        except Exception as error:
             if held.lost:
-                raise HoldLost(f"claim {held.id} is not held any more: {held.lost}") from None
+                raise HoldLost(f"claim {held.id} is not held any more: {held.lost}") from error
+            if held.killed:
+                raise
             if self._ti.try_number <= self._ti.max_tries:
                 held.release(self._retry_delay() + RETRY_SLACK)
             else:

@@ -1,0 +1,79 @@
+"""NATS JetStream as a Spark data source: ``spark.read.format("jetstream")``.
+
+Spark finds this module by its name and imports it unguarded wherever pyspark runs: only pyspark and the standard
+library are imported here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from airflow_nats_jetstream.handoff.claim import Claim
+
+__all__ = ["DefaultSource", "read_claim", "spark_session"]
+
+SCHEMA = (
+    "stream STRING, subject STRING, sequence BIGINT, timestamp TIMESTAMP, "
+    "headers MAP<STRING, ARRAY<STRING>>, data BINARY"
+)
+
+
+class DefaultSource(DataSource):
+    """``format("jetstream")``. Its options are described in ``options``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "jetstream"
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from pyspark_jetstream.options import Options
+        from pyspark_jetstream.reader import JetStreamReader
+
+        return JetStreamReader(Options.parse(self.options), schema)
+
+
+def read_claim(
+    spark: SparkSession, claim: Claim, *, servers: str | None = None, connection: str | None = None
+) -> DataFrame:
+    """A DataFrame of exactly the messages of a claim.
+
+    ``connection`` names an Airflow connection whose settings the task put into the environment; or give ``servers``.
+
+    Raises:
+        InvalidValue: neither or both, or a session whose JVM started before the connection was known.
+    """
+    from pyspark_jetstream.options import claim_options
+    from pyspark_jetstream.session import check_environment
+
+    if connection is not None:
+        check_environment(spark, connection)
+    return spark.read.format("jetstream").options(**claim_options(claim, servers, connection)).load()
+
+
+def spark_session(
+    app_name: str = "jetstream",
+    *,
+    master: str | None = None,
+    memory: str | None = None,
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A session that knows the connections of this task, on the driver and on executors.
+
+    master:  default: what ``spark-submit`` or ``SPARK_REMOTE`` say, else ``local[*]``.
+    memory:  of the driver, which is all of Spark in local mode, e.g. ``"4g"``.
+    config:  anything else, e.g. ``{"spark.sql.shuffle.partitions": "8"}``.
+    """
+    from pyspark_jetstream.session import start
+
+    return start(app_name, master, memory, config or {})

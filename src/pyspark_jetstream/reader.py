@@ -1,0 +1,142 @@
+"""Batch reading: the driver plans partitions by sequence, executors read them by direct get into Arrow batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from airflow_nats_jetstream.client.direct import DirectMessage, read
+from airflow_nats_jetstream.client.errors import DirectGetDisabled, StreamRecreated
+from airflow_nats_jetstream.client.protocol import HEADER_LINE, decode_headers
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.client.wire import Wire
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from pyspark_jetstream.options import Options
+
+ROWS = 10_000
+"""Rows of one Arrow batch at most: Spark's own spark.sql.execution.arrow.maxRecordsPerBatch."""
+BYTES = 8 << 20
+"""Payload of one Arrow batch, passed by one message at most."""
+
+
+@dataclass
+class Sequenced(InputPartition):
+    """The sequences of one partition, and the stream that they are of."""
+
+    sequences: Sequences
+    created: str
+
+    def __init__(self, sequences: Sequences, created: str) -> None:
+        super().__init__(None)
+        self.sequences = sequences
+        self.created = created
+
+
+class JetStreamReader(DataSourceReader):
+    """Reads a claim or a range of a stream, exactly: a planned message that cannot be read is an error."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._columns = schema.fieldNames()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Even in count.
+
+        Raises:
+            StreamNotFound, StreamRecreated, DirectGetDisabled, ConnectionFailed: while planning.
+        """
+        options = self._options
+        with Wire.open(options.settings()) as wire:
+            info = wire.api(f"STREAM.INFO.{options.stream}")
+            if options.claim and options.claim.stream_created != info["created"]:
+                raise StreamRecreated(
+                    f"stream {options.stream!r} was recreated at {info['created']}; "
+                    f"the claim is of the one of {options.claim.stream_created}"
+                )
+            if not info["config"].get("allow_direct"):
+                raise DirectGetDisabled(options.stream)
+            wanted = options.claim.sequences if options.claim else self._range(wire, info["state"])
+        if not wanted:
+            return []
+        # Spark plans in a process that knows nothing of its executors: a cluster is told by minPartitions.
+        count = min(wanted.count, options.min_partitions or os.cpu_count() or 1)
+        return [Sequenced(part, info["created"]) for part in wanted.windows(-(-wanted.count // count))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Sequenced)  # noqa: S101 - Spark hands back what partitions() gave
+        options = self._options
+        rows: list[DirectMessage] = []
+        size = 0
+        for batch in read(options.settings(), options.stream, partition.sequences, partition.created):
+            for message in batch:
+                rows.append(message)
+                size += len(message.data) + len(message.header)
+                if len(rows) >= ROWS or size >= BYTES:
+                    yield self._arrow(rows)
+                    rows, size = [], 0
+        if rows:
+            yield self._arrow(rows)
+
+    def _range(self, wire: Wire, state: dict[str, Any]) -> Sequences:
+        """What the stream holds of the range now: what was deleted before is a gap, what vanishes later a loss."""
+        first = max(self._options.starting or 1, state["first_seq"])
+        last = min(self._options.ending or state["last_seq"], state["last_seq"])
+        if not state["messages"] or first > last:
+            return Sequences()
+        wanted = Sequences.from_ranges([(first, last)])
+        if state.get("num_deleted"):
+            details = wire.api(f"STREAM.INFO.{self._options.stream}", {"deleted_details": True})
+            wanted -= Sequences.of(details["state"].get("deleted") or ())
+        return wanted
+
+    def _arrow(self, rows: list[DirectMessage]) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        sequences, subjects, times, headers, data = zip(*rows, strict=True)
+        build = {
+            "stream": lambda: pa.array([self._options.stream]).take(pa.array([0] * len(rows))),
+            "subject": lambda: pa.array(subjects, pa.binary()).cast(pa.string()),
+            "sequence": lambda: pa.array(sequences, pa.int64()),
+            "timestamp": lambda: _timestamps(times),
+            "headers": lambda: _headers(headers),
+            "data": lambda: pa.array(data, pa.binary()),
+        }
+        return pa.RecordBatch.from_arrays([build[name]() for name in self._columns], names=self._columns)
+
+
+def _timestamps(times: Sequence[bytes]) -> pa.Array:
+    import pyarrow as pa
+
+    texts = pa.array(times, pa.binary()).cast(pa.string())
+    return texts.cast(pa.timestamp("ns", "UTC")).cast(pa.timestamp("us", "UTC"), safe=False)
+
+
+def _headers(blocks: Sequence[bytes]) -> pa.Array:
+    """A map of all values of each name; null for a message without headers."""
+    import pyarrow as pa
+
+    kind = pa.map_(pa.string(), pa.list_(pa.string()))
+    if not any(blocks):
+        return pa.nulls(len(blocks), kind)
+    names: list[str] = []
+    values: list[str] = []
+    value_ends, ends = [0], [0]
+    for block in blocks:
+        if block:
+            for name, each in decode_headers(HEADER_LINE + b"\r\n" + block).items():
+                names.append(name)
+                values.extend(each)
+                value_ends.append(len(values))
+        ends.append(len(names))
+    items = pa.ListArray.from_arrays(pa.array(value_ends, pa.int32()), pa.array(values, pa.string()))
+    offsets = pa.array(ends, pa.int32())
+    mask = pa.array([not block for block in blocks])
+    return pa.MapArray.from_arrays(offsets, pa.array(names, pa.string()), items, mask=mask)
