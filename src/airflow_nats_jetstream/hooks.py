@@ -162,10 +162,11 @@ class JetStreamHook(BaseHook):
             seconds = await js.connection.round_trip()
             account = await js.account_info()
             limits = account["limits"]
-            streams = "unlimited" if limits["max_streams"] < 0 else limits["max_streams"]
             return (
-                f"nats-server {js.connection.server_version}, round trip {seconds * 1000:.1f} ms, "
-                f"{account['streams']} streams of {streams}, JetStream API level {account['api'].get('level', 0)}"
+                f"nats-server {js.connection.server_version}, round trip {seconds * 1000:.1f} ms; JetStream: "
+                f"{account['streams']} streams ({_limit(limits['max_streams'])}), "
+                f"storage {account['storage']} bytes ({_limit(limits['max_storage'])}), "
+                f"memory {account['memory']} bytes ({_limit(limits['max_memory'])})"
             )
 
         try:
@@ -333,6 +334,8 @@ def settings_of(
     """
     extra = {name: value for name, value in connection.extra_dejson.items() if value not in (None, "")}
     servers = extra.pop("servers", None)
+    if servers is not None and connection.host:
+        raise InvalidValue("servers", servers, "name the servers here or as host and port, not twice")
     if servers is None and connection.host:
         port = f":{connection.port}" if connection.port else ""
         servers = ",".join(f"{host.strip()}{port}" for host in connection.host.split(","))
@@ -349,6 +352,10 @@ def settings_of(
     if domain or api_prefix:
         values["domain"], values["api_prefix"] = domain, api_prefix
     return ConnectionSettings(**values)
+
+
+def _limit(number: int) -> str:
+    return "unlimited" if number < 0 else f"at most {number}"
 
 
 def _text(name: str, value: Any) -> str:

@@ -8,6 +8,7 @@
     │   └── ConnectionLost                was connected; carries the last sequence where there is one
     ├── NotOnWire                         a setting that the bulk connection does not know yet
     ├── RequestTimeout (TimeoutError)     no answer in time
+    ├── PermissionDenied                  the account may not publish there
     ├── ApiError                          the server's own refusal: code, err_code, description
     │   ├── StreamNotFound, StreamNameInUse, ConsumerNotFound, ConsumerNameInUse, ConsumerDoesNotExist,
     │   │   MessageNotFound, BadRequest, WrongLastSequence, WrongLastMessageId, WrongStream
@@ -87,6 +88,17 @@ class NotOnWire(JetStreamError):
 
 class RequestTimeout(JetStreamError, TimeoutError):
     """A request was not answered in time. What it asked for may have happened."""
+
+
+class PermissionDenied(JetStreamError):
+    """The account may not publish on the subject. The server drops what it may not take, and says so on the side."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(f"no permission to publish on {subject!r}: allow it for this user")
+        self.subject = subject
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.subject,)
 
 
 class ApiError(JetStreamError):

@@ -26,6 +26,7 @@ from airflow_nats_jetstream.client.errors import (
     JetStreamNotEnabled,
     LedgerUnavailable,
     MessageNotFound,
+    PermissionDenied,
     RequestTimeout,
     StreamNameInUse,
     StreamNotFound,
@@ -435,7 +436,10 @@ class Ledger:
 
     async def _write(self, subject: str, value: Mapping[str, Any], revision: int | None) -> None:
         headers = {} if revision is None else {"Nats-Expected-Last-Subject-Sequence": str(revision)}
-        reply = await self.js.connection.request(subject, json.dumps(value).encode(), headers=headers)
+        try:
+            reply = await self.js.connection.request(subject, json.dumps(value).encode(), headers=headers)
+        except PermissionDenied as error:
+            raise LedgerUnavailable(f"the ledger may not be written: {error}") from error
         if reply.status == NO_RESPONDERS:
             raise JetStreamNotEnabled(503, 0, f"no stream listens on {subject!r}")
         try:

@@ -118,7 +118,10 @@ class JetStreamPublishOperator(BaseOperator):
         if self.producer is not None:
             return self.producer()
         if isinstance(self.messages, str):
-            return _lines(Path(self.messages))
+            path = Path(self.messages)
+            for _ in _lines(path):
+                pass  # a broken line is found before the first message goes out
+            return _lines(path)
         return self.messages or ()
 
 
@@ -129,6 +132,8 @@ def _lines(path: Path) -> Iterator[Any]:
         raise InvalidValue("messages", str(path), f"a readable file of JSON lines: {error.strerror}") from None
     with file:
         for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
             try:
                 yield json.loads(line)
             except ValueError:

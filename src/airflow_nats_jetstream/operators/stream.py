@@ -137,6 +137,8 @@ class JetStreamPurgeOperator(BaseOperator):
         for name, number in numbers.items():
             if number is not None and number < 1:
                 raise InvalidValue(name, number, "give 1 or more; the server takes 0 for everything")
+        if self.everything and (subject is not None or set(numbers.values()) != {None}):
+            raise InvalidValue("everything", True, "not together with subject, sequence or keep")
         if not self.everything and subject is None and set(numbers.values()) == {None}:
             raise InvalidValue("everything", False, "a purge of the whole stream needs everything=True")
         return {"subject": subject, **numbers}

@@ -1,0 +1,93 @@
+"""What the tests of the operators do again and again: run one as Airflow's task runner does, and ask the server."""
+
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.execution_time.context import OutletEventAccessors
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance, _run_execute_callable
+
+from airflow_nats_jetstream.client.consumer import ConsumerInfo
+from airflow_nats_jetstream.handoff.ledger import Ledger, Receipt, Record
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.sensors import JetStreamPullSensor
+
+CONNECTION = "nats_test"
+CONSUMER = "work"
+ACK_WAIT = timedelta(seconds=1)
+
+
+def context_of(task: BaseOperator, *, run_id: str = "run", try_number: int = 1, max_tries: int = 0) -> Any:
+    """The part of Airflow's context that operators look at, with the task runner's own kind of task instance."""
+    ti = RuntimeTaskInstance.model_construct(
+        id=uuid4(),
+        dag_id="dag",
+        run_id=run_id,
+        task_id=task.task_id,
+        map_index=-1,
+        try_number=try_number,
+        max_tries=max_tries,
+        task=task,
+    )
+    return {"ti": ti, "task_instance": ti, "task": task, "outlet_events": OutletEventAccessors()}
+
+
+def execute(task: BaseOperator, **instance: Any) -> Any:
+    """Run a task with the function that Airflow's task runner calls: time-out and on_kill included."""
+    return _run_execute_callable(context=context_of(task, **instance), execute=task.execute, task=task)
+
+
+def publish(hook: JetStreamHook, stream: str, count: int) -> None:
+    async def messages(js: Any) -> None:
+        for number in range(count):
+            await js.connection.publish(f"{stream}.{number % 3}", b"x" * 10)
+        await js.connection.flush()
+
+    hook.run(messages)
+
+
+def sensor(stream: str, **changes: Any) -> JetStreamPullSensor:
+    """A sensor that waits in the worker, quickly."""
+    values: dict[str, Any] = {
+        "task_id": "claims",
+        "stream": stream,
+        "consumer": CONSUMER,
+        "max_messages": 1_000,
+        "gather": timedelta(seconds=0.1),
+        "consumer_config": {"ack_wait": ACK_WAIT},
+        "deferrable": False,
+        "timeout": 5,
+        "nats_conn_id": CONNECTION,
+    }
+    return JetStreamPullSensor(**{**values, **changes})
+
+
+def claim(hook: JetStreamHook, stream: str, count: int = 10) -> dict[str, Any]:
+    """Publish messages and let a sensor claim them: what it hands on."""
+    publish(hook, stream, count)
+    (claim,) = execute(sensor(stream))
+    return dict(claim)
+
+
+def info(hook: JetStreamHook, stream: str) -> ConsumerInfo:
+    """The consumer, as the server has it."""
+    return hook.run(lambda js: js.stream(stream).consumer(CONSUMER).info())
+
+
+def record(hook: JetStreamHook, stream: str) -> Record | None:
+    """The ledger's record of the consumer."""
+
+    async def read(js: Any) -> Record | None:
+        return (await Ledger(js, stream, CONSUMER).read())[0]
+
+    return hook.run(read)
+
+
+def receipt(hook: JetStreamHook, stream: str, claim_id: str) -> Receipt | None:
+    """What the ledger says became of a claim."""
+
+    async def read(js: Any) -> Receipt | None:
+        return await Ledger(js, stream, CONSUMER).receipt(claim_id)
+
+    return hook.run(read)

@@ -1,0 +1,151 @@
+"""The hook: settings from a connection, what the Test button says, and the ways to use JetStream from a task."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import Connection
+
+from airflow_nats_jetstream.client.errors import AuthenticationFailed, HandoffError, InvalidValue
+from airflow_nats_jetstream.client.settings import ConnectionSettings
+from airflow_nats_jetstream.hooks import JetStreamHook, check_airflow, settings_of
+from demo.nats_server import NatsServer
+from demo.service import free_port
+from tests.operators.conftest import set_connection
+from tests.operators.steps import CONNECTION, CONSUMER, claim, info, record
+
+
+def connection(extra: dict[str, Any] | None = None, **fields: Any) -> Connection:
+    return Connection(conn_id="c", conn_type="nats", extra=json.dumps(extra) if extra else None, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, ConnectionSettings()),
+        ({"host": "a"}, ConnectionSettings(servers="nats://a")),
+        ({"host": "a", "port": 4333}, ConnectionSettings(servers="nats://a:4333")),
+        ({"host": "a,b", "port": 4333}, ConnectionSettings(servers=("nats://a:4333", "nats://b:4333"))),
+        ({"extra": {"servers": "nats://a:1,nats://b:2"}}, ConnectionSettings(servers=("nats://a:1", "nats://b:2"))),
+        ({"login": "u", "password": "p"}, ConnectionSettings(user="u", password="p")),
+        ({"extra": {"token": "t", "nkey_secret": "", "tls": None}}, ConnectionSettings(token="t")),
+        ({"extra": {"nkey_secret": "SU"}}, ConnectionSettings(nkey_seed="SU")),
+        ({"extra": {"creds_secret": "text"}}, ConnectionSettings(credentials="text")),
+        ({"extra": {"tls": "true", "tls_hostname": "h"}}, ConnectionSettings(tls=True, tls_hostname="h")),
+        ({"extra": {"tls": "no", "ledger": "team"}}, ConnectionSettings(ledger="team")),
+        ({"extra": {"domain": "hub", "request_timeout": "2"}}, ConnectionSettings(domain="hub", request_timeout=2.0)),
+    ],
+)
+def test_settings_of_a_connection(fields: dict[str, Any], expected: ConnectionSettings) -> None:
+    assert settings_of(connection(**fields)) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"extra": {"tls_cert": "x"}}, "extra='tls_cert'.*tls_certificate"),
+        ({"extra": {"tls": "maybe"}}, "true or false"),
+        ({"extra": {"connect_timeout": "soon"}}, "seconds"),
+        ({"extra": {"token": 5}}, "text"),
+        ({"login": "u"}, "password.*belong together"),
+        ({"login": "u", "password": "p", "extra": {"token": "t"}}, "user and token.*one way"),
+        ({"extra": {"servers": "http://a"}}, "nats://host:port"),
+        ({"extra": {"servers": "nats://u:hush@a"}}, "own fields"),
+        ({"host": "a", "extra": {"servers": "nats://b"}}, "servers.*host"),
+    ],
+)
+def test_a_connection_that_contradicts_itself_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidValue, match=says) as refusal:
+        settings_of(connection(**fields))
+    assert "hush" not in str(refusal.value)
+
+
+def test_the_hooks_domain_replaces_the_connections() -> None:
+    there = connection({"domain": "hub"})
+    assert settings_of(there, domain="leaf").domain == "leaf"
+    assert settings_of(there, api_prefix="JS.x.API") == ConnectionSettings(api_prefix="JS.x.API")
+
+
+def test_the_test_button_answers_with_what_is_there(hook: JetStreamHook) -> None:
+    works, message = hook.test_connection()
+    assert works
+    assert re.search(r"nats-server \d+\.\d+\.\d+, round trip [\d.]+ ms; .*streams.*storage", message)
+
+
+def test_the_test_button_says_what_to_fix(
+    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(**extra: Any) -> str:
+        set_connection(monkeypatch, **extra)
+        works, message = JetStreamHook(CONNECTION).test_connection()
+        assert not works
+        return message
+
+    nobody = f"nats://127.0.0.1:{free_port()}"
+    assert "check servers and port" in answer(servers=nobody, connect_timeout=1)
+    assert "one way to authenticate" in answer(servers=nobody, token="t", nkey_secret="SU")
+    assert "TLS was asked for" in answer(servers=nats_server.url, tls=True)
+    config = """
+accounts {
+  with: { jetstream: enabled, users: [ { user: a, password: right } ] }
+  without: { users: [ { user: b, password: right } ] }
+}
+"""
+    server = NatsServer(tmp_path / "nats", config)
+    server.start()
+    try:
+        assert "refused the connection" in answer(servers=server.url)
+        for user, password, says in [("a", "wrong", "check the user, password"), ("b", "right", "JetStream")]:
+            uri = server.url.replace("nats://", f"nats://{user}:{password}@")
+            monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", uri)
+            works, message = JetStreamHook(CONNECTION).test_connection()
+            assert not works
+            assert says in message
+            assert password not in message
+        set_connection(monkeypatch, servers=server.url)
+        with pytest.raises(AuthenticationFailed):
+            JetStreamHook(CONNECTION).run(lambda js: js.account_info())
+    finally:
+        server.stop()
+
+
+async def test_an_asynchronous_task_gets_a_context(hook: JetStreamHook) -> None:
+    async with hook.context() as js:
+        assert (await js.account_info())["streams"] >= 0
+    assert hook.get_conn() == hook.settings
+
+
+def test_processing_settles_with_its_value(hook: JetStreamHook, stream: str) -> None:
+    value = claim(hook, stream)
+    with hook.processing(value) as held:
+        held.value = held.count
+    (done,) = hook.committed(stream, CONSUMER)
+    assert (done.attempt_id, done.value) == (held.attempt_id, 10)
+    assert info(hook, stream).floor == 10
+
+
+@pytest.mark.parametrize("error", [OSError("full"), KeyboardInterrupt()])
+def test_processing_releases_on_any_error(hook: JetStreamHook, stream: str, error: BaseException) -> None:
+    value = claim(hook, stream)
+    with pytest.raises(type(error)), hook.processing(value):
+        raise error
+    assert hook.committed(stream, CONSUMER) == []
+    assert record(hook, stream).open[value["id"]].token is None  # type: ignore[union-attr]
+
+
+def test_claims_do_not_support_domains_yet(hook: JetStreamHook, stream: str) -> None:
+    value = claim(hook, stream)
+    with (
+        pytest.raises((InvalidValue, HandoffError), match="domain"),
+        JetStreamHook(CONNECTION, domain="hub").processing(value),
+    ):
+        pass
+
+
+def test_an_older_airflow_is_refused_in_one_sentence() -> None:
+    check_airflow("3.3.2")
+    check_airflow("4.0.0rc1")
+    with pytest.raises(ImportError, match=r"needs Apache Airflow 3\.3 or newer; this is 3\.2\.9"):
+        check_airflow("3.2.9")

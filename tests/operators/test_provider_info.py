@@ -1,0 +1,89 @@
+"""What Airflow reads about the provider, judged by Airflow itself."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import airflow
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from airflow.sdk._shared.secrets_masker import should_hide_value_for_key
+
+from airflow_nats_jetstream.get_provider_info import get_provider_info
+
+DAGS = Path(__file__).parents[2] / "dags"
+INFO: Any = get_provider_info()
+(CONNECTION,) = INFO["connection-types"]
+
+
+def alone(code: str) -> Any:
+    """The JSON that a fresh interpreter prints last."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_airflow_finds_it_valid() -> None:
+    schema = json.loads(Path(airflow.__file__).with_name("provider_info.schema.json").read_text())
+    jsonschema.validate(INFO, schema)
+
+
+def test_airflow_finds_connection_hook_and_decorator() -> None:
+    code = """
+import json
+from airflow.providers_manager import ProvidersManager
+from airflow.sdk import task
+manager = ProvidersManager()
+provider = manager.providers["airflow-provider-nats-jetstream"]
+print(json.dumps([provider.version, manager.hooks["nats"].hook_class_name, callable(task.jetstream)]))
+"""
+    from airflow_nats_jetstream import __version__
+
+    assert alone(code) == [__version__, "airflow_nats_jetstream.hooks.JetStreamHook", True]
+
+
+def test_no_field_of_the_form_is_required() -> None:
+    for name, field in CONNECTION["conn-fields"].items():
+        assert "null" in field["schema"]["type"], name
+
+
+@pytest.mark.parametrize("name", ["token", "nkey_secret", "creds_secret", "tls_private_key"])
+def test_secrets_are_masked_by_airflow_and_by_the_form(name: str) -> None:
+    assert should_hide_value_for_key(name)  # type: ignore[no-untyped-call]
+    assert CONNECTION["conn-fields"][name]["schema"]["format"] == "password"
+
+
+def test_every_listed_module_is_there() -> None:
+    modules = [
+        module
+        for kind in ("operators", "sensors", "triggers", "hooks")
+        for listed in INFO[kind]
+        for module in listed["python-modules"]
+    ]
+    assert alone(f"import importlib; [importlib.import_module(m) for m in {modules}]; print(len({modules}))") == 6
+
+
+def test_the_description_imports_nothing() -> None:
+    code = """
+import sys
+before = set(sys.modules)
+from airflow_nats_jetstream.get_provider_info import get_provider_info
+get_provider_info()
+print(len({name.split(".")[0] for name in set(sys.modules) - before} - {"airflow_nats_jetstream", "__future__"}))
+"""
+    assert alone(code) == 0
+
+
+def test_parsing_a_dag_loads_neither_nats_nor_spark() -> None:
+    code = f"""
+import json, sys
+sys.path.insert(0, {str(DAGS)!r})
+import airflow_nats_jetstream.hooks, airflow_nats_jetstream.sensors, airflow_nats_jetstream.triggers
+import airflow_nats_jetstream.operators.stream, airflow_nats_jetstream.operators.publish
+import airflow_nats_jetstream.operators.process
+import flight_delays
+print(json.dumps(sorted({{"nats", "pyspark", "pyspark_jetstream", "pyarrow"}} & set(sys.modules))))
+"""
+    assert alone(code) == []

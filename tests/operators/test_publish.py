@@ -1,0 +1,150 @@
+"""Publishing: the stream says what it holds afterwards."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+
+from airflow_nats_jetstream.client.errors import InvalidValue, NoStreamResponse, PublishFailed
+from airflow_nats_jetstream.client.stream import StoredMessage
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
+from tests.operators.steps import CONNECTION, execute
+
+
+def publishing(stream: str, messages: Any, **changes: Any) -> JetStreamPublishOperator:
+    return JetStreamPublishOperator(
+        task_id="publish", stream=stream, messages=messages, nats_conn_id=CONNECTION, **changes
+    )
+
+
+def held(hook: JetStreamHook, stream: str) -> int:
+    return int(hook.run(lambda js: js.stream(stream).info()).state["messages"])
+
+
+def stored(hook: JetStreamHook, stream: str, sequence: int) -> StoredMessage:
+    return hook.run(lambda js: js.stream(stream).get_message(sequence))
+
+
+def test_what_a_callable_gives(hook: JetStreamHook, stream: str) -> None:
+    def numbers() -> Iterator[tuple[str, bytes]]:
+        for number in range(5_000):
+            yield f"{stream}.{number % 3}", b"%d" % number
+
+    outcome = execute(publishing(stream, numbers))
+    assert outcome == {"stream": stream, "stored": 5_000, "duplicates": 0, "first": 1, "last": 5_000}
+    assert held(hook, stream) == 5_000
+    assert stored(hook, stream, 5_000).data == b"4999"
+
+
+def test_a_retry_stores_nothing_twice_and_another_run_does(hook: JetStreamHook, stream: str) -> None:
+    messages = [(f"{stream}.a", b"same")] * 3 + [(f"{stream}.a", b"other")]
+    assert execute(publishing(stream, messages))["stored"] == 4
+    again = execute(publishing(stream, messages), try_number=2)
+    assert (again["stored"], again["duplicates"]) == (0, 4)
+    assert execute(publishing(stream, messages), run_id="next")["stored"] == 4
+    assert held(hook, stream) == 8
+
+
+def test_every_kind_of_message(hook: JetStreamHook, stream: str, tmp_path: Path) -> None:
+    subject = f"{stream}.x"
+    messages = [
+        (subject, b"\x00\xff"),
+        (subject, "grün"),
+        (subject, {"n": 1}, {"Kind": "json"}),
+        {"subject": subject, "data": [1, 2], "headers": {"Kind": ["a", "b"]}},
+        [subject, None],
+    ]
+    execute(publishing(stream, messages))
+    found = [stored(hook, stream, sequence) for sequence in range(1, 6)]
+    assert [each.data for each in found] == [b"\x00\xff", "grün".encode(), b'{"n": 1}', b"[1, 2]", b"null"]
+    assert [each.headers.get("Kind") for each in found[2:4]] == [["json"], ["a", "b"]]
+    file = tmp_path / "messages.jsonl"
+    file.write_text("".join(json.dumps({"subject": subject, "data": number}) + "\n" for number in range(3)) + "\n")
+    assert execute(publishing(stream, str(file)))["stored"] == 3
+    assert stored(hook, stream, 8).data == b"2"
+
+
+def test_where_no_stream_listens(hook: JetStreamHook, stream: str) -> None:
+    with pytest.raises(
+        PublishFailed, match=r"message 1 for 'nobody\.x'.*no stream listens.*1 messages were"
+    ) as failure:
+        execute(publishing(stream, [(f"{stream}.a", b"1"), ("nobody.x", b"2")]))
+    assert isinstance(failure.value.cause, NoStreamResponse)
+
+
+def test_one_refused_message_is_named_and_the_rest_counted(hook: JetStreamHook, stream: str) -> None:
+    hook.run(lambda js: js.stream(stream).update({"max_msg_size": 100}))
+    messages = [(f"{stream}.a", b"x" * (500 if number == 20_000 else 5)) for number in range(30_000)]
+    with pytest.raises(PublishFailed, match="message size exceeds") as failure:
+        execute(publishing(stream, messages))
+    assert failure.value.position == 20_000
+    assert failure.value.stored == held(hook, stream) >= 20_000
+
+
+def test_another_streams_subject_is_refused(hook: JetStreamHook, stream: str) -> None:
+    hook.run(lambda js: js.create_stream({"name": f"{stream}B", "subjects": [f"{stream}B"]}))
+    try:
+        with pytest.raises(PublishFailed, match="expected stream"):
+            execute(publishing(stream, [(f"{stream}B", b"1")]))
+        assert held(hook, f"{stream}B") == 0
+    finally:
+        hook.run(lambda js: js.stream(f"{stream}B").delete())
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (("a..b", b""), "empty token"),
+        (("a.*", b""), "literal subject"),
+        (("a",), "subject, data"),
+        ({"subject": "a"}, "subject, data"),
+        ("text", "subject, data"),
+    ],
+)
+def test_what_is_no_message_is_named_by_its_position(hook: JetStreamHook, stream: str, message: Any, says: str) -> None:
+    with pytest.raises(PublishFailed, match=says) as failure:
+        execute(publishing(stream, [(f"{stream}.a", b"1"), message]))
+    assert (failure.value.position, failure.value.stored) == (1, 1)
+
+
+def test_a_broken_file_names_its_line(hook: JetStreamHook, stream: str, tmp_path: Path) -> None:
+    file = tmp_path / "messages.jsonl"
+    file.write_text(f'{{"subject": "{stream}.a", "data": 1}}\n{{"subject": \n')
+    with pytest.raises(InvalidValue, match=r"messages\.jsonl:2.*not JSON"):
+        execute(publishing(stream, str(file)))
+    assert held(hook, stream) == 0  # the whole file is read before the first message goes out
+    with pytest.raises(InvalidValue, match="No such file"):
+        execute(publishing(stream, str(tmp_path / "absent")))
+
+
+def test_a_kill_stops_it(hook: JetStreamHook, stream: str) -> None:
+    def endless() -> Iterator[tuple[str, bytes]]:
+        number = 0
+        while True:
+            number += 1
+            time.sleep(0.0001)
+            yield f"{stream}.a", b"%d" % number
+
+    task = publishing(stream, endless)
+    threading.Timer(0.5, task.on_kill).start()
+    with pytest.raises(PublishFailed, match="stopped") as failure:
+        execute(task)
+    assert failure.value.stored == held(hook, stream) > 0
+
+
+def test_what_is_wrong_is_said_when_the_dag_is_parsed() -> None:
+    with pytest.raises(InvalidValue, match="stream"):
+        publishing("a b", [])
+    once = ((f"a.{number}", b"") for number in range(3))
+    with pytest.raises(InvalidValue, match=r"generator.*callable"):  # read once, it would leave a retry nothing
+        publishing("A", once)
+    with DAG("dag", schedule=None):
+        first = publishing("A", [])
+        second = JetStreamPublishOperator(task_id="second", stream="{{ params.stream }}", messages=first.output)  # type: ignore[arg-type]
+    assert second.upstream_task_ids == {"publish"}
