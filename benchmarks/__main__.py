@@ -1,0 +1,35 @@
+"""Run every benchmark and say for each whether it is as fast as is required."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import acknowledge, publish, spark_read
+from benchmarks.comparison import Comparison
+from demo.java import java_home
+from demo.nats_server import NatsServer
+
+BENCHMARKS = (publish.compare, acknowledge.compare, spark_read.compare)
+
+
+def main() -> int:
+    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    results: list[Comparison] = []
+    for compare in BENCHMARKS:
+        with tempfile.TemporaryDirectory() as folder:
+            server = NatsServer(Path(folder))
+            server.start()
+            try:
+                results.append(compare(server.url))
+            finally:
+                server.stop()
+        print(results[-1], flush=True)
+    slow = [result.what for result in results if result.ratio < result.required]
+    if slow:
+        print(f"slower than required: {', '.join(slow)}")
+    return 1 if slow else 0
+
+
+sys.exit(main())

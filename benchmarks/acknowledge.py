@@ -1,0 +1,77 @@
+"""Acknowledging 100,000 settled messages, each confirmed, against nats-py's ``await message.ack_sync()``."""
+
+import asyncio
+import itertools
+import time
+from datetime import timedelta
+
+import nats
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.handoff import answers
+from airflow_nats_jetstream.handoff.ledger import DoneEntry, Ledger, Record
+from airflow_nats_jetstream.handoff.take import Take, Taking
+from benchmarks.comparison import ROUNDS, Comparison
+
+MESSAGES = 100_000
+SAMPLE = 10_000
+
+
+def compare(url: str) -> Comparison:
+    settings = ConnectionSettings(servers=url)
+    asyncio.run(_stream(settings))
+    publish_all(settings, ((f"work.{number}", b"x" * 100) for number in range(MESSAGES)), stream="WORK")
+    comparison = Comparison("acknowledge", required=10, aim=25)
+    for number in itertools.islice(itertools.count(), ROUNDS):
+        comparison.baseline.append(SAMPLE / asyncio.run(_one_by_one(url, f"baseline{number}")))
+        comparison.ours.append(MESSAGES / asyncio.run(_settled(settings, f"ours{number}")))
+    return comparison
+
+
+async def _stream(settings: ConnectionSettings) -> None:
+    async with connect(settings) as js:
+        await js.create_stream({"name": "WORK", "subjects": ["work.>"]})
+
+
+async def _settled(settings: ConnectionSettings, consumer: str) -> float:
+    """Seconds for the acknowledgements of a claim that the ledger holds as done: settling's last step."""
+    owner = ("dag", "run", "task", -1, 1)
+    async with connect(settings) as js:
+        taking = Taking(
+            stream="WORK", consumer=consumer, owner=owner, max_messages=MESSAGES, gather=timedelta(seconds=5)
+        )
+        take = Take(js, taking)
+        await take.prepare()
+        (claim,) = await take.take(60)
+
+        def done(record: Record | None, _: object) -> Record:
+            assert record
+            entry = record.open[claim.id]
+            settled = DoneEntry(entry.sequences, entry.counter, "1-benchmark", None)
+            return Record(record.created, record.n, done={claim.id: settled})
+
+        ledger = Ledger(js, "WORK", consumer)
+        record, _ = await ledger.change(done)
+        assert record
+        start = time.perf_counter()
+        left = await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences, claim.consumer_sequence))
+        seconds = time.perf_counter() - start
+        info = await js.stream("WORK").consumer(consumer).info()
+        assert not left
+        assert (info.ack_pending, info.floor) == (0, MESSAGES)
+        return seconds
+
+
+async def _one_by_one(url: str, consumer: str) -> float:
+    connection = await nats.connect(url)
+    subscription = await connection.jetstream().pull_subscribe("work.>", durable=consumer)
+    seconds = 0.0
+    for _ in range(SAMPLE // 1_000):
+        messages = await subscription.fetch(1_000, timeout=10)
+        start = time.perf_counter()
+        for message in messages:
+            await message.ack_sync()
+        seconds += time.perf_counter() - start
+    await connection.close()
+    return seconds

@@ -1,0 +1,42 @@
+"""Two ways to do one thing, timed in turn."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+ROUNDS = 3
+
+
+@dataclass
+class Comparison:
+    """Rates in messages a second. The ratio is of the medians."""
+
+    what: str
+    required: float
+    aim: float
+    ours: list[float] = field(default_factory=list)
+    baseline: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ours) / statistics.median(self.baseline)
+
+    def run(self, ours: Callable[[], int], baseline: Callable[[], int], rounds: int = ROUNDS) -> "Comparison":
+        """Each returns how many messages it handled; they take turns, so that a slow moment strikes both."""
+        for _ in range(rounds):
+            self.baseline.append(_rate(baseline))
+            self.ours.append(_rate(ours))
+        return self
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: {statistics.median(self.ours):,.0f}/s against {statistics.median(self.baseline):,.0f}/s, "
+            f"{self.ratio:.1f} times (required {self.required:g}, aim {self.aim:g})"
+        )
+
+
+def _rate(work: Callable[[], int]) -> float:
+    start = time.perf_counter()
+    count = work()
+    return count / (time.perf_counter() - start)

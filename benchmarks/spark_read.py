@@ -1,0 +1,64 @@
+"""Reading the departures into Spark, against nats-py ``fetch`` in the driver and ``createDataFrame``."""
+
+import asyncio
+import itertools
+from typing import Any
+
+import nats
+from pyspark.sql import DataFrame
+
+from airflow_nats_jetstream.client import ConnectionSettings
+from airflow_nats_jetstream.client.bulk import publish_all
+from benchmarks.comparison import Comparison
+from benchmarks.departures import departures
+from pyspark_jetstream import spark_session
+
+MESSAGES = 336_776
+SCHEMA = "subject STRING, sequence BIGINT, data BINARY"
+
+
+def compare(url: str) -> Comparison:
+    asyncio.run(_stream(url))
+    publish_all(ConnectionSettings(servers=url), departures(), stream="FLIGHTS", scope="once")
+    spark = spark_session(master="local[2]", config={"spark.ui.enabled": "false"})
+    spark.sparkContext.setLogLevel("ERROR")
+    consumers = itertools.count()
+
+    def ours() -> int:
+        messages = spark.read.format("jetstream").option("servers", url).option("stream", "FLIGHTS").load()
+        return _drain(messages)
+
+    def baseline() -> int:
+        rows = asyncio.run(_fetched(url, f"baseline{next(consumers)}"))
+        return _drain(spark.createDataFrame(rows, SCHEMA))
+
+    try:
+        ours()  # both start warm: a JVM that has compiled, workers that have started
+        return Comparison("read into Spark", required=6, aim=8).run(ours, baseline)
+    finally:
+        spark.stop()
+
+
+def _drain(messages: DataFrame) -> int:
+    """Read everything and keep nothing."""
+    messages.write.format("noop").mode("overwrite").save()
+    return MESSAGES
+
+
+async def _stream(url: str) -> None:
+    connection = await nats.connect(url)
+    await connection.jetstream().add_stream(name="FLIGHTS", subjects=["flights.>"], allow_direct=True)
+    await connection.close()
+
+
+async def _fetched(url: str, consumer: str) -> list[tuple[str, Any, bytes]]:
+    connection = await nats.connect(url)
+    subscription = await connection.jetstream().pull_subscribe("flights.>", durable=consumer)
+    rows: list[tuple[str, Any, bytes]] = []
+    while len(rows) < MESSAGES:
+        messages = await subscription.fetch(1_000, timeout=10)
+        rows += [(each.subject, each.metadata.sequence.stream, each.data) for each in messages]
+        for each in messages:
+            await each.ack()
+    await connection.close()
+    return rows
