@@ -70,7 +70,7 @@ def flight_delays() -> None:
         messages_per_claim=100_000,
     )
 
-    @task.jetstream(retries=2)
+    @task.jetstream(retries=2, max_active_tis_per_dag=2)
     def delays(claim: Any) -> int:  # arrives held; is settled when the function returns
         from pyspark_jetstream import spark_session
 

@@ -73,7 +73,7 @@ def follow(stack: Stack, run_id: str, clock: Clock) -> str:
                 changed(task.name, task.state + again)
         counts = asyncio.run(report.counts(stack.nats.url))
         if counts.messages:
-            changed("stream", f"{counts.messages:,} messages")
+            changed("messages", f"{counts.messages:,} messages")
         if counts.ack_pending or "consumer" in known:
             changed("consumer", f"{counts.pending:,} pending, {counts.ack_pending:,} waiting for their acknowledgement")
         if counts.done:

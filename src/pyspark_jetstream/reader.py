@@ -11,7 +11,6 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from airflow_nats_jetstream.client.direct import DirectMessage, read
 from airflow_nats_jetstream.client.errors import DirectGetDisabled, StreamRecreated
-from airflow_nats_jetstream.client.protocol import HEADER_LINE, decode_headers
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.wire import Wire
 
@@ -103,7 +102,7 @@ class JetStreamReader(DataSourceReader):
         sequences, subjects, times, headers, data = zip(*rows, strict=True)
         build = {
             "stream": lambda: pa.array([self._options.stream]).take(pa.array([0] * len(rows))),
-            "subject": lambda: pa.array(subjects, pa.binary()).cast(pa.string()),
+            "subject": lambda: _texts(subjects),
             "sequence": lambda: pa.array(sequences, pa.int64()),
             "timestamp": lambda: _timestamps(times),
             "headers": lambda: _headers(headers),
@@ -115,8 +114,7 @@ class JetStreamReader(DataSourceReader):
 def _timestamps(times: Sequence[bytes]) -> pa.Array:
     import pyarrow as pa
 
-    texts = pa.array(times, pa.binary()).cast(pa.string())
-    return texts.cast(pa.timestamp("ns", "UTC")).cast(pa.timestamp("us", "UTC"), safe=False)
+    return _texts(times).cast(pa.timestamp("ns", "UTC")).cast(pa.timestamp("us", "UTC"), safe=False)
 
 
 def _headers(blocks: Sequence[bytes]) -> pa.Array:
@@ -126,17 +124,45 @@ def _headers(blocks: Sequence[bytes]) -> pa.Array:
     kind = pa.map_(pa.string(), pa.list_(pa.string()))
     if not any(blocks):
         return pa.nulls(len(blocks), kind)
-    names: list[str] = []
-    values: list[str] = []
+    names: list[bytes] = []
+    values: list[bytes] = []
     value_ends, ends = [0], [0]
     for block in blocks:
         if block:
-            for name, each in decode_headers(HEADER_LINE + b"\r\n" + block).items():
-                names.append(name)
-                values.extend(each)
-                value_ends.append(len(values))
+            entries = [
+                (name, value.strip()) for name, _, value in (line.partition(b":") for line in block.split(b"\r\n"))
+            ]
+            entries.pop()  # the block ends with a line break
+            if len(entries) == 1 or len({name for name, _ in entries}) == len(entries):
+                for name, value in entries:
+                    names.append(name)
+                    values.append(value)
+                    value_ends.append(len(values))
+            else:
+                for name, each in _grouped(entries).items():
+                    names.append(name)
+                    values.extend(each)
+                    value_ends.append(len(values))
         ends.append(len(names))
-    items = pa.ListArray.from_arrays(pa.array(value_ends, pa.int32()), pa.array(values, pa.string()))
+    items = pa.ListArray.from_arrays(pa.array(value_ends, pa.int32()), _texts(values))
     offsets = pa.array(ends, pa.int32())
     mask = pa.array([not block for block in blocks])
-    return pa.MapArray.from_arrays(offsets, pa.array(names, pa.string()), items, mask=mask)
+    return pa.MapArray.from_arrays(offsets, _texts(names), items, mask=mask)
+
+
+def _grouped(entries: Sequence[tuple[bytes, bytes]]) -> dict[bytes, list[bytes]]:
+    """All values of each name, in order."""
+    grouped: dict[bytes, list[bytes]] = {}
+    for name, value in entries:
+        grouped.setdefault(name, []).append(value)
+    return grouped
+
+
+def _texts(values: Sequence[bytes]) -> pa.Array:
+    """As strings; bytes that are not UTF-8 are replaced."""
+    import pyarrow as pa
+
+    try:
+        return pa.array(values, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([value.decode("utf-8", "replace") for value in values], pa.string())

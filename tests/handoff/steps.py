@@ -1,5 +1,6 @@
 """What the tests of the hand-off do again and again."""
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -47,5 +48,10 @@ async def floor(stream: Stream) -> int:
 
 
 async def reset_by_a_stranger(stream: Stream) -> None:
-    """A reset that knows nothing of the ledger: everything is delivered again."""
+    """A reset that knows nothing of the ledger: everything is delivered again.
+
+    Not within moments of the last acknowledgement: nats-server 2.15.1 then now and then goes on showing the counters of
+    before (docs/handoff.md, residue).
+    """
+    await asyncio.sleep(0.3)
     await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": 1})

@@ -193,7 +193,7 @@ async def _drive_control(
             while True:
                 try:
                     for each in outgoing:
-                        reply = f"{inbox}.{each.position}"
+                        reply = inbox.subject(each.position)
                         await js.connection.publish(each.subject, each.data, reply, _single(each.header))
                     arrived.clear()
                     if window.empty and feed.ended:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import nats.aio.client
 import nats.errors
 
@@ -25,6 +27,7 @@ from airflow_nats_jetstream.client.errors import (
     ConnectionLost,
     InvalidValue,
     JetStreamError,
+    PermissionDenied,
     RequestTimeout,
     TlsNotOffered,
 )
@@ -34,11 +37,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
 
     from airflow_nats_jetstream.client.settings import ConnectionSettings
 
 log = logging.getLogger(__name__)
 
+_VIOLATION = re.compile(r'permissions violation for publish to "(.+?)"')  # nats-py has made it lower case
 RECONNECT_WAIT = 0.25
 """Seconds between two attempts at one server: short, because acknowledgements wait for it."""
 
@@ -46,9 +51,10 @@ RECONNECT_WAIT = 0.25
 class Connection:
     """One nats-py connection. Get one from :meth:`open`."""
 
-    def __init__(self, settings: ConnectionSettings, client: nats.aio.client.Client) -> None:
+    def __init__(self, settings: ConnectionSettings, client: nats.aio.client.Client, denied: set[str]) -> None:
         self.settings = settings
         self._client = client
+        self._denied = denied
 
     @classmethod
     @asynccontextmanager
@@ -60,11 +66,13 @@ class Connection:
             AuthenticationFailed, TlsNotOffered: at once.
         """
         client = nats.aio.client.Client()
-        await _connect(settings, client)
+        denied: set[str] = set()
+        await _connect(settings, client, denied)
         try:
-            yield cls(settings, client)
+            yield cls(settings, client, denied)
         finally:
-            await client.close()
+            with anyio.CancelScope(shield=True):  # a cancelled task closes its socket, too
+                await client.close()
 
     @property
     def is_connected(self) -> bool:
@@ -72,7 +80,7 @@ class Connection:
 
     @property
     def server_version(self) -> str:
-        return str(self._client.connected_server_version)
+        return str(self._client._server_info["version"])
 
     @property
     def max_payload(self) -> int:
@@ -107,6 +115,7 @@ class Connection:
         """One request, one reply; ``status`` 503 when nobody listens.
 
         Raises:
+            PermissionDenied: no reply within that time, because the server refused the request.
             RequestTimeout: no reply within ``timeout`` seconds (``settings.request_timeout``).
             ConnectionLost: not connected at this moment.
         """
@@ -116,13 +125,17 @@ class Connection:
                 return _reply(
                     await self._client.request(subject, data, timeout=limit, headers=dict(headers) if headers else None)
                 )
+            except nats.errors.TimeoutError:
+                if subject.lower() in self._denied:
+                    raise PermissionDenied(subject) from None
+                raise
             except nats.errors.NoRespondersError:
                 return Reply(subject, "", NO_RESPONDERS, "No Responders", {}, b"")
 
     @asynccontextmanager
-    async def inbox(self, deliver: Callable[[Reply], None]) -> AsyncIterator[str]:
-        """An own inbox: what arrives on ``<inbox>.<anything>`` goes to ``deliver``. Unsubscribed at the end, so that
-        the server stops serving pulls that nobody reads."""
+    async def inbox(self, deliver: Callable[[Reply], None]) -> AsyncIterator[Inbox]:
+        """An own inbox whose arrivals go to ``deliver``. Unsubscribed at the end, so that the server stops serving
+        pulls that nobody reads."""
         prefix = self.new_inbox()
 
         async def receive(message: Msg) -> None:
@@ -130,11 +143,30 @@ class Connection:
 
         with _Translated(prefix):
             subscription = await self._client.subscribe(f"{prefix}.*", cb=receive)
+        inbox = Inbox(prefix, subscription)
         try:
-            yield prefix
+            yield inbox
         finally:
-            if not self._client.is_closed:
+            if not (inbox.drained or self._client.is_closed):
                 await subscription.unsubscribe()
+
+
+class Inbox:
+    """Where answers arrive: each request gets a subject of its own under ``prefix``."""
+
+    def __init__(self, prefix: str, subscription: Subscription) -> None:
+        self._prefix = prefix
+        self._subscription = subscription
+        self.drained = False
+
+    def subject(self, number: int) -> str:
+        return f"{self._prefix}.{number}"
+
+    async def drain(self) -> None:
+        """Unsubscribe, and deliver what the server had sent before it knew. Raises ConnectionLost, RequestTimeout."""
+        self.drained = True
+        with _Translated(self._prefix):
+            await self._subscription.drain()  # type: ignore[no-untyped-call]
 
 
 def _reply(message: Msg) -> Reply:
@@ -172,12 +204,14 @@ class _Translated:
             raise JetStreamError(f"nats-py: {error}") from None
 
 
-async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client) -> None:
+async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client, denied: set[str]) -> None:
     failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
     last: list[Exception] = []
 
     async def on_error(error: Exception) -> None:
         if client.is_connected:
+            if violation := _VIOLATION.search(str(error)):
+                denied.add(violation[1])
             log.warning("NATS connection: %s", error)
             return
         last.append(error)

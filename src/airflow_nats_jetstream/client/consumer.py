@@ -24,6 +24,7 @@ from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from airflow_nats_jetstream.client.connection import Inbox
     from airflow_nats_jetstream.client.context import JetStream
     from airflow_nats_jetstream.client.protocol import Reply
 
@@ -116,7 +117,7 @@ class Consumer:
             raise InvalidValue("batch", batch, "ask for at least one message")
         pull = Pull(self, batch, expires, heartbeat)
         async with self.js.connection.inbox(pull._deliver) as inbox:
-            pull._inbox = inbox
+            pull.inbox = inbox
             await pull._ask()
             yield pull
 
@@ -129,7 +130,7 @@ class Pull:
         self._consumer = consumer
         self._window = pulls.PullWindow(batch, now=self._clock(), expires=expires, heartbeat=heartbeat)
         self._subject = f"{consumer.js.settings.prefix}.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}"
-        self._inbox = ""
+        self.inbox: Inbox | None = None
         self._arrived: list[Reply] = []
         self._something = asyncio.Event()
 
@@ -146,6 +147,17 @@ class Pull:
                 await asyncio.wait_for(self._something.wait(), wait)
             except TimeoutError:
                 self._window.check_heartbeat(self._clock())
+        messages = await self._take_in()
+        await self._ask()
+        return messages
+
+    async def stop(self) -> list[Message]:
+        """End the pull on the server, and receive what it had sent before it knew: nothing stays on the way."""
+        if self.inbox is not None:
+            await self.inbox.drain()
+        return await self._take_in()
+
+    async def _take_in(self) -> list[Message]:
         arrived, self._arrived = self._arrived, []
         messages = []
         for reply in arrived:
@@ -154,7 +166,6 @@ class Pull:
             else:
                 self._window.on_message(self._clock())
                 messages.append(Message(self._consumer.js.connection, reply))
-        await self._ask()
         return messages
 
     def _deliver(self, reply: Reply) -> None:
@@ -162,8 +173,8 @@ class Pull:
         self._something.set()
 
     async def _status(self, reply: Reply) -> None:
-        number = int(reply.subject.rpartition(".")[2])
         try:
+            number = int(reply.subject.rpartition(".")[2])
             self._window.on_status(number, reply.status, reply.description, reply.headers, self._clock())
         except PullError:
             if reply.status != NO_RESPONDERS:
@@ -178,6 +189,5 @@ class Pull:
     async def _ask(self) -> None:
         while request := self._window.next_request(self._clock()):
             number, body = request
-            await self._consumer.js.connection.publish(
-                self._subject, json.dumps(body).encode(), reply=f"{self._inbox}.{number}"
-            )
+            reply = self.inbox.subject(number) if self.inbox else ""
+            await self._consumer.js.connection.publish(self._subject, json.dumps(body).encode(), reply=reply)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -165,8 +164,7 @@ def decode_status(block: bytes) -> tuple[int, str]:
     return int(words[0]), words[1].strip().decode("utf-8", "replace") if len(words) > 1 else ""
 
 
-@dataclass(frozen=True, slots=True)
-class AckSubject:
+class AckSubject(NamedTuple):
     """The reply subject of a delivered message, which carries its metadata.
 
     Nine tokens ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>``, or eleven and

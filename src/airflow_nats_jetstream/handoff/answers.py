@@ -128,7 +128,7 @@ async def _confirm(ledger: Ledger, window: Sequences, counter: int) -> Sequences
     async with connection.inbox(receive) as inbox:
         try:
             for sequence, subject in zip(window, _subjects(ledger, window, counter), strict=True):
-                await connection.publish(subject, ACK, reply=f"{inbox}.{sequence}")
+                await connection.publish(subject, ACK, reply=inbox.subject(sequence))
             await asyncio.wait_for(answered.wait(), CONFIRMED_WITHIN)
         except (ConnectionLost, TimeoutError):
             log.info("%d of %d acknowledgements of a window are unconfirmed", missing, window.count)

@@ -212,24 +212,29 @@ class Take:
             expires = min(_LONGEST_PULL, max(1.0, end - clock()))
             async with self.ledger.consumer.pull(taking.max_messages - len(self._pulled), expires=expires) as pull:
                 while not pull.ended and clock() < end and len(self._pulled) < taking.max_messages:
-                    self._add(await pull.receive(max(0.01, min(1.0, self._ack_wait / 10, end - clock()))))
+                    waiting = self._add(await pull.receive(max(0.01, min(1.0, self._ack_wait / 10, end - clock()))))
                     now = clock()
                     if not self._pulled:
                         continue
                     first = first or now
                     renewed = renewed or now
                     if len(self._pulled) >= taking.min_messages:
-                        end = min(deadline, max(now, first + taking.gather.total_seconds()))
+                        # What the server has already is fetched; what it does not have is waited for.
+                        gathered = now + 1 if waiting else max(now, first + taking.gather.total_seconds())
+                        end = min(deadline, gathered)
                     if now - renewed > self._ack_wait / 5:
                         await self._renew()
                         renewed = now
+                self._add(await pull.stop())
         return renewed
 
     async def _renew(self) -> None:
         counter = max(delivery.counter for delivery in self._pulled.values())
         await answers.in_progress(self.ledger, Sequences.of(self._pulled), counter)
 
-    def _add(self, messages: Iterable[Message]) -> None:
+    def _add(self, messages: Iterable[Message]) -> int:
+        """Keep what arrived; how many more the server has at once."""
+        waiting = 0
         prefix = ack_prefix(self.taking.stream, self.taking.consumer)
         for message in messages:
             meta = message.metadata
@@ -240,6 +245,8 @@ class Take:
             before = self._pulled.get(meta.sequence)
             first = meta.delivered == 1 or (before is not None and before.first)
             self._pulled[meta.sequence] = Delivery(meta.sequence, meta.consumer_sequence, message.size, first)
+            waiting = meta.pending
+        return waiting
 
     async def _enter(self, since: float) -> list[Claim]:
         """Enter the batch as claims, acknowledge again what is done, lease the rest. ``[]``: nothing was entered."""
