@@ -1,5 +1,6 @@
 """The whole stack, booted once for all system tests, with thresholds short enough to kill things."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,5 +24,12 @@ IMPATIENT = {
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """nats-server, Postgres, and Airflow's four processes over the DAGs in `dags/` beside this file."""
-    with Stack(tmp_path_factory.mktemp("stack"), DAGS, IMPATIENT) as stack:
+    folder = tmp_path_factory.mktemp("stack")
+    stack = Stack(folder / "services", DAGS, IMPATIENT)
+    connection = {"conn_type": "nats", "extra": {"servers": stack.nats.url, "shortest_ack_wait": 1}}
+    stack.environment["AIRFLOW_CONN_NATS_DEFAULT"] = json.dumps(connection)
+    stack.environment["HANDOFF_OUT"] = str(folder / "out")
+    with stack:
+        stack.airflow.wait_for_dag("handoff")
+        stack.airflow.wait_for_dag("whole")
         yield stack

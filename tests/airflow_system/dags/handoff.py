@@ -1,0 +1,94 @@
+"""The DAGs of the system tests: claims, and work that can be made to wait in its middle.
+
+`handoff` takes what a test published; `whole` also makes its stream and publishes to it.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import dag, task
+
+from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
+from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
+from airflow_nats_jetstream.sensors import JetStreamPullSensor
+
+OUT = Path(os.environ.get("HANDOFF_OUT", "out/handoff"))
+COUNT = 2_000
+
+
+@task.jetstream(retries=3, retry_delay=timedelta(seconds=1))
+def work(claim: Any, params: Any = None) -> int:
+    """Write the claimed sequences as Parquet. With a gate, its last part waits until that file exists."""
+    gate = Path(params["gate"]) if params["gate"] else None
+    folder = OUT / claim.stream / f"attempt={claim.attempt_id}"
+    if gate:
+        gate.with_suffix(f".{claim.attempt_id}").touch()  # for the test: this attempt is at work
+    if params["spark"]:
+        written_by_spark(claim, gate, folder)
+    else:
+        written_by_hand(claim, gate, folder)
+    return int(claim.count)
+
+
+def written_by_spark(claim: Any, gate: Path | None, folder: Path) -> None:
+    from pyspark_jetstream import spark_session
+
+    last = claim.sequences.last
+
+    def wait_at_the_gate(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            while gate and batch["sequence"][-1].as_py() == last and not gate.exists():
+                time.sleep(0.05)
+            yield batch
+
+    spark = spark_session(master="local[2]", memory="1g", config={"spark.ui.enabled": "false"})
+    messages = claim.read(spark).select("sequence", "subject", "data")
+    messages.mapInArrow(wait_at_the_gate, messages.schema).write.parquet(str(folder))
+
+
+def written_by_hand(claim: Any, gate: Path | None, folder: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"sequence": list(claim.sequences)}), folder / "part.parquet")
+    while gate and not gate.exists():
+        time.sleep(0.05)
+
+
+@dag(schedule=None, params={"stream": "S", "most": 1, "per_claim": 1, "gate": "", "spark": True})
+def handoff() -> None:
+    claims = JetStreamPullSensor(
+        task_id="claims",
+        stream="{{ params.stream }}",
+        consumer="work",
+        max_messages="{{ params.most }}",  # type: ignore[arg-type] # a template
+        messages_per_claim="{{ params.per_claim }}",  # type: ignore[arg-type]
+        gather=timedelta(seconds=4),
+        consumer_config={"ack_wait": timedelta(seconds=5)},
+        timeout=120,
+    )
+    work.expand(claim=claims.output)
+
+
+@dag(schedule=None, params={"gate": "", "spark": True})
+def whole() -> None:
+    def messages() -> Iterator[tuple[str, bytes]]:
+        return ((f"whole.{number % 3}", b"%d" % number) for number in range(COUNT))
+
+    config = {"name": "WHOLE", "subjects": ["whole.>"], "allow_direct": True}
+    stream = JetStreamCreateStreamOperator(task_id="stream", config=config)
+    publish = JetStreamPublishOperator(task_id="publish", stream="WHOLE", messages=messages)
+    claims = JetStreamPullSensor(
+        task_id="claims", stream="WHOLE", consumer="work", max_messages=COUNT, messages_per_claim=COUNT // 2
+    )
+    stream >> publish >> claims
+    work.expand(claim=claims.output)
+
+
+handoff()
+whole()

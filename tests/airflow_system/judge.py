@@ -1,0 +1,101 @@
+"""What the server and the files say, asked without our own client."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import nats
+import pyarrow.parquet as pq
+from nats.js import JetStreamContext
+from nats.js.errors import BucketNotFoundError, NoKeysError, NotFoundError
+
+CONSUMER = "work"
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Knows the nats-server's address and the folder that work writes to."""
+
+    url: str
+    out: Path
+
+    def publish(self, stream: str, count: int) -> None:
+        """A stream of its own with so many messages in it."""
+
+        async def publish(js: JetStreamContext) -> None:
+            await js.add_stream(name=stream, subjects=[f"{stream}.>"], allow_direct=True)
+            for number in range(count):
+                await js._nc.publish(f"{stream}.{number % 3}", b"%d" % number)
+            await js._nc.flush()
+
+        self._ask(publish)
+
+    def pending(self, stream: str) -> tuple[int, int]:
+        """Messages not delivered yet, and delivered and not acknowledged. Zero of both while there is no consumer."""
+
+        async def state(js: JetStreamContext) -> tuple[int, int]:
+            try:
+                info = await js.consumer_info(stream, CONSUMER)
+            except NotFoundError:
+                return 0, 0
+            return info.num_pending or 0, info.num_ack_pending or 0
+
+        return self._ask(state)
+
+    def tokens(self, run_id: str) -> dict[str, str | None]:
+        """The open claims of a run in the ledger, each with the token of the attempt that holds it."""
+
+        async def read(js: JetStreamContext) -> dict[str, str | None]:
+            try:
+                bucket = await js.key_value("airflow_claims")
+                records = [json.loads((await bucket.get(key)).value or b"") for key in await bucket.keys()]
+            except (BucketNotFoundError, NoKeysError):
+                return {}
+            mine = [entry for record in records for entry in record["open"].items() if entry[1]["owner"][1] == run_id]
+            return {claim_id: entry["token"] for claim_id, entry in mine}
+
+        return self._ask(read)
+
+    def done(self, stream: str) -> dict[str, dict[str, Any]]:
+        """The receipts that say done."""
+
+        async def read(js: JetStreamContext) -> dict[str, dict[str, Any]]:
+            try:
+                bucket = await js.key_value("airflow_receipts")
+                keys = await bucket.keys()
+            except (BucketNotFoundError, NoKeysError):
+                return {}
+            receipts = {key: json.loads((await bucket.get(key)).value or b"") for key in keys}
+            return {key: each for key, each in receipts.items() if (each["stream"], each["state"]) == (stream, "done")}
+
+        return self._ask(read)
+
+    def every_message_settled_once(self, stream: str, count: int) -> None:
+        """Nothing waits; every sequence is in exactly one done receipt, and once in the files of those attempts."""
+        assert self.pending(stream) == (0, 0)
+        done = self.done(stream)
+        settled = [
+            sequence for each in done.values() for first, last in each["ranges"] for sequence in range(first, last + 1)
+        ]
+        assert sorted(settled) == list(range(1, count + 1))
+        written = [
+            sequence
+            for key, each in done.items()
+            for file in (self.out / stream / f"attempt={key}-{each['token']}").glob("*.parquet")
+            for sequence in pq.read_table(file, columns=["sequence"])["sequence"].to_pylist()
+        ]
+        assert sorted(written) == list(range(1, count + 1))
+
+    def _ask(self, question: Callable[[JetStreamContext], Awaitable[Answer]]) -> Answer:
+        async def connected() -> Answer:
+            client = await nats.connect(self.url, connect_timeout=5)
+            try:
+                return await question(client.jetstream())
+            finally:
+                await client.close()
+
+        return asyncio.run(connected())
