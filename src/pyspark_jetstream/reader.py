@@ -64,13 +64,15 @@ class JetStreamReader(DataSourceReader):
                 raise DirectGetDisabled(options.stream)
             wanted = options.claim.sequences if options.claim else self._range(wire, info["state"])
         if not wanted:
-            return []
+            return [Sequenced(wanted, info["created"])]  # without any Spark would read a partition of its own making
         # Spark plans in a process that knows nothing of its executors: a cluster is told by minPartitions.
         count = min(wanted.count, options.min_partitions or os.cpu_count() or 1)
         return [Sequenced(part, info["created"]) for part in wanted.windows(-(-wanted.count // count))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Sequenced)  # noqa: S101 - Spark hands back what partitions() gave
+        if not partition.sequences:
+            return
         options = self._options
         rows: list[DirectMessage] = []
         size = 0

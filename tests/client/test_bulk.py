@@ -1,0 +1,197 @@
+"""Bulk publishing: what the stream holds afterwards is what was given, or the first failure is named."""
+
+import asyncio
+import json
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings, bulk, connect
+from airflow_nats_jetstream.client.bulk import Publishable, publish_all
+from airflow_nats_jetstream.client.errors import (
+    ApiError,
+    InvalidValue,
+    JetStreamError,
+    NoStreamResponse,
+    PublishFailed,
+    WrongStream,
+)
+from airflow_nats_jetstream.client.publish import MessageIds, Outgoing, PublishWindow
+from airflow_nats_jetstream.client.stream import Stream
+from demo.nats_server import NatsServer
+
+
+@pytest.fixture
+def settings(nats_server: NatsServer) -> ConnectionSettings:
+    return ConnectionSettings(servers=nats_server.url)
+
+
+@pytest.fixture
+async def stream(settings: ConnectionSettings) -> AsyncIterator[Stream]:
+    async with connect(settings) as js:
+        name = f"S{secrets.token_hex(4)}"
+        stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], "max_msg_size": 10_000})
+        yield stream
+        await stream.delete()
+
+
+def numbered(stream: Stream, count: int) -> Iterator[Publishable]:
+    for number in range(count):
+        yield f"{stream.name}.{number % 7}", json.dumps(number).encode()
+
+
+async def contents(stream: Stream) -> list[bytes]:
+    state = (await stream.info()).state
+    return [(await stream.get_message(sequence)).data for sequence in range(state["first_seq"], state["last_seq"] + 1)]
+
+
+async def test_everything_in_order_and_a_repeat_stores_nothing(settings: ConnectionSettings, stream: Stream) -> None:
+    reported: list[int] = []
+    published = publish_all(
+        settings, numbered(stream, 5_000), stream=stream.name, scope="run", progress=reported.append
+    )
+    assert (published.stored, published.duplicates, published.first, published.last) == (5_000, 0, 1, 5_000)
+    assert reported[-1] == 5_000
+    assert [json.loads(data) for data in await contents(stream)] == list(range(5_000))
+    again = publish_all(settings, numbered(stream, 5_000), stream=stream.name, scope="run")
+    assert (again.stored, again.duplicates) == (0, 5_000)
+    other = publish_all(settings, numbered(stream, 10), stream=stream.name, scope="another run")
+    assert other.stored == 10
+
+
+async def test_equal_messages_are_messages_of_their_own(settings: ConnectionSettings, stream: Stream) -> None:
+    messages = [(f"{stream.name}.x", b"same")] * 50
+    assert publish_all(settings, messages, stream=stream.name, scope="run").stored == 50
+    assert publish_all(settings, messages, stream=stream.name, scope="run").duplicates == 50
+
+
+async def test_headers_with_several_values_arrive(settings: ConnectionSettings, stream: Stream) -> None:
+    publish_all(settings, [(f"{stream.name}.x", b"", {"Kind": ["a", "b"], "Nats-Msg-Id": "mine"})], scope="run")
+    stored = await stream.get_message(1)
+    assert stored.headers == {"Kind": ["a", "b"], "Nats-Msg-Id": ["mine"]}
+
+
+async def test_one_refused_message_among_many_is_named(settings: ConnectionSettings, stream: Stream) -> None:
+    def messages() -> Iterator[Publishable]:
+        for number in range(20_000):
+            yield f"{stream.name}.x", b"x" * (20_000 if number == 7_000 else 10)
+
+    with pytest.raises(PublishFailed) as failed:
+        publish_all(settings, messages(), stream=stream.name, scope="run")
+    assert (failed.value.position, failed.value.subject) == (7_000, f"{stream.name}.x")
+    assert isinstance(failed.value.cause, ApiError)
+    assert failed.value.stored == (await stream.info()).state["messages"] >= 7_000
+
+
+@pytest.mark.parametrize(
+    ("bad", "cause"),
+    [
+        (("nobody.listens", b""), NoStreamResponse),
+        (("a b", b""), InvalidValue),
+        (("a.*", b""), InvalidValue),
+        (("x.y", "text"), InvalidValue),
+        (("x.y",), InvalidValue),
+        (("x.y", b"", {"a\n": "b"}), InvalidValue),
+        (("x.y", b"x" * 2_000_000), InvalidValue),
+    ],
+)
+async def test_bad_messages(
+    settings: ConnectionSettings, stream: Stream, bad: Publishable, cause: type[Exception]
+) -> None:
+    with pytest.raises(PublishFailed) as failed:
+        publish_all(settings, [(f"{stream.name}.x", b"1"), bad], scope="run")
+    assert (failed.value.position, failed.value.stored) == (1, 1)
+    assert isinstance(failed.value.cause, cause)
+
+
+async def test_a_subject_of_another_stream_is_refused(settings: ConnectionSettings, stream: Stream) -> None:
+    with pytest.raises(PublishFailed) as failed:
+        publish_all(settings, [(f"{stream.name}.x", b"")], stream="OTHER")
+    assert isinstance(failed.value.cause, WrongStream)
+
+
+async def test_stopping_ends_as_failed(settings: ConnectionSettings, stream: Stream) -> None:
+    stop = threading.Event()
+    with pytest.raises(PublishFailed, match="stopped"):
+        publish_all(
+            settings,
+            numbered(stream, 10**9),
+            progress=lambda count: stop.set() if count > 1_000 else None,
+            stop=stop.is_set,
+        )
+
+
+async def test_the_control_connection_publishes_the_same(settings: ConnectionSettings, stream: Stream) -> None:
+    window = PublishWindow(stream.name)
+    feed = bulk._Feed(numbered(stream, 5_000), window, stream.name, "run", lambda: False)
+    await bulk._drive_control(settings, window, feed, lambda _: None)
+    assert window.result().stored == 5_000
+    assert publish_all(settings, numbered(stream, 5_000), stream=stream.name, scope="run").duplicates == 5_000
+
+
+def test_a_server_killed_while_publishing_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, "jetstream { sync_interval: always }")
+    server.start()
+    settings = ConnectionSettings(servers=server.url)
+
+    async def create() -> None:
+        async with connect(settings) as js:
+            await js.create_stream({"name": "S", "subjects": ["S.>"]})
+
+    async def stored() -> list[bytes]:
+        async with connect(settings) as js:
+            return await contents(js.stream("S"))
+
+    struck = threading.Event()
+
+    def strike() -> None:
+        server.kill()
+        time.sleep(0.5)
+        server.start()
+
+    def progress(count: int) -> None:
+        if count > 3_000 and not struck.is_set():
+            struck.set()
+            threading.Thread(target=strike).start()
+
+    try:
+        asyncio.run(create())
+        messages = ((f"S.{number % 5}", b"%d" % number) for number in range(20_000))
+        published = publish_all(settings, messages, stream="S", scope="run", progress=progress)
+        assert struck.is_set()
+        assert published.count == 20_000
+        assert sorted(int(data) for data in asyncio.run(stored())) == list(range(20_000))
+    finally:
+        server.stop()
+
+
+def test_ids_depend_on_content_and_occurrence_not_on_order() -> None:
+    messages = [("a", b"1"), ("a", b"2"), ("b", b"1"), ("a", b"1")]
+    forward, backward, other = MessageIds("run"), MessageIds("run"), MessageIds("other")
+    ids = [forward.next(*message) for message in messages]
+    assert len(set(ids)) == 4
+    assert {backward.next(*message) for message in reversed(messages)} == set(ids)
+    assert not {other.next(*message) for message in messages} & set(ids)
+
+
+def test_a_window_counts_every_answer() -> None:
+    window = PublishWindow(messages=2)
+    for position in range(2):
+        window.add(Outgoing(position, "s", b"", b""))
+    assert window.full
+    window.on_reply(1, 0, b'{"stream":"S","seq":9}')
+    window.on_reply(1, 0, b'{"stream":"S","seq":9}')  # a second answer counts once
+    window.on_reply(0, 0, b"no json")
+    assert window.empty
+    with pytest.raises(PublishFailed) as failed:
+        window.result()
+    assert (failed.value.position, failed.value.stored) == (0, 1)
+    lost = PublishWindow()
+    lost.add(Outgoing(0, "s", b"", b""))
+    lost.give_up(JetStreamError("gone"))
+    with pytest.raises(PublishFailed, match="gone"):
+        lost.result()

@@ -1,0 +1,141 @@
+"""Reading by direct get: exactly the wanted messages, or the missing ones by name."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect, direct
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.errors import (
+    ConnectionLost,
+    DirectGetDisabled,
+    JetStreamError,
+    MessagesMissing,
+    StreamRecreated,
+)
+from airflow_nats_jetstream.client.protocol import Frame
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.client.stream import Stream
+from demo.nats_server import NatsServer
+
+
+@pytest.fixture
+def settings(nats_server: NatsServer) -> ConnectionSettings:
+    return ConnectionSettings(servers=nats_server.url)
+
+
+@pytest.fixture
+async def stream(settings: ConnectionSettings) -> AsyncIterator[Stream]:
+    async with connect(settings) as js:
+        stream = await js.create_stream({"name": "DIRECT", "subjects": ["direct.>"], "allow_direct": True})
+        publish_all(settings, ((f"direct.{number % 3}", b"%d" % number) for number in range(1, 30_001)))
+        yield stream
+        await stream.delete()
+
+
+async def read(settings: ConnectionSettings, stream: Stream, wanted: Sequences) -> list[direct.DirectMessage]:
+    created = (await stream.info()).created
+    return [message for batch in direct.read(settings, stream.name, wanted, created) for message in batch]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [[(1, 30_000)], [(5, 5)], [(2, 3), (5, 9), (500, 20_700)], [(each, each) for each in range(1, 30_000, 977)]],
+    ids=["all", "one", "ranges", "scattered"],
+)
+async def test_exactly_what_is_wanted(
+    settings: ConnectionSettings, stream: Stream, wanted: Iterable[tuple[int, int]]
+) -> None:
+    sequences = Sequences.from_ranges(wanted)
+    messages = await read(settings, stream, sequences)
+    assert [message.sequence for message in messages] == list(sequences)
+    assert all(int(message.data) == message.sequence for message in messages)
+    assert messages[0].subject == b"direct.%d" % (messages[0].sequence % 3)
+
+
+async def test_missing_messages_are_named_after_the_others_were_given(
+    settings: ConnectionSettings, stream: Stream
+) -> None:
+    await stream.purge(sequence=3)
+    await stream.js.api(f"STREAM.MSG.DELETE.{stream.name}", {"seq": 7, "no_erase": True})
+    created = (await stream.info()).created
+    given: list[int] = []
+    batches = direct.read(settings, stream.name, Sequences.from_ranges([(1, 100)]), created)
+    with pytest.raises(MessagesMissing) as missing:
+        given.extend(message.sequence for batch in batches for message in batch)
+    assert missing.value.sequences == Sequences.of([1, 2, 7])
+    assert given == [number for number in range(1, 101) if number not in (1, 2, 7)]
+    with pytest.raises(MessagesMissing) as beyond:
+        await read(settings, stream, Sequences.from_ranges([(29_999, 30_002)]))
+    assert beyond.value.sequences == Sequences.of([30_001, 30_002])
+
+
+async def test_large_messages_bound_the_answers_by_bytes(settings: ConnectionSettings, stream: Stream) -> None:
+    publish_all(settings, [("direct.big", bytes([each]) * 700_000) for each in range(60)])
+    messages = await read(settings, stream, Sequences.from_ranges([(30_001, 30_060)]))
+    assert sorted(message.sequence for message in messages) == list(range(30_001, 30_061))
+    assert all(message.data == bytes([message.sequence - 30_001]) * 700_000 for message in messages)
+
+
+async def test_only_the_users_headers_are_left(settings: ConnectionSettings, stream: Stream) -> None:
+    publish_all(settings, [("direct.x", b"", {"Kind": ["a", "b"]})])
+    (message,) = await read(settings, stream, Sequences.of([30_001]))
+    assert (message.header, message.data) == (b"Kind: a\r\nKind: b\r\n", b"")
+
+
+async def test_another_stream_of_the_name_is_refused(settings: ConnectionSettings, stream: Stream) -> None:
+    with pytest.raises(StreamRecreated):
+        list(direct.read(settings, stream.name, Sequences.of([1]), "2020-01-01T00:00:00Z"))
+
+
+async def test_a_stream_without_direct_get_is_refused(settings: ConnectionSettings, stream: Stream) -> None:
+    await stream.update({"allow_direct": False})
+    with pytest.raises(DirectGetDisabled, match="allow_direct"):
+        await read(settings, stream, Sequences.of([1]))
+
+
+def test_a_server_killed_twice_while_reading_gives_the_exact_set(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    server.start()
+    try:
+        settings = ConnectionSettings(servers=server.url)
+
+        async def create() -> str:
+            async with connect(settings) as js:
+                stream = await js.create_stream({"name": "S", "subjects": ["s"], "allow_direct": True})
+                return (await stream.info()).created
+
+        created = asyncio.run(create())
+        publish_all(settings, (("s", b"x" * 200) for _ in range(100_000)))
+        time.sleep(1)  # a killed server forgets its last moments
+        received: list[int] = []
+        strikes = [20_000, 60_000]
+        for batch in direct.read(settings, "S", Sequences.from_ranges([(1, 100_000)]), created):
+            received += [message.sequence for message in batch]
+            if strikes and len(received) > strikes[0]:
+                strikes.pop(0)
+                server.kill()
+                threading.Timer(0.3, server.start).start()
+        assert not strikes
+        assert received == list(range(1, 100_001))
+    finally:
+        server.stop()
+
+
+def test_no_progress_for_too_long_says_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "RESUMED_WITHIN", 0.5)
+    nowhere = ConnectionSettings(servers="nats://127.0.0.1:1", connect_timeout=0.3)
+    with pytest.raises(ConnectionLost, match="after sequence 0"):
+        list(direct.read(nowhere, "S", Sequences.of([1]), ""))
+
+
+def test_an_answer_that_goes_backwards_is_refused() -> None:
+    window = direct.DirectWindow(Sequences.from_ranges([(5, 9)]))
+    assert window.next_request()
+    header = b"NATS/1.0\r\nNats-Stream: S\r\nNats-Subject: s\r\nNats-Sequence: 4\r\nNats-Time-Stamp: x\r\n\r\n"
+    with pytest.raises(JetStreamError, match="sequence 4"):
+        window.on_frame(1, Frame(b"", 1, b"", header, b""))

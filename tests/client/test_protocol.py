@@ -1,0 +1,116 @@
+"""The parser and the header block, against bytes cut anywhere and bytes that are no protocol at all."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client.protocol import (
+    AckSubject,
+    Frame,
+    Parser,
+    ProtocolError,
+    ServerLine,
+    decode_headers,
+    decode_status,
+    encode_headers,
+    encode_publish,
+    time_nanoseconds,
+)
+
+STATUS = b"NATS/1.0 408 Request Timeout\r\n\r\n"
+STREAM = (
+    b'INFO {"server_id":"x"}\r\nPING\r\nMSG a.b 1 5\r\nhello\r\nMSG a 2 reply.to 0\r\n\r\n'
+    b"HMSG a 3 12 13\r\nNATS/1.0\r\n\r\nx\r\n"
+    b"HMSG a 3 r %d %d\r\n%b\r\n-ERR 'oh no'\r\n+OK\r\n" % (len(STATUS), len(STATUS), STATUS)
+)
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=8))
+def test_frames_are_the_same_wherever_the_bytes_are_cut(cuts: list[int]) -> None:
+    whole = Parser().feed(STREAM)
+    assert len(whole) == 8
+    parser = Parser()
+    edges = [0, *sorted(cuts), len(STREAM)]
+    parts = [STREAM[first:last] for first, last in itertools.pairwise(edges)]
+    assert [frame for part in parts for frame in parser.feed(part)] == whole
+
+
+def test_what_frames_hold() -> None:
+    frames = Parser().feed(STREAM)
+    assert frames[0] == ServerLine("INFO", b'{"server_id":"x"}')
+    assert frames[2] == Frame(b"a.b", 1, b"", b"", b"hello")
+    assert frames[3] == Frame(b"a", 2, b"reply.to", b"", b"")
+    assert frames[4] == Frame(b"a", 3, b"", b"NATS/1.0\r\n\r\n", b"x")
+    status = frames[5]
+    assert isinstance(status, Frame)
+    assert decode_status(status.header) == (408, "Request Timeout")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300))
+def test_any_bytes_give_frames_or_a_protocol_error(data: bytes) -> None:
+    parser = Parser(max_payload=1_000)
+    try:
+        for frame in parser.feed(data + b"\r\n"):
+            assert isinstance(frame, Frame | ServerLine)
+    except ProtocolError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"MSG a 1 99999999999\r\n", b"MSG a x 1\r\n", b"MSG\r\n", b"HMSG a 1 9 5\r\n", b"MSG a 1 -5\r\n", b"HELLO\r\n"],
+)
+def test_lines_that_lie_are_refused(line: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        Parser(max_payload=1 << 20).feed(line + b"\r\n")
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters=":"), min_size=1, max_size=10),
+        st.lists(st.text(st.characters(exclude_categories=["Cc", "Cs", "Zs", "Zl", "Zp"]), max_size=10), min_size=1),
+        max_size=4,
+    )
+)
+def test_headers_with_several_values_survive(headers: dict[str, list[str]]) -> None:
+    assert decode_headers(encode_headers(headers)) == headers
+
+
+@pytest.mark.parametrize("headers", [{"a b": "x"}, {"": "x"}, {"a:b": "x"}, {"a": "x\r\nNats-Msg-Id: y"}, {"ä": "x"}])
+def test_headers_that_would_break_the_block_are_refused(headers: dict[str, str]) -> None:
+    with pytest.raises(InvalidValue):
+        encode_headers(headers)
+
+
+def test_commands() -> None:
+    assert encode_publish("a", "", b"xy") == b"PUB a 2\r\nxy\r\n"
+    header = encode_headers({"K": "v"})
+    assert encode_publish("a", "r", b"xy", header) == b"HPUB a r 18 20\r\nNATS/1.0\r\nK: v\r\n\r\nxy\r\n".replace(
+        b"18 20", b"%d %d" % (len(header), len(header) + 2)
+    )
+
+
+def test_reply_subjects() -> None:
+    nine = AckSubject.parse("$JS.ACK.S.c.2.30.40.1700000000000000001.5")
+    assert nine == AckSubject("S", "c", 2, 30, 40, 1700000000000000001, 5, "", 9)
+    eleven = AckSubject.parse("$JS.ACK.hub.HASH.S.c.2.30.40.1700000000000000001.5")
+    assert (eleven.domain, eleven.stream, eleven.sequence, eleven.tokens) == ("hub", "S", 30, 11)
+    assert AckSubject.parse("$JS.ACK._.HASH.S.c.2.30.40.17.5.x").domain == ""
+
+
+@given(st.text(max_size=60) | st.from_regex(r"\$JS\.ACK(\.[a-z0-9-]{0,5}){3,12}", fullmatch=True))
+def test_any_other_subject_is_refused(subject: str) -> None:
+    try:
+        AckSubject.parse(subject)
+    except ProtocolError:
+        return
+    assert subject.startswith("$JS.ACK.")
+
+
+def test_times_keep_their_nanoseconds() -> None:
+    assert time_nanoseconds("1970-01-01T00:00:01.000000001Z") == 1_000_000_001
+    assert time_nanoseconds("1970-01-01T00:00:01.5-05:00") == (5 * 3600 + 1) * 10**9 + 5 * 10**8

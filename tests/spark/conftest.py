@@ -1,0 +1,37 @@
+"""One Spark session for the run, and a stream of its own for each test."""
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.stream import Stream
+from demo.nats_server import NatsServer
+from pyspark_jetstream import spark_session
+
+
+@pytest.fixture(scope="session")
+def spark(nats_server: NatsServer) -> Iterator[SparkSession]:
+    settings = ConnectionSettings(servers=nats_server.url)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JETSTREAM_SECRET_NATS_TESTS", settings.to_json())
+        session = spark_session("tests", master="local[2]", config={"spark.ui.enabled": "false"})
+        session.sparkContext.setLogLevel("FATAL")
+        yield session
+        session.stop()
+
+
+@pytest.fixture
+def settings(nats_server: NatsServer) -> ConnectionSettings:
+    return ConnectionSettings(servers=nats_server.url)
+
+
+@pytest.fixture
+async def stream(settings: ConnectionSettings) -> AsyncIterator[Stream]:
+    async with connect(settings) as js:
+        name = f"S{secrets.token_hex(4)}"
+        stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
+        yield stream
+        await stream.delete()

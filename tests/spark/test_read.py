@@ -1,0 +1,187 @@
+"""Batch reading on a real Spark: exactly the messages of a claim or a range, or an error that names what is wrong."""
+
+import asyncio
+import json
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.client.stream import Stream
+from airflow_nats_jetstream.handoff.claim import Claim
+from demo.nats_server import NatsServer
+from pyspark_jetstream import read_claim
+
+
+async def claimed(stream: Stream, sequences: Sequences) -> Claim:
+    created = (await stream.info()).created
+    return Claim(
+        id="5f0c9a7be21d",
+        stream=stream.name,
+        stream_created=created,
+        consumer="c",
+        consumer_created=created,
+        sequences=sequences,
+        bytes=0,
+        consumer_sequence=sequences.last,
+        taken_at=created,
+    )
+
+
+def publish(settings: ConnectionSettings, stream: Stream, count: int) -> None:
+    publish_all(settings, ((f"{stream.name}.{number % 3}", b"%d" % number) for number in range(1, count + 1)))
+
+
+def load(spark: SparkSession, settings: ConnectionSettings, **options: str) -> DataFrame:
+    return spark.read.format("jetstream").options(servers=settings.servers[0], **options).load()
+
+
+async def test_a_range_with_every_column(spark: SparkSession, settings: ConnectionSettings, stream: Stream) -> None:
+    before = datetime.now(UTC)
+    publish_all(settings, [(f"{stream.name}.a", b"\x00\xff", {"K": ["1", "2"], "L": "3"}), (f"{stream.name}.b", b"")])
+    first, second = load(spark, settings, stream=stream.name).orderBy("sequence").collect()
+    assert (first.stream, first.subject, first.sequence) == (stream.name, f"{stream.name}.a", 1)
+    assert (bytes(first.data), first.headers) == (b"\x00\xff", {"K": ["1", "2"], "L": ["3"]})
+    assert before <= first.timestamp.astimezone(UTC) <= datetime.now(UTC)
+    assert (bytes(second.data), second.headers) == (b"", None)
+
+
+async def test_ends_are_inclusive_and_partitions_even(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream
+) -> None:
+    publish(settings, stream, 1_000)
+    messages = load(spark, settings, stream=stream.name, startingOffsets="11", endingOffsets="990", minPartitions="7")
+    sizes = messages.rdd.glom().map(len).collect()
+    assert (len(sizes), sum(sizes)) == (7, 980)
+    assert max(sizes) - min(sizes) <= 1
+    row = messages.selectExpr("min(sequence)", "max(sequence)", "count(distinct sequence)").collect()[0]
+    assert tuple(row) == (11, 990, 980)
+
+
+async def test_deleted_messages_are_gaps_of_a_range(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream
+) -> None:
+    publish(settings, stream, 100)
+    for sequence in (5, 50):
+        await stream.js.api(f"STREAM.MSG.DELETE.{stream.name}", {"seq": sequence, "no_erase": True})
+    await stream.purge(sequence=3)
+    rows = load(spark, settings, stream=stream.name).select("sequence").collect()
+    assert sorted(row.sequence for row in rows) == [each for each in range(3, 101) if each not in (5, 50)]
+
+
+async def test_an_empty_stream_gives_no_rows(spark: SparkSession, settings: ConnectionSettings, stream: Stream) -> None:
+    assert load(spark, settings, stream=stream.name).count() == 0
+
+
+async def test_a_claim_gives_exactly_its_messages(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream
+) -> None:
+    publish(settings, stream, 5_000)
+    wanted = Sequences.from_ranges([(1, 10), (20, 20), (700, 4_000)])
+    messages = read_claim(spark, await claimed(stream, wanted), connection="nats_tests")
+    rows = messages.selectExpr("sequence", "cast(data as string) as number").collect()
+    assert sorted(row.sequence for row in rows) == list(wanted)
+    assert all(int(row.number) == row.sequence for row in rows)
+
+
+async def test_purged_messages_of_a_claim_are_named(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream
+) -> None:
+    publish(settings, stream, 100)
+    claim = await claimed(stream, Sequences.from_ranges([(1, 100)]))
+    await stream.purge(sequence=4)
+    with pytest.raises(Exception, match=r"MessagesMissing.*lacks 3 .*1-3"):
+        read_claim(spark, claim, connection="nats_tests").count()
+
+
+async def test_a_recreated_stream_is_named(spark: SparkSession, settings: ConnectionSettings, stream: Stream) -> None:
+    publish(settings, stream, 10)
+    old = replace(await claimed(stream, Sequences.of([1])), stream_created="2020-01-01T00:00:00Z")
+    with pytest.raises(Exception, match="recreated"):
+        read_claim(spark, old, connection="nats_tests").count()
+
+
+async def test_a_stream_without_direct_get_is_named(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream
+) -> None:
+    publish(settings, stream, 10)
+    await stream.update({"allow_direct": False})
+    with pytest.raises(Exception, match="allow_direct"):
+        load(spark, settings, stream=stream.name).count()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"stream": "S"}, "servers"),
+        ({"servers": "nats://127.0.0.1:4222"}, "stream"),
+        ({"servers": "nats://u:hidden@127.0.0.1:4222", "stream": "S"}, "servers"),
+        ({"servers": "nats://127.0.0.1:4222", "connection": "x", "stream": "S"}, "servers"),
+        ({"connection": "unknown", "stream": "S"}, "JETSTREAM_SECRET_UNKNOWN"),
+        ({"servers": "nats://127.0.0.1:4222", "stream": "a.b"}, "stream"),
+        ({"servers": "nats://127.0.0.1:4222", "stream": "S", "password": "hidden"}, "credentials"),
+        ({"servers": "nats://127.0.0.1:4222", "stream": "S", "startingOffset": "1"}, "startingOffset"),
+        ({"servers": "nats://127.0.0.1:4222", "stream": "S", "startingOffsets": "0"}, "startingOffsets"),
+        ({"servers": "nats://127.0.0.1:4222", "stream": "S", "startingOffsets": "9", "endingOffsets": "3"}, "ending"),
+        ({"servers": "nats://127.0.0.1:4222", "claim": "{}"}, "claim"),
+    ],
+)
+def test_bad_options_are_named(spark: SparkSession, options: dict[str, str], named: str) -> None:
+    with pytest.raises(Exception, match=named) as refused:
+        spark.read.format("jetstream").options(**options).load().count()
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_connection_that_the_session_does_not_know_is_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JETSTREAM_SECRET_LATER", json.dumps({"token": "hidden"}))
+    claim = Claim.from_json(
+        {
+            "v": 1,
+            "id": "5f0c9a7be21d",
+            "stream": "S",
+            "stream_created": "2026-11-21T03:00:00Z",
+            "consumer": "c",
+            "consumer_created": "2026-11-21T03:00:00Z",
+            "ranges": [[1, 1]],
+            "count": 1,
+            "bytes": 0,
+            "consumer_sequence": 1,
+            "ack_prefix": "$JS.ACK.S.c",
+            "taken_at": "2026-11-21T03:00:00Z",
+        }
+    )
+    with pytest.raises(Exception, match="before the connection was known") as refused:
+        read_claim(spark, claim, connection="later")
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_server_killed_while_spark_reads_gives_the_exact_set(spark: SparkSession, tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    server.start()
+    settings = ConnectionSettings(servers=server.url)
+
+    async def create() -> None:
+        async with connect(settings) as js:
+            await js.create_stream({"name": "S", "subjects": ["s"], "allow_direct": True})
+
+    try:
+        asyncio.run(create())
+        publish_all(settings, (("s", b"x" * 300) for _ in range(200_000)))
+        messages = load(spark, settings, stream="S")
+        strike = threading.Timer(1.0, server.kill)
+        back = threading.Timer(2.0, server.start)
+        strike.start()
+        back.start()
+        row = messages.selectExpr("count(*)", "count(distinct sequence)", "min(sequence)", "max(sequence)").collect()[0]
+        back.join()
+        assert tuple(row) == (200_000, 200_000, 1, 200_000)
+    finally:
+        server.stop()
