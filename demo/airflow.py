@@ -38,7 +38,15 @@ class Airflow:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._http = httpx.Client(base_url=url, timeout=30)
+        self._http = self._client()
+
+    def _client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=30)
+
+    def close(self) -> None:
+        """Close the connection that is kept between requests; the next request opens another."""
+        self._http.close()
+        self._http = self._client()
 
     def healthy(self) -> bool:
         """Whether the api-server answers, and scheduler, triggerer and DAG processor have reported themselves."""

@@ -84,6 +84,7 @@ class Stack:
 
     def stop(self) -> None:
         """End every process of the stack, children included; the folder stays."""
+        self.airflow.close()
         self._record()
         stop(self.folder)
         for service in self.services:

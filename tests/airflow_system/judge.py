@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import nats
 import pyarrow.parquet as pq
 from nats.js import JetStreamContext
-from nats.js.errors import BucketNotFoundError, NoKeysError, NotFoundError
+from nats.js.errors import NotFoundError
 
 CONSUMER = "work"
 Answer = TypeVar("Answer")
@@ -50,11 +50,7 @@ class Judge:
         """The open claims of a run in the ledger, each with the token of the attempt that holds it."""
 
         async def read(js: JetStreamContext) -> dict[str, str | None]:
-            try:
-                bucket = await js.key_value("airflow_claims")
-                records = [json.loads((await bucket.get(key)).value or b"") for key in await bucket.keys()]
-            except (BucketNotFoundError, NoKeysError):
-                return {}
+            records = (await _bucket(js, "airflow_claims")).values()
             mine = [entry for record in records for entry in record["open"].items() if entry[1]["owner"][1] == run_id]
             return {claim_id: entry["token"] for claim_id, entry in mine}
 
@@ -64,12 +60,7 @@ class Judge:
         """The receipts that say done."""
 
         async def read(js: JetStreamContext) -> dict[str, dict[str, Any]]:
-            try:
-                bucket = await js.key_value("airflow_receipts")
-                keys = await bucket.keys()
-            except (BucketNotFoundError, NoKeysError):
-                return {}
-            receipts = {key: json.loads((await bucket.get(key)).value or b"") for key in keys}
+            receipts = await _bucket(js, "airflow_receipts")
             return {key: each for key, each in receipts.items() if (each["stream"], each["state"]) == (stream, "done")}
 
         return self._ask(read)
@@ -99,3 +90,14 @@ class Judge:
                 await client.close()
 
         return asyncio.run(connected())
+
+
+async def _bucket(js: JetStreamContext, bucket: str) -> dict[str, Any]:
+    """Every key's value. nats-py's own `keys` leaves a consumer behind each time, until the server takes no more."""
+    prefix = f"$KV.{bucket}."
+    try:
+        subjects = (await js.stream_info(f"KV_{bucket}", subjects_filter=f"{prefix}>")).state.subjects or {}
+    except NotFoundError:
+        return {}
+    messages = {subject: await js.get_last_msg(f"KV_{bucket}", subject, direct=True) for subject in subjects}
+    return {subject.removeprefix(prefix): json.loads(message.data or b"") for subject, message in messages.items()}
