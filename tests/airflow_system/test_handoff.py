@@ -35,14 +35,14 @@ class Run:
     stream: str = field(default_factory=lambda: f"S{secrets.token_hex(4)}")
     id: str = ""
 
-    def start(self, *, spark: bool, most: int | None = None, per_claim: int | None = None) -> None:
+    def start(self, *, tries_with_spark: int, most: int | None = None, per_claim: int | None = None) -> None:
         self.judge.publish(self.stream, self.count)
         parameters = {
             "stream": self.stream,
             "most": most or self.count,
             "per_claim": per_claim or self.count,
             "gate": str(self.gate),
-            "spark": spark,
+            "tries_with_spark": tries_with_spark,
         }
         self.id = self.stack.airflow.trigger("handoff", parameters)
 
@@ -89,13 +89,13 @@ def test_publish_claim_process_settle(stack: Stack, judge: Judge) -> None:
     published = stack.airflow.xcom("whole", run_id, "publish")
     assert published == {"stream": "WHOLE", "stored": 2_000, "duplicates": 0, "first": 1, "last": 2_000}
     claims = stack.airflow.xcom("whole", run_id, "claims")
-    assert [claim["ranges"] for claim in claims] == [[[1, 1_000]], [[1_001, 2_000]]]
-    assert [stack.airflow.xcom("whole", run_id, "work", map_index=index) for index in (0, 1)] == [1_000, 1_000]
+    assert [claim["ranges"] for claim in claims] == [[[1, 2_000]]]
+    assert stack.airflow.xcom("whole", run_id, "work", map_index=0) == 2_000
     judge.every_message_settled_once("WHOLE", 2_000)
 
 
 def test_sparks_process_is_killed_in_the_middle_of_the_job(run: Run, judge: Judge) -> None:
-    run.start(spark=True)
+    run.start(tries_with_spark=9)
     first = run.at_work()
     folder = judge.out / run.stream / f"attempt={first}"
     until("a partition to be written", lambda: list(folder.glob("_temporary/0/task_*/*.parquet")), 60, every=0.05)
@@ -110,7 +110,7 @@ def test_sparks_process_is_killed_in_the_middle_of_the_job(run: Run, judge: Judg
 
 def test_the_triggerer_is_killed_between_fetch_and_event(run: Run, stack: Stack, judge: Judge) -> None:
     run.open_the_gate()
-    run.start(spark=False, most=run.count + 1)  # so that it gathers for 4 s after the last message
+    run.start(tries_with_spark=0, most=run.count + 1)  # so that it gathers for 4 s after the last message
     until("the messages to be fetched", lambda: judge.pending(run.stream)[1] == run.count, 60, every=0.02)
     stack.triggerer.kill()
     assert judge.pending(run.stream) == (0, run.count)
@@ -121,7 +121,7 @@ def test_the_triggerer_is_killed_between_fetch_and_event(run: Run, stack: Stack,
 
 
 def test_nats_server_is_killed_between_taking_and_settling(run: Run, stack: Stack, judge: Judge) -> None:
-    run.start(spark=False, per_claim=run.count // 2)
+    run.start(tries_with_spark=0, per_claim=run.count // 2)
     until("two attempts", lambda: len(run.attempts()) == 2, 90)
     assert all(judge.tokens(run.id).values())
     stack.nats.kill()
@@ -136,7 +136,7 @@ def test_the_worker_is_killed_between_the_ledgers_done_and_the_acknowledgements(
     run: Run, stack: Stack, judge: Judge
 ) -> None:
     run.count = 50_000
-    run.start(spark=False)
+    run.start(tries_with_spark=0)
     run.at_work()
     process = run.process()
     supervisor = process.parent()
@@ -157,7 +157,7 @@ def test_the_worker_is_killed_between_the_ledgers_done_and_the_acknowledgements(
 
 
 def test_a_user_clears_the_running_task(run: Run, stack: Stack, judge: Judge) -> None:
-    run.start(spark=True)
+    run.start(tries_with_spark=1)
     first = run.at_work()
     process = run.process()
     (token,) = judge.tokens(run.id).values()

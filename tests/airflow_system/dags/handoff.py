@@ -27,7 +27,7 @@ def work(claim: Any, params: Any = None) -> int:
     folder = OUT / claim.stream / f"attempt={claim.attempt_id}"
     if gate:
         gate.with_suffix(f".{claim.attempt_id}").touch()  # for the test: this attempt is at work
-    if params["spark"]:
+    if int(claim.attempt_id.split("-")[1]) <= params["tries_with_spark"]:
         written_by_spark(claim, gate, folder)
     else:
         written_by_hand(claim, gate, folder)
@@ -60,7 +60,7 @@ def written_by_hand(claim: Any, gate: Path | None, folder: Path) -> None:
         time.sleep(0.05)
 
 
-@dag(schedule=None, params={"stream": "S", "most": 1, "per_claim": 1, "gate": "", "spark": True})
+@dag(schedule=None, params={"stream": "S", "most": 1, "per_claim": 1, "gate": "", "tries_with_spark": 9})
 def handoff() -> None:
     claims = JetStreamPullSensor(
         task_id="claims",
@@ -75,7 +75,7 @@ def handoff() -> None:
     work.expand(claim=claims.output)
 
 
-@dag(schedule=None, params={"gate": "", "spark": True})
+@dag(schedule=None, params={"gate": "", "tries_with_spark": 9})
 def whole() -> None:
     def messages() -> Iterator[tuple[str, bytes]]:
         return ((f"whole.{number % 3}", b"%d" % number) for number in range(COUNT))
@@ -83,9 +83,7 @@ def whole() -> None:
     config = {"name": "WHOLE", "subjects": ["whole.>"], "allow_direct": True}
     stream = JetStreamCreateStreamOperator(task_id="stream", config=config)
     publish = JetStreamPublishOperator(task_id="publish", stream="WHOLE", messages=messages)
-    claims = JetStreamPullSensor(
-        task_id="claims", stream="WHOLE", consumer="work", max_messages=COUNT, messages_per_claim=COUNT // 2
-    )
+    claims = JetStreamPullSensor(task_id="claims", stream="WHOLE", consumer="work", max_messages=COUNT)
     stream >> publish >> claims
     work.expand(claim=claims.output)
 
