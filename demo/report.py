@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from nats.js import JetStreamContext
-from nats.js.errors import BucketNotFoundError, NoKeysError, NotFoundError
+from nats.js.errors import NotFoundError
 
 STREAM, CONSUMER = "FLIGHTS", "delays"
 
@@ -70,12 +70,14 @@ async def counts(url: str) -> Counts:
 
 
 async def _receipts(jetstream: JetStreamContext) -> Iterable[dict[str, Any]]:
+    # Not by nats-py's keys(): it leaves a consumer behind each time, and now and then says that there are none.
+    bucket, prefix = "KV_airflow_receipts", "$KV.airflow_receipts."
     try:
-        bucket = await jetstream.key_value("airflow_receipts")
-        keys = await bucket.keys()
-    except (BucketNotFoundError, NoKeysError):
+        keys = (await jetstream.stream_info(bucket, subjects_filter=f"{prefix}>")).state.subjects or {}
+    except NotFoundError:
         return []
-    receipts = [{"id": key, **json.loads((await bucket.get(key)).value or b"")} for key in keys]
+    stored = {key.removeprefix(prefix): await jetstream.get_last_msg(bucket, key) for key in keys}
+    receipts = [{"id": key, **json.loads(message.data or b"")} for key, message in stored.items()]
     return [receipt for receipt in receipts if (receipt["stream"], receipt["consumer"]) == (STREAM, CONSUMER)]
 
 
