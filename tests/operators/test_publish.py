@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,15 @@ def test_a_retry_stores_nothing_twice_and_another_run_does(hook: JetStreamHook, 
     assert (again["stored"], again["duplicates"]) == (0, 4)
     assert execute(publishing(stream, messages), run_id="next")["stored"] == 4
     assert held(hook, stream) == 8
+
+
+def test_a_retry_that_would_come_too_late_is_warned_of(
+    hook: JetStreamHook, stream: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(publishing(stream, [], retries=1, retry_delay=timedelta(minutes=1)))
+    assert "duplicate_window" not in capsys.readouterr().out
+    execute(publishing(stream, [], retries=1, retry_delay=timedelta(minutes=5)))
+    assert "raise its duplicate_window" in capsys.readouterr().out
 
 
 def test_every_kind_of_message(hook: JetStreamHook, stream: str, tmp_path: Path) -> None:

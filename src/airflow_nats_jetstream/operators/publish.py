@@ -6,12 +6,13 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client.errors import InvalidValue, StreamNotFound
 from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.stream import templated
@@ -85,8 +86,11 @@ class JetStreamPublishOperator(BaseOperator):
                 last = now
                 self.log.info("%s messages stored, %s a second", f"{answered:,}", f"{answered / (now - start):,.0f}")
 
+        hook = JetStreamHook(self.nats_conn_id)
+        if self.retries:
+            self._check_duplicate_window(hook)
         published = publish_all(
-            JetStreamHook(self.nats_conn_id).settings,
+            hook.settings,
             map(_message, self._messages()),
             stream=self.stream,
             scope="/".join((ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index))),
@@ -113,6 +117,21 @@ class JetStreamPublishOperator(BaseOperator):
     def on_kill(self) -> None:
         """Send no more, and end as failed."""
         self._stop.set()
+
+    def _check_duplicate_window(self, hook: JetStreamHook) -> None:
+        """A retry that comes after the window stores twice what the attempt before it had stored."""
+        try:
+            info = hook.run(lambda js: js.stream(self.stream).info())
+        except StreamNotFound:
+            return  # publishing says so, with the subject
+        window = timedelta(microseconds=info.config.get("duplicate_window", 0) // 1000)
+        if window <= self.retry_delay:
+            self.log.warning(
+                "a retry comes after %s, but stream %s recognises duplicates for %s only: raise its duplicate_window",
+                self.retry_delay,
+                self.stream,
+                window,
+            )
 
     def _messages(self) -> Iterable[Any]:
         if self.producer is not None:
