@@ -19,8 +19,11 @@ def spark(nats_server: NatsServer) -> Iterator[SparkSession]:
         patch.setenv("JETSTREAM_SECRET_NATS_TESTS", settings.to_json())
         session = spark_session("tests", master="local[2]", config={"spark.ui.enabled": "false"})
         session.sparkContext.setLogLevel("FATAL")
+        gateway = session.sparkContext._gateway
         yield session
         session.stop()
+        assert gateway is not None
+        gateway.shutdown()  # or its sockets are left to the garbage collector, which warns
 
 
 @pytest.fixture

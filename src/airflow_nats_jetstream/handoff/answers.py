@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_nats_jetstream.client.errors import ConnectionLost, JetStreamError
+from airflow_nats_jetstream.client.errors import ConnectionLost, JetStreamError, RequestTimeout
 from airflow_nats_jetstream.client.message import ACK, IN_PROGRESS, nak
+from airflow_nats_jetstream.client.protocol import encode_publish
 from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.client.wire import Wire
 from airflow_nats_jetstream.handoff.claim import ack_prefix
 from airflow_nats_jetstream.handoff.ledger import PATIENCE
 
@@ -79,23 +83,23 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
     clock = asyncio.get_running_loop().time
     deadline = clock() + within
     left = delivered.sequences
-    while left:
-        unconfirmed = Sequences()
-        for window in left.windows(WINDOW):
-            try:
-                if not await _same_life(ledger, delivered):
-                    log.warning("acknowledgements withheld: the consumer began a new life; its messages come again")
+    confirmer = _Control(ledger) if ledger.js.settings.off_wire else _Bulk(ledger)
+    try:
+        while left:
+            for window in left.windows(WINDOW):
+                try:
+                    await confirmer.ready()
+                    if not await _same_life(ledger, delivered):
+                        log.warning("acknowledgements withheld: the consumer began a new life; its messages come again")
+                        return left
+                    left -= await confirmer.confirm(window, delivered.counter)
+                except JetStreamError as error:
+                    log.warning("acknowledging was interrupted: %s", error)
+                    await asyncio.sleep(0.2)
+                if clock() > deadline:
                     return left
-                confirmed = await _confirm(ledger, window, delivered.counter)
-            except JetStreamError as error:
-                log.warning("acknowledging was interrupted: %s", error)
-                confirmed = Sequences()
-            unconfirmed |= window - confirmed
-            left -= confirmed
-            if clock() > deadline:
-                return left
-        if unconfirmed:
-            await asyncio.sleep(0.2)
+    finally:
+        await confirmer.close()
     return left
 
 
@@ -111,25 +115,78 @@ async def _same_life(ledger: Ledger, delivered: Delivered) -> bool:
     )
 
 
-async def _confirm(ledger: Ledger, window: Sequences, counter: int) -> Sequences:
-    connection = ledger.js.connection
-    confirmed: set[int] = set()
-    answered = asyncio.Event()
-    missing = window.count
+class _Control:
+    """Acknowledges a window over the control connection, which buffers nothing while it is disconnected."""
 
-    def receive(reply: Reply) -> None:
-        nonlocal missing
-        missing -= 1
-        if not reply.status:
-            confirmed.add(int(reply.subject.rpartition(".")[2]))
-        if missing <= 0:
-            answered.set()
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
 
-    async with connection.inbox(receive) as inbox:
+    async def ready(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def confirm(self, window: Sequences, counter: int) -> Sequences:
+        connection = self._ledger.js.connection
+        unconfirmed = set(window)
+        answered = asyncio.Event()
+
+        def receive(reply: Reply) -> None:
+            if not reply.status:
+                unconfirmed.discard(int(reply.subject.rpartition(".")[2]))
+            if not unconfirmed:
+                answered.set()
+
+        async with connection.inbox(receive) as inbox:
+            with suppress(ConnectionLost, TimeoutError):
+                for sequence, subject in zip(window, _subjects(self._ledger, window, counter), strict=True):
+                    await connection.publish(subject, ACK, reply=inbox.subject(sequence))
+                await asyncio.wait_for(answered.wait(), CONFIRMED_WITHIN)
+        return window - Sequences.of(unconfirmed)
+
+
+class _Bulk:
+    """Acknowledges a window over a bulk connection, in a worker thread: the same, at a fraction of the cost."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._wire: Wire | None = None
+        self._inbox = ""
+
+    async def ready(self) -> None:
+        """Connect, so that nothing waits between the test and the sending."""
+        if self._wire is None:
+            self._wire = await asyncio.to_thread(Wire.open, self._ledger.js.settings)
+            self._inbox = self._wire.new_inbox()
+            self._wire.subscribe(f"{self._inbox}.*")
+
+    async def close(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    async def confirm(self, window: Sequences, counter: int) -> Sequences:
+        unconfirmed = set(window)
         try:
-            for sequence, subject in zip(window, _subjects(ledger, window, counter), strict=True):
-                await connection.publish(subject, ACK, reply=inbox.subject(sequence))
-            await asyncio.wait_for(answered.wait(), CONFIRMED_WITHIN)
-        except (ConnectionLost, TimeoutError):
-            log.info("%d of %d acknowledgements of a window are unconfirmed", missing, window.count)
-    return Sequences.of(confirmed)
+            await asyncio.to_thread(self._confirm, window, counter, unconfirmed)
+        except (ConnectionLost, RequestTimeout) as error:
+            log.info("%d of %d acknowledgements are unconfirmed: %s", len(unconfirmed), window.count, error)
+            await self.close()
+        return window - Sequences.of(unconfirmed)
+
+    def _confirm(self, window: Sequences, counter: int, unconfirmed: set[int]) -> None:
+        assert self._wire is not None  # noqa: S101 - ready() comes first
+        subjects = _subjects(self._ledger, window, counter)
+        self._wire.send(
+            *[
+                encode_publish(subject, f"{self._inbox}.{sequence}", ACK)
+                for sequence, subject in zip(window, subjects, strict=True)
+            ]
+        )
+        deadline = time.monotonic() + CONFIRMED_WITHIN
+        skip = len(self._inbox) + 1
+        while unconfirmed:
+            for frame in self._wire.receive(max(0.001, deadline - time.monotonic())):
+                if not frame.header:  # a status line says that nobody listens; a confirmation has no headers
+                    unconfirmed.discard(int(frame.subject[skip:]))
