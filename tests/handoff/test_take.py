@@ -157,3 +157,16 @@ async def test_domains_are_refused_by_name(js: JetStream, scope: dict[str, str])
     js.connection.settings = ConnectionSettings(servers=js.settings.servers, **scope)  # type: ignore[arg-type]
     with pytest.raises(InvalidValue, match=next(iter(scope))):
         Ledger(js, "S", "c")
+
+
+async def test_a_backlog_is_taken_whole_however_short_the_gathering(stream: Stream) -> None:
+    await publish(stream, 60_000)
+    claims = await take(stream, max_messages=100_000, gather=timedelta(0), wait=30)
+    assert sum(claim.count for claim in claims) == 60_000
+    assert (await stream.consumer(CONSUMER).info()).ack_pending == 60_000
+
+
+async def test_a_pull_that_ends_early_leaves_nothing_on_its_way(stream: Stream) -> None:
+    await publish(stream, 40_000)
+    claims = await take(stream, max_messages=15_000, gather=timedelta(0), wait=30)
+    assert sum(claim.count for claim in claims) == (await stream.consumer(CONSUMER).info()).ack_pending == 15_000

@@ -35,6 +35,7 @@ HAND_OFF_TIMEOUT = timedelta(minutes=15)
 GATHER = timedelta(seconds=5)
 """How long a batch waits for more after its first message."""
 _LONGEST_PULL = 30.0
+_STALLED = 3.0  # what the server has and does not send for so long waits for acknowledgements, or for somebody else
 _SMALLEST_BATCH = 100  # below this, a record that is still too large is not the batch's fault
 
 
@@ -203,7 +204,8 @@ class Take:
         """Pull until the batch is complete or the time is over; the moment since which all of it is surely leased."""
         taking, clock = self.taking, self._clock
         self._pulled.clear()
-        first = renewed = 0.0
+        first = renewed = heard = 0.0
+        waiting = 0
         end, life = deadline, None
         while clock() < end and len(self._pulled) < taking.max_messages:
             before, life = life, await self._look()
@@ -212,16 +214,18 @@ class Take:
             expires = min(_LONGEST_PULL, max(1.0, end - clock()))
             async with self.ledger.consumer.pull(taking.max_messages - len(self._pulled), expires=expires) as pull:
                 while not pull.ended and clock() < end and len(self._pulled) < taking.max_messages:
-                    waiting = self._add(await pull.receive(max(0.01, min(1.0, self._ack_wait / 10, end - clock()))))
+                    messages = await pull.receive(max(0.01, min(1.0, self._ack_wait / 10, end - clock())))
                     now = clock()
+                    if messages:
+                        waiting, heard = self._add(messages), now
                     if not self._pulled:
                         continue
                     first = first or now
                     renewed = renewed or now
                     if len(self._pulled) >= taking.min_messages:
-                        # What the server has already is fetched; what it does not have is waited for.
-                        gathered = now + 1 if waiting else max(now, first + taking.gather.total_seconds())
-                        end = min(deadline, gathered)
+                        # What the server has is fetched as long as it comes; what it does not have is waited for.
+                        gathered = first + taking.gather.total_seconds()
+                        end = min(deadline, max(gathered, heard + _STALLED) if waiting else gathered)
                     if now - renewed > self._ack_wait / 5:
                         await self._renew()
                         renewed = now
