@@ -10,7 +10,8 @@ import nats
 from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.handoff import answers
-from airflow_nats_jetstream.handoff.ledger import DoneEntry, Ledger, Record
+from airflow_nats_jetstream.handoff.ledger import Ledger
+from airflow_nats_jetstream.handoff.record import DoneEntry, Record
 from airflow_nats_jetstream.handoff.take import Take, Taking
 from benchmarks.comparison import ROUNDS, Comparison
 

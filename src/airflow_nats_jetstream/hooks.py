@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.client.sequences import Sequences
     from airflow_nats_jetstream.handoff.claim import Claim
     from airflow_nats_jetstream.handoff.hold import Hold
-    from airflow_nats_jetstream.handoff.ledger import Receipt
+    from airflow_nats_jetstream.handoff.record import Receipt
 
 log = logging.getLogger(__name__)
 

@@ -26,11 +26,6 @@ from demo.nats_server import NatsServer
 
 
 @pytest.fixture
-def settings(nats_server: NatsServer) -> ConnectionSettings:
-    return ConnectionSettings(servers=nats_server.url)
-
-
-@pytest.fixture
 async def stream(settings: ConnectionSettings) -> AsyncIterator[Stream]:
     async with connect(settings) as js:
         name = f"S{secrets.token_hex(4)}"

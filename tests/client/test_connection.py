@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,30 +23,8 @@ from airflow_nats_jetstream.client.errors import (
     InvalidValue,
     TlsNotOffered,
 )
-from demo.nats_server import NatsServer
 from demo.service import free_port
-
-Serve = Callable[[str], NatsServer]
-
-PASSWORD = "hidden-7d1"
-USER = f'authorization {{ user: airflow, password: "{PASSWORD}" }}'
-TOKEN = f'authorization {{ token: "{PASSWORD}" }}'
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Start a server with a configuration; all are stopped at the end."""
-    servers: list[NatsServer] = []
-
-    def start(config: str) -> NatsServer:
-        server = NatsServer(tmp_path / str(len(servers)), config)
-        servers.append(server)
-        server.start()
-        return server
-
-    yield start
-    for server in servers:
-        server.stop()
+from tests.client.servers import PASSWORD, TOKEN, USER, Serve
 
 
 class Authority:

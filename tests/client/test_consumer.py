@@ -26,12 +26,6 @@ from demo.nats_server import NatsServer
 
 
 @pytest.fixture
-async def js(nats_server: NatsServer) -> AsyncIterator[JetStream]:
-    async with connect(ConnectionSettings(servers=nats_server.url)) as context:
-        yield context
-
-
-@pytest.fixture
 async def stream(js: JetStream) -> AsyncIterator[Stream]:
     name = f"S{secrets.token_hex(4)}"
     stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})

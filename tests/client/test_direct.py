@@ -24,11 +24,6 @@ from demo.nats_server import NatsServer
 
 
 @pytest.fixture
-def settings(nats_server: NatsServer) -> ConnectionSettings:
-    return ConnectionSettings(servers=nats_server.url)
-
-
-@pytest.fixture
 async def stream(settings: ConnectionSettings) -> AsyncIterator[Stream]:
     async with connect(settings) as js:
         stream = await js.create_stream({"name": "DIRECT", "subjects": ["direct.>"], "allow_direct": True})

@@ -1,12 +1,10 @@
 """Streams on a real server: created, changed and purged as asked, and nothing else."""
 
 import secrets
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
     ApiError,
@@ -16,13 +14,6 @@ from airflow_nats_jetstream.client.errors import (
     StreamNameInUse,
     StreamNotFound,
 )
-from demo.nats_server import NatsServer
-
-
-@pytest.fixture
-async def js(nats_server: NatsServer) -> AsyncIterator[JetStream]:
-    async with connect(ConnectionSettings(servers=nats_server.url)) as context:
-        yield context
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """The bulk connection against real servers."""
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,26 +17,7 @@ from airflow_nats_jetstream.client.protocol import encode_publish
 from airflow_nats_jetstream.client.wire import Wire
 from demo.nats_server import NatsServer
 from demo.service import free_port
-
-Serve = Callable[[str], NatsServer]
-PASSWORD = "hidden-7d1"
-USER = f'authorization {{ user: airflow, password: "{PASSWORD}" }}'
-TOKEN = f'authorization {{ token: "{PASSWORD}" }}'
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    servers: list[NatsServer] = []
-
-    def start(config: str) -> NatsServer:
-        server = NatsServer(tmp_path / str(len(servers)), config)
-        servers.append(server)
-        server.start()
-        return server
-
-    yield start
-    for server in servers:
-        server.stop()
+from tests.client.servers import PASSWORD, TOKEN, USER, Serve
 
 
 def works(settings: ConnectionSettings) -> None:

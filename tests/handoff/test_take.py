@@ -10,7 +10,8 @@ from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import ConsumerDeleted, InvalidValue
 from airflow_nats_jetstream.client.stream import Stream
 from airflow_nats_jetstream.handoff.hold import Hold
-from airflow_nats_jetstream.handoff.ledger import DoneEntry, Ledger, Record
+from airflow_nats_jetstream.handoff.ledger import Ledger
+from airflow_nats_jetstream.handoff.record import DoneEntry, Record
 from airflow_nats_jetstream.handoff.take import Take
 from tests.handoff.steps import ACK_WAIT, CONSUMER, floor, publish, reset_by_a_stranger, take, taking, unacknowledged
 

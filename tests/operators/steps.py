@@ -9,7 +9,8 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance, _run_execute_callable
 
 from airflow_nats_jetstream.client.consumer import ConsumerInfo
-from airflow_nats_jetstream.handoff.ledger import Ledger, Receipt, Record
+from airflow_nats_jetstream.handoff.ledger import Ledger
+from airflow_nats_jetstream.handoff.record import Receipt, Record
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
 

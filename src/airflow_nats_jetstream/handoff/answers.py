@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from airflow_nats_jetstream.client.protocol import Reply
-    from airflow_nats_jetstream.handoff.ledger import Ledger, Record
+    from airflow_nats_jetstream.handoff.ledger import Ledger
+    from airflow_nats_jetstream.handoff.record import Record
 
 log = logging.getLogger(__name__)
 

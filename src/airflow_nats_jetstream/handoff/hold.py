@@ -22,7 +22,8 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.handoff import answers, settle
 from airflow_nats_jetstream.handoff.claim import new_token
-from airflow_nats_jetstream.handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen, Record, check_value
+from airflow_nats_jetstream.handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen
+from airflow_nats_jetstream.handoff.record import Record, check_value
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

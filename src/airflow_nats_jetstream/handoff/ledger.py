@@ -1,4 +1,4 @@
-"""The ledger: one record per consumer and one receipt per claim, in two key-value buckets (docs/handoff.md).
+"""The ledger: one record per consumer and one receipt per claim in two key-value buckets (docs/handoff.md).
 
 The record is only ever written by compare-and-set on a read of the stream's leader (:meth:`Ledger.change`).
 """
@@ -11,7 +11,6 @@ import json
 import logging
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +33,9 @@ from airflow_nats_jetstream.client.errors import (
     Taken,
     WrongLastSequence,
 )
-from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, time_nanoseconds
+from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
 from airflow_nats_jetstream.client.publish import PubAck
-from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.handoff.record import DoneEntry, Receipt, Record
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.consumer import ConsumerInfo
@@ -44,180 +43,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
 RECEIPTS_KEPT = timedelta(days=90)
 LARGEST_RECORD = 512 << 10
-LARGEST_VALUE = 8 << 10
 PATIENCE = 60.0
 """Seconds that a change goes on while the server is away: a failover took up to 8 s, a restart may take longer."""
 SECOND_READ = 2.0
 """Seconds until bad news is read again: a deposed leader answers old reads for half a second after it thaws."""
-BELIEVED = 10**9
-"""Nanoseconds that counters must have stood, and an entry must be old: a killed server forgets its last moments."""
-
-Owner = tuple[str, str, str, int, int]
-"""dag id, run id, task id, map index and try number of the sensor that took the claim."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenEntry:
-    """A claim on its way. ``counter`` is its highest consumer sequence, ``at`` the server's time of entering."""
-
-    sequences: Sequences
-    counter: int
-    bytes: int
-    at: str
-    owner: Owner
-    token: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DoneEntry:
-    """A settled claim whose acknowledgements may still be on their way."""
-
-    sequences: Sequences
-    counter: int
-    token: str
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """All that is known of one consumer in one life."""
-
-    created: str
-    n: int = 0
-    floor: int = 0
-    counter: int = 0
-    candidate: tuple[int, int, str] | None = None
-    last_counter: int = 0
-    open: Mapping[str, OpenEntry] = field(default_factory=dict)
-    done: Mapping[str, DoneEntry] = field(default_factory=dict)
-
-    def new_life(self, info: ConsumerInfo) -> bool:
-        """Whether the consumer was recreated, reset or rolled back since this record was written."""
-        return (
-            info.created != self.created
-            or info.counter < self.counter
-            or info.floor < self.floor
-            or (info.counter == 0 and self.last_counter > 0)
-        )
-
-    def reborn(self, info: ConsumerInfo) -> Record:
-        """The fresh record of the next life: everything open is superseded."""
-        return Record(info.created, self.n + 1)
-
-    def note(self, info: ConsumerInfo) -> Record:
-        """Remember the counters; believe them once they have stood for a second."""
-        floor, counter, candidate = self.floor, self.counter, self.candidate
-        fresh = (info.floor, info.counter, info.now)
-        if candidate is None or info.floor < candidate[0] or info.counter < candidate[1]:
-            candidate = fresh
-        elif time_nanoseconds(info.now) - time_nanoseconds(candidate[2]) >= BELIEVED:
-            floor, counter = max(floor, candidate[0]), max(counter, candidate[1])
-            candidate = fresh
-        return replace(self, floor=floor, counter=counter, candidate=candidate, last_counter=info.counter)
-
-    def settled(self) -> Record:
-        """Without what lies wholly at or below the floor: the server holds it as acknowledged."""
-        return replace(
-            self,
-            open={claim_id: entry for claim_id, entry in self.open.items() if entry.sequences.last > self.floor},
-            done={claim_id: entry for claim_id, entry in self.done.items() if entry.sequences.last > self.floor},
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "v": VERSION,
-            "life": [self.created, self.n],
-            "floor": self.floor,
-            "counter": self.counter,
-            "candidate": list(self.candidate) if self.candidate else None,
-            "last_counter": self.last_counter,
-            "open": {
-                claim_id: {
-                    "ranges": entry.sequences.to_json(),
-                    "counter": entry.counter,
-                    "bytes": entry.bytes,
-                    "at": entry.at,
-                    "token": entry.token,
-                    "owner": list(entry.owner),
-                }
-                for claim_id, entry in self.open.items()
-            },
-            "done": {
-                claim_id: {
-                    "ranges": entry.sequences.to_json(),
-                    "counter": entry.counter,
-                    "token": entry.token,
-                    "value": entry.value,
-                }
-                for claim_id, entry in self.done.items()
-            },
-        }
-
-    @classmethod
-    def from_json(cls, value: Any) -> Record:
-        """Raises LedgerUnavailable for a record that this version cannot read: guessing could lose messages."""
-        try:
-            if value["v"] != VERSION:
-                raise LedgerUnavailable(f"the ledger's record has version {value['v']!r}; this package reads {VERSION}")
-            candidate = value["candidate"]
-            return cls(
-                created=value["life"][0],
-                n=value["life"][1],
-                floor=value["floor"],
-                counter=value["counter"],
-                candidate=(candidate[0], candidate[1], candidate[2]) if candidate else None,
-                last_counter=value["last_counter"],
-                open={
-                    claim_id: OpenEntry(
-                        Sequences.from_json(entry["ranges"]),
-                        entry["counter"],
-                        entry["bytes"],
-                        entry["at"],
-                        tuple(entry["owner"]),
-                        entry["token"],
-                    )
-                    for claim_id, entry in value["open"].items()
-                },
-                done={
-                    claim_id: DoneEntry(
-                        Sequences.from_json(entry["ranges"]), entry["counter"], entry["token"], entry["value"]
-                    )
-                    for claim_id, entry in value["done"].items()
-                },
-            )
-        except (KeyError, TypeError, IndexError, AttributeError, InvalidValue) as error:
-            raise LedgerUnavailable(f"the ledger's record cannot be read: {type(error).__name__}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What became of a claim: ``state`` is ``done``, ``failed`` or ``superseded``."""
-
-    claim_id: str
-    state: str
-    stream: str
-    consumer: str
-    sequences: Sequences
-    token: str | None = None
-    value: Any = None
-
-    @property
-    def attempt_id(self) -> str:
-        """The key of the attempt's output."""
-        return f"{self.claim_id}-{self.token}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "state": self.state,
-            "stream": self.stream,
-            "consumer": self.consumer,
-            "ranges": self.sequences.to_json(),
-            "token": self.token,
-            "value": self.value,
-        }
 
 
 class NotOpen(Exception):
@@ -286,7 +117,7 @@ class Ledger:
     async def receipt(self, claim_id: str) -> Receipt | None:
         """Raises LedgerUnavailable."""
         message = await self._last(self._receipts, f"$KV.{self._receipts}.{claim_id}")
-        return None if message is None else _receipt(claim_id, message[0])
+        return None if message is None else Receipt.from_json(claim_id, message[0])
 
     async def change(self, function: Change) -> tuple[Record | None, ConsumerInfo]:
         """Read the record, then INFO, apply, and write if nobody else did; else again.
@@ -448,30 +279,6 @@ class Ledger:
             raise
         except ApiError as error:
             raise LedgerUnavailable(f"the ledger refused a write: {error}") from error
-
-
-def check_value(value: object) -> None:
-    """Raises InvalidValue for a value that the ledger cannot record."""
-    try:
-        size = len(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise InvalidValue("value", type(value).__name__, f"the work must return JSON: {error}") from None
-    if size > LARGEST_VALUE:
-        raise InvalidValue(
-            "value", f"{size} bytes", f"the ledger records at most {LARGEST_VALUE} bytes: return a count or a path"
-        )
-
-
-def _receipt(claim_id: str, value: Mapping[str, Any]) -> Receipt:
-    return Receipt(
-        claim_id,
-        value["state"],
-        value["stream"],
-        value["consumer"],
-        Sequences.from_json(value["ranges"]),
-        value["token"],
-        value["value"],
-    )
 
 
 def _base32(name: str) -> str:

@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_nats_jetstream.client.errors import Superseded, Taken
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.handoff import answers
-from airflow_nats_jetstream.handoff.ledger import (
-    BELIEVED,
-    PATIENCE,
-    DoneEntry,
-    Ledger,
-    NotOpen,
-    OpenEntry,
-    Receipt,
-    Record,
-    check_value,
-)
+from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger, NotOpen
+from airflow_nats_jetstream.handoff.record import BELIEVED, DoneEntry, OpenEntry, Receipt, Record, check_value
 
 if TYPE_CHECKING:
     from datetime import timedelta

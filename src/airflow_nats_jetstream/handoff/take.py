@@ -20,7 +20,8 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff import answers, consumer
 from airflow_nats_jetstream.handoff.claim import Claim, ack_prefix, new_claim_id
-from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger, OpenEntry, Owner, Record
+from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger
+from airflow_nats_jetstream.handoff.record import OpenEntry, Owner, Record
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.config import Config
