@@ -95,7 +95,8 @@ class Connection:
         loop = asyncio.get_running_loop()
         start = loop.time()
         with _Translated("PING"):
-            await self._client.flush(timeout=max(1, round(self.settings.request_timeout)))
+            # Shielded: a cancelled flush leaves its future to the next PONG, which ends the connection (nats-py 2.16).
+            await asyncio.shield(self._client.flush(timeout=max(1, round(self.settings.request_timeout))))
         return loop.time() - start
 
     async def flush(self) -> None:
@@ -166,7 +167,7 @@ class Inbox:
         """Unsubscribe, and deliver what the server had sent before it knew. Raises ConnectionLost, RequestTimeout."""
         self.drained = True
         with _Translated(self._prefix):
-            await self._subscription.drain()  # type: ignore[no-untyped-call]
+            await asyncio.shield(self._subscription.drain())  # type: ignore[no-untyped-call] # it flushes
 
 
 def _reply(message: Msg) -> Reply:

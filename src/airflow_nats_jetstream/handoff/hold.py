@@ -147,9 +147,9 @@ class Hold:
 
     async def _stop_beats(self) -> None:
         beats, self._beats = self._beats, None
-        if beats is not None:
-            beats.cancel()
-            await asyncio.wait([beats])
+        while beats is not None and not beats.done():
+            beats.cancel()  # again and again: nats-py swallows a cancellation that strikes while it queues a flush
+            await asyncio.wait([beats], timeout=0.1)
 
     async def _keep(self) -> None:
         clock = asyncio.get_running_loop().time
