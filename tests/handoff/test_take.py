@@ -15,6 +15,8 @@ from airflow_nats_jetstream.handoff.record import DoneEntry, Record
 from airflow_nats_jetstream.handoff.take import Take
 from tests.handoff.steps import ACK_WAIT, CONSUMER, floor, publish, reset_by_a_stranger, take, taking, unacknowledged
 
+LONG = {"ack_wait": timedelta(seconds=30)}  # a batch older than half of it is dropped
+
 
 async def settle_without_acknowledging(stream: Stream, claim_id: str) -> None:
     """What a worker leaves that dies right after the ledger's decision."""
@@ -162,12 +164,12 @@ async def test_domains_are_refused_by_name(js: JetStream, scope: dict[str, str])
 
 async def test_a_backlog_is_taken_whole_however_short_the_gathering(stream: Stream) -> None:
     await publish(stream, 60_000)
-    claims = await take(stream, max_messages=100_000, gather=timedelta(0), wait=30)
+    claims = await take(stream, max_messages=100_000, gather=timedelta(0), wait=30, consumer_config=LONG)
     assert sum(claim.count for claim in claims) == 60_000
     assert (await stream.consumer(CONSUMER).info()).ack_pending == 60_000
 
 
 async def test_a_pull_that_ends_early_leaves_nothing_on_its_way(stream: Stream) -> None:
     await publish(stream, 40_000)
-    claims = await take(stream, max_messages=15_000, gather=timedelta(0), wait=30)
+    claims = await take(stream, max_messages=15_000, gather=timedelta(0), wait=30, consumer_config=LONG)
     assert sum(claim.count for claim in claims) == (await stream.consumer(CONSUMER).info()).ack_pending == 15_000

@@ -1,0 +1,109 @@
+"""Settings: contradictions are named, and no secret is shown, whatever goes wrong."""
+
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings
+from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client.settings import environment_name
+
+
+def test_servers_in_every_form() -> None:
+    assert ConnectionSettings().addresses == [("127.0.0.1", 4222)]
+    assert ConnectionSettings(servers="a, nats://b:1234,tls://c/").servers == ("nats://a", "nats://b:1234", "tls://c")
+    assert ConnectionSettings(servers=("nats://[::1]:5",)).addresses == [("::1", 5)]
+
+
+@pytest.mark.parametrize("servers", ["", ",", "http://a", "nats://", "nats://a:0", "nats://a:99999", "nats://a/path"])
+def test_servers_that_are_refused(servers: str) -> None:
+    with pytest.raises(InvalidValue, match="servers="):
+        ConnectionSettings(servers=servers)
+
+
+@pytest.mark.parametrize("servers", ["nats://u:hidden@a", "u:hidden@a:4222", "nats://a,nats://hidden@b"])
+def test_user_information_in_an_address_is_refused_and_not_shown(servers: str) -> None:
+    with pytest.raises(InvalidValue, match="own fields") as refused:
+        ConnectionSettings(servers=servers)
+    assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"user": "u"}, "password"),
+        ({"password": "hidden"}, "user"),
+        ({"user": "u", "password": "hidden", "token": "hidden"}, "authentication"),
+        ({"nkey_seed": "hidden", "credentials": "hidden"}, "authentication"),
+        ({"tls_certificate": "hidden"}, "tls_private_key"),
+        ({"tls_private_key": "hidden"}, "tls_certificate"),
+        ({"domain": "d", "api_prefix": "p"}, "domain"),
+        ({"domain": "a b"}, "domain"),
+        ({"api_prefix": "a.>"}, "api_prefix"),
+        ({"ledger": "a.b"}, "ledger"),
+        ({"connect_timeout": 0}, "connect_timeout"),
+        ({"request_timeout": float("nan")}, "request_timeout"),
+        ({"shortest_ack_wait": -1}, "shortest_ack_wait"),
+    ],
+)
+def test_contradictions_are_named(fields: dict[str, object], named: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        ConnectionSettings(**fields)  # type: ignore[arg-type]
+    assert refused.value.field == named
+    assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        {"user": "u", "password": "hidden"},
+        {"token": "hidden"},
+        {"nkey_seed": "hidden"},
+        {"credentials": "hidden"},
+        {"tls_certificate": "hidden", "tls_private_key": "hidden"},
+    ],
+)
+def test_no_secret_is_shown_and_json_carries_it(secret: dict[str, str]) -> None:
+    settings = ConnectionSettings(servers="nats://a:1,nats://b:2", domain="hub", **secret)  # type: ignore[arg-type]
+    assert "hidden" not in repr(settings)
+    assert "hidden" not in str(settings)
+    assert "hidden" not in settings.kind
+    assert ConnectionSettings.from_json(settings.to_json()) == settings
+
+
+@pytest.mark.parametrize(
+    "text", ["", "hidden", "[]", "7", "null", '"hidden"', '{"unknown": "hidden"}', '{"servers": 7}']
+)
+def test_other_texts_are_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        ConnectionSettings.from_json(text)
+    assert "hidden" not in str(refused.value)
+
+
+def test_the_environment_names_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ConnectionSettings(token="hidden")
+    assert environment_name("my-nats.1") == "JETSTREAM_SECRET_MY_NATS_1"
+    monkeypatch.setenv("JETSTREAM_SECRET_MY_NATS_1", settings.to_json())
+    assert ConnectionSettings.from_environment("my-nats.1") == settings
+    with pytest.raises(InvalidValue, match="JETSTREAM_SECRET_OTHER"):
+        ConnectionSettings.from_environment("other")
+
+
+def test_the_prefix_of_the_api() -> None:
+    assert ConnectionSettings().prefix == "$JS.API"
+    assert ConnectionSettings(domain="hub").prefix == "$JS.hub.API"
+    assert ConnectionSettings(api_prefix="from.here.").prefix == "from.here"
+
+
+def test_what_the_bulk_connection_can_do() -> None:
+    assert ConnectionSettings(token="t").off_wire is None
+    assert ConnectionSettings(user="u", password="p").connect_fields() == {"user": "u", "pass": "p"}
+    assert ConnectionSettings(servers="tls://a").off_wire == "TLS"
+    assert ConnectionSettings(credentials="x").off_wire == "credentials"
+
+
+@pytest.mark.parametrize("field", ["tls_ca", "tls_certificate"])
+def test_certificates_that_cannot_be_read_are_named_and_not_shown(field: str) -> None:
+    text = "-----BEGIN CERTIFICATE-----\nhidden\n-----END CERTIFICATE-----"
+    given = {"tls_ca": text} if field == "tls_ca" else {"tls_certificate": text, "tls_private_key": text}
+    with pytest.raises(InvalidValue, match=field) as refused:
+        ConnectionSettings(**given).ssl_context()  # type: ignore[arg-type]
+    assert "hidden" not in str(refused.value)
