@@ -223,13 +223,14 @@ class Take:
                         continue
                     first = first or now
                     renewed = renewed or now
+                    if now - renewed > self._ack_wait / 5:
+                        await self._renew()
+                        renewed = now
+                        heard = clock()  # hundreds of thousands take seconds, in which nothing was received
                     if len(self._pulled) >= taking.min_messages:
                         # What the server has is fetched as long as it comes; what it does not have is waited for.
                         gathered = first + taking.gather.total_seconds()
                         end = min(deadline, max(gathered, heard + _STALLED) if waiting else gathered)
-                    if now - renewed > self._ack_wait / 5:
-                        await self._renew()
-                        renewed = now
                 self._add(await pull.stop())
         return renewed
 
