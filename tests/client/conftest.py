@@ -8,7 +8,7 @@ import pytest
 from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.context import JetStream
 from demo.nats_server import NatsServer
-from tests.client.servers import Serve
+from tests.client.servers import Authority, Serve
 
 
 @pytest.fixture
@@ -25,6 +25,11 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     yield start
     for server in servers:
         server.stop()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from airflow_nats_jetstream.client.protocol import encode_publish
 from airflow_nats_jetstream.client.wire import Wire
 from demo.nats_server import NatsServer
 from demo.service import free_port
-from tests.client.servers import PASSWORD, TOKEN, USER, Serve
+from tests.client.servers import PASSWORD, TOKEN, USER, Authority, Serve
 
 
 def works(settings: ConnectionSettings) -> None:
@@ -48,6 +48,12 @@ def test_wrong_credentials_are_refused_at_once(serve: Serve) -> None:
 def test_what_it_cannot_do_yet_is_refused_by_name(settings: dict[str, str], named: str) -> None:
     with pytest.raises(NotOnWire, match=named):
         Wire.open(ConnectionSettings(**settings))  # type: ignore[arg-type]
+
+
+def test_a_server_that_requires_tls_is_told_nothing(serve: Serve, authority: Authority) -> None:
+    settings = ConnectionSettings(servers=serve(authority.config() + USER).url, user="airflow", password=PASSWORD)
+    with pytest.raises(ConnectionFailed, match="requires TLS"):
+        Wire.open(settings)
 
 
 def test_an_unreachable_server_has_a_time_limit_and_a_second_server_is_tried(nats_server: NatsServer) -> None:
