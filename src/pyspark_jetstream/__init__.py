@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DefaultSource", "read_claim", "spark_session"]
 
-SCHEMA = (
-    "stream STRING, subject STRING, sequence BIGINT, timestamp TIMESTAMP, "
-    "headers MAP<STRING, ARRAY<STRING>>, data BINARY"
-)
+COLUMNS = {
+    "stream": "string",
+    "subject": "string",
+    "sequence": "bigint",
+    "timestamp": "timestamp",
+    "headers": "map<string,array<string>>",
+    "data": "binary",
+}
 
 
 class DefaultSource(DataSource):
@@ -34,12 +38,13 @@ class DefaultSource(DataSource):
         return "jetstream"
 
     def schema(self) -> str:
-        return SCHEMA
+        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from pyspark_jetstream.options import Options
+        from pyspark_jetstream.options import Options, check_schema
         from pyspark_jetstream.reader import JetStreamReader
 
+        check_schema(schema, COLUMNS)
         return JetStreamReader(Options.parse(self.options), schema)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue
 from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.handoff.claim import Claim
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 _SECRETS = ("user", "password", "token", "nkey", "seed", "creds", "secret", "tls_private_key")
 _KNOWN = ("servers", "connection", "stream", "claim", "startingOffsets", "endingOffsets", "minPartitions")
@@ -66,6 +69,14 @@ class Options:
         if self.connection is not None:
             return ConnectionSettings.from_environment(self.connection)
         return ConnectionSettings(servers=self.servers or "")
+
+
+def check_schema(schema: StructType, columns: Mapping[str, str]) -> None:
+    """A reader may ask for some of the columns. Raises InvalidValue for any other column or type."""
+    for each in schema.fields:
+        if columns.get(each.name) != each.dataType.simpleString():
+            known = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+            raise InvalidValue("schema", f"{each.name} {each.dataType.simpleString()}", f"the columns are {known}")
 
 
 def claim_options(claim: Claim, servers: str | None, connection: str | None) -> dict[str, str]:

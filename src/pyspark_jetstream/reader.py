@@ -67,7 +67,7 @@ class JetStreamReader(DataSourceReader):
             return [Sequenced(wanted, info["created"])]  # without any Spark would read a partition of its own making
         # Spark plans in a process that knows nothing of its executors: a cluster is told by minPartitions.
         count = min(wanted.count, options.min_partitions or os.cpu_count() or 1)
-        return [Sequenced(part, info["created"]) for part in wanted.windows(-(-wanted.count // count))]
+        return [Sequenced(part, info["created"]) for part in _split(wanted, count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Sequenced)  # noqa: S101 - Spark hands back what partitions() gave
@@ -111,6 +111,14 @@ class JetStreamReader(DataSourceReader):
             "data": lambda: pa.array(data, pa.binary()),
         }
         return pa.RecordBatch.from_arrays([build[name]() for name in self._columns], names=self._columns)
+
+
+def _split(wanted: Sequences, count: int) -> Iterator[Sequences]:
+    """``count`` parts in order, none more than one longer than another."""
+    size, longer = divmod(wanted.count, count)
+    front = next(wanted.windows(longer * (size + 1))) if longer else Sequences()
+    yield from front.windows(size + 1)
+    yield from (wanted - front).windows(size)
 
 
 def _timestamps(times: Sequence[bytes]) -> pa.Array:

@@ -1,19 +1,26 @@
 """Reading by direct get: exactly the wanted messages, or the missing ones by name."""
 
 import asyncio
+import json
+import random
 import threading
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect, direct
 from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.errors import (
+    AuthenticationFailed,
     ConnectionLost,
     DirectGetDisabled,
     JetStreamError,
+    JetStreamNotEnabled,
     MessagesMissing,
     StreamRecreated,
 )
@@ -21,6 +28,8 @@ from airflow_nats_jetstream.client.protocol import Frame
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import Stream
 from demo.nats_server import NatsServer
+from demo.service import free_port
+from tests.client.servers import USER, Serve
 
 
 @pytest.fixture
@@ -39,8 +48,14 @@ async def read(settings: ConnectionSettings, stream: Stream, wanted: Sequences) 
 
 @pytest.mark.parametrize(
     "wanted",
-    [[(1, 30_000)], [(5, 5)], [(2, 3), (5, 9), (500, 20_700)], [(each, each) for each in range(1, 30_000, 977)]],
-    ids=["all", "one", "ranges", "scattered"],
+    [
+        [(1, 30_000)],
+        [(5, 5)],
+        [(2, 3), (5, 9), (500, 20_700)],
+        [(each, each) for each in range(1, 30_000, 3)],
+        [(each, each) for each in range(1, 30_000, 97)],
+    ],
+    ids=["all", "one", "ranges", "near", "scattered"],
 )
 async def test_exactly_what_is_wanted(
     settings: ConnectionSettings, stream: Stream, wanted: Iterable[tuple[int, int]]
@@ -72,7 +87,7 @@ async def test_missing_messages_are_named_after_the_others_were_given(
 async def test_large_messages_bound_the_answers_by_bytes(settings: ConnectionSettings, stream: Stream) -> None:
     publish_all(settings, [("direct.big", bytes([each]) * 700_000) for each in range(60)])
     messages = await read(settings, stream, Sequences.from_ranges([(30_001, 30_060)]))
-    assert sorted(message.sequence for message in messages) == list(range(30_001, 30_061))
+    assert [message.sequence for message in messages] == list(range(30_001, 30_061))
     assert all(message.data == bytes([message.sequence - 30_001]) * 700_000 for message in messages)
 
 
@@ -128,9 +143,99 @@ def test_no_progress_for_too_long_says_where_it_stopped(tmp_path: Path, monkeypa
         list(direct.read(nowhere, "S", Sequences.of([1]), ""))
 
 
+async def test_a_wrong_password_is_not_tried_again(serve: Serve) -> None:
+    wrong = ConnectionSettings(servers=serve(USER).url, user="airflow", password="wrong")
+    with pytest.raises(AuthenticationFailed):
+        list(direct.read(wrong, "S", Sequences.of([1]), ""))
+
+
+def answer(sequence: int, size: int = 0) -> Frame:
+    header = b"NATS/1.0\r\nNats-Stream: S\r\nNats-Subject: s\r\nNats-Sequence: %d\r\nNats-Time-Stamp: x\r\n\r\n"
+    return Frame(b"", 1, b"", header % sequence, b"x" * size)
+
+
+def status(code: int) -> Frame:
+    return Frame(b"", 1, b"", b"NATS/1.0 %d\r\n\r\n" % code, b"")
+
+
 def test_an_answer_that_goes_backwards_is_refused() -> None:
     window = direct.DirectWindow(Sequences.from_ranges([(5, 9)]))
     assert window.next_request()
-    header = b"NATS/1.0\r\nNats-Stream: S\r\nNats-Subject: s\r\nNats-Sequence: 4\r\nNats-Time-Stamp: x\r\n\r\n"
     with pytest.raises(JetStreamError, match="sequence 4"):
-        window.on_frame(1, Frame(b"", 1, b"", header, b""))
+        window.on_frame(1, answer(4))
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(503, JetStreamNotEnabled), (429, JetStreamNotEnabled), (408, JetStreamError)]
+)
+def test_refusals_are_errors_and_never_an_end(code: int, error: type[Exception]) -> None:
+    window = direct.DirectWindow(Sequences.from_ranges([(5, 9)]))
+    assert window.next_request()
+    with pytest.raises(error, match=str(code)):
+        window.on_frame(1, status(code))
+
+
+@given(
+    stored=st.sets(st.integers(1, 300)),
+    wanted=st.sets(st.integers(1, 320), min_size=1),
+    longest=st.integers(1, 60),
+    choices=st.randoms(use_true_random=False),
+)
+def test_any_interleaving_gives_the_same_in_order(
+    stored: set[int], wanted: set[int], longest: int, choices: random.Random
+) -> None:
+    """Answers cut anywhere, those of several requests mixed, the connection lost now and then."""
+    window = direct.DirectWindow(Sequences.of(wanted))
+    window.restart(1 << 20)
+    answers: dict[int, list[Frame]] = {}
+    taken: list[int] = []
+    while True:
+        taken += [message.sequence for message in window.take()]
+        if window.done:
+            break
+        while request := window.next_request():
+            number, body = request
+            asked = json.loads(body)
+            found = sorted(each for each in stored if each >= asked["seq"])[: min(asked["batch"], longest)]
+            answers[number] = [*map(answer, found), status(204 if found else 404)]
+        number = choices.choice(list(answers))
+        window.on_frame(number, answers[number].pop(0))
+        if not answers[number]:
+            del answers[number]
+        if choices.random() < 0.02:
+            answers.clear()
+            window.restart(1 << 20)
+    assert taken == sorted(wanted & stored)
+    assert set(window.missing) == wanted - stored
+
+
+def test_what_may_be_on_its_way_is_bounded() -> None:
+    window = direct.DirectWindow(Sequences.from_ranges([(1, 1_000_000)]))
+    requests = [window.next_request(), window.next_request()]
+    assert all(requests)
+    assert window.next_request() is None
+    for sequence in range(10_001, 10_009):  # the second answer waits for the first, and takes its place
+        window.on_frame(2, answer(sequence, 1 << 20))
+    window.on_frame(2, status(204))
+    assert window.take() == []
+    assert window.next_request() is None
+
+
+async def test_a_stream_with_most_messages_deleted_is_not_read_over_and_over(serve: Serve) -> None:
+    monitor = free_port()
+    server = serve(f'http: "127.0.0.1:{monitor}"')
+
+    def sent() -> int:
+        with urllib.request.urlopen(f"http://127.0.0.1:{monitor}/varz") as page:
+            return int(json.load(page)["out_msgs"])
+
+    settings = ConnectionSettings(servers=server.url)
+    async with connect(settings) as here:
+        config = {"name": "SPARSE", "subjects": ["sparse.*"], "allow_direct": True, "max_msgs_per_subject": 1}
+        stream = await here.create_stream(config)
+        subjects = (f"sparse.{number if number % 8 == 0 else 'same'}" for number in range(1, 120_001))
+        publish_all(settings, ((subject, b"") for subject in subjects))
+        wanted = Sequences.of(range(8, 120_001, 8))
+        before = sent()
+        assert [message.sequence for message in await read(settings, stream, wanted)] == list(wanted)
+        assert sent() - before < 3 * wanted.count

@@ -1,10 +1,13 @@
 """The bulk connection against real servers."""
 
+import os
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings
+from airflow_nats_jetstream.client import ConnectionSettings, wire
 from airflow_nats_jetstream.client.errors import (
     AuthenticationFailed,
     ConnectionFailed,
@@ -73,6 +76,59 @@ def test_more_than_the_sockets_hold_is_sent_and_received(nats_server: NatsServer
         received = 0
         while received < 400:
             received += len(wire.receive(5))
+
+
+def test_a_ping_that_comes_in_the_middle_of_a_command_is_answered_after_it(serve: Serve) -> None:
+    settings = ConnectionSettings(servers=serve('ping_interval: "2ms"\nping_max: 100000').url)
+    with Wire.open(settings) as wire:
+        inbox = wire.new_inbox()
+        wire.subscribe(inbox)
+        for _ in range(5):
+            wire.send(*[encode_publish(inbox, "", b"x" * 100_000) for _ in range(400)])
+            received = 0
+            while received < 400:
+                received += len(wire.receive(5))
+
+
+def test_a_request_keeps_what_arrives_behind_its_answer(nats_server: NatsServer) -> None:
+    settings = ConnectionSettings(servers=nats_server.url)
+    with Wire.open(settings) as wire, Wire.open(settings) as service, ThreadPoolExecutor() as threads:
+        inbox = wire.new_inbox()
+        wire.subscribe(inbox)
+        wire.api("INFO")  # the server has the subscription
+        service.subscribe("wire.service")
+        service.api("INFO")
+
+        def serve() -> None:
+            for number in range(50):
+                (request,) = service.receive(5)
+                service.send(encode_publish(request.reply.decode(), "", b""), encode_publish(inbox, "", b"%d" % number))
+
+        serving = threads.submit(serve)
+        for _ in range(50):
+            assert wire.request("wire.service").data == b""
+        serving.result()
+        kept: list[int] = []
+        while len(kept) < 50:
+            kept += [int(frame.data) for frame in wire.receive(2)]
+    assert kept == list(range(50))
+
+
+def test_a_server_that_hangs_is_a_lost_connection(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_PING_AFTER", 0.2)
+    server = serve("")
+    with Wire.open(ConnectionSettings(servers=server.url)) as connection:
+        with pytest.raises(RequestTimeout):
+            connection.receive(1)  # nothing to say, but it answers
+        time.sleep(0.5)
+        with pytest.raises(RequestTimeout):
+            connection.receive(0.05)  # our own pause is not its silence
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(ConnectionLost, match="does not answer"):
+                connection.receive(5)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
 
 
 def test_answers_and_time_limits(nats_server: NatsServer) -> None:

@@ -17,7 +17,9 @@ def spark(nats_server: NatsServer) -> Iterator[SparkSession]:
     settings = ConnectionSettings(servers=nats_server.url)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JETSTREAM_SECRET_NATS_TESTS", settings.to_json())
-        session = spark_session("tests", master="local[2]", config={"spark.ui.enabled": "false"})
+        session = spark_session(
+            "tests", master="local[2]", config={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+        )
         session.sparkContext.setLogLevel("FATAL")
         gateway = session.sparkContext._gateway
         yield session

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
-import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +18,7 @@ from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import Stream
 from airflow_nats_jetstream.handoff.claim import Claim
 from demo.nats_server import NatsServer
+from demo.service import free_port, until
 from pyspark_jetstream import read_claim
 
 
@@ -56,12 +59,23 @@ async def test_ends_are_inclusive_and_partitions_even(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream
 ) -> None:
     publish(settings, stream, 1_000)
-    messages = load(spark, settings, stream=stream.name, startingOffsets="11", endingOffsets="990", minPartitions="7")
+    messages = load(spark, settings, stream=stream.name, startingOffsets="11", endingOffsets="20", minPartitions="7")
     sizes = messages.rdd.glom().map(len).collect()
-    assert (len(sizes), sum(sizes)) == (7, 980)
+    assert (len(sizes), sum(sizes)) == (7, 10)
     assert max(sizes) - min(sizes) <= 1
     row = messages.selectExpr("min(sequence)", "max(sequence)", "count(distinct sequence)").collect()[0]
-    assert tuple(row) == (11, 990, 980)
+    assert tuple(row) == (11, 20, 10)
+
+
+async def test_some_of_the_columns(spark: SparkSession, settings: ConnectionSettings, stream: Stream) -> None:
+    publish(settings, stream, 10)
+    options = {"servers": settings.servers[0], "stream": stream.name}
+    read = spark.read.format("jetstream").options(**options)
+    rows = read.schema("sequence BIGINT, subject STRING").load().collect()
+    assert sorted(tuple(row) for row in rows) == [(each, f"{stream.name}.{each % 3}") for each in range(1, 11)]
+    for unknown in ("key STRING", "data STRING"):
+        with pytest.raises(Exception, match=f"schema='{unknown.lower()}': the columns are"):
+            read.schema(unknown).load().collect()
 
 
 async def test_deleted_messages_are_gaps_of_a_range(
@@ -164,9 +178,14 @@ def test_a_connection_that_the_session_does_not_know_is_refused(
 
 
 def test_a_server_killed_while_spark_reads_gives_the_exact_set(spark: SparkSession, tmp_path: Path) -> None:
-    server = NatsServer(tmp_path)
+    monitor = free_port()
+    server = NatsServer(tmp_path, f'http: "127.0.0.1:{monitor}"')
     server.start()
     settings = ConnectionSettings(servers=server.url)
+
+    def sent() -> int:
+        with urllib.request.urlopen(f"http://127.0.0.1:{monitor}/varz") as page:
+            return int(json.load(page)["out_msgs"])
 
     async def create() -> None:
         async with connect(settings) as js:
@@ -174,14 +193,22 @@ def test_a_server_killed_while_spark_reads_gives_the_exact_set(spark: SparkSessi
 
     try:
         asyncio.run(create())
-        publish_all(settings, (("s", b"x" * 300) for _ in range(200_000)))
+        publish_all(settings, (("s", b"x" * 300) for _ in range(300_000)))
         messages = load(spark, settings, stream="S")
-        strike = threading.Timer(1.0, server.kill)
-        back = threading.Timer(2.0, server.start)
-        strike.start()
-        back.start()
-        row = messages.selectExpr("count(*)", "count(distinct sequence)", "min(sequence)", "max(sequence)").collect()[0]
-        back.join()
-        assert tuple(row) == (200_000, 200_000, 1, 200_000)
+        before = sent()
+
+        def strike() -> int:
+            until("Spark reads", lambda: sent() > before + 10_000, seconds=60, every=0.01)
+            read = sent() - before
+            server.kill()
+            time.sleep(0.5)
+            server.start()
+            return read
+
+        with ThreadPoolExecutor() as threads:
+            struck = threads.submit(strike)
+            totals = ("count(*)", "count(distinct sequence)", "min(sequence)", "max(sequence)")
+            assert tuple(messages.selectExpr(*totals).collect()[0]) == (300_000, 300_000, 1, 300_000)
+            assert 10_000 < struck.result() < 250_000
     finally:
         server.stop()

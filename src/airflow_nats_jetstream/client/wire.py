@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 _RECEIVE = 1 << 20  # bytes for one read
 _BUFFER = 4 << 20  # bytes asked of the kernel for each direction
-_PING_AFTER = 10.0  # seconds of silence after which we ask whether the server is there; as long again until it is lost
+_PING_AFTER = 10.0  # seconds of silence after which we ask whether the server is there; as long again for its answer
 
 
 class Wire:
@@ -60,7 +60,8 @@ class Wire:
         self._parser = Parser()
         self._arrived: list[Frame] = []
         self._sid = 0
-        self._pinged = False
+        self._asked = 0.0  # when our PING went out that has no PONG yet
+        self._pongs_owed = 0
         self._heard = time.monotonic()
 
     @classmethod
@@ -135,7 +136,7 @@ class Wire:
         """Write encoded commands, all of them before it returns.
 
         While the socket takes no more, what the server sends is read and kept for :meth:`receive`: two sides that only
-        write would wait for each other.
+        write would wait for each other. A PING that is read then is answered after the commands, not inside of one.
 
         Raises:
             ConnectionLost: some may have reached the server.
@@ -145,34 +146,37 @@ class Wire:
             try:
                 data = data[self._socket.send(data) :]
             except BlockingIOError:
-                readable, writable, _ = select.select([self._socket], [self._socket], [], 2 * _PING_AFTER)
-                if readable:
-                    self._read()
-                elif not writable:
+                ready = self._wait(select.POLLIN | select.POLLOUT, 2 * _PING_AFTER)
+                if not ready:
                     raise ConnectionLost("the NATS server takes no more data") from None
+                if ready & ~select.POLLOUT:
+                    self._read()
             except OSError as error:
                 raise ConnectionLost(f"the connection to NATS ended: {error}") from None
+        if self._pongs_owed:
+            owed, self._pongs_owed = self._pongs_owed, 0
+            self.send(b"PONG\r\n" * owed)
 
     def receive(self, timeout: float) -> list[Frame]:
         """What has arrived; waits up to ``timeout`` seconds for the first frame. 0: only what is there.
 
         Raises:
             RequestTimeout: nothing came, for a ``timeout`` above 0.
-            ConnectionLost: the connection ended, or the server was silent for 20 s although it was asked.
+            ConnectionLost: the connection ended, or the server did not answer our PING within 10 s. That goes out after
+                10 s without a byte; the caller's own pauses do not count against the server.
         """
         deadline = time.monotonic() + timeout
         while not self._arrived:
-            wait = max(0.0, min(deadline - time.monotonic(), _PING_AFTER))
-            readable, _, _ = select.select([self._socket], [], [], wait)
-            if readable:
+            if self._wait(select.POLLIN, min(deadline - time.monotonic(), _PING_AFTER)):
                 self._read()
+                self.send()
                 continue
             now = time.monotonic()
-            if now - self._heard > 2 * _PING_AFTER and self._pinged:
-                raise ConnectionLost("the NATS server does not answer")
-            if now - self._heard >= _PING_AFTER and not self._pinged:
-                self._pinged = True
+            if not self._asked and now - self._heard >= _PING_AFTER:
+                self._asked = now
                 self.send(b"PING\r\n")
+            elif self._asked and now - max(self._asked, self._heard) >= _PING_AFTER:
+                raise ConnectionLost("the NATS server does not answer")
             if now >= deadline:
                 if timeout:
                     raise RequestTimeout(f"nothing arrived for {timeout:g} s")
@@ -194,14 +198,12 @@ class Wire:
         deadline = time.monotonic() + limit
         try:
             while True:
-                for frame in self.receive(max(0.001, deadline - time.monotonic())):
+                arrived = self.receive(max(0.001, deadline - time.monotonic()))
+                for position, frame in enumerate(arrived):
                     if frame.sid == sid:
-                        answer = frame
-                        break
+                        others += arrived[position + 1 :]
+                        return frame
                     others.append(frame)
-                else:
-                    continue
-                return answer
         except RequestTimeout:
             raise RequestTimeout(f"no answer on {subject!r} within {limit:g} s") from None
         finally:
@@ -245,13 +247,20 @@ class Wire:
             "name": self.settings.name,
             **self.settings.connect_fields(),
         }
-        self._pinged = True
+        self._asked = time.monotonic()
         self._socket.sendall(encode_connect(fields) + b"PING\r\n")
-        while self._pinged:
+        while self._asked:
             self._read()
             if time.monotonic() > deadline:
                 raise ConnectionLost("it does not answer")
         self._socket.setblocking(False)
+
+    def _wait(self, events: int, seconds: float) -> int:
+        """Which of the poll events came, 0 after ``seconds``. Unlike select it knows no highest descriptor."""
+        poll = select.poll()
+        poll.register(self._socket, events)
+        ready = poll.poll(max(0.0, seconds) * 1000)
+        return ready[0][1] if ready else 0
 
     def _read(self) -> None:
         """Read once and keep what arrived."""
@@ -276,9 +285,9 @@ class Wire:
 
     def _handle(self, line: ServerLine) -> None:
         if line.verb == "PING":
-            self.send(b"PONG\r\n")
+            self._pongs_owed += 1
         elif line.verb == "PONG":
-            self._pinged = False
+            self._asked = 0.0
         elif line.verb == "INFO":
             self.server = json.loads(line.rest)
         elif line.verb == "-ERR":
