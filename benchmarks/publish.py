@@ -10,7 +10,7 @@ from airflow_nats_jetstream.client.bulk import publish_all
 from benchmarks.comparison import Comparison
 from benchmarks.departures import departures
 
-SAMPLE = 10_000  # of the baseline, whose rate does not depend on the number
+SAMPLE = 20_000  # of the baseline, whose rate does not depend on the number
 
 
 def compare(url: str) -> Comparison:

@@ -5,6 +5,7 @@ import itertools
 from typing import Any
 
 import nats
+from nats.js.api import AckPolicy, ConsumerConfig
 from pyspark.sql import DataFrame
 
 from airflow_nats_jetstream.client import ConnectionSettings
@@ -53,12 +54,12 @@ async def _stream(url: str) -> None:
 
 async def _fetched(url: str, consumer: str) -> list[tuple[str, Any, bytes]]:
     connection = await nats.connect(url)
-    subscription = await connection.jetstream().pull_subscribe("flights.>", durable=consumer)
+    # Without acknowledgements: ours sends none either, and waiting for them would be the alternative's loss.
+    unacknowledged = ConsumerConfig(ack_policy=AckPolicy.NONE)
+    subscription = await connection.jetstream().pull_subscribe("flights.>", durable=consumer, config=unacknowledged)
     rows: list[tuple[str, Any, bytes]] = []
     while len(rows) < MESSAGES:
         messages = await subscription.fetch(1_000, timeout=10)
         rows += [(each.subject, each.metadata.sequence.stream, each.data) for each in messages]
-        for each in messages:
-            await each.ack()
     await connection.close()
     return rows

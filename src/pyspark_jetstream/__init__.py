@@ -75,7 +75,8 @@ def spark_session(
 ) -> SparkSession:
     """A session that knows the connections of this task, on the driver and on executors.
 
-    master:  default: what ``spark-submit`` or ``SPARK_REMOTE`` say, else ``local[*]``.
+    master:  default: what ``spark-submit``, ``PYSPARK_SUBMIT_ARGS``, ``SPARK_REMOTE`` or Spark's own configuration
+             say, else ``local[*]``.
     memory:  of the driver, which is all of Spark in local mode, e.g. ``"4g"``.
     config:  anything else, e.g. ``{"spark.sql.shuffle.partitions": "8"}``.
     """

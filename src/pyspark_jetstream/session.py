@@ -19,8 +19,6 @@ def start(app_name: str, master: str | None, memory: str | None, config: Mapping
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
-    elif not os.environ.get("SPARK_REMOTE") and not os.environ.get("MASTER"):
-        builder = builder.config("spark.master", os.environ.get("SPARK_MASTER", "local[*]"))
     if memory is not None:
         builder = builder.config("spark.driver.memory", memory)
     for name, value in os.environ.items():
