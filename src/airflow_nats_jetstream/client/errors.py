@@ -43,7 +43,18 @@ if TYPE_CHECKING:
 
 
 class JetStreamError(Exception):
-    """Root of every error of this package."""
+    """Root of every error of this package. All of them can be pickled: Spark carries them from its workers."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _carried, (type(self), self.args, self.__dict__)
+
+
+def _carried(kind: type[JetStreamError], args: tuple[Any, ...], attributes: Mapping[str, Any]) -> JetStreamError:
+    """The error again, without its constructor, whose parameters are not the message."""
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(attributes)
+    return error
 
 
 class InvalidValue(JetStreamError, ValueError):
@@ -97,9 +108,6 @@ class PermissionDenied(JetStreamError):
         super().__init__(f"no permission to publish on {subject!r}: allow it for this user")
         self.subject = subject
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.subject,)
-
 
 class ApiError(JetStreamError):
     """A refusal by the server: ``code`` is HTTP-like, ``err_code`` the precise one, ``description`` its text."""
@@ -109,9 +117,6 @@ class ApiError(JetStreamError):
         self.code = code
         self.err_code = err_code
         self.description = description
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.code, self.err_code, self.description)
 
     @staticmethod
     def from_response(error: Mapping[str, Any]) -> ApiError:
@@ -191,9 +196,6 @@ class NoStreamResponse(JetStreamError):
         super().__init__(f"no stream listens on {subject!r}: create a stream whose subjects match it, or correct it")
         self.subject = subject
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.subject,)
-
 
 class PublishFailed(JetStreamError):
     """A bulk publish did not store everything.
@@ -209,9 +211,6 @@ class PublishFailed(JetStreamError):
         self.stored = stored
         self.cause = cause
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.position, self.subject, self.stored, self.cause)
-
 
 class PullError(JetStreamError):
     """A pull ended for a reason that is not "nothing there". ``status`` and ``description`` are the server's."""
@@ -220,9 +219,6 @@ class PullError(JetStreamError):
         super().__init__(f"{status} {description}")
         self.status = status
         self.description = description
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.status, self.description)
 
 
 class ConsumerDeleted(PullError):
@@ -248,9 +244,6 @@ class HeartbeatMissed(PullError):
         super().__init__(0, f"no message and no heartbeat for {seconds:.1f} s")
         self.seconds = seconds
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.seconds,)
-
 
 class DirectGetDisabled(JetStreamError):
     """The stream does not allow direct get."""
@@ -258,9 +251,6 @@ class DirectGetDisabled(JetStreamError):
     def __init__(self, stream: str) -> None:
         super().__init__(f"stream {stream!r} does not allow direct get: update it with allow_direct=true")
         self.stream = stream
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.stream,)
 
 
 class StreamRecreated(JetStreamError):
@@ -274,9 +264,6 @@ class MessagesMissing(JetStreamError):
         super().__init__(f"stream {stream!r} lacks {sequences.count} of the messages asked for: {sequences}")
         self.stream = stream
         self.sequences = sequences
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.stream, self.sequences)
 
 
 class HandoffError(JetStreamError):
@@ -296,9 +283,6 @@ class ConsumerUnsuitable(HandoffError):
         self.rule = rule
         self.value = value
         self.remedy = remedy
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.consumer, self.rule, self.value, self.remedy)
 
 
 class Superseded(HandoffError):
@@ -321,9 +305,6 @@ class AlreadyDone(HandoffError):
         self.claim_id = claim_id
         self.token = token
         self.value = value
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.claim_id, self.token, self.value)
 
 
 class LedgerUnavailable(HandoffError):

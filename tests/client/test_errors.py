@@ -1,0 +1,46 @@
+"""Every error survives the way between processes whole: Spark pickles what its workers raise."""
+
+import copy
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from airflow_nats_jetstream.client import errors
+from airflow_nats_jetstream.client.sequences import Sequences
+
+CONSTRUCTED = [
+    errors.InvalidValue("batch", 0, "ask for at least one message"),
+    errors.ConnectionLost("ended", last_sequence=7),
+    errors.NotOnWire("TLS"),
+    errors.PermissionDenied("a.b"),
+    errors.WrongLastSequence(400, 10071, "wrong last sequence: 3"),
+    errors.NoStreamResponse("a.b"),
+    errors.PublishFailed(3, "a.b", 2, errors.NoStreamResponse("a.b")),
+    errors.ConsumerDeleted(409, "Consumer Deleted"),
+    errors.HeartbeatMissed(10.0),
+    errors.DirectGetDisabled("S"),
+    errors.MessagesMissing("S", Sequences.of([1, 2, 7])),
+    errors.ConsumerUnsuitable("c", "max_deliver", 5, "give -1"),
+    errors.AlreadyDone("5f0c9a7be21d", "1-token", {"rows": 1}),
+]
+
+
+def kinds(kind: type[errors.JetStreamError]) -> Iterator[type[errors.JetStreamError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from kinds(each)
+
+
+def test_every_error_with_a_constructor_of_its_own_is_tried() -> None:
+    tried = {base for error in CONSTRUCTED for base in type(error).__mro__}
+    assert [kind for kind in kinds(errors.JetStreamError) if "__init__" in vars(kind) and kind not in tried] == []
+
+
+@pytest.mark.parametrize("error", CONSTRUCTED, ids=lambda error: type(error).__name__)
+def test_an_error_is_carried_whole(error: errors.JetStreamError) -> None:
+    for carried in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(carried), str(carried)) == (type(error), str(error))
+        assert {name: str(value) for name, value in vars(carried).items()} == {
+            name: str(value) for name, value in vars(error).items()
+        }
