@@ -26,8 +26,8 @@ def compare(url: str) -> Comparison:
     consumers = itertools.count()
 
     def ours() -> int:
-        messages = spark.read.format("jetstream").option("servers", url).option("stream", "FLIGHTS").load()
-        return _drain(messages)
+        messages = spark.read.format("jetstream").schema(SCHEMA)  # the columns that the alternative makes
+        return _drain(messages.option("servers", url).option("stream", "FLIGHTS").load())
 
     def baseline() -> int:
         rows = asyncio.run(_fetched(url, f"baseline{next(consumers)}"))

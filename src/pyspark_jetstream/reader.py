@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from pyspark_jetstream.options import Options
 
 ROWS = 10_000
-"""Rows of one Arrow batch at most: Spark's own spark.sql.execution.arrow.maxRecordsPerBatch."""
-BYTES = 8 << 20
-"""Payload of one Arrow batch, passed by one message at most."""
+"""Rows of one Arrow batch at most: Spark's own spark.sql.execution.arrow.maxRecordsPerBatch. Most have fewer: what came
+at once becomes a batch while it is in the processor's caches. The window of direct get bounds their bytes."""
 
 
 @dataclass
@@ -74,17 +73,9 @@ class JetStreamReader(DataSourceReader):
         if not partition.sequences:
             return
         options = self._options
-        rows: list[DirectMessage] = []
-        size = 0
         for batch in read(options.settings(), options.stream, partition.sequences, partition.created):
-            for message in batch:
-                rows.append(message)
-                size += len(message.data) + len(message.header)
-                if len(rows) >= ROWS or size >= BYTES:
-                    yield self._arrow(rows)
-                    rows, size = [], 0
-        if rows:
-            yield self._arrow(rows)
+            for start in range(0, len(batch), ROWS):
+                yield self._arrow(batch[start : start + ROWS])
 
     def _range(self, wire: Wire, state: dict[str, Any]) -> Sequences:
         """What the stream holds of the range now: what was deleted before is a gap, what vanishes later a loss."""

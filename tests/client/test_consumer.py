@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.consumer import Pull
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
@@ -34,9 +35,8 @@ async def stream(js: JetStream) -> AsyncIterator[Stream]:
 
 
 async def publish(stream: Stream, count: int, size: int = 1) -> None:
-    for number in range(count):
-        await stream.js.connection.publish(f"{stream.name}.{number}", b"x" * size)
-    await stream.js.connection.flush()
+    messages = ((f"{stream.name}.{number}", b"x" * size) for number in range(count))
+    await asyncio.to_thread(publish_all, stream.js.settings, messages)
 
 
 async def test_a_fetch_waits_for_the_whole_batch(stream: Stream) -> None:

@@ -149,6 +149,10 @@ async def test_a_wrong_password_is_not_tried_again(serve: Serve) -> None:
         list(direct.read(wrong, "S", Sequences.of([1]), ""))
 
 
+def arrive(window: direct.DirectWindow, number: int, frame: Frame) -> None:
+    window.on_frames([frame._replace(subject=b"inbox.%d" % number)], skip=len("inbox."))
+
+
 def answer(sequence: int, size: int = 0) -> Frame:
     header = b"NATS/1.0\r\nNats-Stream: S\r\nNats-Subject: s\r\nNats-Sequence: %d\r\nNats-Time-Stamp: x\r\n\r\n"
     return Frame(b"", 1, b"", header % sequence, b"x" * size)
@@ -162,7 +166,7 @@ def test_an_answer_that_goes_backwards_is_refused() -> None:
     window = direct.DirectWindow(Sequences.from_ranges([(5, 9)]))
     assert window.next_request()
     with pytest.raises(JetStreamError, match="sequence 4"):
-        window.on_frame(1, answer(4))
+        arrive(window, 1, answer(4))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +176,7 @@ def test_refusals_are_errors_and_never_an_end(code: int, error: type[Exception])
     window = direct.DirectWindow(Sequences.from_ranges([(5, 9)]))
     assert window.next_request()
     with pytest.raises(error, match=str(code)):
-        window.on_frame(1, status(code))
+        arrive(window, 1, status(code))
 
 
 @given(
@@ -199,7 +203,7 @@ def test_any_interleaving_gives_the_same_in_order(
             found = sorted(each for each in stored if each >= asked["seq"])[: min(asked["batch"], longest)]
             answers[number] = [*map(answer, found), status(204 if found else 404)]
         number = choices.choice(list(answers))
-        window.on_frame(number, answers[number].pop(0))
+        arrive(window, number, answers[number].pop(0))
         if not answers[number]:
             del answers[number]
         if choices.random() < 0.02:
@@ -214,9 +218,11 @@ def test_what_may_be_on_its_way_is_bounded() -> None:
     requests = [window.next_request(), window.next_request()]
     assert all(requests)
     assert window.next_request() is None
-    for sequence in range(10_001, 10_009):  # the second answer waits for the first, and takes its place
-        window.on_frame(2, answer(sequence, 1 << 20))
-    window.on_frame(2, status(204))
+    for sequence in range(
+        direct.BATCH + 1, direct.BATCH + 9
+    ):  # the second answer waits for the first, and takes its place
+        arrive(window, 2, answer(sequence, 1 << 20))
+    arrive(window, 2, status(204))
     assert window.take() == []
     assert window.next_request() is None
 

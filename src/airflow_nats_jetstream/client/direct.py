@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_nats_jetstream.client.errors import (
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BATCH = 10_000
-"""Messages in one request, at most."""
+BATCH = 2_000
+"""Messages in one request, at most. Larger ones leave the processor's caches: 10,000 were read a third slower."""
 MAX_BYTES = 8 << 20
 """Bytes of one answer; the server goes past it by one message at most."""
 ON_THE_WAY = 2 * MAX_BYTES
@@ -54,6 +54,7 @@ RESUMED_WITHIN = 60.0
 """Seconds without progress after which reading gives up."""
 
 _PASSING = (429, NO_RESPONDERS)  # codes of a server that has too much to do, or whose stream has no leader
+_STATUS = HEADER_LINE + b" "
 _PREFIX = len(HEADER_LINE) + 2
 
 
@@ -70,9 +71,10 @@ class DirectMessage(NamedTuple):
 class _Segment:
     """A span of sequences; ``next`` moves as its messages arrive. At most one request for it is on its way."""
 
-    def __init__(self, next_sequence: int, last: int) -> None:
+    def __init__(self, next_sequence: int, last: int, gaps: bool) -> None:
         self.next = next_sequence
         self.last = last
+        self.gaps = gaps  # whether it has sequences that are not wanted
         self.arrived: list[DirectMessage] = []
         self.size = 0  # bytes that wait in arrived
         self.request = 0  # the number of the request on its way, 0 for none
@@ -96,7 +98,7 @@ class DirectWindow:
 
     def __init__(self, wanted: Sequences) -> None:
         self._wanted = wanted
-        self._segments = deque(_Segment(first, last) for first, last in _near(wanted))
+        self._segments = deque(_near(wanted))
         self._outstanding: dict[int, _Segment] = {}
         self._number = 0
         self._missing: list[tuple[int, int]] = []
@@ -135,7 +137,7 @@ class DirectWindow:
                 if position and cost > room:
                     return None
                 if segment.next + length <= segment.last:
-                    self._segments.insert(position + 1, _Segment(segment.next + length, segment.last))
+                    self._segments.insert(position + 1, _Segment(segment.next + length, segment.last, segment.gaps))
                     segment.last = segment.next + length - 1
                 return self._ask(segment, count, cost)
             if segment.request:
@@ -151,30 +153,33 @@ class DirectWindow:
         self._outstanding[self._number] = segment
         return self._number, json.dumps({"seq": segment.next, "batch": count, "max_bytes": MAX_BYTES}).encode()
 
-    def on_frame(self, number: int, frame: Frame) -> None:
-        """Account for an answer.
+    def on_frames(self, frames: Iterable[Frame], skip: int) -> None:
+        """Account for answers. ``skip``: the characters of their subjects before the number of the request.
 
         Raises:
-            JetStreamError: the server refuses the request, or answers out of order.
+            JetStreamError: the server refuses a request, or answers out of order.
         """
-        segment = self._outstanding.get(number)
-        if segment is None:
-            return
-        header = frame.header
-        if header[len(HEADER_LINE) : len(HEADER_LINE) + 1] == b" ":
-            self._on_status(number, segment, *decode_status(header))
-            return
-        message = _message(header, frame.data)
-        sequence = message.sequence
-        if sequence < segment.next:
-            raise JetStreamError(f"direct get answered with sequence {sequence} after {segment.next - 1}")
-        if sequence > segment.next and segment.next <= segment.last:
-            self._missing.append((segment.next, min(sequence - 1, segment.last)))
-        segment.next = sequence + 1
-        segment.answered += 1
-        if sequence <= segment.last and sequence in self._wanted:
-            segment.arrived.append(message)
-            segment.size += len(frame.data) + len(header)
+        for frame in frames:
+            number = int(frame.subject[skip:])
+            segment = self._outstanding.get(number)
+            if segment is None:
+                continue
+            header = frame.header
+            if header.startswith(_STATUS):
+                self._on_status(number, segment, *decode_status(header))
+                continue
+            message = _message(header, frame.data)
+            sequence = message.sequence
+            if sequence != segment.next:
+                if sequence < segment.next:
+                    raise JetStreamError(f"direct get answered with sequence {sequence} after {segment.next - 1}")
+                if segment.next <= segment.last:
+                    self._missing.append((segment.next, min(sequence - 1, segment.last)))
+            segment.next = sequence + 1
+            segment.answered += 1
+            if sequence <= segment.last and (not segment.gaps or sequence in self._wanted):
+                segment.arrived.append(message)
+                segment.size += len(frame.data) + len(header)
 
     def _on_status(self, number: int, segment: _Segment, status: int, description: str) -> None:
         if status == 204 and segment.answered:
@@ -265,8 +270,7 @@ def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[list[Dir
         while request := window.next_request():
             number, body = request
             wire.send(encode_publish(subject, f"{inbox}.{number}", body))
-        for frame in wire.receive(ANSWERED_WITHIN):
-            window.on_frame(int(frame.subject[skip:]), frame)
+        window.on_frames(wire.receive(ANSWERED_WITHIN), skip)
 
 
 def _check(wire: Wire, stream: str, created: str) -> None:
@@ -305,18 +309,19 @@ def _message(header: bytes, data: bytes) -> DirectMessage:
     lines = header[start:].split(b"\r\n", 4)
     if start < 0 or not lines[2].startswith(b"Nats-Sequence: ") or not lines[3].startswith(b"Nats-Time-Stamp: "):
         raise JetStreamError("direct get answered without a sequence")
-    return DirectMessage(int(lines[2][15:]), lines[1][14:], lines[3][17:], header[_PREFIX:start], data)
+    fields = (int(lines[2][15:]), lines[1][14:], lines[3][17:], header[_PREFIX:start], data)
+    return tuple.__new__(DirectMessage, fields)
 
 
-def _near(wanted: Sequences) -> Iterator[tuple[int, int]]:
+def _near(wanted: Sequences) -> Iterator[_Segment]:
     """Ranges with the small gaps between them closed."""
-    current: tuple[int, int] | None = None
+    current: _Segment | None = None
     for first, last in wanted.ranges:
-        if current and first - current[1] - 1 <= NEAR:
-            current = (current[0], last)
+        if current and first - current.last - 1 <= NEAR:
+            current.last, current.gaps = last, True
             continue
         if current:
             yield current
-        current = (first, last)
+        current = _Segment(first, last, gaps=False)
     if current:
         yield current

@@ -8,6 +8,7 @@ from airflow_nats_jetstream.client.errors import InvalidValue
 
 _NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
 _TOKEN = re.compile(r"[^\s\x00]+")
+_PLAIN_SUBJECT = re.compile(r"[^\s\x00.*>]+(?:\.[^\s\x00.*>]+)*")  # most of the literal ones, told at once
 _LONGEST_NAME = 255  # server/jetstream_api.go: JSMaxNameLen
 
 
@@ -40,6 +41,8 @@ def _check_tokens(field: str, subject: object) -> list[str]:
 
 def check_subject(subject: str, field: str = "subject") -> str:
     """A subject to publish on: no wildcards. Raises InvalidValue."""
+    if isinstance(subject, str) and _PLAIN_SUBJECT.fullmatch(subject):
+        return subject
     if {"*", ">"}.intersection(_check_tokens(field, subject)):
         raise InvalidValue(field, subject, "a message needs a literal subject; * and > are for filters")
     return subject

