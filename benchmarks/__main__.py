@@ -10,7 +10,7 @@ from benchmarks.comparison import Comparison
 from demo.java import java_home
 from demo.nats_server import NatsServer
 
-BENCHMARKS = (publish.compare, acknowledge.compare, spark_read.compare)
+BENCHMARKS = (publish.compare, acknowledge.compare, spark_read.bare, spark_read.with_headers)
 
 
 def main() -> int:
