@@ -190,3 +190,44 @@ def test_a_window_counts_every_answer() -> None:
     lost.give_up(JetStreamError("gone"))
     with pytest.raises(PublishFailed, match="gone"):
         lost.result()
+
+
+@pytest.mark.parametrize("control", [False, True], ids=["bulk", "control"])
+def test_what_a_busy_stream_drops_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: bool) -> None:
+    dropped: list[int] = []
+    again = PublishWindow.again
+
+    def counted(window: PublishWindow) -> list[Outgoing]:
+        refused = again(window)
+        dropped.append(len(refused))
+        return refused
+
+    monkeypatch.setattr(PublishWindow, "again", counted)
+    if control:
+        monkeypatch.setattr(ConnectionSettings, "off_wire", "this test")
+    server = NatsServer(tmp_path, "jetstream { max_buffered_msgs: 20 }")
+    server.start()
+    try:
+        settings = ConnectionSettings(servers=server.url)
+
+        async def create() -> None:
+            async with connect(settings) as js:
+                await js.create_stream({"name": "BUSY", "subjects": ["busy"]})
+
+        asyncio.run(create())
+        published = publish_all(settings, [("busy", b"%d" % number) for number in range(5_000)])
+    finally:
+        server.stop()
+    assert sum(dropped) > 0
+    assert (published.stored, published.first, published.last) == (5_000, 1, 5_000)
+
+
+def test_a_dropped_message_is_handed_out_once_more_and_stays_unanswered() -> None:
+    window = PublishWindow()
+    window.add(Outgoing(0, "busy", b"x", b""))
+    busy = json.dumps({"error": {"code": 429, "err_code": 10167, "description": "too many requests"}}).encode()
+    window.on_reply(0, 429, busy)
+    assert [each.position for each in window.again()] == [0]
+    assert window.again() == []
+    assert not window.failed
+    assert len(window.unanswered) == 1

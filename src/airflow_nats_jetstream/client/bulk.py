@@ -31,6 +31,9 @@ ANSWERED_WITHIN = 10.0
 RESUMED_WITHIN = 60.0
 """Seconds without progress after which a bulk publish gives up."""
 
+_PAUSE = 0.01  # seconds that a stream gets which had no room
+_BUSY = "the stream had no room for a minute (too many requests): publish less at once, or raise max_buffered_msgs"
+
 Publishable = tuple[str, bytes] | tuple[str, bytes, Mapping[str, str | Sequence[str]]]
 """Subject and data, or subject, data and headers."""
 
@@ -148,6 +151,7 @@ def _drive_wire(
                 connected = True
                 feed.max_payload = wire.max_payload
                 wire.subscribe(f"{inbox}.*")
+                window.again()  # they are among the unanswered
                 outgoing = window.unanswered
                 while True:
                     wire.send(
@@ -165,7 +169,12 @@ def _drive_wire(
                     if window.answered != answered:
                         answered, last_progress = window.answered, time.monotonic()
                         progress(answered)
-                    outgoing = feed.next()
+                    if again := window.again():
+                        if time.monotonic() - last_progress > RESUMED_WITHIN:
+                            window.give_up(JetStreamError(_BUSY))
+                            return
+                        time.sleep(_PAUSE)
+                    outgoing = again + feed.next()
         except (ConnectionFailed, RequestTimeout) as error:
             if isinstance(error, AuthenticationFailed) or not connected:
                 raise
@@ -201,12 +210,18 @@ async def _drive_control(
                     await asyncio.sleep(0)
                     if window.full or (feed.ended and not window.empty):
                         await asyncio.wait_for(arrived.wait(), ANSWERED_WITHIN)
-                    outgoing = feed.next()
+                    if again := window.again():
+                        if time.monotonic() - last_progress > RESUMED_WITHIN:
+                            window.give_up(JetStreamError(_BUSY))
+                            return
+                        await asyncio.sleep(_PAUSE)
+                    outgoing = again + feed.next()
                 except (ConnectionLost, TimeoutError) as error:
                     if time.monotonic() - last_progress > RESUMED_WITHIN:
                         window.give_up(error)
                         return
                     await asyncio.sleep(0.2)
+                    window.again()  # they are among the unanswered
                     outgoing = window.unanswered
                 if window.answered != answered:
                     answered, last_progress = window.answered, time.monotonic()

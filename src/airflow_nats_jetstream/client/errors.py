@@ -11,7 +11,7 @@
     ├── PermissionDenied                  the account may not publish there
     ├── ApiError                          the server's own refusal: code, err_code, description
     │   ├── StreamNotFound, StreamNameInUse, ConsumerNotFound, ConsumerNameInUse, ConsumerDoesNotExist,
-    │   │   MessageNotFound, BadRequest, WrongLastSequence, WrongLastMessageId, WrongStream
+    │   │   MessageNotFound, BadRequest, WrongLastSequence, WrongLastMessageId, WrongStream, TooManyRequests
     │   └── JetStreamNotEnabled
     ├── NoStreamResponse                  published where no stream listens
     ├── PublishFailed                     which message was refused or unanswered, how many were stored
@@ -170,6 +170,10 @@ class WrongStream(ApiError):
     """10060: the subject belongs to another stream than the expected one."""
 
 
+class TooManyRequests(ApiError):
+    """10167: dropped, because more messages waited for the stream than ``max_buffered_msgs`` (10,000) allows."""
+
+
 _BY_CODE: dict[int, type[ApiError]] = {
     10003: BadRequest,
     10013: ConsumerNameInUse,
@@ -186,6 +190,7 @@ _BY_CODE: dict[int, type[ApiError]] = {
     10148: ConsumerNameInUse,
     10149: ConsumerDoesNotExist,
     10164: WrongLastSequence,
+    10167: TooManyRequests,
 }
 
 

@@ -12,7 +12,14 @@ import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from airflow_nats_jetstream.client.errors import ApiError, JetStreamError, NoStreamResponse, PublishFailed
+from airflow_nats_jetstream.client.errors import (
+    ApiError,
+    JetStreamError,
+    NoStreamResponse,
+    PublishFailed,
+    TooManyRequests,
+)
+from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
 
 WINDOW_MESSAGES = 4_096
 WINDOW_BYTES = 8 << 20
@@ -98,6 +105,7 @@ class PublishWindow:
         self._limit = messages
         self._max_bytes = max_bytes
         self._unanswered: dict[int, Outgoing] = {}
+        self._refused: list[Outgoing] = []
         self._bytes = 0
         self._stored = self._duplicates = self._first = self._last = 0
         self._stream = stream or ""
@@ -107,6 +115,11 @@ class PublishWindow:
     def unanswered(self) -> list[Outgoing]:
         """Oldest first."""
         return list(self._unanswered.values())
+
+    def again(self) -> list[Outgoing]:
+        """What the stream dropped because too much came at once: unanswered still, to be sent once more."""
+        refused, self._refused = self._refused, []
+        return refused
 
     @property
     def empty(self) -> bool:
@@ -132,15 +145,22 @@ class PublishWindow:
 
     def on_reply(self, position: int, status: int, data: bytes) -> None:
         """The answer for a position; a second one is ignored."""
-        entry = self._unanswered.pop(position, None)
+        entry = self._unanswered.get(position)
         if entry is None:
             return
-        self._bytes -= entry.size
+        refusal: JetStreamError | None = None
         try:
-            if status:
+            if status == NO_RESPONDERS:
                 raise NoStreamResponse(entry.subject)
             ack = PubAck.parse(data)
-        except JetStreamError as refusal:
+        except TooManyRequests:
+            self._refused.append(entry)
+            return
+        except JetStreamError as error:
+            refusal = error
+        del self._unanswered[position]
+        self._bytes -= entry.size
+        if refusal is not None:
             self.fail(position, entry.subject, refusal)
             return
         if ack.duplicate:
