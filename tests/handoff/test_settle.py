@@ -109,6 +109,19 @@ async def test_leaving_without_an_end_releases_at_once(stream: Stream) -> None:
             pass
 
 
+async def test_an_attempt_whose_consumer_is_gone_is_superseded_and_releases_in_silence(stream: Stream) -> None:
+    await publish(stream, 10)
+    claims = await take(stream, messages_per_claim=5)
+    async with (
+        Hold.begin(stream.js, claims[0], try_number=1) as settling,
+        Hold.begin(stream.js, claims[1], try_number=1) as releasing,
+    ):
+        await stream.consumer(CONSUMER).delete()
+        with pytest.raises(Superseded, match="consumer not found"):
+            await settling.settle()
+        await releasing.release()  # an error here would hide the one that ended the work
+
+
 async def test_released_with_a_delay_comes_again_after_it(stream: Stream) -> None:
     await publish(stream, 10)
     (claim,) = await take(stream)

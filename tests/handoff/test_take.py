@@ -129,6 +129,34 @@ async def test_a_reset_that_no_counter_shows_is_seen_by_first_deliveries(stream:
     assert again.sequences == claim.sequences
 
 
+async def test_a_claim_whose_messages_a_stranger_acknowledged_is_still_processed(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    for sequence in claim.sequences:
+        await stream.js.connection.request(f"$JS.ACK.{stream.name}.{CONSUMER}.1.{sequence}.{sequence}.0.0", b"+ACK")
+    assert await floor(stream) == 10  # the server will never deliver them again
+    for run in ("next", "after", "last"):  # the floor is believed when it has stood for a second
+        await publish(stream, 1)
+        assert len(await take(stream, run)) == 1
+        await asyncio.sleep(1.1)
+    record, _ = await Ledger(stream.js, stream.name, CONSUMER).read()
+    assert record
+    assert record.floor == 10
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    receipts = await Ledger(stream.js, stream.name, CONSUMER).committed()
+    assert [receipt.claim_id for receipt in receipts] == [claim.id]
+
+
+async def test_giving_back_to_a_consumer_that_is_gone_is_no_error(stream: Stream) -> None:
+    await publish(stream, 10)
+    work = Take(stream.js, taking(stream))
+    await work.prepare()
+    assert await work.take(3)
+    await stream.consumer(CONSUMER).delete()
+    await work.put_back()
+
+
 async def test_racing_sensors_share_without_overlap(stream: Stream) -> None:
     await publish(stream, 600)
     config = {"ack_wait": ACK_WAIT, "max_ack_pending": 600}

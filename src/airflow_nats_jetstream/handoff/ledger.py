@@ -47,6 +47,8 @@ RECEIPTS_KEPT = timedelta(days=90)
 LARGEST_RECORD = 512 << 10
 PATIENCE = 60.0
 """Seconds that a change goes on while the server is away: a failover took up to 8 s, a restart may take longer."""
+LONGEST_PAUSE = 2.0
+"""Seconds before a lost race is run again, at most: room for a hundred rivals that each need 20 ms."""
 SECOND_READ = 2.0
 """Seconds until bad news is read again: a deposed leader answers old reads for half a second after it thaws."""
 
@@ -130,8 +132,18 @@ class Ledger:
         Raises:
             LedgerUnavailable: the buckets are missing, not permitted or full, or the server was away for ``PATIENCE``.
         """
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + PATIENCE
+        turn = self.js.turn(self._record_subject)
+        deadline = asyncio.get_running_loop().time() + PATIENCE
+        try:
+            await asyncio.wait_for(turn.acquire(), PATIENCE)
+        except TimeoutError:
+            raise LedgerUnavailable(f"the ledger could not be written for {PATIENCE:g} s: others wait, too") from None
+        try:
+            return await self._change(function, deadline)
+        finally:
+            turn.release()
+
+    async def _change(self, function: Change, deadline: float) -> tuple[Record | None, ConsumerInfo]:
         attempt = 0
         while True:
             old, revision = await self.read()
@@ -144,10 +156,10 @@ class Ledger:
                     await self.write_receipt(receipt)
                 await self._write(self._record_subject, new.to_json(), revision)
             except (WrongLastSequence, RequestTimeout, ConnectionLost, JetStreamNotEnabled) as again:
-                if clock() > deadline:
+                if asyncio.get_running_loop().time() > deadline:
                     raise LedgerUnavailable(f"the ledger could not be written for {PATIENCE:g} s: {again}") from again
                 attempt += 1
-                await asyncio.sleep(random.uniform(0, min(0.5, 0.01 * 2**attempt)))  # noqa: S311 - spreads rivals
+                await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE, 0.01 * 2**attempt)))  # noqa: S311
             else:
                 return new, info
 

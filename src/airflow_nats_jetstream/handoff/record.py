@@ -19,6 +19,9 @@ LARGEST_VALUE = 8 << 10
 BELIEVED = 10**9
 """Nanoseconds that counters must have stood, and an entry must be old: a killed server forgets its last moments."""
 
+ABANDONED = 7 * 24 * 3600 * 10**9
+"""Nanoseconds after which a claim that no task holds, and whose messages never come again, is forgotten."""
+
 Owner = tuple[str, str, str, int, int]
 """dag id, run id, task id, map index and try number of the sensor that took the claim."""
 
@@ -82,11 +85,20 @@ class Record:
             candidate = fresh
         return replace(self, floor=floor, counter=counter, candidate=candidate, last_counter=info.counter)
 
-    def settled(self) -> Record:
-        """Without what lies wholly at or below the floor: the server holds it as acknowledged."""
+    def settled(self, info: ConsumerInfo) -> Record:
+        """Without what the server holds as acknowledged, because it lies wholly at or below the floor.
+
+        An open entry stays: its messages were acknowledged by somebody else, or are gone, and never come again, so it
+        is the last that knows of them. Only one that nobody has held for ``ABANDONED`` is forgotten.
+        """
+        oldest = time_nanoseconds(info.now) - ABANDONED
         return replace(
             self,
-            open={claim_id: entry for claim_id, entry in self.open.items() if entry.sequences.last > self.floor},
+            open={
+                claim_id: entry
+                for claim_id, entry in self.open.items()
+                if entry.sequences.last > self.floor or entry.token is not None or time_nanoseconds(entry.at) > oldest
+            },
             done={claim_id: entry for claim_id, entry in self.done.items() if entry.sequences.last > self.floor},
         )
 

@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_nats_jetstream.client.errors import Superseded, Taken
+from airflow_nats_jetstream.client.errors import ConsumerNotFound, StreamNotFound, Superseded, Taken
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.handoff import answers
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger, NotOpen
@@ -86,7 +86,7 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str) -> None:
 async def release(ledger: Ledger, claim: Claim, token: str, delay: timedelta | None = None) -> bool:
     """Let go of the claim between attempts; its messages are delivered again after ``delay`` unless it is held before.
 
-    Idempotent: when the token is not ours any more nothing is done at all, and False returned.
+    Idempotent: when the token is not ours any more, or the consumer is gone, nothing is done at all; returns False.
     """
     written = ours = False
 
@@ -99,7 +99,11 @@ async def release(ledger: Ledger, claim: Claim, token: str, delay: timedelta | N
         written = True
         return replace(record, open={**record.open, claim.id: replace(entry, token=None)})
 
-    await ledger.change(let_go)
+    try:
+        await ledger.change(let_go)
+    except (ConsumerNotFound, StreamNotFound) as gone:
+        log.warning("claim %s: nothing to release, %s", claim.id, gone.description)
+        return False
     if ours:
         await answers.negative(ledger, claim.sequences, delay)
         log.info("claim %s is released: %d messages", claim.id, claim.count)
@@ -120,5 +124,9 @@ async def _old_enough(ledger: Ledger, claim: Claim) -> None:
     record, _ = await ledger.read()
     entry = record.open.get(claim.id) if record else None
     if entry is not None:
-        age = time_nanoseconds((await ledger.consumer.info(patience=PATIENCE)).now) - time_nanoseconds(entry.at)
+        try:
+            now = (await ledger.consumer.info(patience=PATIENCE)).now
+        except (ConsumerNotFound, StreamNotFound):
+            return  # the decision will say so
+        age = time_nanoseconds(now) - time_nanoseconds(entry.at)
         await asyncio.sleep(max(0, BELIEVED - age) / 1e9)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_nats_jetstream.client.errors import (
     ConnectionLost,
+    ConsumerNotFound,
     HeartbeatMissed,
     InvalidValue,
     LeadershipChanged,
     LedgerFull,
     RequestTimeout,
+    StreamNotFound,
 )
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff import answers, consumer
@@ -161,13 +164,17 @@ class Take:
                     },
                 )
 
-            record, _ = await self.ledger.change(withdraw)
+            try:
+                record, _ = await self.ledger.change(withdraw)
+            except (ConsumerNotFound, StreamNotFound):
+                return  # and with them everything that could be given back
             for claim in claims:
                 if record is None or claim.id not in record.open:
                     pulled |= claim.sequences
         if pulled:
             log.info("giving back %d messages that were not handed on", pulled.count)
-            await answers.negative(self.ledger, pulled)
+            with suppress(ConsumerNotFound, StreamNotFound):
+                await answers.negative(self.ledger, pulled)
 
     async def _look(self) -> tuple[str, int]:
         """Begin a new life in the record if the consumer did; the life."""
@@ -318,7 +325,7 @@ class _Entering:
         rest = batch - done
         self.entries = self._cut(rest, info.now)
         opened = {claim_id: entry for claim_id, entry in record.open.items() if not entry.sequences & rest}
-        new = replace(record, open=opened | self.entries).note(info).settled()
+        new = replace(record, open=opened | self.entries).note(info).settled(info)
         self.too_large = not self._take.ledger.fits(new)
         return old if self.too_large else new
 
