@@ -15,10 +15,10 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down test bench fmt
+.PHONY: help demo up down test machine bench fmt
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## a year of departures through JetStream, Airflow and Spark; ends with the delays by carrier
 	$(BIN)/python -m demo run
@@ -35,6 +35,9 @@ test: $(READY) ## lint, types, imports and tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest
+
+machine: $(READY) ## the hand-off's state machine for longer; SEED=1 and EXAMPLES=100 choose another walk
+	EXAMPLES=$(or $(EXAMPLES),100) $(BIN)/pytest tests/handoff/test_machine.py --hypothesis-seed=$(or $(SEED),1) --timeout=0
 
 bench: $(READY) ## ours and the alternatives side by side; prints ratios
 	$(BIN)/python -m benchmarks

@@ -1,0 +1,485 @@
+"""A state machine of everything that can happen to claims, against a real server.
+
+The machine keeps its own book of what was published, settled and taken away again, and asks the server after each step
+whether what is owed is still there:
+
+* **nothing is lost**: the server still owes (pending or unacknowledged) whatever was not settled in this life;
+* **nothing is settled twice** in one life of the consumer;
+* **a reset processes again**: it puts everything from its sequence back among what is owed;
+* **nothing is stuck**: at the end whatever is owed can be taken, held and settled, whoever died before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.errors import (
+    AlreadyDone,
+    ApiError,
+    ConsumerNotFound,
+    HoldLost,
+    JetStreamError,
+    LedgerUnavailable,
+    RequestTimeout,
+    Superseded,
+    Taken,
+)
+from airflow_nats_jetstream.client.protocol import Reply
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.handoff.claim import Claim
+from airflow_nats_jetstream.handoff.hold import Hold
+from airflow_nats_jetstream.handoff.ledger import Ledger
+from airflow_nats_jetstream.handoff.take import Take, Taking
+from demo.nats_server import NatsServer
+
+Result = TypeVar("Result")
+
+ACK_WAIT = timedelta(seconds=0.8)
+SUBJECTS = 3
+LOST = (AlreadyDone, Superseded, Taken, HoldLost)
+"""What a fenced attempt is told."""
+
+
+class Attempt:
+    """A try of a task, in a context of its own. It can die without a word, and wake up late."""
+
+    def __init__(self, claim: Claim, hold: Hold, stack: ExitStack) -> None:
+        self.claim = claim
+        self.hold = hold
+        self._stack = stack
+        self.settled = False
+
+    async def freeze(self) -> None:
+        """As SIGSTOP would: no heartbeat, no release, no idea that time goes by."""
+        await self.hold._stop_beats()
+
+    async def vanish(self) -> None:
+        await self.freeze()
+        self.hold._ended = True  # leaving the context releases nothing
+
+    def leave(self) -> None:
+        self._stack.close()
+
+
+class Handoff(RuleBasedStateMachine):
+    """See the module. A subclass names its ``server``, which must be its own: the machine kills it."""
+
+    server: NatsServer
+
+    claims: Bundle[Claim] = Bundle("claims")
+    attempts: Bundle[Attempt] = Bundle("attempts")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = f"S{secrets.token_hex(4)}"
+        self.settings = ConnectionSettings(
+            servers=self.server.url, shortest_ack_wait=0.5, ledger=f"m_{secrets.token_hex(4)}", request_timeout=2
+        )
+        self.filter = f"{self.name}.>"
+        self.runs = itertools.count()
+        self.life = 0
+        self.owed: set[int] = set()
+        """Published, still in the stream, delivered by the filter, and not settled in this life."""
+        self.settled: dict[int, set[int]] = {}
+        self.stored: dict[int, str] = {}
+        """What the stream holds: sequence to subject."""
+        self.told: list[Attempt] = []
+        self._stack = ExitStack()
+        self.portal: BlockingPortal = self._stack.enter_context(start_blocking_portal())
+        self.js: JetStream = self._stack.enter_context(self.portal.wrap_async_context_manager(connect(self.settings)))
+        self._lose_answers = 0
+        self._intercept()
+        self.call(self._create_stream)
+
+    def call(self, function: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
+        async def limited() -> Result:
+            return await asyncio.wait_for(function(*arguments), 90)  # nothing may hang
+
+        return self.portal.call(limited)
+
+    def _intercept(self) -> None:
+        """Writes to the ledger whose answers get lost: written, and nobody is told."""
+        request = self.js.connection.request
+
+        async def losing(subject: str, data: bytes = b"", **options: Any) -> Reply:
+            reply = await request(subject, data, **options)
+            if subject.startswith("$KV.") and self._lose_answers:
+                self._lose_answers -= 1
+                raise RequestTimeout("the answer got lost")
+            return reply
+
+        self.js.connection.request = losing  # type: ignore[method-assign]
+
+    # What the world does to the stream.
+
+    async def _create_stream(self) -> None:
+        await self.js.create_stream({"name": self.name, "subjects": [f"{self.name}.>"], "allow_direct": True})
+
+    @rule(count=st.integers(1, 40))
+    def publish(self, count: int) -> None:
+        subjects = [f"{self.name}.{number % SUBJECTS}" for number in range(count)]
+        publish_all(self.settings, ((subject, b"x") for subject in subjects))
+        last = self.call(self._last_sequence)
+        for sequence, subject in zip(range(last - count + 1, last + 1), subjects, strict=True):
+            self.stored[sequence] = subject
+            if self._delivered(subject):
+                self.owed.add(sequence)
+
+    async def _last_sequence(self) -> int:
+        return int((await self.js.stream(self.name).info(patience=30)).state["last_seq"])
+
+    def _delivered(self, subject: str) -> bool:
+        return self.filter.endswith(">") or self.filter == subject
+
+    @rule(keep=st.integers(1, 30))
+    def purge(self, keep: int) -> None:
+        self.call(lambda: self.js.stream(self.name).purge(keep=keep))
+        for sequence in sorted(self.stored)[:-keep]:
+            self._gone(sequence)
+
+    @rule(data=st.data())
+    def one_message_expires(self, data: st.DataObject) -> None:
+        if self.stored:
+            sequence = data.draw(st.sampled_from(sorted(self.stored)))
+            self.call(lambda: self.js.api(f"STREAM.MSG.DELETE.{self.name}", {"seq": sequence, "no_erase": True}))
+            self._gone(sequence)
+
+    def _gone(self, sequence: int) -> None:
+        del self.stored[sequence]
+        self.owed.discard(sequence)
+
+    # Sensors.
+
+    @initialize(target=claims, count=st.integers(10, 60), per_claim=st.integers(1, 25))
+    def published_and_taken(self, count: int, per_claim: int) -> Any:
+        self.publish(count=count)
+        return multiple(*self.call(self._take, 40, per_claim))
+
+    def taking(self, size: int, per_claim: int) -> Taking:
+        config = {"ack_wait": ACK_WAIT, "max_ack_pending": 10_000}
+        if not self.filter.endswith(">"):
+            config["filter_subject"] = self.filter
+        return Taking(
+            stream=self.name,
+            consumer="work",
+            owner=("dag", f"run {next(self.runs)}", "sensor", -1, 1),
+            max_messages=size,
+            messages_per_claim=per_claim,
+            gather=timedelta(seconds=0.05),
+            hand_off_timeout=timedelta(seconds=1.5),
+            consumer_config=config,
+        )
+
+    async def _take(self, size: int, per_claim: int, wait: float = 1.0) -> list[Claim]:
+        work = Take(self.js, self.taking(size, per_claim))
+        await work.prepare()
+        claims = await work.take(wait)
+        work.handed_on()
+        return [Claim.from_json(claim.to_json()) for claim in claims]
+
+    @rule(target=claims, size=st.integers(1, 60), per_claim=st.integers(1, 25))
+    def take(self, size: int, per_claim: int) -> Any:
+        return multiple(*self.call(self._take, size, per_claim))
+
+    @rule(target=claims, size=st.integers(1, 30), rivals=st.integers(2, 4))
+    def sensors_race(self, size: int, rivals: int) -> Any:
+        async def race() -> list[list[Claim]]:
+            return await asyncio.gather(*(self._take(size, size) for _ in range(rivals)))
+
+        batches = self.call(race)
+        return multiple(*(claim for batch in batches for claim in batch))
+
+    @rule(size=st.integers(1, 30), entered=st.booleans(), tidy=st.booleans())
+    def a_sensor_dies(self, size: int, entered: bool, tidy: bool) -> None:
+        """Before or after it entered its claims in the ledger; with or without its cleanup."""
+
+        async def die() -> None:
+            work = Take(self.js, self.taking(size, size))
+            await work.prepare()
+            if entered:
+                await work.take(1)
+            else:
+                await work._gather(asyncio.get_running_loop().time() + 1)
+            if tidy:
+                await work.put_back()
+
+        self.call(die)
+
+    # Attempts.
+
+    @rule(target=attempts, claim=claims, number=st.integers(1, 3))
+    def hold(self, claim: Claim, number: int) -> Any:
+        stack = ExitStack()
+        try:
+            hold = stack.enter_context(
+                self.portal.wrap_async_context_manager(Hold.begin(self.js, claim, try_number=number))
+            )
+        except (AlreadyDone, Superseded, LedgerUnavailable):
+            return multiple()
+        attempt = Attempt(claim, hold, stack)
+        self.told.append(attempt)
+        return attempt
+
+    @rule(claim=claims)
+    def hold_and_settle(self, claim: Claim) -> None:
+        if isinstance(attempt := self.hold(claim=claim, number=1), Attempt):
+            self._settle(attempt)
+
+    @rule(attempt=attempts)
+    def freeze(self, attempt: Attempt) -> None:
+        self.call(attempt.freeze)
+
+    @rule(attempt=consumes(attempts))
+    def die(self, attempt: Attempt) -> None:
+        self.call(attempt.vanish)
+
+    @rule(attempt=attempts)
+    def settle(self, attempt: Attempt) -> None:
+        self._settle(attempt)
+
+    def _settle(self, attempt: Attempt) -> bool:
+        try:
+            self.call(attempt.hold.settle, {"rows": attempt.claim.count})
+        except LOST:
+            return False
+        except LedgerUnavailable:  # its bucket was deleted: nothing was acknowledged
+            return False
+        self._booked(attempt)
+        return True
+
+    def _booked(self, attempt: Attempt) -> None:
+        if attempt.settled:
+            return
+        attempt.settled = True
+        sequences = set(attempt.claim.sequences)
+        earlier = self.settled.setdefault(self.life, set())
+        assert not sequences & earlier, f"settled twice in one life: {Sequences.of(sequences & earlier)}"
+        earlier |= sequences
+        self.owed -= sequences
+
+    @rule(attempt=attempts)
+    def fail(self, attempt: Attempt) -> None:
+        with suppress(*LOST, LedgerUnavailable):
+            self.call(attempt.hold.fail)
+
+    @rule(attempt=attempts, delay=st.sampled_from([None, timedelta(seconds=0.5), timedelta(seconds=2)]))
+    def release(self, attempt: Attempt, delay: timedelta | None) -> None:
+        with suppress(LedgerUnavailable):
+            self.call(attempt.hold.release, delay)
+
+    @rule(first=attempts, second=attempts)
+    def two_attempts_settle_at_once(self, first: Attempt, second: Attempt) -> None:
+        async def both() -> list[BaseException | None]:
+            return await asyncio.gather(
+                *(each.hold.settle("raced") for each in {first, second}), return_exceptions=True
+            )
+
+        results = self.call(both)
+        for attempt, result in zip({first, second}, results, strict=True):
+            if result is None:
+                self._booked(attempt)
+            elif not isinstance(result, (*LOST, LedgerUnavailable)):
+                raise result
+
+    # What goes wrong below.
+
+    @rule(count=st.integers(1, 3))
+    def answers_of_the_ledger_get_lost(self, count: int) -> None:
+        self._lose_answers = count
+
+    @rule(seconds=st.sampled_from([0.3, 1.0, 1.7]))
+    def time_goes_by(self, seconds: float) -> None:
+        """Leases expire in a queue, counters come to be believed."""
+        self.call(asyncio.sleep, seconds)
+
+    @rule()
+    def the_server_is_killed(self) -> None:
+        self.server.kill()
+        self.server.start()
+        self.call(self._back)
+
+    @rule(attempt=attempts, after=st.floats(0, 1.5))
+    def the_server_is_killed_while_settling(self, attempt: Attempt, after: float) -> None:
+        settling = self.portal.start_task_soon(attempt.hold.settle, "killed meanwhile")
+        self.call(asyncio.sleep, after)
+        self.server.kill()
+        self.server.start()
+        self.call(self._back)
+        try:
+            settling.result(90)
+        except (*LOST, LedgerUnavailable):
+            return
+        self._booked(attempt)
+
+    async def _back(self) -> None:
+        await self.js.stream(self.name).info(patience=30)
+
+    @rule(seconds=st.sampled_from([0, 0.2]), share=st.floats(0, 1))
+    def a_stranger_resets_the_consumer(self, seconds: float, share: float) -> None:
+        last = max(self.stored, default=1)
+        sequence = max(1, round(share * last))
+
+        async def reset() -> bool:
+            await asyncio.sleep(seconds)
+            if not await self._consumer_is_there():
+                return False
+            await self.js.api(f"CONSUMER.RESET.{self.name}.work", {"seq": sequence})
+            return True
+
+        if self.call(reset):
+            self._new_life(from_sequence=sequence)
+
+    async def _consumer_is_there(self) -> bool:
+        """Of a consumer that is not there, nats-server 2.15.1 leaves a reset unanswered."""
+        try:
+            await self.js.stream(self.name).consumer("work").info(patience=30)
+        except ConsumerNotFound:
+            return False
+        return True
+
+    @rule()
+    def a_stranger_resets_to_the_floor(self) -> None:
+        async def reset() -> int | None:
+            if not await self._consumer_is_there():
+                return None
+            return int((await self.js.api(f"CONSUMER.RESET.{self.name}.work"))["reset_seq"])
+
+        sequence = self.call(reset)
+        if sequence is not None:
+            self._new_life(from_sequence=sequence)
+
+    @rule()
+    def the_consumer_is_recreated(self) -> None:
+        async def delete() -> None:
+            with suppress(ConsumerNotFound):
+                await self.js.stream(self.name).consumer("work").delete()
+
+        self.call(delete)
+        self._new_life(from_sequence=1)
+
+    @rule()
+    def the_stream_is_recreated(self) -> None:
+        self.call(lambda: self.js.stream(self.name).delete())
+        self.call(self._create_stream)
+        self.stored.clear()
+        self.owed.clear()
+        self._new_life(from_sequence=1)
+
+    @rule(narrow=st.booleans())
+    def the_filter_changes(self, narrow: bool) -> None:
+        subject = f"{self.name}.1" if narrow else f"{self.name}.>"
+
+        async def update() -> bool:
+            consumer = self.js.stream(self.name).consumer("work")
+            try:
+                config = (await consumer.info()).config
+            except ConsumerNotFound:
+                return False
+            config["filter_subject"] = subject
+            await self.js.api(
+                f"CONSUMER.CREATE.{self.name}.work.{subject}",
+                {"stream_name": self.name, "config": config, "action": "update"},
+            )
+            return True
+
+        if not self.call(update):
+            self.filter = subject
+            self.owed = {each for each in self.owed if self._delivered(self.stored[each])}
+            return
+        # The server goes on where it is: what the old filter left behind is not delivered by a wider one, and what it
+        # has delivered stays owed to whoever holds it; only what both deliver is counted.
+        self.filter = subject
+        self.owed = {each for each in self.owed if self._delivered(self.stored[each])}
+
+    @rule()
+    def the_ledger_is_deleted(self) -> None:
+        """Nobody knows any more what is done: what is not acknowledged is processed again."""
+
+        async def delete() -> None:
+            for bucket in ("claims", "receipts"):
+                with suppress(ApiError):
+                    await self.js.stream(f"KV_{self.settings.ledger}_{bucket}").delete()
+
+        self.call(delete)
+        self.life += 1
+
+    def _new_life(self, *, from_sequence: int) -> None:
+        """A reset forward skips what lies below: that is what was asked for."""
+        self.life += 1
+        self.owed = {
+            sequence
+            for sequence, subject in self.stored.items()
+            if sequence >= from_sequence and self._delivered(subject)
+        }
+
+    # What must hold.
+
+    @invariant()
+    def the_server_owes_what_is_not_settled(self) -> None:
+        async def outstanding() -> int | None:
+            try:
+                info = await self.js.stream(self.name).consumer("work").info(patience=30)
+            except ConsumerNotFound:
+                return None
+            return info.pending + info.ack_pending
+
+        held = self.call(outstanding)
+        assert held is None or held >= len(self.owed), f"the server owes {held}, not settled: {len(self.owed)}"
+
+    def teardown(self) -> None:
+        try:
+            for attempt in self.told:
+                with suppress(JetStreamError):
+                    self.call(attempt.vanish)
+            self._lose_answers = 0
+            self._drain()
+        finally:
+            for attempt in self.told:
+                with suppress(Exception):
+                    attempt.leave()
+            with suppress(Exception):
+                self.call(lambda: self.js.stream(self.name).delete())
+            self._stack.close()
+
+    def _drain(self) -> None:
+        """Whatever was left behind, a last run takes, holds and settles all of it."""
+
+        async def work() -> list[Claim]:
+            done = []
+            for claim in await self._take(10_000, 10_000, wait=2.5):
+                async with Hold.begin(self.js, claim, try_number=1) as hold:
+                    await hold.settle("drained")
+                    done.append(claim)
+            return done
+
+        async def unacknowledged() -> int:
+            info = await self.js.stream(self.name).consumer("work").info()
+            return info.pending + info.ack_pending
+
+        for _ in range(12):
+            for claim in self.call(work):
+                sequences = set(claim.sequences)
+                earlier = self.settled.setdefault(self.life, set())
+                assert not sequences & earlier, f"settled twice in one life: {Sequences.of(sequences & earlier)}"
+                earlier |= sequences
+                self.owed -= sequences
+            if not self.owed and not self.call(unacknowledged):
+                break
+        assert not self.owed, f"stuck or lost: {Sequences.of(self.owed)}"
+        assert self.call(unacknowledged) == 0
+        receipts = self.call(lambda: Ledger(self.js, self.name, "work").committed())
+        count = sum(receipt.sequences.count for receipt in receipts)
+        assert count >= len(self.settled.get(self.life, ()))
