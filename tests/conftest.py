@@ -11,7 +11,17 @@ from demo.java import java_home
 from demo.nats_server import NatsServer
 
 # Importing Airflow writes its configuration to AIRFLOW_HOME, by default into the user's home.
-os.environ["AIRFLOW_HOME"] = str(Path(__file__).parent.parent / "build" / "tests" / "airflow")
+os.environ["AIRFLOW_HOME"] = str(
+    Path(__file__).parent.parent / "build" / "tests" / f"airflow-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run side by side, those that share a stack of Airflow or a Spark session stay together."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder in ("airflow_system", "spark"):
+            item.add_marker(pytest.mark.xdist_group(folder))
 
 
 @pytest.fixture(scope="session")
