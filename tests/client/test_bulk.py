@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, bulk, connect
+from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.bulk import Publishable, publish_all
 from airflow_nats_jetstream.client.errors import (
     ApiError,
@@ -120,14 +120,6 @@ async def test_stopping_ends_as_failed(settings: ConnectionSettings, stream: Str
         )
 
 
-async def test_the_control_connection_publishes_the_same(settings: ConnectionSettings, stream: Stream) -> None:
-    window = PublishWindow(stream.name)
-    feed = bulk._Feed(numbered(stream, 5_000), window, stream.name, "run", lambda: False)
-    await bulk._drive_control(settings, window, feed, lambda _: None)
-    assert window.result().stored == 5_000
-    assert publish_all(settings, numbered(stream, 5_000), stream=stream.name, scope="run").duplicates == 5_000
-
-
 def test_a_server_killed_while_publishing_loses_and_doubles_nothing(tmp_path: Path) -> None:
     server = NatsServer(tmp_path, "jetstream { sync_interval: always }")
     server.start()
@@ -192,8 +184,7 @@ def test_a_window_counts_every_answer() -> None:
         lost.result()
 
 
-@pytest.mark.parametrize("control", [False, True], ids=["bulk", "control"])
-def test_what_a_busy_stream_drops_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: bool) -> None:
+def test_what_a_busy_stream_drops_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[int] = []
     again = PublishWindow.again
 
@@ -203,8 +194,6 @@ def test_what_a_busy_stream_drops_is_sent_again(tmp_path: Path, monkeypatch: pyt
         return refused
 
     monkeypatch.setattr(PublishWindow, "again", counted)
-    if control:
-        monkeypatch.setattr(ConnectionSettings, "off_wire", "this test")
     server = NatsServer(tmp_path, "jetstream { max_buffered_msgs: 20 }")
     server.start()
     try:

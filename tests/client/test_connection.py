@@ -11,14 +11,12 @@ import pytest
 from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.connection import Connection
 from airflow_nats_jetstream.client.errors import (
-    AuthenticationFailed,
     ConnectionFailed,
     ConnectionLost,
     InvalidValue,
-    TlsNotOffered,
 )
 from demo.service import free_port
-from tests.client.servers import PASSWORD, TOKEN, USER, Authority, Serve
+from tests.client.servers import PASSWORD, Serve
 
 
 @asynccontextmanager
@@ -44,26 +42,6 @@ async def works(settings: ConnectionSettings) -> None:
         assert "memory" in await js.account_info()
 
 
-async def test_none_user_and_token(serve: Serve) -> None:
-    await works(ConnectionSettings(servers=serve("").url))
-    await works(ConnectionSettings(servers=serve(USER).url, user="airflow", password=PASSWORD))
-    await works(ConnectionSettings(servers=serve(TOKEN).url, token=PASSWORD))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{}, {"user": "airflow", "password": "wrong"}, {"token": "wrong"}],
-    ids=["nothing", "wrong password", "wrong kind"],
-)
-async def test_wrong_credentials_are_refused_at_once_and_not_shown(serve: Serve, wrong: dict[str, str]) -> None:
-    settings = ConnectionSettings(servers=serve(USER).url, **wrong)  # type: ignore[arg-type]
-    start = time.monotonic()
-    with pytest.raises(AuthenticationFailed) as refused:
-        await works(settings)
-    assert time.monotonic() - start < 2
-    assert "wrong" not in str(refused.value)
-
-
 async def test_an_unreachable_server_has_a_time_limit_and_says_where() -> None:
     address = f"nats://127.0.0.1:{free_port()}"
     start = time.monotonic()
@@ -82,44 +60,6 @@ async def test_a_server_that_says_nothing_has_a_time_limit() -> None:
             await works(ConnectionSettings(servers=f"nats://127.0.0.1:{port}", connect_timeout=1))
 
 
-async def test_tls_with_a_private_authority(serve: Serve, authority: Authority) -> None:
-    port = serve(authority.config() + USER).port
-    for ca in (str(authority.ca), authority.ca.read_text()):
-        settings = ConnectionSettings(servers=f"tls://localhost:{port}", tls_ca=ca, user="airflow", password=PASSWORD)
-        await works(settings)
-
-
-async def test_tls_handshake_first(serve: Serve, authority: Authority) -> None:
-    port = serve(authority.config("handshake_first: true")).port
-    await works(
-        ConnectionSettings(servers=f"nats://localhost:{port}", tls_ca=str(authority.ca), tls_handshake_first=True)
-    )
-
-
-async def test_a_client_certificate(serve: Serve, authority: Authority) -> None:
-    port = serve(authority.config(f'ca_file: "{authority.ca}", verify: true')).port
-    trusted = ConnectionSettings(
-        servers=f"tls://localhost:{port}",
-        tls_ca=str(authority.ca),
-        tls_certificate=authority.certificate.read_text(),
-        tls_private_key=authority.private_key.read_text(),
-    )
-    await works(trusted)
-    with pytest.raises(ConnectionFailed):
-        await works(ConnectionSettings(servers=f"tls://localhost:{port}", tls_ca=str(authority.ca), connect_timeout=2))
-
-
-async def test_an_unknown_authority_and_a_wrong_host_name_are_refused(serve: Serve, authority: Authority) -> None:
-    port = serve(authority.config()).port
-    with pytest.raises(ConnectionFailed, match="certificate"):
-        await works(ConnectionSettings(servers=f"tls://localhost:{port}", connect_timeout=3))
-    named = ConnectionSettings(
-        servers=f"tls://localhost:{port}", tls_ca=str(authority.ca), tls_hostname="elsewhere", connect_timeout=3
-    )
-    with pytest.raises(ConnectionFailed, match="certificate"):
-        await works(named)
-
-
 @pytest.mark.parametrize("secret", [{}, {"user": "airflow", "password": PASSWORD}, {"token": PASSWORD}])
 async def test_tls_asked_for_and_not_given_sends_no_secret(secret: dict[str, str]) -> None:
     heard = bytearray()
@@ -135,12 +75,6 @@ async def test_tls_asked_for_and_not_given_sends_no_secret(secret: dict[str, str
         with pytest.raises(ConnectionFailed):
             await works(settings)
     assert PASSWORD.encode() not in heard
-
-
-async def test_tls_asked_of_a_real_server_without_it(serve: Serve) -> None:
-    settings = ConnectionSettings(servers=serve(USER).url, tls=True, user="airflow", password=PASSWORD)
-    with pytest.raises(TlsNotOffered):
-        await works(settings)
 
 
 async def test_nothing_is_buffered_while_disconnected(serve: Serve) -> None:

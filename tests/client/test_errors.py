@@ -12,7 +12,7 @@ from airflow_nats_jetstream.client.sequences import Sequences
 CONSTRUCTED = [
     errors.InvalidValue("batch", 0, "ask for at least one message"),
     errors.ConnectionLost("ended", last_sequence=7),
-    errors.NotOnWire("TLS"),
+    errors.TlsNotOffered("no TLS"),
     errors.PermissionDenied("a.b"),
     errors.WrongLastSequence(400, 10071, "wrong last sequence: 3"),
     errors.NoStreamResponse("a.b"),

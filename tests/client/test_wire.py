@@ -3,16 +3,15 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings, wire
 from airflow_nats_jetstream.client.errors import (
-    AuthenticationFailed,
     ConnectionFailed,
     ConnectionLost,
-    NotOnWire,
     RequestTimeout,
     StreamNotFound,
 )
@@ -20,43 +19,12 @@ from airflow_nats_jetstream.client.protocol import encode_publish
 from airflow_nats_jetstream.client.wire import Wire
 from demo.nats_server import NatsServer
 from demo.service import free_port
-from tests.client.servers import PASSWORD, TOKEN, USER, Authority, Serve
+from tests.client.servers import Authority, Serve
 
 
 def works(settings: ConnectionSettings) -> None:
     with Wire.open(settings) as wire:
         assert "memory" in wire.api("INFO")
-
-
-def test_none_user_and_token(serve: Serve) -> None:
-    works(ConnectionSettings(servers=serve("").url))
-    works(ConnectionSettings(servers=serve(USER).url, user="airflow", password=PASSWORD))
-    works(ConnectionSettings(servers=serve(TOKEN).url, token=PASSWORD))
-
-
-def test_wrong_credentials_are_refused_at_once(serve: Serve) -> None:
-    url = serve(USER).url
-    start = time.monotonic()
-    for wrong in ({}, {"user": "airflow", "password": "wrong"}, {"token": "wrong"}):
-        with pytest.raises(AuthenticationFailed) as refused:
-            works(ConnectionSettings(servers=url, **wrong))  # type: ignore[arg-type]
-        assert "wrong" not in str(refused.value)
-    assert time.monotonic() - start < 5
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [({"tls": True}, "TLS"), ({"nkey_seed": "SUX"}, "NKey"), ({"credentials": "x"}, "credentials")],
-)
-def test_what_it_cannot_do_yet_is_refused_by_name(settings: dict[str, str], named: str) -> None:
-    with pytest.raises(NotOnWire, match=named):
-        Wire.open(ConnectionSettings(**settings))  # type: ignore[arg-type]
-
-
-def test_a_server_that_requires_tls_is_told_nothing(serve: Serve, authority: Authority) -> None:
-    settings = ConnectionSettings(servers=serve(authority.config() + USER).url, user="airflow", password=PASSWORD)
-    with pytest.raises(ConnectionFailed, match="requires TLS"):
-        Wire.open(settings)
 
 
 def test_an_unreachable_server_has_a_time_limit_and_a_second_server_is_tried(nats_server: NatsServer) -> None:
@@ -66,9 +34,25 @@ def test_an_unreachable_server_has_a_time_limit_and_a_second_server_is_tried(nat
     works(ConnectionSettings(servers=(nowhere, nats_server.url)))
 
 
-def test_more_than_the_sockets_hold_is_sent_and_received(nats_server: NatsServer) -> None:
+Reach = Callable[[str], ConnectionSettings]
+
+
+@pytest.fixture(params=["plain", "tls"])
+def reach(request: pytest.FixtureRequest, serve: Serve, authority: Authority) -> Reach:
+    """Start a server with a configuration, in plain text and with TLS, and say how to reach it."""
+
+    def start(config: str) -> ConnectionSettings:
+        if request.param == "plain":
+            return ConnectionSettings(servers=serve(config).url)
+        port = serve(authority.config() + config).port
+        return ConnectionSettings(servers=f"tls://localhost:{port}", tls_ca=str(authority.ca))
+
+    return start
+
+
+def test_more_than_the_sockets_hold_is_sent_and_received(reach: Reach) -> None:
     # 40 MB come back while 40 MB go out: two sides that only wrote would wait for each other.
-    with Wire.open(ConnectionSettings(servers=nats_server.url)) as wire:
+    with Wire.open(reach("")) as wire:
         inbox = wire.new_inbox()
         wire.subscribe(inbox)
         commands = [encode_publish(inbox, "", b"x" * 100_000) for _ in range(400)]
@@ -78,9 +62,8 @@ def test_more_than_the_sockets_hold_is_sent_and_received(nats_server: NatsServer
             received += len(wire.receive(5))
 
 
-def test_a_ping_that_comes_in_the_middle_of_a_command_is_answered_after_it(serve: Serve) -> None:
-    settings = ConnectionSettings(servers=serve('ping_interval: "2ms"\nping_max: 100000').url)
-    with Wire.open(settings) as wire:
+def test_a_ping_that_comes_in_the_middle_of_a_command_is_answered_after_it(reach: Reach) -> None:
+    with Wire.open(reach('ping_interval: "2ms"\nping_max: 100000')) as wire:
         inbox = wire.new_inbox()
         wire.subscribe(inbox)
         for _ in range(5):

@@ -1,25 +1,21 @@
-"""Publishing many messages over either connection. Both drive the same window of ``publish``."""
+"""Publishing many messages over the bulk connection, accounted for by the window of ``publish``."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
-from airflow_nats_jetstream.client import connect
 from airflow_nats_jetstream.client.errors import (
-    AuthenticationFailed,
+    ConnectionDenied,
     ConnectionFailed,
-    ConnectionLost,
     InvalidValue,
     JetStreamError,
+    PermissionDenied,
     RequestTimeout,
 )
 from airflow_nats_jetstream.client.names import check_subject
-from airflow_nats_jetstream.client.protocol import decode_headers, decode_status, encode_headers, encode_publish
+from airflow_nats_jetstream.client.protocol import decode_status, encode_headers, encode_publish
 from airflow_nats_jetstream.client.publish import MessageIds, Outgoing, Published, PublishWindow
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.client.wire import Wire
@@ -47,8 +43,7 @@ def publish_all(
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Published:
-    """Publish everything, each message answered by the stream. Blocking; on the bulk connection where it supports the
-    settings, else on the control connection.
+    """Publish everything, each message answered by the stream. Blocking.
 
     stream:   the stream that must store them; a message on another stream's subject is refused.
     scope:    with it each message without a ``Nats-Msg-Id`` gets one from scope, content and occurrence. The same call
@@ -61,14 +56,12 @@ def publish_all(
     Raises:
         PublishFailed: the first message that was not stored, why, and how many were.
         ConnectionFailed: no connection at the start.
+        PermissionDenied: no answers can be listened for, see ``inbox_prefix`` of the settings.
     """
     window = PublishWindow(stream)
     feed = _Feed(messages, window, stream, scope, stop or (lambda: False))
     report = progress or (lambda _: None)
-    if settings.off_wire is None:
-        _drive_wire(settings, window, feed, report)
-    else:
-        asyncio.run(_drive_control(settings, window, feed, report))
+    _drive_wire(settings, window, feed, report)
     return window.result()
 
 
@@ -142,13 +135,14 @@ class _Feed:
 def _drive_wire(
     settings: ConnectionSettings, window: PublishWindow, feed: _Feed, progress: Callable[[int], None]
 ) -> None:
-    inbox = f"_INBOX.{secrets.token_hex(11)}"  # the same on each connection: late answers still count
+    inbox = ""
     last_progress, answered = time.monotonic(), -1
     connected = False
     while True:
         try:
             with Wire.open(settings) as wire:
                 connected = True
+                inbox = inbox or wire.new_inbox()  # the same on each connection: late answers still count
                 feed.max_payload = wire.max_payload
                 wire.subscribe(f"{inbox}.*")
                 window.again()  # they are among the unanswered
@@ -163,7 +157,14 @@ def _drive_wire(
                     if window.empty and feed.ended:
                         return
                     waiting = window.full or feed.ended
-                    for frame in wire.receive(ANSWERED_WITHIN if waiting else 0):
+                    try:
+                        arrived = wire.receive(ANSWERED_WITHIN if waiting else 0)
+                    except PermissionDenied as denied:
+                        if denied.act != "publish on":
+                            raise
+                        arrived = []
+                        window.on_denied(denied)
+                    for frame in arrived:
                         position = int(frame.subject.rpartition(b".")[2])
                         window.on_reply(position, decode_status(frame.header)[0], frame.data)
                     if window.answered != answered:
@@ -176,58 +177,10 @@ def _drive_wire(
                         time.sleep(_PAUSE)
                     outgoing = again + feed.next()
         except (ConnectionFailed, RequestTimeout) as error:
-            if isinstance(error, AuthenticationFailed) or not connected:
+            if isinstance(error, ConnectionDenied) or not connected:
                 raise
             if time.monotonic() - last_progress > RESUMED_WITHIN:
                 window.give_up(error)
                 return
             log.warning("publishing was interrupted, sending %d messages again: %s", len(window.unanswered), error)
             time.sleep(0.2)
-
-
-async def _drive_control(
-    settings: ConnectionSettings, window: PublishWindow, feed: _Feed, progress: Callable[[int], None]
-) -> None:
-    async with connect(settings) as js:
-        feed.max_payload = js.connection.max_payload
-        arrived = asyncio.Event()
-
-        def receive(reply: Any) -> None:
-            window.on_reply(int(reply.subject.rpartition(".")[2]), reply.status, reply.data)
-            arrived.set()
-
-        async with js.connection.inbox(receive) as inbox:
-            last_progress, answered = time.monotonic(), -1
-            outgoing: list[Outgoing] = []
-            while True:
-                try:
-                    for each in outgoing:
-                        reply = inbox.subject(each.position)
-                        await js.connection.publish(each.subject, each.data, reply, _single(each.header))
-                    arrived.clear()
-                    if window.empty and feed.ended:
-                        return
-                    await asyncio.sleep(0)
-                    if window.full or (feed.ended and not window.empty):
-                        await asyncio.wait_for(arrived.wait(), ANSWERED_WITHIN)
-                    if again := window.again():
-                        if time.monotonic() - last_progress > RESUMED_WITHIN:
-                            window.give_up(JetStreamError(_BUSY))
-                            return
-                        await asyncio.sleep(_PAUSE)
-                    outgoing = again + feed.next()
-                except (ConnectionLost, TimeoutError) as error:
-                    if time.monotonic() - last_progress > RESUMED_WITHIN:
-                        window.give_up(error)
-                        return
-                    await asyncio.sleep(0.2)
-                    window.again()  # they are among the unanswered
-                    outgoing = window.unanswered
-                if window.answered != answered:
-                    answered, last_progress = window.answered, time.monotonic()
-                    progress(answered)
-
-
-def _single(header: bytes) -> dict[str, str]:
-    """nats-py sends one value for each name."""
-    return {name: values[0] for name, values in decode_headers(header).items()}

@@ -2,6 +2,7 @@
 
 What nats-py does well stays with it: TLS, authentication, reconnecting, requests. What differs here:
 
+* its CONNECT line is ours, the same as on the bulk connection (``authentication``);
 * connecting has one time limit, and wrong credentials or missing TLS end it at once;
 * TLS that was asked for and not given is an error before anything secret is sent (nats-py would go on in plain text);
 * nothing is buffered while disconnected: a buffered acknowledgement could reach a later life of its consumer, a
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import ssl
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,17 +21,18 @@ import anyio
 import nats.aio.client
 import nats.errors
 
+from airflow_nats_jetstream.client.authentication import connect_line, refused
 from airflow_nats_jetstream.client.errors import (
-    AuthenticationFailed,
+    ConnectionDenied,
     ConnectionFailed,
     ConnectionLost,
     InvalidValue,
     JetStreamError,
     PermissionDenied,
     RequestTimeout,
-    TlsNotOffered,
 )
-from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, Reply
+from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, Reply, is_authentication_error, parse_violation
+from airflow_nats_jetstream.client.tls import SILENCE, check_plain, tls_failure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_VIOLATION = re.compile(r'permissions violation for publish to "(.+?)"')  # nats-py has made it lower case
 RECONNECT_WAIT = 0.25
 """Seconds between two attempts at one server: short, because acknowledgements wait for it."""
 
@@ -63,9 +63,9 @@ class Connection:
 
         Raises:
             ConnectionFailed: no server answered within ``settings.connect_timeout`` seconds.
-            AuthenticationFailed, TlsNotOffered: at once.
+            AuthenticationFailed, TlsNotOffered, TlsFailed: at once.
         """
-        client = nats.aio.client.Client()
+        client = _Client(settings)
         denied: set[str] = set()
         await _connect(settings, client, denied)
         try:
@@ -211,8 +211,8 @@ async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client,
 
     async def on_error(error: Exception) -> None:
         if client.is_connected:
-            if violation := _VIOLATION.search(str(error)):
-                denied.add(violation[1])
+            if violation := parse_violation(str(error)):
+                denied.add(violation[0])  # nats-py has made it lower case
             log.warning("NATS connection: %s", error)
             return
         last.append(error)
@@ -229,7 +229,7 @@ async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client,
 
     attempt: asyncio.Task[None] = asyncio.ensure_future(
         client.connect(
-            **_options(settings, client),
+            **_options(settings),
             error_cb=on_error,
             disconnected_cb=on_disconnect,
             reconnected_cb=on_reconnect,
@@ -242,10 +242,8 @@ async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client,
             if failure.done():
                 raise failure.result()
             await attempt
-            if settings.tls and not _is_tls(settings, client):
-                raise _tls_not_offered(settings)
     except TimeoutError:
-        reason = _words(last[-1]) if last else "no answer"
+        reason = _words(last[-1]) if last else SILENCE
         servers = ", ".join(settings.servers)
         raise ConnectionFailed(
             f"no NATS server reachable at {servers} within {settings.connect_timeout:g} s: {reason}; "
@@ -257,48 +255,51 @@ async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client,
         if not attempt.done():
             attempt.cancel()
             await asyncio.gather(attempt, return_exceptions=True)
-        if not client.is_connected or (settings.tls and not _is_tls(settings, client)):
+        if not client.is_connected:
             await client.close()
 
 
 def _words(error: Exception) -> str:
+    if "empty response" in str(error):
+        return SILENCE
     return str(error) or type(error).__name__
 
 
-def _final(settings: ConnectionSettings, error: Exception) -> ConnectionFailed | None:
+def _final(settings: ConnectionSettings, error: Exception) -> Exception | None:
     """The error that further attempts cannot mend, if this is one."""
-    if isinstance(error, TlsNotOffered):
+    if isinstance(error, ConnectionDenied | InvalidValue):
         return error
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return ConnectionFailed(
-            f"the server's certificate is not accepted: {error.verify_message}; check tls_ca and tls_hostname"
-        )
-    text = str(error).lower()
-    if isinstance(error, nats.errors.Error) and ("authorization" in text or "authentication" in text):
-        return AuthenticationFailed(
-            f"the NATS server refused the connection ({settings.kind}): check the user, password, token or key"
-        )
-    if "ssl context" in text:
-        return ConnectionFailed("the server requires TLS: set tls, or use a tls:// address")
+    if isinstance(error, ssl.SSLError):
+        return tls_failure(error)
+    text = str(error)
+    if isinstance(error, nats.errors.Error) and is_authentication_error(text):
+        return refused(settings, text.removeprefix("nats: ").strip("'"))
     return None
 
 
-def _tls_not_offered(settings: ConnectionSettings) -> TlsNotOffered:
-    return TlsNotOffered(
-        f"TLS was asked for and the server at {', '.join(settings.servers)} offers none: nothing secret was sent; "
-        "enable TLS on the server or ask for none"
-    )
+class _Client(nats.aio.client.Client):
+    """nats-py's client with our CONNECT line. It is given no secret, so it cannot send one before TLS."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        super().__init__()
+        self._settings = settings
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and self._settings.tls and info.get("tls_available"):
+            info["tls_required"] = True  # nats-py goes on in plain text where the server offers TLS and needs none
+        if initial_connection and not self._settings.tls:
+            check_plain(info)  # nats-py goes on with a TLS context of its own
+        await super()._process_info(info, initial_connection)
+
+    def _connect_command(self) -> bytes:
+        transport: Any = self._transport
+        encrypted = transport._io_writer.get_extra_info("ssl_object") is not None
+        return connect_line(self._settings, self._server_info, encrypted=encrypted)
 
 
-def _is_tls(settings: ConnectionSettings, client: nats.aio.client.Client) -> bool:
-    """Whether nats-py has upgraded, or will before CONNECT: it does exactly when INFO requires TLS, or at once."""
-    return settings.tls_handshake_first or bool(client._server_info.get("tls_required"))
-
-
-def _options(settings: ConnectionSettings, client: nats.aio.client.Client) -> dict[str, Any]:
+def _options(settings: ConnectionSettings) -> dict[str, Any]:
     options: dict[str, Any] = {
         "servers": list(settings.servers),
-        "name": settings.name,
         "allow_reconnect": True,
         "max_reconnect_attempts": -1,
         "reconnect_time_wait": RECONNECT_WAIT,
@@ -306,30 +307,11 @@ def _options(settings: ConnectionSettings, client: nats.aio.client.Client) -> di
         "ping_interval": 10,
         "max_outstanding_pings": 2,
         "pending_size": 0,
+        "inbox_prefix": settings.inbox_prefix,
     }
     if settings.tls:
         options["tls"] = settings.ssl_context()
         options["tls_handshake_first"] = settings.tls_handshake_first
         if settings.tls_hostname:
             options["tls_hostname"] = settings.tls_hostname
-
-    def guarded(secret: str | None) -> Callable[[], str]:
-        # nats-py asks for the value when it writes CONNECT: the last moment to see that the line is not encrypted.
-        def value() -> str:
-            if settings.tls and not _is_tls(settings, client):
-                raise _tls_not_offered(settings)
-            return secret or ""
-
-        return value
-
-    if settings.user:
-        options["user"] = guarded(settings.user)
-        options["password"] = guarded(settings.password)
-    elif settings.token:
-        options["token"] = guarded(settings.token)
-    elif settings.nkey_seed:
-        options["nkeys_seed_str"] = settings.nkey_seed.strip()
-    elif settings.credentials:
-        # Line ends of another system break nats-py's parser.
-        options["user_credentials"] = nats.aio.client.RawCredentials(settings.credentials.replace("\r\n", "\n"))
     return options

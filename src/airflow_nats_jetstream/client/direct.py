@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_nats_jetstream.client.errors import (
     ApiError,
-    AuthenticationFailed,
+    ConnectionDenied,
     ConnectionFailed,
     ConnectionLost,
     DirectGetDisabled,
@@ -241,7 +241,7 @@ def read(settings: ConnectionSettings, stream: str, wanted: Sequences, created: 
                 if found:
                     yield found
         except (ConnectionFailed, RequestTimeout, ApiError) as error:
-            if isinstance(error, AuthenticationFailed) or (isinstance(error, ApiError) and error.code not in _PASSING):
+            if isinstance(error, ConnectionDenied) or (isinstance(error, ApiError) and error.code not in _PASSING):
                 raise
             if time.monotonic() - progress > RESUMED_WITHIN:
                 raise ConnectionLost(

@@ -3,12 +3,13 @@
     JetStreamError
     ├── InvalidValue (ValueError)         a value that can be refused before anything is sent
     ├── ConnectionFailed (ConnectionError)
-    │   ├── AuthenticationFailed          wrong or missing credentials
-    │   ├── TlsNotOffered                 TLS was asked for and the server does not speak it
+    │   ├── ConnectionDenied              one side refuses the other: trying again does not help
+    │   │   ├── AuthenticationFailed      wrong or missing credentials
+    │   │   └── TlsFailed                 a certificate that is not accepted, or TLS required and not asked for
+    │   │       └── TlsNotOffered         TLS was asked for and the server does not speak it
     │   └── ConnectionLost                was connected; carries the last sequence where there is one
-    ├── NotOnWire                         a setting that the bulk connection does not know yet
     ├── RequestTimeout (TimeoutError)     no answer in time
-    ├── PermissionDenied                  the account may not publish there
+    ├── PermissionDenied                  the account may not publish or subscribe there
     ├── ApiError                          the server's own refusal: code, err_code, description
     │   ├── StreamNotFound, StreamNameInUse, ConsumerNotFound, ConsumerNameInUse, ConsumerDoesNotExist,
     │   │   MessageNotFound, BadRequest, WrongLastSequence, WrongLastMessageId, WrongStream, TooManyRequests
@@ -71,11 +72,19 @@ class ConnectionFailed(JetStreamError, ConnectionError):
     """No connection could be made. A :class:`ConnectionError`, so nats-py treats it as one failed attempt."""
 
 
-class AuthenticationFailed(ConnectionFailed):
+class ConnectionDenied(ConnectionFailed):
+    """One side refuses the other: settings have to change, here or on the server."""
+
+
+class AuthenticationFailed(ConnectionDenied):
     """The server refused the credentials, or asked for some and none were given."""
 
 
-class TlsNotOffered(ConnectionFailed):
+class TlsFailed(ConnectionDenied):
+    """A certificate that the other side does not accept, or a server that requires TLS which was not asked for."""
+
+
+class TlsNotOffered(TlsFailed):
     """TLS was asked for and the server offers none. Nothing secret was sent."""
 
 
@@ -87,26 +96,20 @@ class ConnectionLost(ConnectionFailed):
         self.last_sequence = last_sequence
 
 
-class NotOnWire(JetStreamError):
-    """The connection uses a kind of authentication or TLS that the bulk connection does not support."""
-
-    def __init__(self, setting: str) -> None:
-        super().__init__(
-            f"the bulk connection does not support {setting}; use none, user and password, or a token without TLS"
-        )
-        self.setting = setting
-
-
 class RequestTimeout(JetStreamError, TimeoutError):
     """A request was not answered in time. What it asked for may have happened."""
 
 
 class PermissionDenied(JetStreamError):
-    """The account may not publish on the subject. The server drops what it may not take, and says so on the side."""
+    """The account may not ``act`` (publish on, subscribe to) the subject.
 
-    def __init__(self, subject: str) -> None:
-        super().__init__(f"no permission to publish on {subject!r}: allow it for this user")
+    The server drops what it may not take, and says so on the side.
+    """
+
+    def __init__(self, subject: str, act: str = "publish on") -> None:
+        super().__init__(f"no permission to {act} {subject!r}: allow it for this user")
         self.subject = subject
+        self.act = act
 
 
 class ApiError(JetStreamError):

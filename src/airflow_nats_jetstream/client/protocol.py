@@ -17,6 +17,7 @@ LONGEST_LINE = 1 << 20  # INFO of a large cluster is the longest; a MSG line has
 HEADER_LINE = b"NATS/1.0"
 NO_RESPONDERS = 503
 _MESSAGES = {b"MSG": 4, b"HMSG": 5}  # words of a message line without a reply subject
+_VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.+?)"', re.IGNORECASE)
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 
 
@@ -109,6 +110,20 @@ class Parser:
                 position = line_end + 2
         self._buffer = buffer[position:]
         return frames
+
+
+def parse_violation(text: str) -> tuple[str, str] | None:
+    """The subject of a permissions violation and what was not allowed with it, or None for another ``-ERR``."""
+    found = _VIOLATION.search(text)
+    if found is None:
+        return None
+    return found[2], "publish on" if found[1].lower() == "publish" else "subscribe to"
+
+
+def is_authentication_error(text: str) -> bool:
+    """Whether an ``-ERR`` says that these credentials will not do. A time-out of the handshake does not."""
+    words = text.lower()
+    return ("authorization" in words or "authentication" in words) and "timeout" not in words
 
 
 def encode_connect(fields: Mapping[str, Any]) -> bytes:

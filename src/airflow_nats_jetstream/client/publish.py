@@ -16,6 +16,7 @@ from airflow_nats_jetstream.client.errors import (
     ApiError,
     JetStreamError,
     NoStreamResponse,
+    PermissionDenied,
     PublishFailed,
     TooManyRequests,
 )
@@ -170,6 +171,13 @@ class PublishWindow:
         self._stream = ack.stream
         self._first = min(self._first or ack.seq, ack.seq)
         self._last = max(self._last, ack.seq)
+
+    def on_denied(self, denied: PermissionDenied) -> None:
+        """The server will not answer what was published on this subject."""
+        for message in [each for each in self._unanswered.values() if each.subject == denied.subject]:
+            del self._unanswered[message.position]
+            self._bytes -= message.size
+            self.fail(message.position, message.subject, denied)
 
     def fail(self, position: int, subject: str, cause: Exception) -> None:
         """A message that cannot be stored. The first one of the input is what :meth:`result` names."""

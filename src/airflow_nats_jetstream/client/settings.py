@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from airflow_nats_jetstream.client.authentication import check_credentials, check_seed
 from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.names import check_subject
 
@@ -29,12 +30,15 @@ class ConnectionSettings:
     servers:              ``nats://host:port`` or ``tls://host:port``, several as a tuple or with commas between.
                           User information in the URL is refused: it would show in logs.
     user, password / token / nkey_seed / credentials:
-                          one way to authenticate, or none. ``credentials`` is the content of a ``.creds`` file.
+                          one way to authenticate, or none. ``credentials`` is the content of a ``.creds`` file, with
+                          the line ends of any system.
     tls:                  speak TLS or fail; implied by ``tls://``, by the other ``tls_`` fields.
     tls_ca, tls_certificate, tls_private_key:
                           PEM text or the path of a file. Without ``tls_ca`` the system's authorities are trusted.
     tls_hostname:         the name that the server's certificate must carry, by default the host of the URL.
     tls_handshake_first:  the server expects TLS before its INFO line (nats-server ``handshake_first``).
+    inbox_prefix:         first tokens of the subjects on which answers arrive. With a prefix for each user none can
+                          listen to the answers of another, see docs/reference/permissions.md.
     domain / api_prefix:  which JetStream; one of them at most. A trailing dot of the prefix is forgiven.
     ledger:               prefix of the two key-value buckets of the hand-off, ``<ledger>_claims`` and ``_receipts``.
     connect_timeout:      seconds for one connection to be made, all servers and attempts together. Default 10.
@@ -56,6 +60,7 @@ class ConnectionSettings:
     tls_private_key: str | None = _secret()
     tls_hostname: str | None = None
     tls_handshake_first: bool = False
+    inbox_prefix: str = "_INBOX"
     domain: str | None = None
     api_prefix: str | None = None
     ledger: str = "airflow"
@@ -79,11 +84,16 @@ class ConnectionSettings:
             raise InvalidValue("authentication", " and ".join(ways), "choose one way to authenticate")
         if bool(self.user) != bool(self.password):
             raise InvalidValue("user" if self.password else "password", None, "user and password belong together")
+        if self.nkey_seed:
+            object.__setattr__(self, "nkey_seed", check_seed(self.nkey_seed))
+        if self.credentials:
+            check_credentials(self.credentials)
         if bool(self.tls_certificate) != bool(self.tls_private_key):
             missing = "tls_private_key" if self.tls_certificate else "tls_certificate"
             raise InvalidValue(missing, None, "a client certificate needs its private key, and the reverse")
         if self.domain and self.api_prefix:
             raise InvalidValue("domain", self.domain, "give a domain or an API prefix, not both")
+        check_subject(self.inbox_prefix, "inbox_prefix")
         if self.domain:
             check_subject(self.domain, "domain")
         if self.api_prefix:
@@ -115,20 +125,9 @@ class ConnectionSettings:
             return "an NKey seed"
         if self.credentials:
             return "credentials"
-        return "a token" if self.token else "no authentication"
-
-    @property
-    def off_wire(self) -> str | None:
-        """What keeps the bulk connection from using these settings, in words; None when nothing does."""
-        if self.tls:
-            return "TLS"
-        return self.kind if self.nkey_seed or self.credentials else None
-
-    def connect_fields(self) -> dict[str, Any]:
-        """The fields of the CONNECT line that authenticate, for the bulk connection."""
-        if self.user:
-            return {"user": self.user, "pass": self.password}
-        return {"auth_token": self.token} if self.token else {}
+        if self.token:
+            return "a token"
+        return "a client certificate" if self.tls_certificate else "no authentication"
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """The TLS context, host names checked; None without TLS.

@@ -12,17 +12,18 @@ import logging
 import secrets
 import select
 import socket
+import ssl
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Self
 
+from airflow_nats_jetstream.client.authentication import connect_line, refused
 from airflow_nats_jetstream.client.errors import (
     ApiError,
-    AuthenticationFailed,
+    ConnectionDenied,
     ConnectionFailed,
     ConnectionLost,
     JetStreamNotEnabled,
-    NotOnWire,
+    PermissionDenied,
     RequestTimeout,
 )
 from airflow_nats_jetstream.client.protocol import (
@@ -31,11 +32,13 @@ from airflow_nats_jetstream.client.protocol import (
     ProtocolError,
     ServerLine,
     decode_status,
-    encode_connect,
     encode_publish,
     encode_subscribe,
     encode_unsubscribe,
+    is_authentication_error,
+    parse_violation,
 )
+from airflow_nats_jetstream.client.tls import SILENCE, TlsSocket, check_plain, tls_failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,9 +59,10 @@ class Wire:
         self.settings = settings
         self.server: dict[str, Any] = {}
         """The server's INFO."""
-        self._socket = connection
+        self._socket: socket.socket | TlsSocket = connection
         self._parser = Parser()
         self._arrived: list[Frame] = []
+        self._denied: list[PermissionDenied] = []
         self._sid = 0
         self._asked = 0.0  # when our PING went out that has no PONG yet
         self._pongs_owed = 0
@@ -69,20 +73,19 @@ class Wire:
         """Connect to the first server that accepts, trying them in turn for ``settings.connect_timeout`` seconds.
 
         Raises:
-            NotOnWire: the settings need TLS, an NKey or credentials.
-            AuthenticationFailed: at once.
-            ConnectionFailed: none accepted in time, or the server requires TLS.
+            AuthenticationFailed, TlsNotOffered, TlsFailed: at once.
+            ConnectionFailed: none accepted in time.
+            InvalidValue: a certificate or key that cannot be read.
         """
-        if settings.off_wire:
-            raise NotOnWire(settings.off_wire)
+        context = settings.ssl_context()
         deadline = time.monotonic() + settings.connect_timeout
         while True:
             for address in settings.addresses:
                 try:
-                    return cls._connect(settings, address, max(0.1, deadline - time.monotonic()))
+                    return cls._connect(settings, context, address, max(0.1, deadline - time.monotonic()))
+                except ConnectionDenied:
+                    raise
                 except OSError as error:
-                    if isinstance(error, ConnectionFailed) and not isinstance(error, ConnectionLost):
-                        raise
                     reason = str(error) or type(error).__name__
             if time.monotonic() + 0.1 > deadline:
                 servers = ", ".join(settings.servers)
@@ -93,16 +96,20 @@ class Wire:
             time.sleep(0.1)
 
     @classmethod
-    def _connect(cls, settings: ConnectionSettings, address: tuple[str, int], timeout: float) -> Wire:
+    def _connect(
+        cls, settings: ConnectionSettings, context: ssl.SSLContext | None, address: tuple[str, int], timeout: float
+    ) -> Wire:
+        deadline = time.monotonic() + timeout
         connection = socket.create_connection(address, timeout=timeout)
+        wire = cls(settings, connection)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-            wire = cls(settings, connection)
-            wire._greet(timeout)
+            connection.setblocking(False)
+            wire._greet(context, settings.tls_hostname or address[0], deadline)
         except BaseException:
-            connection.close()
+            wire.close()
             raise
         return wire
 
@@ -121,7 +128,7 @@ class Wire:
         return int(self.server.get("max_payload", 1 << 20))
 
     def new_inbox(self) -> str:
-        return f"_INBOX.{secrets.token_hex(11)}"
+        return f"{self.settings.inbox_prefix}.{secrets.token_hex(11)}"
 
     def subscribe(self, subject: str) -> int:
         """The subscription's number, which each of its frames carries as ``sid``."""
@@ -161,12 +168,13 @@ class Wire:
         """What has arrived; waits up to ``timeout`` seconds for the first frame. 0: only what is there.
 
         Raises:
+            PermissionDenied: something that was sent will never be answered. What has arrived is kept.
             RequestTimeout: nothing came, for a ``timeout`` above 0.
             ConnectionLost: the connection ended, or the server did not answer our PING within 10 s. That goes out after
                 10 s without a byte; the caller's own pauses do not count against the server.
         """
         deadline = time.monotonic() + timeout
-        while not self._arrived:
+        while not (self._arrived or self._denied):
             if self._wait(select.POLLIN, min(deadline - time.monotonic(), _PING_AFTER)):
                 self._read()
                 self.send()
@@ -181,6 +189,8 @@ class Wire:
                 if timeout:
                     raise RequestTimeout(f"nothing arrived for {timeout:g} s")
                 break
+        if self._denied:
+            raise self._denied.pop(0)
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -188,7 +198,7 @@ class Wire:
         """One request and its answer, on an inbox of its own. Frames of other subscriptions are kept.
 
         Raises:
-            RequestTimeout, ConnectionLost.
+            PermissionDenied, RequestTimeout, ConnectionLost.
         """
         limit = self.settings.request_timeout if timeout is None else timeout
         inbox = self.new_inbox()
@@ -227,33 +237,48 @@ class Wire:
             raise ApiError.from_response(answer["error"])
         return answer
 
-    def _greet(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        self._socket.settimeout(timeout)
+    def _greet(self, context: ssl.SSLContext | None, hostname: str, deadline: float) -> None:
+        """INFO, TLS before or after it, CONNECT; returns when the server has accepted it."""
+        if context and self.settings.tls_handshake_first:
+            self._encrypt(context, hostname, deadline)
         while not self.server:
-            self._read()
-            if time.monotonic() > deadline:
-                raise ConnectionLost("it says nothing")
-        if self.server.get("tls_required"):
-            raise ConnectionFailed("the server requires TLS: set tls, or use a tls:// address")
-        fields = {
-            "verbose": False,
-            "pedantic": False,
-            "headers": True,
-            "no_responders": True,
-            "lang": "python",
-            "version": _version(),
-            "protocol": 1,
-            "name": self.settings.name,
-            **self.settings.connect_fields(),
-        }
+            self._read_until(deadline, SILENCE)
+        if context is None:
+            check_plain(self.server)
+        if (
+            context
+            and isinstance(self._socket, socket.socket)
+            and (self.server.get("tls_required") or self.server.get("tls_available"))
+        ):
+            # Anything but INFO that came in plain text came from no server.
+            self._parser, self._arrived, self._denied, self._pongs_owed = Parser(), [], [], 0
+            self._encrypt(context, hostname, deadline)
+        line = connect_line(self.settings, self.server, encrypted=isinstance(self._socket, TlsSocket))
         self._asked = time.monotonic()
-        self._socket.sendall(encode_connect(fields) + b"PING\r\n")
+        with contextlib.suppress(ConnectionLost):  # why it ended is there to be read
+            self.send(line + b"PING\r\n")
         while self._asked:
+            self._read_until(deadline, "it does not answer")
+
+    def _encrypt(self, context: ssl.SSLContext, hostname: str, deadline: float) -> None:
+        assert isinstance(self._socket, socket.socket)  # noqa: S101 - not encrypted yet
+        self._socket.settimeout(max(0.1, deadline - time.monotonic()))
+        try:
+            encrypted = context.wrap_socket(self._socket, server_hostname=hostname)
+        except ssl.SSLError as error:
+            raise tls_failure(error) or error from None
+        encrypted.setblocking(False)
+        self._socket = TlsSocket(encrypted)
+
+    def _read_until(self, deadline: float, silence: str) -> None:
+        if not self._wait(select.POLLIN, deadline - time.monotonic()):
+            raise ConnectionLost(silence)
+        try:
             self._read()
-            if time.monotonic() > deadline:
-                raise ConnectionLost("it does not answer")
-        self._socket.setblocking(False)
+        except ConnectionLost:
+            if not self.server:
+                raise ConnectionLost(silence) from None
+            raise
 
     def _wait(self, events: int, seconds: float) -> int:
         """Which of the poll events came, 0 after ``seconds``. Unlike select it knows no highest descriptor."""
@@ -269,6 +294,8 @@ class Wire:
         except BlockingIOError:
             return
         except OSError as error:
+            if isinstance(error, ssl.SSLError) and (denied := tls_failure(error)):
+                raise denied from None
             raise ConnectionLost(f"the connection to NATS ended: {error or type(error).__name__}") from None
         if not data:
             raise ConnectionLost("the NATS server closed the connection")
@@ -292,18 +319,10 @@ class Wire:
             self.server = json.loads(line.rest)
         elif line.verb == "-ERR":
             text = line.rest.decode("utf-8", "replace").strip("'")
-            if text.lower().startswith("permissions violation"):
+            if violation := parse_violation(text):
                 log.warning("NATS: %s", text)  # the connection stays; what was denied goes unanswered
-            elif "authorization" in text.lower() or "authentication" in text.lower():
-                raise AuthenticationFailed(
-                    f"the NATS server refused the connection ({self.settings.kind}): check the user, password or token"
-                )
+                self._denied.append(PermissionDenied(*violation))
+            elif is_authentication_error(text):
+                raise refused(self.settings, text)
             else:
                 raise ConnectionLost(f"the NATS server ended the connection: {text}")
-
-
-def _version() -> str:
-    try:
-        return version("airflow-provider-nats-jetstream")
-    except PackageNotFoundError:  # shipped to an executor as plain files
-        return "0"
