@@ -47,6 +47,7 @@ def get_provider_info() -> dict[str, object]:
                     "tls_private_key": _field("TLS private key", "PEM text or path", secret=True),
                     "tls_hostname": _field("TLS host name", "what the server's certificate must name"),
                     "tls_handshake_first": _field("TLS handshake first", "true: TLS before the server's INFO"),
+                    "inbox_prefix": _field("Inbox prefix", "where this user may listen for answers; _INBOX if empty"),
                     "domain": _field("JetStream domain", "or an API prefix, or neither"),
                     "api_prefix": _field("JetStream API prefix", "for example JS.hub.API"),
                     "ledger": _field("Ledger", "prefix of the two buckets that remember claims; airflow if empty"),

@@ -389,6 +389,7 @@ _EXTRAS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "tls_private_key": ("tls_private_key", _text),
     "tls_hostname": ("tls_hostname", _text),
     "tls_handshake_first": ("tls_handshake_first", _flag),
+    "inbox_prefix": ("inbox_prefix", _text),
     "domain": ("domain", _text),
     "api_prefix": ("api_prefix", _text),
     "ledger": ("ledger", _text),

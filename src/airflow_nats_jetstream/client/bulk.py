@@ -15,7 +15,7 @@ from airflow_nats_jetstream.client.errors import (
     RequestTimeout,
 )
 from airflow_nats_jetstream.client.names import check_subject
-from airflow_nats_jetstream.client.protocol import decode_status, encode_headers, encode_publish
+from airflow_nats_jetstream.client.protocol import SUBSCRIBE, decode_status, encode_headers, encode_publish
 from airflow_nats_jetstream.client.publish import MessageIds, Outgoing, Published, PublishWindow
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.client.wire import Wire
@@ -160,7 +160,7 @@ def _drive_wire(
                     try:
                         arrived = wire.receive(ANSWERED_WITHIN if waiting else 0)
                     except PermissionDenied as denied:
-                        if denied.act != "publish on":
+                        if denied.act == SUBSCRIBE:
                             raise
                         arrived = []
                         window.on_denied(denied)

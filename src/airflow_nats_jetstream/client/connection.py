@@ -31,7 +31,13 @@ from airflow_nats_jetstream.client.errors import (
     PermissionDenied,
     RequestTimeout,
 )
-from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, Reply, is_authentication_error, parse_violation
+from airflow_nats_jetstream.client.protocol import (
+    NO_RESPONDERS,
+    SUBSCRIBE,
+    Reply,
+    is_authentication_error,
+    parse_violation,
+)
 from airflow_nats_jetstream.client.tls import SILENCE, check_plain, tls_failure
 
 if TYPE_CHECKING:
@@ -47,11 +53,16 @@ log = logging.getLogger(__name__)
 RECONNECT_WAIT = 0.25
 """Seconds between two attempts at one server: short, because acknowledgements wait for it."""
 
+MOST_DENIED = 10_000
+"""Refused subjects that are remembered: an account that lacks a permission may try it for each of its messages."""
+
+Denied = dict[str, PermissionDenied]
+
 
 class Connection:
     """One nats-py connection. Get one from :meth:`open`."""
 
-    def __init__(self, settings: ConnectionSettings, client: nats.aio.client.Client, denied: set[str]) -> None:
+    def __init__(self, settings: ConnectionSettings, client: nats.aio.client.Client, denied: Denied) -> None:
         self.settings = settings
         self._client = client
         self._denied = denied
@@ -66,7 +77,7 @@ class Connection:
             AuthenticationFailed, TlsNotOffered, TlsFailed: at once.
         """
         client = _Client(settings)
-        denied: set[str] = set()
+        denied: Denied = {}
         await _connect(settings, client, denied)
         try:
             yield cls(settings, client, denied)
@@ -107,6 +118,8 @@ class Connection:
         self, subject: str, data: bytes = b"", reply: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
         """Raises ConnectionLost when there is no connection at this moment: nothing is buffered."""
+        if self._denied:
+            self._denied.pop(subject.lower(), None)  # it may be allowed by now
         with _Translated(subject):
             await self._client.publish(subject, data, reply, dict(headers) if headers else None)
 
@@ -127,11 +140,21 @@ class Connection:
                     await self._client.request(subject, data, timeout=limit, headers=dict(headers) if headers else None)
                 )
             except nats.errors.TimeoutError:
-                if subject.lower() in self._denied:
-                    raise PermissionDenied(subject) from None
+                self.check_permitted(subject)
                 raise
             except nats.errors.NoRespondersError:
                 return Reply(subject, "", NO_RESPONDERS, "No Responders", {}, b"")
+
+    def check_permitted(self, subject: str) -> None:
+        """Raises PermissionDenied when the server has refused what was published there, or the inbox of an answer.
+
+        It says so on the side: ask after a :meth:`flush`, or when an answer does not come.
+        """
+        if subject.lower() in self._denied:
+            raise PermissionDenied(subject)
+        for denied in self._denied.values():
+            if denied.act == SUBSCRIBE:
+                raise denied
 
     @asynccontextmanager
     async def inbox(self, deliver: Callable[[Reply], None]) -> AsyncIterator[Inbox]:
@@ -205,15 +228,18 @@ class _Translated:
             raise JetStreamError(f"nats-py: {error}") from None
 
 
-async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client, denied: set[str]) -> None:
+async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client, denied: Denied) -> None:
     failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
     last: list[Exception] = []
 
     async def on_error(error: Exception) -> None:
         if client.is_connected:
-            if violation := parse_violation(str(error)):
-                denied.add(violation[0])  # nats-py has made it lower case
-            log.warning("NATS connection: %s", error)
+            violation = parse_violation(str(error))
+            log.log(logging.DEBUG if violation and denied else logging.WARNING, "NATS connection: %s", error)
+            if violation:
+                if len(denied) == MOST_DENIED:
+                    denied.clear()
+                denied[violation[0]] = PermissionDenied(*violation)  # nats-py has made it lower case
             return
         last.append(error)
         final = _final(settings, error)

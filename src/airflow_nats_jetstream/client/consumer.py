@@ -140,12 +140,17 @@ class Pull:
         return self._window.idle and not self._arrived
 
     async def receive(self, wait: float = 1.0) -> list[Message]:
-        """What has arrived; ``[]`` when nothing does within ``wait`` seconds or the pull has ended."""
+        """What has arrived; ``[]`` when nothing does within ``wait`` seconds or the pull has ended.
+
+        Raises:
+            PullError, PermissionDenied: the pull failed.
+        """
         if not self._arrived and not self._window.idle:
             self._something.clear()
             try:
                 await asyncio.wait_for(self._something.wait(), wait)
             except TimeoutError:
+                self._consumer.js.connection.check_permitted(self._subject)
                 self._window.check_heartbeat(self._clock())
         messages = await self._take_in()
         await self._ask()

@@ -16,6 +16,7 @@ from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
 LONGEST_LINE = 1 << 20  # INFO of a large cluster is the longest; a MSG line has at most max_control_line, 4 KiB
 HEADER_LINE = b"NATS/1.0"
 NO_RESPONDERS = 503
+PUBLISH, SUBSCRIBE = "publish on", "subscribe to"
 _MESSAGES = {b"MSG": 4, b"HMSG": 5}  # words of a message line without a reply subject
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.+?)"', re.IGNORECASE)
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
@@ -117,7 +118,7 @@ def parse_violation(text: str) -> tuple[str, str] | None:
     found = _VIOLATION.search(text)
     if found is None:
         return None
-    return found[2], "publish on" if found[1].lower() == "publish" else "subscribe to"
+    return found[2], PUBLISH if found[1].lower() == "publish" else SUBSCRIBE
 
 
 def is_authentication_error(text: str) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import secrets
 import select
 import socket
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow_nats_jetstream.client.settings import ConnectionSettings
-
-log = logging.getLogger(__name__)
 
 _RECEIVE = 1 << 18  # bytes for one read: what fits into the processor's caches is parsed twice as fast as 1 MiB
 _BUFFER = 4 << 20  # bytes asked of the kernel for each direction
@@ -320,7 +317,6 @@ class Wire:
         elif line.verb == "-ERR":
             text = line.rest.decode("utf-8", "replace").strip("'")
             if violation := parse_violation(text):
-                log.warning("NATS: %s", text)  # the connection stays; what was denied goes unanswered
                 self._denied.append(PermissionDenied(*violation))
             elif is_authentication_error(text):
                 raise refused(self.settings, text)

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_nats_jetstream.client.errors import ConnectionLost, JetStreamError, RequestTimeout
+from airflow_nats_jetstream.client.errors import ConnectionLost, JetStreamError, PermissionDenied, RequestTimeout
 from airflow_nats_jetstream.client.message import ACK, IN_PROGRESS, nak
 from airflow_nats_jetstream.client.protocol import encode_publish
 from airflow_nats_jetstream.client.sequences import Sequences
@@ -49,7 +49,11 @@ class Delivered:
 
 
 async def negative(ledger: Ledger, sequences: Sequences, delay: timedelta | None = None) -> None:
-    """Negatively acknowledge all, with a fresh consumer sequence. A delay is a lease: it replaces ``ack_wait``."""
+    """Negatively acknowledge all, with a fresh consumer sequence. A delay is a lease: it replaces ``ack_wait``.
+
+    Raises:
+        PermissionDenied: the account may not acknowledge: names the subject.
+    """
     counter = (await ledger.consumer.info(patience=PATIENCE)).counter
     await _publish(ledger, sequences, counter, nak(delay))
 
@@ -62,9 +66,11 @@ async def in_progress(ledger: Ledger, sequences: Sequences, counter: int) -> Non
 async def _publish(ledger: Ledger, sequences: Sequences, counter: int, body: bytes) -> None:
     connection = ledger.js.connection
     for window in sequences.windows(WINDOW):
-        for subject in _subjects(ledger, window, counter):
+        subjects = list(_subjects(ledger, window, counter))
+        for subject in subjects:
             await connection.publish(subject, body)
         await connection.flush()
+        connection.check_permitted(subjects[0])  # who may not answer one may not answer the others
 
 
 def _subjects(ledger: Ledger, sequences: Iterable[int], counter: int) -> Iterable[str]:
@@ -78,6 +84,9 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
     Before each window the ledger and the server are asked whether this is still the life in which the messages were
     delivered: a late acknowledgement would swallow what a reset delivers again. If it is not, nothing more is sent.
     What stays unconfirmed is delivered again, recognised by the next take, and acknowledged then.
+
+    Raises:
+        PermissionDenied: the account may not acknowledge: names the subject.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + within
@@ -92,6 +101,8 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
                         log.warning("acknowledgements withheld: the consumer began a new life; its messages come again")
                         return left
                     left -= await confirmer.confirm(window, delivered.counter)
+                except PermissionDenied:
+                    raise
                 except JetStreamError as error:
                     log.warning("acknowledging was interrupted: %s", error)
                     await asyncio.sleep(0.2)

@@ -66,6 +66,7 @@ class Hold:
             AlreadyDone: it was settled; carries the value. What was left unacknowledged is acknowledged first.
             Superseded: stream or consumer were recreated, or its messages belong to another claim.
             LedgerUnavailable: buckets missing or not permitted.
+            PermissionDenied: the account may not acknowledge for this consumer, so the work is not begun.
         """
         ledger = Ledger(js, claim.stream, claim.consumer)
         await ledger.check()

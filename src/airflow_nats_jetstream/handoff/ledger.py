@@ -298,7 +298,8 @@ def _base32(name: str) -> str:
 
 
 def _bucket_config(bucket: str, replicas: int, max_age: int) -> dict[str, Any]:
-    """A key-value bucket with a history of one, as ADR-8 lays it down."""
+    """A key-value bucket with a history of one, as ADR-8 lays it down, without rollups: by one on its own record an
+    account that may write no other could erase the whole bucket (``Nats-Rollup: all``)."""
     return {
         "name": f"KV_{bucket}",
         "description": "claims of airflow-provider-nats-jetstream",
@@ -308,7 +309,7 @@ def _bucket_config(bucket: str, replicas: int, max_age: int) -> dict[str, Any]:
         "max_msgs_per_subject": 1,
         "max_age": max_age,
         "discard": "new",
-        "allow_rollup_hdrs": True,
+        "allow_rollup_hdrs": False,
         "deny_delete": True,
         "allow_direct": True,
     }

@@ -7,7 +7,13 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_nats_jetstream.client.errors import ConsumerNotFound, StreamNotFound, Superseded, Taken
+from airflow_nats_jetstream.client.errors import (
+    ConsumerNotFound,
+    PermissionDenied,
+    StreamNotFound,
+    Superseded,
+    Taken,
+)
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.handoff import answers
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger, NotOpen
@@ -52,7 +58,11 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
     entry = record.done[claim.id]
     await ledger.write_receipt(ledger.done_receipt(claim.id, entry))
     log.info("claim %s is done: acknowledging %d messages", claim.id, claim.count)
-    left = await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences, entry.counter))
+    try:
+        left = await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences, entry.counter))
+    except PermissionDenied as denied:  # withdrawn since hold, which needs the same
+        log.error("claim %s is done, but its messages come again: %s", claim.id, denied)  # noqa: TRY400
+        return
     if left:
         log.warning("claim %s: %d acknowledgements are unconfirmed; the next take repeats them", claim.id, left.count)
     else:

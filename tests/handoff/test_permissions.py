@@ -1,0 +1,404 @@
+"""Least privilege, as docs/reference/permissions.conf ships it: each user can do its work and nothing else.
+
+And what stands between a forged claim and messages that are not the processor's.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.direct import read
+from airflow_nats_jetstream.client.errors import (
+    AlreadyDone,
+    ClaimInvalid,
+    LedgerUnavailable,
+    PermissionDenied,
+    PublishFailed,
+    Superseded,
+)
+from airflow_nats_jetstream.client.protocol import encode_publish
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.client.wire import Wire
+from airflow_nats_jetstream.handoff import ledger
+from airflow_nats_jetstream.handoff.answers import Delivered, acknowledge
+from airflow_nats_jetstream.handoff.claim import Claim
+from airflow_nats_jetstream.handoff.hold import Hold
+from airflow_nats_jetstream.handoff.ledger import Ledger
+from airflow_nats_jetstream.handoff.take import Take, Taking
+from demo.nats_server import NatsServer
+
+SHIPPED = Path(__file__).parent.parent.parent / "docs" / "reference" / "permissions.conf"
+ROLES = ("setup", "publisher", "sensor", "processor", "reader")
+FOREIGN = (("FLIGHTS", "audit"), ("OTHER", "delays"))
+ADMIN = "{ user: admin, password: $NATS_ADMIN_PASSWORD }"
+RECORD = "$KV.airflow_claims.IZGESR2IKRJQ.MRSWYYLZOM"
+
+# What each may do is what its work does, below. Everything here is somebody else's business, or nobody's; the roles
+# that may are named.
+ACTS: dict[str, tuple[str, ...]] = {
+    "flights.ua": ("publisher",),
+    "elsewhere": (),
+    "$JS.API.INFO": (),
+    "$JS.API.STREAM.NAMES": (),
+    "$JS.API.STREAM.LIST": (),
+    "$JS.API.STREAM.CREATE.OTHER": (),
+    "$JS.API.STREAM.INFO.OTHER": (),
+    "$JS.API.STREAM.UPDATE.OTHER": (),
+    "$JS.API.STREAM.CREATE.FLIGHTS": ("setup",),
+    "$JS.API.STREAM.UPDATE.FLIGHTS": ("setup",),
+    "$JS.API.STREAM.INFO.FLIGHTS": ROLES,
+    "$JS.API.STREAM.DELETE.FLIGHTS": (),
+    "$JS.API.STREAM.PURGE.FLIGHTS": (),
+    "$JS.API.STREAM.MSG.DELETE.FLIGHTS": (),
+    "$JS.API.STREAM.SNAPSHOT.FLIGHTS": (),
+    "$JS.API.STREAM.RESTORE.FLIGHTS": (),
+    "$JS.API.STREAM.PEER.REMOVE.FLIGHTS": (),
+    "$JS.API.STREAM.LEADER.STEPDOWN.FLIGHTS": (),
+    "$JS.API.STREAM.MSG.GET.FLIGHTS": ("processor", "reader"),
+    "$JS.API.DIRECT.GET.FLIGHTS": ("processor", "reader"),
+    "$JS.API.DIRECT.GET.FLIGHTS.flights.ua": (),
+    "$JS.API.DIRECT.GET.OTHER": (),
+    "$JS.API.STREAM.MSG.GET.OTHER": (),
+    "$JS.API.CONSUMER.CREATE.FLIGHTS": (),
+    "$JS.API.CONSUMER.CREATE.FLIGHTS.mine": (),
+    "$JS.API.CONSUMER.CREATE.FLIGHTS.delays": ("setup",),
+    "$JS.API.CONSUMER.DURABLE.CREATE.FLIGHTS.delays": (),
+    "$JS.API.CONSUMER.DELETE.FLIGHTS.delays": (),
+    "$JS.API.CONSUMER.RESET.FLIGHTS.delays": (),
+    "$JS.API.CONSUMER.PAUSE.FLIGHTS.delays": (),
+    "$JS.API.CONSUMER.LIST.FLIGHTS": (),
+    "$JS.API.CONSUMER.INFO.FLIGHTS.delays": ("setup", "sensor", "processor"),
+    "$JS.API.CONSUMER.INFO.FLIGHTS.audit": (),
+    "$JS.API.CONSUMER.MSG.NEXT.FLIGHTS.delays": ("sensor",),
+    "$JS.API.CONSUMER.MSG.NEXT.FLIGHTS.audit": (),
+    "$JS.ACK.FLIGHTS.delays.1.1.1.0.0": ("sensor", "processor"),
+    "$JS.ACK.FLIGHTS.audit.1.1.1.0.0": (),
+    "$JS.ACK.OTHER.delays.1.1.1.0.0": (),
+    "$JS.ACK._.hash.FLIGHTS.delays.1.1.1.0.0": (),
+    "$JS.API.STREAM.INFO.KV_airflow_claims": ("setup", "sensor", "processor"),
+    "$JS.API.STREAM.CREATE.KV_airflow_claims": ("setup",),
+    "$JS.API.STREAM.DELETE.KV_airflow_claims": (),
+    "$JS.API.STREAM.PURGE.KV_airflow_claims": (),
+    "$JS.API.STREAM.UPDATE.KV_airflow_claims": (),
+    "$JS.API.STREAM.MSG.DELETE.KV_airflow_claims": (),
+    "$JS.API.STREAM.MSG.GET.KV_airflow_claims": ("sensor", "processor"),
+    "$JS.API.STREAM.PURGE.KV_airflow_receipts": (),
+    "$JS.API.STREAM.MSG.GET.KV_airflow_receipts": ("processor",),
+    RECORD: ("sensor", "processor"),
+    "$KV.airflow_claims.IZGESR2IKRJQ.MF2WI2LU": (),
+    "$KV.airflow_receipts.5f0c9a7be21d": ("sensor", "processor"),
+    "$SYS.REQ.SERVER.PING": (),
+    "$SYS.REQ.USER.INFO": (),
+}
+
+
+class Access:
+    """The server of the shipped configuration, with one more user who may do everything: the test itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._passwords = {role: f"hidden-{secrets.token_hex(6)}" for role in (*ROLES, "admin")}
+        environment = {f"NATS_{role.upper()}_PASSWORD": password for role, password in self._passwords.items()}
+        self._config = SHIPPED.read_text().replace("users: [", f"users: [ {ADMIN}", 1)
+        self.server = NatsServer(folder, self._config, environment=environment)
+
+    def settings(self, role: str) -> ConnectionSettings:
+        return ConnectionSettings(
+            servers=self.server.url,
+            user=role,
+            password=self._passwords[role],
+            request_timeout=0.5,
+            shortest_ack_wait=0.5,
+            inbox_prefix="_INBOX" if role == "admin" else f"_INBOX_{role}",
+        )
+
+    def without(self, role: str, subject: str) -> None:
+        """Withdraw a permission while the server runs."""
+        head, user, tail = self._config.partition(f"user: {role},")
+        changed = head + user + tail.replace(f'"{subject}"', "", 1)
+        (self.server.folder / "nats-server.conf").write_text(changed)
+        os.kill(self.server.pid, signal.SIGHUP)
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> Iterator[Access]:
+    access = Access(tmp_path)
+    access.server.start()
+    yield access
+    access.server.stop()
+
+
+def taking(**changes: Any) -> Taking:
+    values: dict[str, Any] = {
+        "stream": "FLIGHTS",
+        "consumer": "delays",
+        "owner": ("dag", "run", "sensor", -1, 1),
+        "max_messages": 100,
+        "gather": timedelta(seconds=0.1),
+        "consumer_config": {"ack_wait": timedelta(seconds=1), "max_ack_pending": 10_000},
+    }
+    return Taking(**{**values, **changes})
+
+
+async def set_up(access: Access) -> None:
+    async with connect(access.settings("setup")) as js:
+        await js.create_or_update_stream({"name": "FLIGHTS", "subjects": ["flights.>"], "allow_direct": True})
+        await Take(js, taking()).prepare()
+    async with connect(access.settings("admin")) as js:
+        await js.create_stream({"name": "OTHER", "subjects": ["other"], "allow_direct": True})
+        for stream, consumer in FOREIGN:
+            config = {"durable_name": consumer, "name": consumer, "ack_policy": "explicit"}
+            await js.stream(stream).create_consumer(config)
+
+
+async def take(js: JetStream, **changes: Any) -> list[Claim]:
+    work = Take(js, taking(**changes))
+    await work.prepare()
+    claims = await work.take(3)
+    work.handed_on()
+    return [Claim.from_json(claim.to_json()) for claim in claims]
+
+
+def publish(access: Access, role: str, subject: str, count: int) -> int:
+    messages = ((subject, b"%d" % number) for number in range(count))
+    return publish_all(access.settings(role), messages, scope=subject).stored
+
+
+async def test_each_user_can_do_its_work(access: Access) -> None:
+    await set_up(access)
+    assert await asyncio.to_thread(publish, access, "publisher", "flights.ua", 50) == 50
+    async with connect(access.settings("sensor")) as js:
+        (claim,) = await take(js)
+    batches = await asyncio.to_thread(
+        lambda: list(read(access.settings("reader"), claim.stream, claim.sequences, claim.stream_created))
+    )
+    assert sum(map(len, batches)) == claim.count == 50
+    async with connect(access.settings("processor")) as js, Hold.begin(js, claim, try_number=1) as hold:
+        await asyncio.sleep(1.5)  # longer than ack_wait: it is kept by heartbeats
+        await hold.settle("done")
+    async with connect(access.settings("processor")) as js:
+        with pytest.raises(AlreadyDone):
+            async with Hold.begin(js, claim, try_number=2):
+                pass
+        assert [each.claim_id for each in await Ledger(js, "FLIGHTS", "delays").committed()] == [claim.id]
+    async with connect(access.settings("admin")) as js:
+        info = await js.stream("FLIGHTS").consumer("delays").info()
+        assert (info.ack_pending, info.floor) == (0, 50)
+
+
+async def test_nobody_can_do_anything_else(access: Access) -> None:
+    await set_up(access)
+
+    def try_each(role: str) -> None:
+        with Wire.open(access.settings(role)) as wire:
+            for subject in [subject for subject, allowed in ACTS.items() if role not in allowed]:
+                with pytest.raises(PermissionDenied) as denied:
+                    wire.request(subject, b"{}")
+                assert denied.value.subject == subject
+            for subject in (">", "flights.>", "_INBOX.>", "$JS.API.>", *(f"_INBOX_{other}.>" for other in ROLES)):
+                if subject == f"_INBOX_{role}.>":
+                    continue
+                wire.subscribe(subject)
+                with pytest.raises(PermissionDenied, match="subscribe to"):
+                    wire.receive(2)
+
+    def try_allowed(role: str) -> None:
+        """The table is about something: who may is not refused."""
+        with Wire.open(access.settings(role)) as wire:
+            for subject in [subject for subject, allowed in ACTS.items() if role in allowed]:
+                wire.send(encode_publish(subject, "", b"{}"))
+                wire.api("STREAM.INFO.FLIGHTS")  # its answer comes behind a refusal
+
+    for role in ROLES:
+        await asyncio.to_thread(try_each, role)
+    for role in ROLES:
+        await asyncio.to_thread(try_allowed, role)
+
+
+async def test_one_forbidden_message_among_many_is_named(access: Access) -> None:
+    await set_up(access)
+    messages = [("flights.ua", b"1"), ("elsewhere.ua", b"2"), ("flights.ua", b"3")]
+    with pytest.raises(PublishFailed, match=r"elsewhere\.ua") as failed:
+        await asyncio.to_thread(publish_all, access.settings("publisher"), messages)
+    assert (failed.value.position, type(failed.value.cause)) == (1, PermissionDenied)
+    async with connect(access.settings("admin")) as js:
+        assert (await js.stream("FLIGHTS").info()).state["messages"] == failed.value.stored
+
+
+async def test_an_inbox_that_may_not_be_listened_to_is_named(access: Access) -> None:
+    await set_up(access)
+    start = time.monotonic()
+    settings = replace(access.settings("reader"), inbox_prefix="_INBOX")
+    with pytest.raises(PermissionDenied, match="subscribe to '_INBOX"), Wire.open(settings) as wire:
+        wire.api("STREAM.INFO.FLIGHTS")
+    async with connect(settings) as js:
+        with pytest.raises(PermissionDenied, match="subscribe to '_inbox"):
+            await js.stream("FLIGHTS").info()
+    assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize("role", ["sensor", "processor"])
+async def test_who_may_not_acknowledge_is_told_before_the_work_begins(access: Access, role: str) -> None:
+    await set_up(access)
+    await asyncio.to_thread(publish, access, "publisher", "flights.ua", 5)
+    access.without(role, "$JS.ACK.FLIGHTS.delays.>")
+    await asyncio.sleep(0.3)
+
+    async def work() -> None:
+        async with connect(access.settings("sensor")) as js:
+            (claim,) = await take(js)
+        async with connect(access.settings("processor")) as js, Hold.begin(js, claim, try_number=1):
+            pytest.fail("the work began")
+
+    with pytest.raises(PermissionDenied, match=r"publish on '\$JS\.ACK\.FLIGHTS\.delays\."):
+        await asyncio.wait_for(work(), 5)
+
+
+async def test_a_sensor_that_may_not_pull_is_told_so(access: Access) -> None:
+    await set_up(access)
+    access.without("sensor", "$JS.API.CONSUMER.MSG.NEXT.FLIGHTS.delays")
+    await asyncio.sleep(0.3)
+    async with connect(access.settings("sensor")) as js:
+        with pytest.raises(PermissionDenied, match=r"MSG\.NEXT\.FLIGHTS\.delays"):
+            await asyncio.wait_for(take(js), 3)
+
+
+async def test_denied_acknowledgements_are_named_at_once(access: Access, caplog: pytest.LogCaptureFixture) -> None:
+    """Withdrawn while the work runs: the ledger has the decision, the log has the subject, nobody waits for 30 s."""
+    await set_up(access)
+    await asyncio.to_thread(publish, access, "publisher", "flights.ua", 2_500)
+    async with connect(access.settings("sensor")) as js:
+        (claim,) = await take(js, max_messages=5_000)
+    async with connect(access.settings("processor")) as js:
+        async with Hold.begin(js, claim, try_number=1) as hold:
+            access.without("processor", "$JS.ACK.FLIGHTS.delays.>")
+            await asyncio.sleep(1.2)
+            start = time.monotonic()
+            await hold.settle("done")
+            assert time.monotonic() - start < 5
+        said = f"claim {claim.id} is done, but its messages come again: no permission to publish on '$JS.ACK.FLIGHTS"
+        assert said in caplog.text
+        book = Ledger(js, "FLIGHTS", "delays")
+        record, _ = await book.read()
+        assert record is not None
+        assert record.done[claim.id].value == "done"
+        with pytest.raises(PermissionDenied) as denied:
+            await acknowledge(book, Delivered.of(record, claim.sequences, claim.consumer_sequence))
+        assert denied.value.subject.startswith("$JS.ACK.FLIGHTS.delays.1.")
+    async with connect(access.settings("admin")) as js:
+        assert (await js.stream("FLIGHTS").consumer("delays").info()).ack_pending == 2_500
+
+
+FORGED: dict[str, tuple[dict[str, Any], type[Exception], type[Exception]]] = {
+    # what is changed in a good claim: the error with the shipped permissions, and for a user who may do everything
+    "stream": (
+        {"stream": "OTHER", "ack_prefix": "$JS.ACK.OTHER.delays"},
+        PermissionDenied,
+        Superseded,
+    ),
+    "consumer": ({"consumer": "audit", "ack_prefix": "$JS.ACK.FLIGHTS.audit"}, PermissionDenied, Superseded),
+    "ledger's stream": (
+        {"stream": "KV_airflow_claims", "ack_prefix": "$JS.ACK.KV_airflow_claims.delays"},
+        PermissionDenied,
+        Superseded,
+    ),
+    "wider": ({"ranges": [[1, 10]], "count": 10}, ClaimInvalid, ClaimInvalid),
+    "other ranges": ({"ranges": [[6, 10]]}, ClaimInvalid, ClaimInvalid),
+    "part": ({"ranges": [[1, 2]], "count": 2}, ClaimInvalid, ClaimInvalid),
+    "another id": ({"id": "5f0c9a7be21d"}, Superseded, Superseded),
+    "ack_prefix": ({"ack_prefix": "$JS.ACK.OTHER.delays"}, ClaimInvalid, ClaimInvalid),
+    "subject": ({"ack_prefix": "$JS.API.STREAM.DELETE.FLIGHTS"}, ClaimInvalid, ClaimInvalid),
+    "wildcard": ({"stream": "*", "ack_prefix": "$JS.ACK.*.delays"}, ClaimInvalid, ClaimInvalid),
+    "command": ({"consumer": "d 1\r\nPUB", "ack_prefix": "$JS.ACK.FLIGHTS.d 1\r\nPUB"}, ClaimInvalid, ClaimInvalid),
+    "connection": ({"connection": "nats_admin"}, ClaimInvalid, ClaimInvalid),
+    "created": ({"consumer_created": "2020-01-01T00:00:00Z"}, Superseded, Superseded),
+}
+
+
+async def test_a_forged_claim_moves_nothing(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "SECOND_READ", 0.1)
+    await set_up(access)
+    await asyncio.to_thread(publish, access, "publisher", "flights.ua", 10)
+    await asyncio.to_thread(publish, access, "admin", "other", 10)
+    async with connect(access.settings("admin")) as js:
+        for stream, consumer in FOREIGN:
+            assert len(await js.stream(stream).consumer(consumer).fetch(10)) == 10
+        good, _ = await take(js, messages_per_claim=5)
+        before = await state(js)
+        for role in ("processor", "admin"):
+            async with connect(access.settings(role)) as acting:
+                for what, (changes, denied, refused) in FORGED.items():
+                    with pytest.raises(denied if role == "processor" else refused):
+                        async with Hold.begin(acting, await forged(js, good, changes), try_number=1):
+                            pytest.fail(f"held with another {what}")
+        assert await state(js) == before
+        async with Hold.begin(js, good, try_number=1) as hold:  # the good one is still good
+            await asyncio.sleep(1)
+            await hold.settle()
+        assert (await js.stream("FLIGHTS").consumer("delays").info()).ack_pending == 5
+        assert [each for each in await state(js) if each not in before] == []
+
+
+async def forged(js: JetStream, good: Claim, changes: dict[str, Any]) -> Claim:
+    """Made by somebody who knows when the other stream and consumer were created."""
+    value = good.to_json()
+    names = (changes.get("stream", good.stream), changes.get("consumer", good.consumer))
+    if names in FOREIGN:
+        value["stream_created"] = (await js.stream(names[0]).info()).created
+        value["consumer_created"] = (await js.stream(names[0]).consumer(names[1]).info()).created
+    return Claim.from_json(json.dumps({**value, **changes}))
+
+
+async def state(js: JetStream) -> list[Any]:
+    """What the server holds for others: their consumers, and every record of the ledger."""
+    infos = [await js.stream(stream).consumer(name).info() for stream, name in FOREIGN]
+    streams = [(await js.stream(name).info()).state["messages"] for name in ("FLIGHTS", "OTHER")]
+    return [*[(info.ack_pending, info.floor) for info in infos], streams]
+
+
+async def test_a_reader_with_a_forged_claim_reads_nothing_else(access: Access) -> None:
+    await set_up(access)
+    await asyncio.to_thread(publish, access, "admin", "other", 10)
+    async with connect(access.settings("admin")) as js:
+        created = (await js.stream("OTHER").info()).created
+    start = time.monotonic()
+    with pytest.raises(PermissionDenied, match=r"STREAM\.INFO\.OTHER"):
+        await asyncio.to_thread(
+            lambda: list(read(access.settings("reader"), "OTHER", Sequences.from_ranges([(1, 10)]), created))
+        )
+    assert time.monotonic() - start < 2
+
+
+async def test_one_record_cannot_erase_the_others(access: Access) -> None:
+    """A publish may say that it replaces all of a bucket (``Nats-Rollup: all``): the ledger's buckets refuse it."""
+    await set_up(access)
+    async with connect(access.settings("admin")) as js:
+        await js.publish("$KV.airflow_claims.OTHER.X", b"{}")
+    async with connect(access.settings("processor")) as js:
+        for scope in ("all", "sub"):
+            with pytest.raises(Exception, match="rollup not permitted"):
+                await js.publish(RECORD, b"{}", headers={"Nats-Rollup": scope})
+    async with connect(access.settings("admin")) as js:
+        assert (await js.stream("KV_airflow_claims").info()).state["messages"] == 1
+
+
+async def test_a_ledger_that_may_not_be_written_is_named(access: Access) -> None:
+    await set_up(access)
+    await asyncio.to_thread(publish, access, "publisher", "flights.ua", 5)
+    access.without("sensor", RECORD)
+    await asyncio.sleep(0.3)
+    async with connect(access.settings("sensor")) as js:
+        with pytest.raises(LedgerUnavailable, match=r"publish on '\$KV\.airflow_claims\."):
+            await take(js)
