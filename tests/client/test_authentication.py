@@ -272,6 +272,15 @@ def test_credentials_may_have_any_line_ends(world: World, driver: str, ends: str
     assert entered(driver, settings)["user"] == world.user.public
 
 
+def test_certificates_may_have_lost_their_line_ends(world: World, driver: str) -> None:
+    """As pasted into the one line of a masked field."""
+    pasted = {name: text.replace("\n", " ") for name, text in presented(world.certificate).items()}
+    for space in ("", " "):
+        ca = world.authority.ca.read_text().replace("\n", space)
+        settings = ConnectionSettings(servers=world.url("verify_and_map", "tls"), tls_ca=ca, **pasted)
+        assert entered(driver, settings)["user"] == "airflow"
+
+
 @pytest.mark.parametrize("field", ["nkey_seed", "credentials"])
 def test_a_seed_with_a_changed_character_is_named_and_not_shown(world: World, driver: str, field: str) -> None:
     seed = world.user.seed

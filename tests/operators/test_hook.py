@@ -13,8 +13,12 @@ from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.hooks import JetStreamHook, check_airflow, settings_of
 from demo.nats_server import NatsServer
 from demo.service import free_port
+from tests.client.servers import Nkey, Operator
 from tests.operators.conftest import set_connection
 from tests.operators.steps import CONNECTION, CONSUMER, claim, info, record
+
+NKEY = Nkey()
+CREDENTIALS = Operator().credentials(NKEY)
 
 
 def connection(extra: dict[str, Any] | None = None, **fields: Any) -> Connection:
@@ -31,8 +35,9 @@ def connection(extra: dict[str, Any] | None = None, **fields: Any) -> Connection
         ({"extra": {"servers": "nats://a:1,nats://b:2"}}, ConnectionSettings(servers=("nats://a:1", "nats://b:2"))),
         ({"login": "u", "password": "p"}, ConnectionSettings(user="u", password="p")),
         ({"extra": {"token": "t", "nkey_secret": "", "tls": None}}, ConnectionSettings(token="t")),
-        ({"extra": {"nkey_secret": "SU"}}, ConnectionSettings(nkey_seed="SU")),
-        ({"extra": {"creds_secret": "text"}}, ConnectionSettings(credentials="text")),
+        ({"extra": {"nkey_secret": NKEY.seed}}, ConnectionSettings(nkey_seed=NKEY.seed)),
+        ({"extra": {"creds_secret": CREDENTIALS}}, ConnectionSettings(credentials=CREDENTIALS)),
+        ({"extra": {"inbox_prefix": "_INBOX_a"}}, ConnectionSettings(inbox_prefix="_INBOX_a")),
         ({"extra": {"tls": "true", "tls_hostname": "h"}}, ConnectionSettings(tls=True, tls_hostname="h")),
         ({"extra": {"tls": "no", "ledger": "team"}}, ConnectionSettings(ledger="team")),
         ({"extra": {"domain": "hub", "request_timeout": "2"}}, ConnectionSettings(domain="hub", request_timeout=2.0)),
@@ -97,7 +102,7 @@ accounts {
     server.start()
     try:
         assert "refused the connection" in answer(servers=server.url)
-        for user, password, says in [("a", "wrong", "check the user, password"), ("b", "right", "JetStream")]:
+        for user, password, says in [("a", "wrong", "check user and password"), ("b", "right", "JetStream")]:
             uri = server.url.replace("nats://", f"nats://{user}:{password}@")
             monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", uri)
             works, message = JetStreamHook(CONNECTION).test_connection()

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 from pyspark.sql import SparkSession
@@ -10,13 +11,31 @@ from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.stream import Stream
 from demo.nats_server import NatsServer
 from pyspark_jetstream import spark_session
+from tests.client.servers import Authority, Nkey, Operator
 
 
 @pytest.fixture(scope="session")
-def spark(nats_server: NatsServer) -> Iterator[SparkSession]:
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectionSettings]:
+    """How to reach a server that asks for credentials, over TLS."""
+    folder = tmp_path_factory.mktemp("secure")
+    authority, operator = Authority(folder), Operator()
+    server = NatsServer(folder / "server", operator.config + authority.config())
+    server.start()
+    yield ConnectionSettings(
+        servers=f"tls://localhost:{server.port}",
+        tls_ca=authority.ca.read_text(),
+        credentials=operator.credentials(Nkey()),
+    )
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def spark(nats_server: NatsServer, secure: ConnectionSettings) -> Iterator[SparkSession]:
     settings = ConnectionSettings(servers=nats_server.url)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JETSTREAM_SECRET_NATS_TESTS", settings.to_json())
+        patch.setenv("JETSTREAM_SECRET_NATS_SECURE", secure.to_json())
+        patch.setenv("JETSTREAM_SECRET_NATS_MISTRUSTED", replace(secure, tls_ca=None).to_json())
         session = spark_session(
             "tests", master="local[2]", config={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
         )

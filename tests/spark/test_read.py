@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.authentication import check_credentials
 from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import Stream
@@ -102,6 +103,23 @@ async def test_a_claim_gives_exactly_its_messages(
     rows = messages.selectExpr("sequence", "cast(data as string) as number").collect()
     assert sorted(row.sequence for row in rows) == list(wanted)
     assert all(int(row.number) == row.sequence for row in rows)
+
+
+async def test_a_claim_is_read_over_tls_with_credentials(spark: SparkSession, secure: ConnectionSettings) -> None:
+    async with connect(secure) as js:
+        stream = await js.create_stream({"name": "SECURE", "subjects": ["SECURE.>"], "allow_direct": True})
+        publish(secure, stream, 20_000)
+        claim = await claimed(stream, Sequences.from_ranges([(1, 9_000), (9_002, 20_000)]))
+    messages = read_claim(spark, claim, connection="nats_secure")
+    counted = messages.selectExpr("count(*)", "count(distinct sequence)", "sum(cast(cast(data as string) as bigint))")
+    assert tuple(counted.collect()[0]) == (19_999, 19_999, 20_000 * 20_001 // 2 - 9_001)
+    plan = messages._jdf.queryExecution().toString()
+    assert not any(secret in plan for secret in check_credentials(str(secure.credentials)))
+    start = time.monotonic()
+    with pytest.raises(Exception, match=r"TlsFailed.*certificate is not accepted.*set tls_ca") as refused:
+        read_claim(spark, claim, connection="nats_mistrusted").count()
+    assert time.monotonic() - start < 10
+    assert not any(secret in str(refused.value) for secret in check_credentials(str(secure.credentials)))
 
 
 async def test_purged_messages_of_a_claim_are_named(

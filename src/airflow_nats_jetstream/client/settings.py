@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import ssl
 import tempfile
+import textwrap
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from airflow_nats_jetstream.client.names import check_subject
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 ENVIRONMENT_PREFIX = "JETSTREAM_SECRET_"
+_PEM_BLOCK = re.compile(r"(-----BEGIN [A-Z ]+-----)\s*([A-Za-z0-9+/=\s]+?)\s*(-----END [A-Z ]+-----)")
 
 
 def _secret() -> Any:
@@ -205,9 +208,20 @@ def _check_server(server: str) -> str:
 
 
 def _pem(text_or_path: str | None) -> str | None:
-    if text_or_path is None or "-----BEGIN" in text_or_path:
-        return text_or_path
+    if text_or_path is None:
+        return None
+    if "-----BEGIN" in text_or_path:
+        return _reflowed(text_or_path)
     return Path(text_or_path).expanduser().read_text()
+
+
+def _reflowed(pem: str) -> str:
+    """With the line ends back that a form's field of one line has taken out of a pasted text."""
+
+    def block(found: re.Match[str]) -> str:
+        return "\n".join([found[1], *textwrap.wrap("".join(found[2].split()), 64), found[3], ""])
+
+    return _PEM_BLOCK.sub(block, pem)
 
 
 def _load_client_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
