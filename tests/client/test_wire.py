@@ -2,6 +2,8 @@
 
 import os
 import signal
+import socket
+import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -131,3 +133,27 @@ def test_a_killed_server_is_a_lost_connection(serve: Serve) -> None:
         server.kill()
         with pytest.raises(ConnectionLost):
             wire.receive(5)
+
+
+def test_what_comes_in_plain_text_before_tls_is_not_believed(authority: Authority) -> None:
+    """Whoever sits in between may add to the server's INFO; TLS then runs with the real server."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(authority.certificate, authority.private_key)
+    inbox = "_INBOX.x"
+
+    def serve(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        connection.sendall(b'INFO {"tls_required":true}\r\nMSG %s 1 4\r\nevil\r\nPONG\r\n' % inbox.encode())
+        with context.wrap_socket(connection, server_side=True) as encrypted:
+            heard = b""
+            while b"PING\r\n" not in heard:
+                heard += encrypted.recv(1024)
+            encrypted.sendall(b"PONG\r\nMSG %s 1 4\r\ngood\r\n" % inbox.encode())
+            encrypted.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as threads:
+        serving = threads.submit(serve, listening)
+        url = f"tls://localhost:{listening.getsockname()[1]}"
+        with Wire.open(ConnectionSettings(servers=url, tls_ca=str(authority.ca))) as wire:
+            assert [frame.data for frame in wire.receive(2)] == [b"good"]
+        serving.result()

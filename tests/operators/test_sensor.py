@@ -142,7 +142,7 @@ async def test_an_error_is_never_a_skip(
             event = await fired(trigger)
     finally:
         server.stop()
-    with pytest.raises(JetStreamError, match=r"AuthenticationFailed.*check user and password"):
+    with pytest.raises(JetStreamError, match=r"AuthenticationFailed.*check the token"):
         resumed(stream, event, soft_fail=True)
     with monkeypatch.context() as changed:
         changed.delenv(f"AIRFLOW_CONN_{CONNECTION.upper()}")
