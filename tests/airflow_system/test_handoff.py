@@ -87,7 +87,7 @@ def test_publish_claim_process_settle(stack: Stack, judge: Judge) -> None:
     run_id = stack.airflow.trigger("whole")
     assert stack.airflow.wait("whole", run_id) == "success"
     published = stack.airflow.xcom("whole", run_id, "publish")
-    assert published == {"stream": "WHOLE", "stored": 2_000, "duplicates": 0, "first": 1, "last": 2_000}
+    assert published.items() >= {"stream": "WHOLE", "stored": 2_000, "duplicates": 0, "in_order": True}.items()
     claims = stack.airflow.xcom("whole", run_id, "claims")
     assert [claim["ranges"] for claim in claims] == [[[1, 2_000]]]
     assert stack.airflow.xcom("whole", run_id, "work", map_index=0) == 2_000

@@ -1,11 +1,12 @@
 """What the tests of the operators do again and again: run one as Airflow's task runner does, and ask the server."""
 
+import json
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.execution_time.context import OutletEventAccessors
+from airflow.sdk.execution_time.context import NEVER_EXPIRE, OutletEventAccessors
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance, _run_execute_callable
 
 from airflow_nats_jetstream.client.consumer import ConsumerInfo
@@ -19,7 +20,23 @@ CONSUMER = "work"
 ACK_WAIT = timedelta(seconds=1)
 
 
-def context_of(task: BaseOperator, *, run_id: str = "run", try_number: int = 1, max_tries: int = 0) -> Any:
+class State:
+    """What a task keeps between its tries. Airflow's own is behind its API server: tests/airflow_system."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def get(self, key: str) -> Any:
+        return self.values.get(key)
+
+    def set(self, key: str, value: Any, *, retention: timedelta) -> None:
+        assert retention == NEVER_EXPIRE  # a task may be cleared years later
+        self.values[key] = json.loads(json.dumps(value))
+
+
+def context_of(
+    task: BaseOperator, *, run_id: str = "run", try_number: int = 1, max_tries: int = 0, state: State | None = None
+) -> Any:
     """The part of Airflow's context that operators look at, with the task runner's own kind of task instance."""
     ti = RuntimeTaskInstance.model_construct(
         id=uuid4(),
@@ -31,7 +48,13 @@ def context_of(task: BaseOperator, *, run_id: str = "run", try_number: int = 1, 
         max_tries=max_tries,
         task=task,
     )
-    return {"ti": ti, "task_instance": ti, "task": task, "outlet_events": OutletEventAccessors()}
+    return {
+        "ti": ti,
+        "task_instance": ti,
+        "task": task,
+        "outlet_events": OutletEventAccessors(),
+        "task_state_store": state or State(),
+    }
 
 
 def execute(task: BaseOperator, **instance: Any) -> Any:

@@ -11,11 +11,17 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
-from airflow_nats_jetstream.client.errors import InvalidValue, NoStreamResponse, PublishFailed
+from airflow_nats_jetstream.client.errors import (
+    DuplicatesPossible,
+    InvalidValue,
+    NoStreamResponse,
+    PublishFailed,
+    StreamNotFound,
+)
 from airflow_nats_jetstream.client.stream import StoredMessage
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
-from tests.operators.steps import CONNECTION, execute
+from tests.operators.steps import CONNECTION, State, execute
 
 
 def publishing(stream: str, messages: Any, **changes: Any) -> JetStreamPublishOperator:
@@ -38,7 +44,8 @@ def test_what_a_callable_gives(hook: JetStreamHook, stream: str) -> None:
             yield f"{stream}.{number % 3}", b"%d" % number
 
     outcome = execute(publishing(stream, numbers))
-    assert outcome == {"stream": stream, "stored": 5_000, "duplicates": 0, "first": 1, "last": 5_000}
+    told = {"stream": stream, "stored": 5_000, "duplicates": 0, "first": 1, "last": 5_000, "in_order": True}
+    assert outcome == told
     assert held(hook, stream) == 5_000
     assert stored(hook, stream, 5_000).data == b"4999"
 
@@ -52,13 +59,70 @@ def test_a_retry_stores_nothing_twice_and_another_run_does(hook: JetStreamHook, 
     assert held(hook, stream) == 8
 
 
-def test_a_retry_that_would_come_too_late_is_warned_of(
-    hook: JetStreamHook, stream: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    execute(publishing(stream, [], retries=1, retry_delay=timedelta(minutes=1)))
-    assert "duplicate_window" not in capsys.readouterr().out
-    execute(publishing(stream, [], retries=1, retry_delay=timedelta(minutes=5)))
-    assert "raise its duplicate_window" in capsys.readouterr().out
+def forgotten(hook: JetStreamHook, stream: str) -> None:
+    """The stream forgets the ids of what it holds."""
+    hook.run(lambda js: js.stream(stream).update({"duplicate_window": timedelta(milliseconds=100)}))
+    time.sleep(0.5)
+
+
+def test_a_retry_after_the_window_finds_what_is_stored(hook: JetStreamHook, stream: str) -> None:
+    """Also after a kill: tests/client/test_position.py and tests/airflow_system/test_publish.py."""
+    state = State()
+
+    def fails() -> Iterator[tuple[str, bytes]]:
+        for number in range(3_000):
+            yield f"{stream}.a", b"%d" % number
+        raise ValueError("the source broke")
+
+    with pytest.raises(ValueError, match="the source broke"):
+        execute(publishing(stream, fails), state=state)
+    forgotten(hook, stream)
+    before = held(hook, stream)
+    assert 0 < before <= 3_000
+    messages = [(f"{stream}.a", b"%d" % number) for number in reversed(range(5_000))]
+    again = execute(publishing(stream, messages), try_number=2, state=state)
+    assert (again["stored"], again["duplicates"], again["in_order"]) == (5_000 - before, before, False)
+    assert held(hook, stream) == 5_000
+    forgotten(hook, stream)
+    cleared = execute(publishing(stream, messages), try_number=3, state=state)
+    assert (cleared["stored"], cleared["first"], cleared["last"]) == (0, 1, 5_000)
+    assert held(hook, stream) == 5_000
+
+
+def test_the_position_is_kept_before_the_first_message(hook: JetStreamHook, stream: str) -> None:
+    state = State()
+
+    def fails() -> Iterator[tuple[str, bytes]]:
+        yield f"{stream}.a", b"1"
+        kept.update(state.values)
+        raise ValueError("the source broke")
+
+    kept: dict[str, Any] = {}
+    with pytest.raises(ValueError, match="the source broke"):
+        execute(publishing(stream, fails), state=state)
+    created = hook.run(lambda js: js.stream(stream).info()).created
+    position = kept[f"jetstream_position_{stream}"]
+    assert (position["created"], position["last"]) == (created, 0)
+
+
+def test_what_cannot_be_found_out_is_refused_or_accepted(hook: JetStreamHook, stream: str) -> None:
+    state = State()
+    messages = [(f"{stream}.a", b"%d" % number) for number in range(10)]
+    execute(publishing(stream, messages), state=state)
+    hook.run(lambda js: js.stream(stream).purge(keep=4))
+    forgotten(hook, stream)
+    with pytest.raises(DuplicatesPossible, match=r"6 of the messages.*accept_duplicates=True"):
+        execute(publishing(stream, messages), try_number=2, state=state)
+    assert held(hook, stream) == 4
+    told = execute(publishing(stream, messages, accept_duplicates=True), try_number=2, state=state)
+    assert (told["stored"], told["duplicates"]) == (6, 4)
+    assert held(hook, stream) == 10
+
+
+def test_without_such_a_stream_nothing_is_sent(hook: JetStreamHook, stream: str) -> None:
+    with pytest.raises(StreamNotFound):
+        execute(publishing("NONE", [(f"{stream}.a", b"1")]))
+    assert held(hook, stream) == 0
 
 
 def test_every_kind_of_message(hook: JetStreamHook, stream: str, tmp_path: Path) -> None:

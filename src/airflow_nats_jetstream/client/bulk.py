@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from airflow_nats_jetstream.client.errors import (
+    ApiError,
     ConnectionDenied,
     ConnectionFailed,
+    DuplicatesPossible,
     InvalidValue,
     JetStreamError,
     PermissionDenied,
     RequestTimeout,
 )
 from airflow_nats_jetstream.client.names import check_subject
+from airflow_nats_jetstream.client.position import ON_THE_WAY, PASSING, Found, Position, find
 from airflow_nats_jetstream.client.protocol import SUBSCRIBE, decode_status, encode_headers, encode_publish
-from airflow_nats_jetstream.client.publish import MessageIds, Outgoing, Published, PublishWindow
+from airflow_nats_jetstream.client.publish import MessageIds, Outgoing, Published, PublishWindow, message_id
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.client.wire import Wire
 
@@ -27,6 +32,7 @@ ANSWERED_WITHIN = 10.0
 RESUMED_WITHIN = 60.0
 """Seconds without progress after which a bulk publish gives up."""
 
+_PASSED_OVER = 4_096
 _PAUSE = 0.01  # seconds that a stream gets which had no room
 _BUSY = "the stream had no room for a minute (too many requests): publish less at once, or raise max_buffered_msgs"
 
@@ -40,6 +46,8 @@ def publish_all(
     *,
     stream: str | None = None,
     scope: str | None = None,
+    since: Position | None = None,
+    accept_duplicates: bool = False,
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Published:
@@ -48,12 +56,22 @@ def publish_all(
     stream:   the stream that must store them; a message on another stream's subject is refused.
     scope:    with it each message without a ``Nats-Msg-Id`` gets one from scope, content and occurrence. The same call
               with the same scope stores nothing twice within the stream's duplicate window.
+    since:    where the stream ended before the first attempt (:meth:`Position.current`): with it nothing is stored
+              twice later either. What the stream holds since then is looked for by its ids before the first message,
+              and again when a connection was lost, and not sent again. Where that cannot be found out, the duplicate
+              window is relied on until 10 s before it ends, and then nothing more is sent.
+    accept_duplicates: send nevertheless.
     progress: called now and then with the number of messages that the stream holds.
     stop:     asked now and then; True ends the publish as failed.
 
-    A lost connection is opened again and what was unanswered is sent again, for up to 60 s without progress.
+    A lost connection is opened again and what was unanswered is sent again, for up to 60 s without progress. Without
+    ``since`` that stores a message twice when the connection was away for longer than the duplicate window.
+
+    The stream gets the messages in the order of the input, except those that it dropped at first, having too much to do
+    (429): ``Published.in_order`` says what became of it.
 
     Raises:
+        DuplicatesPossible: before anything is sent: what was stored since the position cannot be found out.
         PublishFailed: the first message that was not stored, why, and how many were.
         ConnectionFailed: no connection at the start.
         PermissionDenied: no answers can be listened for, see ``inbox_prefix`` of the settings.
@@ -61,8 +79,55 @@ def publish_all(
     window = PublishWindow(stream)
     feed = _Feed(messages, window, stream, scope, stop or (lambda: False))
     report = progress or (lambda _: None)
-    _drive_wire(settings, window, feed, report)
+    look = _Look(settings, since, feed.ids, accept_duplicates) if since else None
+    if look:
+        look.before_the_first(feed)
+    _drive_wire(settings, window, feed, report, look)
     return window.result()
+
+
+class _Look:
+    """Looking what the stream holds of this publish already, and whether the rest may be sent."""
+
+    def __init__(
+        self, settings: ConnectionSettings, since: Position, ids: MessageIds | None, accept_duplicates: bool
+    ) -> None:
+        self._settings = settings
+        self._since = since
+        self._ids = ids
+        self._accept = accept_duplicates
+
+    def before_the_first(self, feed: _Feed) -> None:
+        """Tell the feed what it must not send. Raises DuplicatesPossible."""
+        now = time.monotonic()
+        found = find(self._settings, self._since, self._ids)
+        feed.stored = found.ids
+        feed.sends_until = self._until(found, now - found.age)
+        feed.unclear = DuplicatesPossible(self._since.stream, found.unclear)
+        if time.monotonic() > feed.sends_until:
+            raise feed.unclear
+
+    def after_a_loss(self, window: PublishWindow) -> None:
+        """Take what was stored out of the unanswered. Raises DuplicatesPossible."""
+        if (oldest := window.oldest) is None:
+            return
+        last, sent = oldest
+        found = find(self._settings, replace(self._since, last=max(last, self._since.last)), self._ids)
+        for message in window.unanswered:
+            if sequence := found.ids.get(message_id(message.header)):
+                window.found(message.position, sequence)
+        if time.monotonic() > self._until(found, sent):
+            raise DuplicatesPossible(self._since.stream, found.unclear)
+
+    def _until(self, found: Found, began: float) -> float:
+        """Until when what was not found may be sent, by the monotonic clock."""
+        if not found.unclear:
+            return math.inf
+        if self._accept:
+            log.warning("stream %s: %s; duplicates are accepted", self._since.stream, found.unclear)
+            return math.inf
+        log.warning("stream %s: %s; its duplicate window is relied on", self._since.stream, found.unclear)
+        return began + found.window - ON_THE_WAY
 
 
 class _Feed:
@@ -79,20 +144,36 @@ class _Feed:
         self._messages = enumerate(messages)
         self._window = window
         self._expected = {"Nats-Expected-Stream": stream} if stream else {}
-        self._ids = MessageIds(scope) if scope is not None else None
+        self.ids = MessageIds(scope) if scope is not None else None
         self._stop = stop
+        self.stored: Mapping[bytes, int] = {}
+        """Ids that need not be sent, and their sequences."""
+        self.sends_until = math.inf
+        self.unclear: DuplicatesPossible | None = None
+        """Why nothing is sent any more after that time."""
         self.max_payload = 1 << 20
         self.ended = False
 
     def next(self, most: int = 256, most_bytes: int = 1 << 20) -> list[Outgoing]:
         """What fits into the window now, at most so much. Each is entered in the window."""
         chunk: list[Outgoing] = []
-        size = 0
+        size = taken = 0
+        now = time.monotonic()
+        if self.sends_until < math.inf:
+            most = 1  # none waits, until it is too late, for an input that is slow to give the next
         if self._stop() and not self.ended:
             self.ended = True
             position = next(self._messages, (0, None))[0]
             self._window.fail(position, "", JetStreamError("publishing was stopped"))
-        while not self.ended and len(chunk) < most and size < most_bytes and not self._window.full:
+        # What is stored already is passed over, but never so much at once that the connection would be kept waiting.
+        while (
+            not self.ended
+            and len(chunk) < most
+            and taken < _PASSED_OVER
+            and size < most_bytes
+            and not self._window.full
+        ):
+            taken += 1
             if self._window.failed:
                 self.ended = True
                 break
@@ -100,9 +181,13 @@ class _Feed:
             if entry is None:
                 self.ended = True
                 break
+            if time.monotonic() > self.sends_until and self.unclear:
+                self.ended = True
+                self._window.fail(entry[0], "", self.unclear)
+                break
             message = self._outgoing(*entry)
             if message is not None:
-                self._window.add(message)
+                self._window.add(message, now)
                 chunk.append(message)
                 size += message.size
         return chunk
@@ -118,9 +203,9 @@ class _Feed:
             if not isinstance(data, bytes):
                 raise InvalidValue("data", type(data).__name__, "give bytes")
             headers = dict(message[2]) if len(message) == 3 else {}
-            if self._ids and "Nats-Msg-Id" not in headers:
+            if self.ids and "Nats-Msg-Id" not in headers:
                 plain = encode_headers(headers) if headers else b""
-                headers["Nats-Msg-Id"] = self._ids.next(subject, data, plain)
+                headers["Nats-Msg-Id"] = self.ids.next(subject, data, plain)
             headers |= self._expected
             outgoing = Outgoing(position, subject, data, encode_headers(headers) if headers else b"")
             if outgoing.size > self.max_payload:
@@ -129,17 +214,26 @@ class _Feed:
         except JetStreamError as refusal:
             self._window.fail(position, subject, refusal)
             return None
+        if self.stored and (sequence := self.stored.get(message_id(outgoing.header))):
+            self._window.found(position, sequence)
+            return None
         return outgoing
 
 
 def _drive_wire(
-    settings: ConnectionSettings, window: PublishWindow, feed: _Feed, progress: Callable[[int], None]
+    settings: ConnectionSettings,
+    window: PublishWindow,
+    feed: _Feed,
+    progress: Callable[[int], None],
+    look: _Look | None,
 ) -> None:
     inbox = ""
     last_progress, answered = time.monotonic(), -1
     connected = False
     while True:
         try:
+            if look:
+                look.after_a_loss(window)
             with Wire.open(settings) as wire:
                 connected = True
                 inbox = inbox or wire.new_inbox()  # the same on each connection: late answers still count
@@ -176,9 +270,15 @@ def _drive_wire(
                             return
                         time.sleep(_PAUSE)
                     outgoing = again + feed.next()
-        except (ConnectionFailed, RequestTimeout) as error:
+        except DuplicatesPossible as error:
+            window.give_up(error)
+            return
+        except (ConnectionFailed, RequestTimeout, ApiError) as error:
             if isinstance(error, ConnectionDenied) or not connected:
                 raise
+            if isinstance(error, ApiError) and error.code not in PASSING:
+                window.give_up(error)
+                return
             if time.monotonic() - last_progress > RESUMED_WITHIN:
                 window.give_up(error)
                 return

@@ -16,6 +16,7 @@
     │   └── JetStreamNotEnabled
     ├── NoStreamResponse                  published where no stream listens
     ├── PublishFailed                     which message was refused or unanswered, how many were stored
+    ├── DuplicatesPossible                what an earlier attempt stored cannot be found out
     ├── PullError                         a status line that ends a pull and does not mean "empty"
     │   ├── ConsumerDeleted, ConsumerIsPushBased, PullLimitExceeded, LeadershipChanged
     │   └── HeartbeatMissed
@@ -218,6 +219,18 @@ class PublishFailed(JetStreamError):
         self.subject = subject
         self.stored = stored
         self.cause = cause
+
+
+class DuplicatesPossible(JetStreamError):
+    """An earlier attempt may have stored some of the messages, and which ones cannot be found out."""
+
+    def __init__(self, stream: str, reason: str) -> None:
+        super().__init__(
+            f"what was published to stream {stream!r} before cannot be found out: {reason}; sent again it could be "
+            "stored twice. See what is there, then accept duplicates (accept_duplicates=True) or publish in a new run"
+        )
+        self.stream = stream
+        self.reason = reason
 
 
 class PullError(JetStreamError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +25,10 @@ from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
 
 WINDOW_MESSAGES = 4_096
 WINDOW_BYTES = 8 << 20
+
+_TAG = 6  # characters of an id that name its scope, before "~"
+_made_here = re.compile(rb"[\w-]{6}~[\w-]{22}(?:-\d+)?").fullmatch
+_find_id = re.compile(rb"(?:^|\r\n)Nats-Msg-Id: *([^\r\n]*)").search
 
 
 class PubAck(NamedTuple):
@@ -48,13 +53,18 @@ class PubAck(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The outcome of a bulk publish. ``first``/``last`` are the lowest and highest stream sequence, 0 for none."""
+    """The outcome of a bulk publish. ``first``/``last`` are the lowest and highest stream sequence, 0 for none.
+
+    ``duplicates`` were there before: the stream recognised them, or they were found and not sent. ``in_order``: the
+    stream holds all of them in the order of the input; False when this is not so, or not known to be so.
+    """
 
     stream: str
     stored: int
     duplicates: int
     first: int
     last: int
+    in_order: bool
 
     @property
     def count(self) -> int:
@@ -64,12 +74,14 @@ class Published:
 class MessageIds:
     """Ids from content and occurrence: the same messages in any order get the same set of ids.
 
-    Two equal messages are two messages: the second occurrence has another id. ``scope`` keeps runs apart.
-    Memory: about 100 bytes a distinct message.
+    Two equal messages are two messages: the second occurrence has another id. ``scope`` keeps runs apart; an id begins
+    with a tag of it, so that ids of other scopes are known when they are read. Memory: about 100 bytes a distinct
+    message.
     """
 
     def __init__(self, scope: str) -> None:
         self._key = hashlib.blake2b(scope.encode(), digest_size=32).digest()
+        self._tag = base64.urlsafe_b64encode(self._key)[:_TAG].decode()
         self._seen: dict[bytes, int] = {}
 
     def next(self, subject: str, data: bytes, header: bytes = b"") -> str:
@@ -78,7 +90,17 @@ class MessageIds:
         ).digest()
         occurrence = self._seen[digest] = self._seen.get(digest, 0) + 1
         text = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-        return text if occurrence == 1 else f"{text}-{occurrence}"
+        return f"{self._tag}~{text}" if occurrence == 1 else f"{self._tag}~{text}-{occurrence}"
+
+    def foreign(self, identity: bytes) -> bool:
+        """Whether an id was made here, but for another scope."""
+        return identity[:_TAG] != self._tag.encode() and _made_here(identity) is not None
+
+
+def message_id(header: bytes) -> bytes:
+    """The ``Nats-Msg-Id`` in an encoded header block or its lines; empty without one."""
+    match = _find_id(header)
+    return match[1].rstrip() if match else b""
 
 
 class Outgoing(NamedTuple):
@@ -94,10 +116,18 @@ class Outgoing(NamedTuple):
         return len(self.header) + len(self.data)
 
 
+class _Unanswered(NamedTuple):
+    message: Outgoing
+    last: int  # the highest sequence that was known when it was sent first: it can only be stored behind it
+    sent: float
+
+
 class PublishWindow:
     """The accounting of one bulk publish. The driver asks for answers on ``<inbox>.<position>``.
 
     ``unanswered`` is what a new connection must send again; the ids make that safe within the duplicate window.
+    Messages reach the stream in the order of the input, on one connection, unless the stream drops some for having too
+    much to do: these come after what was sent in the meantime (:meth:`again`).
     """
 
     def __init__(
@@ -105,17 +135,26 @@ class PublishWindow:
     ) -> None:
         self._limit = messages
         self._max_bytes = max_bytes
-        self._unanswered: dict[int, Outgoing] = {}
+        self._unanswered: dict[int, _Unanswered] = {}
         self._refused: list[Outgoing] = []
         self._bytes = 0
         self._stored = self._duplicates = self._first = self._last = 0
+        self._position = -1
+        self._in_order = True
         self._stream = stream or ""
         self._failure: PublishFailed | None = None
 
     @property
     def unanswered(self) -> list[Outgoing]:
         """Oldest first."""
-        return list(self._unanswered.values())
+        return [entry.message for entry in self._unanswered.values()]
+
+    @property
+    def oldest(self) -> tuple[int, float] | None:
+        """Of the oldest unanswered message: the sequence behind which it is if it is stored, and when it was sent."""
+        for entry in self._unanswered.values():
+            return entry.last, entry.sent
+        return None
 
     def again(self) -> list[Outgoing]:
         """What the stream dropped because too much came at once: unanswered still, to be sent once more."""
@@ -140,9 +179,18 @@ class PublishWindow:
         """A message was refused: send no more, wait for the answers that are due, then ask :meth:`result`."""
         return self._failure is not None
 
-    def add(self, message: Outgoing) -> None:
-        self._unanswered[message.position] = message
+    def add(self, message: Outgoing, now: float = 0.0) -> None:
+        self._unanswered[message.position] = _Unanswered(message, self._last, now)
         self._bytes += message.size
+
+    def found(self, position: int, sequence: int) -> None:
+        """The stream holds the message of a position, as a look into it has shown: nothing needs to be sent."""
+        if entry := self._unanswered.pop(position, None):
+            self._bytes -= entry.message.size
+            self._stored += 1
+        else:
+            self._duplicates += 1
+        self._note(position, sequence)
 
     def on_reply(self, position: int, status: int, data: bytes) -> None:
         """The answer for a position; a second one is ignored."""
@@ -152,25 +200,31 @@ class PublishWindow:
         refusal: JetStreamError | None = None
         try:
             if status == NO_RESPONDERS:
-                raise NoStreamResponse(entry.subject)
+                raise NoStreamResponse(entry.message.subject)
             ack = PubAck.parse(data)
         except TooManyRequests:
-            self._refused.append(entry)
+            self._refused.append(entry.message)
             return
         except JetStreamError as error:
             refusal = error
         del self._unanswered[position]
-        self._bytes -= entry.size
+        self._bytes -= entry.message.size
         if refusal is not None:
-            self.fail(position, entry.subject, refusal)
+            self.fail(position, entry.message.subject, refusal)
             return
         if ack.duplicate:
             self._duplicates += 1
         else:
             self._stored += 1
         self._stream = ack.stream
-        self._first = min(self._first or ack.seq, ack.seq)
-        self._last = max(self._last, ack.seq)
+        self._note(position, ack.seq)
+
+    def _note(self, position: int, sequence: int) -> None:
+        if position < self._position or sequence < self._last:
+            self._in_order = False
+        self._position = max(self._position, position)
+        self._first = min(self._first or sequence, sequence)
+        self._last = max(self._last, sequence)
 
     def on_denied(self, denied: PermissionDenied) -> None:
         """The server will not answer what was published on this subject."""
@@ -186,7 +240,7 @@ class PublishWindow:
 
     def give_up(self, cause: Exception) -> None:
         """The unanswered messages will not be answered any more."""
-        for message in self._unanswered.values():
+        for message in self.unanswered:
             self.fail(message.position, message.subject, cause)
         self._unanswered.clear()
 
@@ -199,4 +253,4 @@ class PublishWindow:
         if self._failure is not None:
             failure = self._failure
             raise PublishFailed(failure.position, failure.subject, self.answered, failure.cause) from failure.cause
-        return Published(self._stream, self._stored, self._duplicates, self._first, self._last)
+        return Published(self._stream, self._stored, self._duplicates, self._first, self._last, self._in_order)

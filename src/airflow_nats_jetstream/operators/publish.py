@@ -6,19 +6,23 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
-from airflow_nats_jetstream.client.errors import InvalidValue, StreamNotFound
+from airflow_nats_jetstream.client.errors import InvalidValue, RequestTimeout
 from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.stream import templated
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.execution_time.context import TaskStateStoreAccessor
+
+    from airflow_nats_jetstream.client.position import Position
+    from airflow_nats_jetstream.client.settings import ConnectionSettings
 
 Messages = Iterable[Any] | str | Callable[[], Iterable[Any]]
 
@@ -38,13 +42,20 @@ class JetStreamPublishOperator(BaseOperator):
                Each is ``(subject, data)`` or ``(subject, data, headers)``, or a mapping of these names. ``data`` is
                bytes, a text (sent as UTF-8) or any other JSON value (sent as JSON).
 
-    Each message gets a ``Nats-Msg-Id`` from run, task, content and occurrence, so that a retry stores nothing twice
-    within the stream's ``duplicate_window`` (2 minutes by default).
+    accept_duplicates:  publish, too, when it cannot be found out what an earlier attempt has stored. Default False.
 
-    Returns ``{"stream", "stored", "duplicates", "first", "last"}``, the last two being stream sequences.
+    One run of the task stores each message once, however often it is tried or cleared. Each gets a ``Nats-Msg-Id`` from
+    run, task, content and occurrence, and before the first message the end of the stream is kept in the task's state
+    (key ``jetstream_position_<stream>``). A later try looks what the stream holds since then, sends the rest, or
+    refuses and says why: docs/publishing.md.
+
+    Returns ``{"stream", "stored", "duplicates", "first", "last", "in_order"}``: how many were stored now and how many
+    before, the lowest and highest stream sequence of both, and whether they lie in the stream in the order given.
 
     Raises:
+        DuplicatesPossible: before anything is sent: it cannot be found out what an earlier attempt has stored.
         PublishFailed: the first message that was not stored, why, and how many were.
+        StreamNotFound: there is no such stream.
     """
 
     template_fields: Sequence[str] = ("stream", "messages", "nats_conn_id")
@@ -56,6 +67,7 @@ class JetStreamPublishOperator(BaseOperator):
         *,
         stream: str,
         messages: Messages,
+        accept_duplicates: bool = False,
         nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -64,6 +76,7 @@ class JetStreamPublishOperator(BaseOperator):
         # Airflow calls a callable that it finds in a template field, with arguments of its own.
         self.producer = messages if callable(messages) else None
         self.messages = None if callable(messages) else messages
+        self.accept_duplicates = accept_duplicates
         self.nats_conn_id = nats_conn_id
         self._stop = threading.Event()
         if not templated(stream):
@@ -86,14 +99,16 @@ class JetStreamPublishOperator(BaseOperator):
                 last = now
                 self.log.info("%s messages stored, %s a second", f"{answered:,}", f"{answered / (now - start):,.0f}")
 
-        hook = JetStreamHook(self.nats_conn_id)
-        if self.retries:
-            self._check_duplicate_window(hook)
+        settings = JetStreamHook(self.nats_conn_id).settings
+        messages = self._messages()
+        since = self._began(settings, context["task_state_store"])
         published = publish_all(
-            hook.settings,
-            map(_message, self._messages()),
+            settings,
+            map(_message, messages),
             stream=self.stream,
             scope="/".join((ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index))),
+            since=since,
+            accept_duplicates=self.accept_duplicates,
             progress=progress,
             stop=self._stop.is_set,
         )
@@ -112,26 +127,29 @@ class JetStreamPublishOperator(BaseOperator):
             "duplicates": published.duplicates,
             "first": published.first,
             "last": published.last,
+            "in_order": published.in_order,
         }
 
     def on_kill(self) -> None:
         """Send no more, and end as failed."""
         self._stop.set()
 
-    def _check_duplicate_window(self, hook: JetStreamHook) -> None:
-        """A retry that comes after the window stores twice what the attempt before it had stored."""
+    def _began(self, settings: ConnectionSettings, state: TaskStateStoreAccessor) -> Position | None:
+        """Where the stream ended before the first attempt, kept where a retry finds it: XCom is cleared by then."""
+        from airflow_nats_jetstream.client.position import Position
+
+        key = f"jetstream_position_{self.stream}"
+        if (kept := state.get(key)) is not None:
+            return Position.from_json(kept)
         try:
-            info = hook.run(lambda js: js.stream(self.stream).info())
-        except StreamNotFound:
-            return  # publishing says so, with the subject
-        window = timedelta(microseconds=info.config.get("duplicate_window", 0) // 1000)
-        if window <= self.retry_delay:
-            self.log.warning(
-                "a retry comes after %s, but stream %s recognises duplicates for %s only: raise its duplicate_window",
-                self.retry_delay,
-                self.stream,
-                window,
-            )
+            position = Position.current(settings, self.stream)
+        except RequestTimeout as silence:
+            if not self.accept_duplicates:
+                raise
+            self.log.warning("a retry will not know what this one stored: %s", silence)
+            return None
+        state.set(key, position.to_json(), retention=NEVER_EXPIRE)
+        return position
 
     def _messages(self) -> Iterable[Any]:
         if self.producer is not None:

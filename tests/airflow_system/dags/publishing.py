@@ -1,0 +1,37 @@
+"""The DAG `publishing`: a task whose process is killed in the middle of its first try, to a stream that soon forgets."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+from airflow.sdk import dag, get_current_context
+
+from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
+from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
+
+
+def numbers() -> Iterator[tuple[str, bytes]]:
+    """Forwards until it is killed, then backwards and more."""
+    if get_current_context()["ti"].try_number > 1:
+        time.sleep(0.5)  # the window is over
+        for number in reversed(range(5_000)):
+            yield "publishing.numbers", b"%d" % number
+        return
+    for number in range(3_000):
+        yield "publishing.numbers", b"%d" % number
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dag(schedule=None)
+def publishing() -> None:
+    config = {"name": "PUBLISHING", "subjects": ["publishing.>"], "duplicate_window": timedelta(milliseconds=100)}
+    stream = JetStreamCreateStreamOperator(task_id="stream", config=config)
+    publish = JetStreamPublishOperator(
+        task_id="publish", stream="PUBLISHING", messages=numbers, retries=1, retry_delay=timedelta(seconds=1)
+    )
+    stream >> publish
+
+
+publishing()

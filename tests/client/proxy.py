@@ -1,0 +1,61 @@
+"""A way to a server that can go wrong: answers that get lost, and connections that end."""
+
+import socket
+import threading
+from contextlib import suppress
+from typing import Self
+
+
+class Proxy:
+    """Forwards connections to a port on 127.0.0.1. A context manager."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = []
+        self.url = f"nats://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.muted = False
+        self.cuts = 0
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.close()
+        self._close()
+
+    def mute(self) -> None:
+        """What the server says from now on is lost, until :meth:`cut`."""
+        self.muted = True
+
+    def cut(self) -> None:
+        """End all connections; the next ones are sound."""
+        self._close()
+        self.cuts += 1
+        self.muted = False
+
+    def _close(self) -> None:
+        sockets, self._sockets = self._sockets, []
+        for each in sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                self._sockets += [client, server]
+                threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
+                threading.Thread(target=self._forward, args=(server, client, True), daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket, answers: bool = False) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if not (answers and self.muted):
+                    target.sendall(data)
+        for each in (source, target):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
