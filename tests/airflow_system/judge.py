@@ -65,6 +65,14 @@ class Judge:
 
         return self._ask(read)
 
+    def subjects(self, stream: str) -> dict[str, int]:
+        """How many messages the stream holds on each subject."""
+
+        async def count(js: JetStreamContext) -> dict[str, int]:
+            return (await js.stream_info(stream, subjects_filter=">")).state.subjects or {}
+
+        return self._ask(count)
+
     def every_message_settled_once(self, stream: str, count: int) -> None:
         """Nothing waits; every sequence is in exactly one done receipt, and once in the files of those attempts."""
         assert self.pending(stream) == (0, 0)

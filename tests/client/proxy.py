@@ -1,5 +1,6 @@
 """A way to a server that can go wrong: answers that get lost, and connections that end."""
 
+import math
 import socket
 import threading
 from contextlib import suppress
@@ -7,10 +8,15 @@ from typing import Self
 
 
 class Proxy:
-    """Forwards connections to a port on 127.0.0.1. A context manager."""
+    """Forwards connections to a port on 127.0.0.1. A context manager.
 
-    def __init__(self, port: int) -> None:
+    cut_after:  so many bytes of answers, and the connections are cut once.
+    """
+
+    def __init__(self, port: int, *, cut_after: float = math.inf) -> None:
         self._target = port
+        self._cut_after = cut_after
+        self._answered = 0
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
         self.url = f"nats://127.0.0.1:{self._listening.getsockname()[1]}"
@@ -56,6 +62,10 @@ class Proxy:
             while data := source.recv(1 << 16):
                 if not (answers and self.muted):
                     target.sendall(data)
+                if answers:
+                    self._answered += len(data)
+                if self._answered > self._cut_after and not self.cuts:
+                    self.cut()
         for each in (source, target):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -51,6 +51,7 @@ async def test_everything_in_order_and_a_repeat_stores_nothing(settings: Connect
     )
     assert (published.stored, published.duplicates, published.first, published.last) == (5_000, 0, 1, 5_000)
     assert reported[-1] == 5_000
+    assert published.in_order
     assert [json.loads(data) for data in await contents(stream)] == list(range(5_000))
     again = publish_all(settings, numbered(stream, 5_000), stream=stream.name, scope="run")
     assert (again.stored, again.duplicates) == (0, 5_000)
@@ -205,10 +206,18 @@ def test_what_a_busy_stream_drops_is_sent_again(tmp_path: Path, monkeypatch: pyt
 
         asyncio.run(create())
         published = publish_all(settings, [("busy", b"%d" % number) for number in range(5_000)])
+
+        async def stored() -> list[int]:
+            async with connect(settings) as js:
+                return [int(data) for data in await contents(js.stream("BUSY"))]
+
+        held = asyncio.run(stored())
     finally:
         server.stop()
     assert sum(dropped) > 0
     assert (published.stored, published.first, published.last) == (5_000, 1, 5_000)
+    assert sorted(held) == list(range(5_000))
+    assert published.in_order == (held == sorted(held))
 
 
 def test_a_dropped_message_is_handed_out_once_more_and_stays_unanswered() -> None:

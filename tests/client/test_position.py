@@ -29,7 +29,7 @@ from tests.client.servers import Serve
 
 SHORTEST = 100_000_000
 """The shortest duplicate window that the server takes, in nanoseconds."""
-FORGOTTEN = 0.5  # seconds after which it is over, and the server has looked
+FORGOTTEN = 0.3  # seconds after which it is over, and the server has looked
 
 PUBLISH = """
 import json, sys, time
@@ -206,6 +206,22 @@ def test_answers_that_never_came_are_found_in_the_stream(nats_server: NatsServer
         wire.api(f"STREAM.DELETE.{name}")
     assert (state["messages"], state["num_subjects"]) == (20_000, 20_000)
     assert (published.stored, published.in_order) == (20_000, True)
+
+
+@pytest.mark.parametrize("config", [{}, {"allow_direct": False}], ids=["direct get", "consumer"])
+async def test_a_connection_lost_while_looking(
+    settings: ConnectionSettings,
+    nats_server: NatsServer,
+    make: Callable[..., Awaitable[Stream]],
+    config: dict[str, Any],
+) -> None:
+    stream = await make(**config)
+    since = Position.current(settings, stream.name)
+    publish(settings, since, range(20_000))
+    with Proxy(nats_server.port, cut_after=1 << 20) as proxy:
+        found = find(ConnectionSettings(servers=proxy.url), since, MessageIds("run"))
+        assert proxy.cuts == 1
+    assert (sorted(found.ids.values()), found.unclear) == (list(range(1, 20_001)), "")
 
 
 Change = Callable[[Stream, ConnectionSettings], Awaitable[Any]]

@@ -11,16 +11,21 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
+from airflow_nats_jetstream.client import ConnectionSettings
 from airflow_nats_jetstream.client.errors import (
     DuplicatesPossible,
     InvalidValue,
     NoStreamResponse,
+    PermissionDenied,
     PublishFailed,
+    RequestTimeout,
     StreamNotFound,
 )
 from airflow_nats_jetstream.client.stream import StoredMessage
+from airflow_nats_jetstream.client.wire import Wire
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
+from demo.nats_server import NatsServer
 from tests.operators.steps import CONNECTION, State, execute
 
 
@@ -62,7 +67,7 @@ def test_a_retry_stores_nothing_twice_and_another_run_does(hook: JetStreamHook, 
 def forgotten(hook: JetStreamHook, stream: str) -> None:
     """The stream forgets the ids of what it holds."""
     hook.run(lambda js: js.stream(stream).update({"duplicate_window": timedelta(milliseconds=100)}))
-    time.sleep(0.5)
+    time.sleep(0.3)
 
 
 def test_a_retry_after_the_window_finds_what_is_stored(hook: JetStreamHook, stream: str) -> None:
@@ -123,6 +128,28 @@ def test_without_such_a_stream_nothing_is_sent(hook: JetStreamHook, stream: str)
     with pytest.raises(StreamNotFound):
         execute(publishing("NONE", [(f"{stream}.a", b"1")]))
     assert held(hook, stream) == 0
+
+
+def test_an_account_that_may_only_publish_must_accept_duplicates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may = 'permissions: { publish: "S.>", subscribe: "_INBOX.>" }'
+    users = f"{{user: a, password: a}}, {{user: p, password: p, {may}}}"
+    server = NatsServer(tmp_path, f"authorization {{ users: [{users}] }}")
+    server.start()
+    try:
+        with Wire.open(ConnectionSettings(servers=server.url, user="a", password="a")) as wire:
+            wire.api("STREAM.CREATE.S", {"name": "S", "subjects": ["S.>"]})
+        extra = {"servers": server.url, "request_timeout": 0.3}
+        publisher = {"conn_type": "nats", "login": "p", "password": "p", "extra": extra}
+        monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", json.dumps(publisher))
+        state = State()
+        with pytest.raises((RequestTimeout, PermissionDenied), match=r"STREAM\.INFO\.S"):
+            execute(publishing("S", [("S.a", b"1")]), state=state)
+        told = execute(publishing("S", [("S.a", b"1")], accept_duplicates=True), state=state)
+        assert (told["stored"], told["first"], state.values) == (1, 1, {})
+    finally:
+        server.stop()
 
 
 def test_every_kind_of_message(hook: JetStreamHook, stream: str, tmp_path: Path) -> None:

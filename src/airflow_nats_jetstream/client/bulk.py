@@ -59,7 +59,8 @@ def publish_all(
     since:    where the stream ended before the first attempt (:meth:`Position.current`): with it nothing is stored
               twice later either. What the stream holds since then is looked for by its ids before the first message,
               and again when a connection was lost, and not sent again. Where that cannot be found out, the duplicate
-              window is relied on until 10 s before it ends, and then nothing more is sent.
+              window is relied on until 10 s before it ends, and then nothing more is sent. Messages need ids: a scope,
+              or their own.
     accept_duplicates: send nevertheless.
     progress: called now and then with the number of messages that the stream holds.
     stop:     asked now and then; True ends the publish as failed.

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ON_THE_WAY = 10.0
-"""Seconds of the duplicate window that are left to messages on their way: what is sent later is not relied on."""
+"""Seconds at the end of the duplicate window that are not relied on: messages on their way, and clocks that differ."""
 PASSING = (429, NO_RESPONDERS)
 """Codes of a server that has too much to do, or whose stream has no leader."""
 ANSWERED_WITHIN = 10.0
@@ -111,7 +111,7 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
 
     By direct get where the stream allows it, else, on a stream that keeps what was consumed (retention ``limits``), by
     an ephemeral consumer that gets headers only. Ids that were made for another scope than ``own`` are left out.
-    Memory: about 150 bytes an id.
+    Memory: about 200 bytes an id.
 
     A lost connection is opened again and reading goes on, for up to 60 s without progress.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
-from airflow_nats_jetstream.client.errors import InvalidValue, RequestTimeout
+from airflow_nats_jetstream.client.errors import InvalidValue, PermissionDenied, RequestTimeout
 from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.stream import templated
@@ -143,7 +143,7 @@ class JetStreamPublishOperator(BaseOperator):
             return Position.from_json(kept)
         try:
             position = Position.current(settings, self.stream)
-        except RequestTimeout as silence:
+        except (PermissionDenied, RequestTimeout) as silence:
             if not self.accept_duplicates:
                 raise
             self.log.warning("a retry will not know what this one stored: %s", silence)

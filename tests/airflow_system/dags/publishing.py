@@ -1,4 +1,4 @@
-"""The DAG `publishing`: a task whose process is killed in the middle of its first try, to a stream that soon forgets."""
+"""The DAG `publishing`: a task whose process is killed in its first try, to a stream that soon forgets ids."""
 
 import os
 import signal
@@ -17,10 +17,10 @@ def numbers() -> Iterator[tuple[str, bytes]]:
     if get_current_context()["ti"].try_number > 1:
         time.sleep(0.5)  # the window is over
         for number in reversed(range(5_000)):
-            yield "publishing.numbers", b"%d" % number
+            yield f"publishing.{number}", b""
         return
     for number in range(3_000):
-        yield "publishing.numbers", b"%d" % number
+        yield f"publishing.{number}", b""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
