@@ -34,6 +34,16 @@ class Judge:
 
         self._ask(publish)
 
+    def create(self, stream: str, duplicate_window: float) -> None:
+        """An empty stream that recognises ids for so many seconds."""
+
+        async def create(js: JetStreamContext) -> None:
+            await js.add_stream(
+                name=stream, subjects=[f"{stream}.>"], allow_direct=True, duplicate_window=duplicate_window
+            )
+
+        self._ask(create)
+
     def pending(self, stream: str) -> tuple[int, int]:
         """Messages not delivered yet, and delivered and not acknowledged. Zero of both while there is no consumer."""
 

@@ -7,8 +7,9 @@ from tests.airflow_system.judge import Judge
 
 
 def test_a_killed_task_is_tried_again_and_cleared(stack: Stack) -> None:
-    each_once = {f"publishing.{number}": 1 for number in range(5_000)}
+    each_once = {f"PUBLISHING.{number}": 1 for number in range(5_000)}
     judge = Judge(stack.nats.url, Path(stack.environment["HANDOFF_OUT"]))
+    judge.create("PUBLISHING", duplicate_window=0.1)
     stack.airflow.wait_for_dag("publishing")
     run_id = stack.airflow.trigger("publishing")
     assert stack.airflow.wait("publishing", run_id, 60) == "success"

@@ -93,15 +93,19 @@ def once(each: Iterable[int]) -> dict[int, int]:
     return dict.fromkeys(each, 1)
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "direct get": {},
-    "consumer": {"allow_direct": False},
-    "work queue": {"retention": "workqueue"},
-}
+BACKWARDS, ANOTHER_BATCH = range(5_999, -1, -1), range(1_000, 8_000)
 
 
-@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
-@pytest.mark.parametrize("again", [range(5_999, -1, -1), range(1_000, 8_000)], ids=["backwards", "another batch"])
+@pytest.mark.parametrize(
+    ("config", "again"),
+    [
+        ({}, BACKWARDS),
+        ({}, ANOTHER_BATCH),
+        ({"allow_direct": False}, BACKWARDS),
+        ({"retention": "workqueue"}, ANOTHER_BATCH),
+    ],
+    ids=["direct get", "another batch", "consumer", "work queue"],
+)
 async def test_a_killed_process_is_followed_after_the_window(
     settings: ConnectionSettings, make: Callable[..., Awaitable[Stream]], config: dict[str, Any], again: range
 ) -> None:
@@ -287,6 +291,17 @@ async def test_what_cannot_be_found_out_is_refused(
     assert found.keys() == set(range(200))
     if "allow_direct" not in says:
         assert found == once(range(200))  # what can be seen is not sent again
+
+
+async def test_a_first_attempt_is_not_disturbed_by_what_others_publish_and_consume(
+    settings: ConnectionSettings, make: Callable[..., Awaitable[Stream]]
+) -> None:
+    stream = await make(retention="workqueue")
+    since = Position.current(settings, stream.name)
+    publish_all(settings, numbers(stream.name, range(100, 110)))
+    await consumed(stream, settings)
+    assert publish(settings, since, range(10), first=True).stored == 10
+    assert await held(stream) == once(range(10))
 
 
 @pytest.mark.parametrize("change", [purged, consumed])

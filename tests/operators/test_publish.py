@@ -26,7 +26,7 @@ from airflow_nats_jetstream.client.wire import Wire
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
 from demo.nats_server import NatsServer
-from tests.operators.steps import CONNECTION, State, execute
+from tests.operators.steps import CONNECTION, State, execute, publish
 
 
 def publishing(stream: str, messages: Any, **changes: Any) -> JetStreamPublishOperator:
@@ -108,6 +108,23 @@ def test_the_position_is_kept_before_the_first_message(hook: JetStreamHook, stre
     created = hook.run(lambda js: js.stream(stream).info()).created
     position = kept[f"jetstream_position_{stream}"]
     assert (position["created"], position["last"]) == (created, 0)
+
+
+def test_a_first_try_does_not_look(hook: JetStreamHook, stream: str) -> None:
+    """A stream that others publish to and purge is none of its business."""
+
+    def disturbed() -> Iterator[tuple[str, bytes]]:
+        yield f"{stream}.a", b"1"
+
+    class Late(State):
+        def set(self, key: str, value: Any, *, retention: timedelta) -> None:
+            super().set(key, value, retention=retention)
+            publish(hook, stream, 10)
+            hook.run(lambda js: js.stream(stream).purge())
+
+    forgotten(hook, stream)
+    assert execute(publishing(stream, disturbed), state=Late())["stored"] == 1
+    assert held(hook, stream) == 1
 
 
 def test_what_cannot_be_found_out_is_refused_or_accepted(hook: JetStreamHook, stream: str) -> None:

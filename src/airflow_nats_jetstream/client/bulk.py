@@ -47,6 +47,7 @@ def publish_all(
     stream: str | None = None,
     scope: str | None = None,
     since: Position | None = None,
+    first: bool = False,
     accept_duplicates: bool = False,
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] | None = None,
@@ -61,6 +62,7 @@ def publish_all(
               and again when a connection was lost, and not sent again. Where that cannot be found out, the duplicate
               window is relied on until 10 s before it ends, and then nothing more is sent. Messages need ids: a scope,
               or their own.
+    first:    this is the first attempt since that position: only a lost connection is a reason to look.
     accept_duplicates: send nevertheless.
     progress: called now and then with the number of messages that the stream holds.
     stop:     asked now and then; True ends the publish as failed.
@@ -81,7 +83,7 @@ def publish_all(
     feed = _Feed(messages, window, stream, scope, stop or (lambda: False))
     report = progress or (lambda _: None)
     look = _Look(settings, since, feed.ids, accept_duplicates) if since else None
-    if look:
+    if look and not first:
         look.before_the_first(feed)
     _drive_wire(settings, window, feed, report, look)
     return window.result()

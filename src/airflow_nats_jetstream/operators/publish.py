@@ -87,6 +87,7 @@ class JetStreamPublishOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_nats_jetstream.client.bulk import publish_all
+        from airflow_nats_jetstream.client.position import Position
 
         ti = context["ti"]
         check_stream_name(self.stream)
@@ -101,13 +102,16 @@ class JetStreamPublishOperator(BaseOperator):
 
         settings = JetStreamHook(self.nats_conn_id).settings
         messages = self._messages()
-        since = self._began(settings, context["task_state_store"])
+        state, key = context["task_state_store"], f"jetstream_position_{self.stream}"
+        kept = state.get(key)
+        since = self._begin(settings, state, key) if kept is None else Position.from_json(kept)
         published = publish_all(
             settings,
             map(_message, messages),
             stream=self.stream,
             scope="/".join((ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index))),
             since=since,
+            first=kept is None,
             accept_duplicates=self.accept_duplicates,
             progress=progress,
             stop=self._stop.is_set,
@@ -134,13 +138,10 @@ class JetStreamPublishOperator(BaseOperator):
         """Send no more, and end as failed."""
         self._stop.set()
 
-    def _began(self, settings: ConnectionSettings, state: TaskStateStoreAccessor) -> Position | None:
-        """Where the stream ended before the first attempt, kept where a retry finds it: XCom is cleared by then."""
+    def _begin(self, settings: ConnectionSettings, state: TaskStateStoreAccessor, key: str) -> Position | None:
+        """Where the stream ends now, kept where a retry finds it: XCom is cleared by then."""
         from airflow_nats_jetstream.client.position import Position
 
-        key = f"jetstream_position_{self.stream}"
-        if (kept := state.get(key)) is not None:
-            return Position.from_json(kept)
         try:
             position = Position.current(settings, self.stream)
         except (PermissionDenied, RequestTimeout) as silence:

@@ -9,7 +9,6 @@ from datetime import timedelta
 from airflow.sdk import dag, get_current_context
 
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
-from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
 
 
 def numbers() -> Iterator[tuple[str, bytes]]:
@@ -17,21 +16,18 @@ def numbers() -> Iterator[tuple[str, bytes]]:
     if get_current_context()["ti"].try_number > 1:
         time.sleep(0.5)  # the window is over
         for number in reversed(range(5_000)):
-            yield f"publishing.{number}", b""
+            yield f"PUBLISHING.{number}", b""
         return
     for number in range(3_000):
-        yield f"publishing.{number}", b""
+        yield f"PUBLISHING.{number}", b""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dag(schedule=None)
 def publishing() -> None:
-    config = {"name": "PUBLISHING", "subjects": ["publishing.>"], "duplicate_window": timedelta(milliseconds=100)}
-    stream = JetStreamCreateStreamOperator(task_id="stream", config=config)
-    publish = JetStreamPublishOperator(
+    JetStreamPublishOperator(
         task_id="publish", stream="PUBLISHING", messages=numbers, retries=1, retry_delay=timedelta(seconds=1)
     )
-    stream >> publish
 
 
 publishing()
