@@ -209,7 +209,8 @@ def test_what_a_busy_stream_drops_is_sent_again(tmp_path: Path, monkeypatch: pyt
 
         async def stored() -> list[int]:
             async with connect(settings) as js:
-                return [int(data) for data in await contents(js.stream("BUSY"))]
+                reader = await js.stream("BUSY").create_consumer({"durable_name": "reader", "ack_policy": "none"})
+                return [int(message.data) for message in await reader.fetch(5_000)]
 
         held = asyncio.run(stored())
     finally:
