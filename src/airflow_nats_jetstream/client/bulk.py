@@ -223,6 +223,18 @@ class _Feed:
         return outgoing
 
 
+def _receive(wire: Wire, window: PublishWindow, seconds: float) -> None:
+    try:
+        arrived = wire.receive(seconds)
+    except PermissionDenied as denied:
+        if denied.act == SUBSCRIBE:
+            raise
+        window.on_denied(denied)
+        return
+    for frame in arrived:
+        window.on_reply(int(frame.subject.rpartition(b".")[2]), decode_status(frame.header)[0], frame.data)
+
+
 def _drive_wire(
     settings: ConnectionSettings,
     window: PublishWindow,
@@ -253,17 +265,7 @@ def _drive_wire(
                     )
                     if window.empty and feed.ended:
                         return
-                    waiting = window.full or feed.ended
-                    try:
-                        arrived = wire.receive(ANSWERED_WITHIN if waiting else 0)
-                    except PermissionDenied as denied:
-                        if denied.act == SUBSCRIBE:
-                            raise
-                        arrived = []
-                        window.on_denied(denied)
-                    for frame in arrived:
-                        position = int(frame.subject.rpartition(b".")[2])
-                        window.on_reply(position, decode_status(frame.header)[0], frame.data)
+                    _receive(wire, window, ANSWERED_WITHIN if window.full or feed.ended else 0)
                     if window.answered != answered:
                         answered, last_progress = window.answered, time.monotonic()
                         progress(answered)

@@ -7,7 +7,6 @@ stored lies behind it, in whatever order, and carries its id.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -17,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from airflow_nats_jetstream.client import connect, direct
+from airflow_nats_jetstream.client import direct
 from airflow_nats_jetstream.client.errors import (
     ApiError,
     AuthenticationFailed,
@@ -132,8 +131,6 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
     if last < since.last:
         return Found({}, f"the stream ends at sequence {last} and ended at {since.last} before", age, 0)
     there = max(first, state["first_seq"])
-    if settings.off_wire and there <= last:
-        return Found({}, f"the bulk connection does not support {settings.off_wire}", age, window)
     reader = _by_direct_get if config.get("allow_direct") else _by_consumer
     if reader is _by_consumer and config["retention"] != "limits" and there <= last:
         why = f"a {config['retention']} stream can be read without consuming it by direct get only: set allow_direct"
@@ -157,15 +154,8 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
 
 
 def _info(settings: ConnectionSettings, stream: str) -> Any:
-    if not settings.off_wire:
-        with Wire.open(settings) as wire:
-            return wire.api(f"STREAM.INFO.{stream}")
-
-    async def ask() -> dict[str, Any]:
-        async with connect(settings) as js:
-            return (await js.stream(stream).info()).raw
-
-    return asyncio.run(ask())
+    with Wire.open(settings) as wire:
+        return wire.api(f"STREAM.INFO.{stream}")
 
 
 def _by_direct_get(settings: ConnectionSettings, since: Position, first: int, last: int) -> Iterator[tuple[int, bytes]]:

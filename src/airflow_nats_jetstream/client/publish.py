@@ -228,7 +228,7 @@ class PublishWindow:
 
     def on_denied(self, denied: PermissionDenied) -> None:
         """The server will not answer what was published on this subject."""
-        for message in [each for each in self._unanswered.values() if each.subject == denied.subject]:
+        for message in [each for each in self.unanswered if each.subject == denied.subject]:
             del self._unanswered[message.position]
             self._bytes -= message.size
             self.fail(message.position, message.subject, denied)
