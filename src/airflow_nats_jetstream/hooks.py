@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import airflow
@@ -118,8 +120,12 @@ class JetStreamHook(BaseHook):
         return self.run(receipts)
 
     @contextmanager
-    def processing(self, claim: Claim | Mapping[str, Any], *, try_number: int = 1) -> Iterator[HeldClaim]:
+    def processing(
+        self, claim: Claim | Mapping[str, Any], *, try_number: int = 1, dead_letters: str | None = None
+    ) -> Iterator[HeldClaim]:
         """Hold a claim while the block works on it; settle it when the block ends, with ``held.value`` as its value.
+
+        ``dead_letters`` names the stream for what the block rejects, by default ``DEAD_<stream>``.
 
         Any exception releases it without delay. In a plain ``@task`` a killed worker is only noticed by the missing
         heartbeats: prefer ``@task.jetstream``, which Airflow can kill, skip and resume.
@@ -128,28 +134,35 @@ class JetStreamHook(BaseHook):
             ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: before the block begins.
             HoldLost, Taken, Superseded: after it, when the claim could not be settled.
         """
-        with self.holding(claim, try_number=try_number) as held:
+        with self.holding(claim, try_number=try_number, dead_letters=dead_letters) as held:
             yield held
             held.settle(held.value)
 
     @contextmanager
     def holding(
-        self, claim: Claim | Mapping[str, Any], *, try_number: int, longest_hold: timedelta = LONGEST_HOLD
+        self,
+        claim: Claim | Mapping[str, Any],
+        *,
+        try_number: int,
+        longest_hold: timedelta = LONGEST_HOLD,
+        dead_letters: str | None = None,
     ) -> Iterator[HeldClaim]:
         """As :meth:`processing`, but the block itself ends the claim: settles, fails or releases it."""
         from anyio.from_thread import start_blocking_portal
 
         from airflow_nats_jetstream.handoff.claim import Claim
+        from airflow_nats_jetstream.handoff.dead_letters import dead_letters_of
 
         settings = self.settings
         claim = claim if isinstance(claim, Claim) else Claim.from_json(claim)
+        dead_letters_of(claim.stream, dead_letters)
         # Spark's JVM and its local Python workers inherit it; the name makes Spark redact it.
         os.environ[environment_name(self.nats_conn_id)] = settings.to_json()
         with (
             start_blocking_portal() as portal,
             portal.wrap_async_context_manager(_hold(settings, claim, try_number, longest_hold)) as hold,
         ):
-            held = HeldClaim(hold, portal, self.nats_conn_id)
+            held = HeldClaim(hold, portal, self.nats_conn_id, dead_letters)
             try:
                 yield held
             finally:
@@ -186,10 +199,11 @@ class HeldClaim:
     ``value`` is what settling records when :meth:`JetStreamHook.processing` ends.
     """
 
-    def __init__(self, hold: Hold, portal: BlockingPortal, connection: str) -> None:
+    def __init__(self, hold: Hold, portal: BlockingPortal, connection: str, dead_letters: str | None = None) -> None:
         self._hold = hold
         self._portal = portal
         self._connection = connection
+        self._dead_letters = dead_letters
         self._sessions: list[SparkSession] = []
         self._ending = False
         self._letting_go: Future[None] | None = None
@@ -243,6 +257,25 @@ class HeldClaim:
         return read_claim(spark, self._hold.claim, connection=self._connection)
 
     @property
+    def rejected(self) -> Sequences:
+        """What was rejected so far."""
+        return self._hold.rejected
+
+    def reject(self, sequences: int | Iterable[int] | Sequences, reason: str) -> None:
+        """These messages cannot be processed. When the work succeeds, they are copied with the reason to the
+        dead-letter stream, and the rest is acknowledged; when it fails, nothing is rejected.
+
+        sequences: one, or many, e.g. ``[row.sequence for row in bad.select("sequence").collect()]``.
+        reason:    why, in one line.
+
+        Raises:
+            InvalidValue: a sequence that this claim does not hold, or no reason.
+            DeadLettersUnsuitable: the dead-letter stream breaks a rule.
+            HoldLost: the claim is not held any more.
+        """
+        self._portal.call(self._hold.reject, _sequences(sequences), reason, self._dead_letters)
+
+    @property
     def ended(self) -> bool:
         """Whether it was settled, failed or released by the work itself."""
         return self._ending and not self.killed
@@ -256,9 +289,9 @@ class HeldClaim:
         """See :meth:`airflow_nats_jetstream.handoff.hold.Hold.settle`."""
         self._end(self._hold.settle, value)
 
-    def fail(self) -> None:
-        """Give the claim up: its messages are delivered again."""
-        self._end(self._hold.fail)
+    def fail(self, reason: str = "", *, blame: bool = True) -> None:
+        """Give the claim up: its messages are delivered again. Counted against them unless ``blame`` is off."""
+        self._end(partial(self._hold.fail, reason, blame=blame))
 
     def release(self, delay: timedelta | None = None) -> None:
         """Let go, for another attempt; without one its messages come again after ``delay``."""
@@ -303,6 +336,19 @@ class HeldClaim:
         # In a thread of its own: this one may be the event loop's, or in the middle of a call to the same JVM.
         for spark in self._sessions:
             threading.Thread(target=_cancel_jobs, args=[spark], daemon=True).start()
+
+
+def _sequences(value: int | Iterable[int] | Sequences) -> Sequences:
+    """As a set of plain numbers: what comes out of a DataFrame may be NumPy's."""
+    from airflow_nats_jetstream.client.sequences import Sequences
+
+    if isinstance(value, Sequences):
+        return value
+    try:
+        return Sequences.of(operator.index(each) for each in (value if isinstance(value, Iterable) else [value]))
+    except TypeError:
+        remedy = "give numbers of messages, e.g. [row.sequence for row in bad.collect()]"
+        raise InvalidValue("sequences", type(value).__name__, remedy) from None
 
 
 def _cancel_jobs(spark: SparkSession) -> None:

@@ -35,6 +35,9 @@ class JetStreamPullSensor(BaseSensorOperator):
     min_messages:        fewer do not end the wait. Default 1. (templated)
     gather:              how long to wait for more after the first message. Default 5 s.
     hand_off_timeout:    messages are delivered again when no task has begun with their claim by then. Default 15 min.
+    max_failures:        with it what failed before is claimed in smaller claims, down to single messages, and a message
+                         that failed so often alone goes to the dead letters. Default: never. (templated)
+    dead_letters:        the stream for them, created if it is missing. Default ``DEAD_<stream>``. (templated)
     consumer_config:     fields of the consumer, the server's own JSON; what a claim needs is filled in. (templated)
     deferrable:          wait in the triggerer (default), or in the worker.
     timeout, soft_fail:  as every sensor's; ``soft_fail`` skips on time-out only, never on an error.
@@ -53,6 +56,8 @@ class JetStreamPullSensor(BaseSensorOperator):
         "max_messages",
         "messages_per_claim",
         "min_messages",
+        "max_failures",
+        "dead_letters",
         "consumer_config",
         "nats_conn_id",
     )
@@ -70,6 +75,8 @@ class JetStreamPullSensor(BaseSensorOperator):
         min_messages: int = 1,
         gather: timedelta = timedelta(seconds=5),
         hand_off_timeout: timedelta = timedelta(minutes=15),
+        max_failures: int | None = None,
+        dead_letters: str | None = None,
         consumer_config: Mapping[str, Any] | None = None,
         deferrable: bool = True,
         nats_conn_id: str = JetStreamHook.default_conn_name,
@@ -83,14 +90,16 @@ class JetStreamPullSensor(BaseSensorOperator):
         self.min_messages = min_messages
         self.gather = gather
         self.hand_off_timeout = hand_off_timeout
+        self.max_failures = max_failures
+        self.dead_letters = dead_letters
         self.consumer_config = consumer_config
         self.deferrable = deferrable
         self.nats_conn_id = nats_conn_id
         self._waiting = False
         if self.mode != "poke":
             raise InvalidValue("mode", self.mode, "leave it out: the sensor defers, which needs no worker at all")
-        numbers = [max_messages, messages_per_claim, min_messages]
-        if not templated([stream, consumer, consumer_config, *numbers]):
+        numbers = [max_messages, messages_per_claim, min_messages, max_failures]
+        if not templated([stream, consumer, dead_letters, consumer_config, *numbers]):
             self._taking(("dag", "run", "task", -1, 1))
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
@@ -145,6 +154,8 @@ class JetStreamPullSensor(BaseSensorOperator):
             "min_messages": _number("min_messages", self.min_messages),
             "gather": self.gather.total_seconds(),
             "hand_off_timeout": self.hand_off_timeout.total_seconds(),
+            "max_failures": _number("max_failures", self.max_failures),
+            "dead_letters": None if self.dead_letters in (None, "", "None") else self.dead_letters,
             "consumer_config": None if config is None else normalise(config),
         }
         taking_of(taking)
@@ -171,7 +182,7 @@ async def _wait(js: JetStream, taking: dict[str, Any], end: float) -> dict[str, 
 
 
 def _number(name: str, value: Any) -> Any:
-    if value in (None, "", "None") and name == "messages_per_claim":
+    if value in (None, "", "None") and name in ("messages_per_claim", "max_failures"):
         return None
     try:
         return int(value)

@@ -26,6 +26,7 @@
     └── HandoffError                      the contract of claims
         ├── ClaimInvalid (ValueError)     not a claim, or one that was tampered with
         ├── ConsumerUnsuitable            a consumer that breaks a rule for claims
+        ├── DeadLettersUnsuitable         a stream that cannot hold the dead letters of another
         ├── Superseded, Taken, HoldLost   the messages belong to somebody else now
         ├── AlreadyDone                   settled before; carries the recorded value
         └── LedgerUnavailable
@@ -301,6 +302,17 @@ class ConsumerUnsuitable(HandoffError):
     def __init__(self, consumer: str, rule: str, value: object, remedy: str) -> None:
         super().__init__(f"consumer {consumer!r}: {rule}={value!r}: {remedy}")
         self.consumer = consumer
+        self.rule = rule
+        self.value = value
+        self.remedy = remedy
+
+
+class DeadLettersUnsuitable(HandoffError):
+    """A stream that breaks a rule for dead letters: which rule, its value, and what it must be."""
+
+    def __init__(self, stream: str, rule: str, value: object, remedy: str) -> None:
+        super().__init__(f"dead-letter stream {stream!r}: {rule}={value!r}: {remedy}")
+        self.stream = stream
         self.rule = rule
         self.value = value
         self.remedy = remedy

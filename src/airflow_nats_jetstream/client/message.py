@@ -23,6 +23,11 @@ def nak(delay: timedelta | None = None) -> bytes:
     return b"-NAK" if delay is None else b"-NAK " + json.dumps({"delay": nanoseconds(delay)}).encode()
 
 
+def term(reason: str = "") -> bytes:
+    """The body that ends a message's deliveries; the reason goes into the server's advisory."""
+    return f"+TERM {reason}".strip().encode()
+
+
 class Message:
     """One delivery. Its ``repr`` does not show the payload."""
 
@@ -67,7 +72,7 @@ class Message:
 
     async def term(self, reason: str = "") -> None:
         """Never deliver again; the reason goes into the server's advisory."""
-        await self._answer(f"+TERM {reason}".strip().encode(), confirmed=False)
+        await self._answer(term(reason), confirmed=False)
 
     async def _answer(self, body: bytes, *, confirmed: bool) -> None:
         if self._answered:

@@ -78,8 +78,8 @@ def _subjects(ledger: Ledger, sequences: Iterable[int], counter: int) -> Iterabl
     return (f"{prefix}.1.{sequence}.{counter}.0.0" for sequence in sequences)
 
 
-async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0) -> Sequences:
-    """Acknowledge each message, confirmed. Returns those that were not.
+async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0, body: bytes = ACK) -> Sequences:
+    """Acknowledge each message, or terminate it (``body``), confirmed. Returns those that were not.
 
     Before each window the ledger and the server are asked whether this is still the life in which the messages were
     delivered: a late acknowledgement would swallow what a reset delivers again. If it is not, nothing more is sent.
@@ -100,7 +100,7 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
                     if not await _same_life(ledger, delivered):
                         log.warning("acknowledgements withheld: the consumer began a new life; its messages come again")
                         return left
-                    left -= await confirmer.confirm(window, delivered.counter)
+                    left -= await confirmer.confirm(window, delivered.counter, body)
                 except PermissionDenied:
                     raise
                 except JetStreamError as error:
@@ -145,21 +145,21 @@ class _Confirmer:
             self._wire.close()
             self._wire = None
 
-    async def confirm(self, window: Sequences, counter: int) -> Sequences:
+    async def confirm(self, window: Sequences, counter: int, body: bytes) -> Sequences:
         unconfirmed = set(window)
         try:
-            await asyncio.to_thread(self._confirm, window, counter, unconfirmed)
+            await asyncio.to_thread(self._confirm, window, counter, body, unconfirmed)
         except (ConnectionLost, RequestTimeout) as error:
             log.info("%d of %d acknowledgements are unconfirmed: %s", len(unconfirmed), window.count, error)
             await self.close()
         return window - Sequences.of(unconfirmed)
 
-    def _confirm(self, window: Sequences, counter: int, unconfirmed: set[int]) -> None:
+    def _confirm(self, window: Sequences, counter: int, body: bytes, unconfirmed: set[int]) -> None:
         assert self._wire is not None  # noqa: S101 - ready() comes first
         subjects = _subjects(self._ledger, window, counter)
         self._wire.send(
             *[
-                encode_publish(subject, f"{self._inbox}.{sequence}", ACK)
+                encode_publish(subject, f"{self._inbox}.{sequence}", body)
                 for sequence, subject in zip(window, subjects, strict=True)
             ]
         )

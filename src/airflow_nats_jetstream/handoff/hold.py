@@ -16,12 +16,15 @@ from airflow_nats_jetstream.client.errors import (
     ClaimInvalid,
     ConsumerNotFound,
     HoldLost,
+    InvalidValue,
     JetStreamError,
     StreamNotFound,
     Superseded,
 )
+from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff import answers, settle
 from airflow_nats_jetstream.handoff.claim import new_token
+from airflow_nats_jetstream.handoff.dead_letters import DeadLetters, check_reason
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen
 from airflow_nats_jetstream.handoff.record import Record, check_value
 
@@ -52,6 +55,8 @@ class Hold:
         self._lost = ""
         self._when_lost: list[Callable[[str], None]] = []
         self._beats: asyncio.Task[None] | None = None
+        self._rejected: dict[str, Sequences] = {}
+        self._dead_letters: DeadLetters | None = None
 
     @classmethod
     @asynccontextmanager
@@ -115,23 +120,57 @@ class Hold:
         if self._lost:
             callback(self._lost)
 
+    @property
+    def rejected(self) -> Sequences:
+        """What was rejected so far."""
+        return Sequences.from_ranges(each for some in self._rejected.values() for each in some.ranges)
+
+    async def reject(self, sequences: Sequences, reason: str, dead_letters: str | None = None) -> None:
+        """These messages cannot be processed: settling copies them, with the reason, to the dead-letter stream
+        (``DEAD_<stream>`` by default, created here if it is missing) and terminates them. Only settling does.
+
+        The first reason of a message stands.
+
+        Raises:
+            InvalidValue: a sequence that the claim does not hold, or no reason.
+            DeadLettersUnsuitable: the stream breaks a rule.
+            HoldLost: the hold was lost, or ended before.
+        """
+        self._still_held()
+        reason = check_reason(reason)
+        if foreign := sequences - self.claim.sequences:
+            raise InvalidValue("sequences", str(foreign), f"claim {self.claim.id} does not hold them")
+        if self._dead_letters is None:
+            letters = DeadLetters(self._ledger.js, self.claim.stream, dead_letters)
+            await letters.ensure()
+            self._dead_letters = letters
+        self._rejected[reason] = self._rejected.get(reason, Sequences()) | (sequences - self.rejected)
+
     async def settle(self, value: Any = None) -> None:
         """The work succeeded: record it with its JSON value, then acknowledge. See :func:`settle.settle_done`.
+
+        What was rejected is copied to the dead-letter stream first.
 
         Raises:
             HoldLost: the hold was lost, or ended before.
         """
         check_value(value)
         self._still_held()
+        if self._dead_letters is not None:
+            await self._dead_letters.copy(self._ledger, self.claim, self.token, self._rejected)  # heartbeats go on
+            self._still_held()
         await self._stop_beats()
-        await settle.settle_done(self._ledger, self.claim, self.token, value)
+        await settle.settle_done(self._ledger, self.claim, self.token, value, self.rejected)
         self._ended = True
 
-    async def fail(self) -> None:
-        """The work failed for the last time: the messages are delivered again to whoever takes next."""
+    async def fail(self, reason: str = "", *, blame: bool = True) -> None:
+        """The work failed for the last time: the messages are delivered again to whoever takes next.
+
+        Unless ``blame`` is off this is counted against them, see :mod:`airflow_nats_jetstream.handoff.failures`.
+        """
         self._still_held()
         await self._stop_beats()
-        await settle.settle_failed(self._ledger, self.claim, self.token)
+        await settle.settle_failed(self._ledger, self.claim, self.token, reason, blame=blame)
         self._ended = True
 
     async def release(self, delay: timedelta | None = None) -> None:

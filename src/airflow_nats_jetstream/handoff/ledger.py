@@ -211,7 +211,14 @@ class Ledger:
 
     def done_receipt(self, claim_id: str, entry: DoneEntry) -> Receipt:
         return Receipt(
-            claim_id, "done", self.stream.name, self.consumer.name, entry.sequences, entry.token, entry.value
+            claim_id,
+            "done",
+            self.stream.name,
+            self.consumer.name,
+            entry.sequences,
+            entry.token,
+            entry.value,
+            entry.rejected,
         )
 
     async def verdict(self, claim_id: str, record: Record | None) -> AlreadyDone | Superseded:
@@ -226,7 +233,10 @@ class Ledger:
         return Superseded(f"claim {claim_id} is not open: {became}; its messages belong to another claim")
 
     async def committed(self) -> list[Receipt]:
-        """The done receipts of this consumer that are kept, and the done entries of its record."""
+        """The done receipts of this consumer that are kept, and the done entries of its record.
+
+        Not those that processed nothing, because all of their messages are dead letters: they have no output.
+        """
         record, _ = await self.read()
         found = {
             claim_id: self.done_receipt(claim_id, entry) for claim_id, entry in (record.done.items() if record else ())
@@ -254,7 +264,8 @@ class Ledger:
             receipt = await self.receipt(claim_id)
             if receipt and receipt.state == "done" and (receipt.stream, receipt.consumer) == mine:
                 found[claim_id] = receipt
-        return sorted(found.values(), key=lambda receipt: receipt.sequences.first)
+        with_output = [receipt for receipt in found.values() if receipt.processed]
+        return sorted(with_output, key=lambda receipt: receipt.sequences.first)
 
     def _forgotten(self, old: Record | None, new: Record) -> list[Receipt]:
         if old is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_nats_jetstream.client.errors import InvalidValue, LedgerUnavailable
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.handoff.failures import Failure, without
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.consumer import ConsumerInfo
@@ -40,12 +41,16 @@ class OpenEntry:
 
 @dataclass(frozen=True, slots=True)
 class DoneEntry:
-    """A settled claim whose acknowledgements may still be on their way."""
+    """A settled claim whose acknowledgements may still be on their way.
+
+    ``rejected`` are those of its sequences that went to the dead letters instead of being processed.
+    """
 
     sequences: Sequences
     counter: int
     token: str
     value: Any
+    rejected: Sequences = field(default_factory=Sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class Record:
     last_counter: int = 0
     open: Mapping[str, OpenEntry] = field(default_factory=dict)
     done: Mapping[str, DoneEntry] = field(default_factory=dict)
+    failures: Mapping[str, Failure] = field(default_factory=dict)
 
     def new_life(self, info: ConsumerInfo) -> bool:
         """Whether the consumer was recreated, reset or rolled back since this record was written."""
@@ -100,6 +106,7 @@ class Record:
                 if entry.sequences.last > self.floor or entry.token is not None or time_nanoseconds(entry.at) > oldest
             },
             done={claim_id: entry for claim_id, entry in self.done.items() if entry.sequences.last > self.floor},
+            failures=without(self.failures, Sequences.from_ranges([(1, self.floor)] if self.floor else [])),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -127,9 +134,11 @@ class Record:
                     "counter": entry.counter,
                     "token": entry.token,
                     "value": entry.value,
+                    "rejected": entry.rejected.to_json(),
                 }
                 for claim_id, entry in self.done.items()
             },
+            "failed": {claim_id: failure.to_json() for claim_id, failure in self.failures.items()},
         }
 
     @classmethod
@@ -159,18 +168,26 @@ class Record:
                 },
                 done={
                     claim_id: DoneEntry(
-                        Sequences.from_json(entry["ranges"]), entry["counter"], entry["token"], entry["value"]
+                        Sequences.from_json(entry["ranges"]),
+                        entry["counter"],
+                        entry["token"],
+                        entry["value"],
+                        Sequences.from_json(entry["rejected"]),
                     )
                     for claim_id, entry in value["done"].items()
                 },
+                failures={claim_id: Failure.from_json(failure) for claim_id, failure in value["failed"].items()},
             )
-        except (KeyError, TypeError, IndexError, AttributeError, InvalidValue) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, InvalidValue) as error:
             raise LedgerUnavailable(f"the ledger's record cannot be read: {type(error).__name__}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of a claim: ``state`` is ``done``, ``failed`` or ``superseded``."""
+    """What became of a claim: ``state`` is ``done``, ``failed`` or ``superseded``.
+
+    ``rejected`` are those of its sequences that are dead letters: they are not in the attempt's output.
+    """
 
     claim_id: str
     state: str
@@ -179,6 +196,12 @@ class Receipt:
     sequences: Sequences
     token: str | None = None
     value: Any = None
+    rejected: Sequences = field(default_factory=Sequences)
+
+    @property
+    def processed(self) -> Sequences:
+        """The sequences that the attempt's output holds."""
+        return self.sequences - self.rejected
 
     @property
     def attempt_id(self) -> str:
@@ -193,6 +216,7 @@ class Receipt:
             "ranges": self.sequences.to_json(),
             "token": self.token,
             "value": self.value,
+            "rejected": self.rejected.to_json(),
         }
 
     @classmethod
@@ -206,6 +230,7 @@ class Receipt:
             Sequences.from_json(value["ranges"]),
             value["token"],
             value["value"],
+            Sequences.from_json(value["rejected"]),
         )
 
 

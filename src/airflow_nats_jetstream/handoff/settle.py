@@ -14,8 +14,10 @@ from airflow_nats_jetstream.client.errors import (
     Superseded,
     Taken,
 )
+from airflow_nats_jetstream.client.message import term
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
-from airflow_nats_jetstream.handoff import answers
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.handoff import answers, failures
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger, NotOpen
 from airflow_nats_jetstream.handoff.record import BELIEVED, DoneEntry, OpenEntry, Receipt, Record, check_value
 
@@ -27,9 +29,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NONE = Sequences()
 
-async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = None) -> None:
+
+async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = None, rejected: Sequences = _NONE) -> None:
     """Record the claim as done, then acknowledge its messages, confirmed.
+
+    The ``rejected`` ones are terminated instead; their letters must be there by now (:meth:`DeadLetters.copy`).
 
     Returns when the ledger holds the decision: acknowledgements that stay unconfirmed for 30 s are made good by the
     next take.
@@ -50,27 +56,40 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         record, entry = _held(record, claim, token)
         if record.new_life(info) or info.counter < entry.counter or info.delivered < entry.sequences.last:
             raise Superseded(f"claim {claim.id}: the consumer began a new life; its messages are delivered again")
-        settled = {claim.id: DoneEntry(entry.sequences, entry.counter, token, value)}
+        settled = {claim.id: DoneEntry(entry.sequences, entry.counter, token, value, rejected)}
         still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
-        return replace(record, open=still_open, done={**record.done, **settled}).note(info)
+        failed = failures.without(record.failures, entry.sequences)
+        return replace(record, open=still_open, done={**record.done, **settled}, failures=failed).note(info)
 
     record = await ledger.decide(done, claim.id)
     entry = record.done[claim.id]
     await ledger.write_receipt(ledger.done_receipt(claim.id, entry))
-    log.info("claim %s is done: acknowledging %d messages", claim.id, claim.count)
+    log.info("claim %s is done: acknowledging %d messages", claim.id, claim.count - rejected.count)
+    processed = answers.Delivered.of(record, claim.sequences - rejected, entry.counter)
     try:
-        left = await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences, entry.counter))
+        left = await answers.acknowledge(ledger, processed)
+        if rejected:
+            log.info("claim %s: terminating %d messages, which are dead letters now", claim.id, rejected.count)
+            dead = answers.Delivered.of(record, rejected, entry.counter)
+            left |= await answers.acknowledge(ledger, dead, body=term("dead letter"))
     except PermissionDenied as denied:  # withdrawn since hold, which needs the same
         log.error("claim %s is done, but its messages come again: %s", claim.id, denied)  # noqa: TRY400
         return
     if left:
         log.warning("claim %s: %d acknowledgements are unconfirmed; the next take repeats them", claim.id, left.count)
     else:
-        log.info("claim %s is settled: %d messages acknowledged", claim.id, claim.count)
+        log.info(
+            "claim %s is settled: %d messages acknowledged, %d dead-lettered",
+            claim.id,
+            claim.count - rejected.count,
+            rejected.count,
+        )
 
 
-async def settle_failed(ledger: Ledger, claim: Claim, token: str) -> None:
+async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = "", *, blame: bool = True) -> None:
     """Give the claim up: its messages are delivered again, to whoever takes next.
+
+    Unless ``blame`` is off the failure is counted against its messages; ``reason`` is what a dead letter would say.
 
     Raises:
         Taken, AlreadyDone, Superseded: as :func:`settle_done`.
@@ -83,9 +102,9 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str) -> None:
             return record  # our own write, whose answer got lost
         record, _ = _held(record, claim, token)
         removed = True
-        return replace(
-            record, open={claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
-        ).note(info)
+        still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
+        counted = failures.failed(record.failures, claim.id, claim.sequences, reason) if blame else record.failures
+        return replace(record, open=still_open, failures=counted).note(info)
 
     await ledger.decide(failed, claim.id)
     await ledger.write_receipt(Receipt(claim.id, "failed", claim.stream, claim.consumer, claim.sequences, token))

@@ -15,14 +15,16 @@ from airflow_nats_jetstream.client.errors import (
     ConsumerNotFound,
     HeartbeatMissed,
     InvalidValue,
+    JetStreamError,
     LeadershipChanged,
     LedgerFull,
     RequestTimeout,
     StreamNotFound,
 )
 from airflow_nats_jetstream.client.sequences import Sequences
-from airflow_nats_jetstream.handoff import answers, consumer
-from airflow_nats_jetstream.handoff.claim import Claim, ack_prefix, new_claim_id
+from airflow_nats_jetstream.handoff import answers, consumer, failures, settle
+from airflow_nats_jetstream.handoff.claim import Claim, ack_prefix, new_claim_id, new_token
+from airflow_nats_jetstream.handoff.dead_letters import DeadLetters, dead_letters_of
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger
 from airflow_nats_jetstream.handoff.record import OpenEntry, Owner, Record
 
@@ -58,6 +60,9 @@ class Taking:
 
     Ends with ``max_messages``, or ``gather`` after the first message once there are ``min_messages``.
     One batch is cut into claims of at most ``messages_per_claim`` (default: one claim).
+
+    With ``max_failures`` what failed before is claimed in smaller claims, and a message that failed so often alone goes
+    to the dead letters (``DEAD_<stream>`` by default), see :mod:`airflow_nats_jetstream.handoff.failures`.
     """
 
     stream: str
@@ -69,9 +74,12 @@ class Taking:
     gather: timedelta = GATHER
     hand_off_timeout: timedelta = HAND_OFF_TIMEOUT
     consumer_config: Config | None = None
+    max_failures: int | None = None
+    dead_letters: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_messages", "messages_per_claim", "min_messages"):
+        dead_letters_of(self.stream, self.dead_letters)
+        for name in ("max_messages", "messages_per_claim", "min_messages", "max_failures"):
             number = getattr(self, name)
             if number is not None and number < 1:
                 raise InvalidValue(name, number, "give 1 or more")
@@ -89,16 +97,17 @@ class Take:
     def __init__(self, js: JetStream, taking: Taking) -> None:
         self.taking = taking
         self.ledger = Ledger(js, taking.stream, taking.consumer)
+        self._dead_letters = DeadLetters(js, taking.stream, taking.dead_letters)
         self._clock = asyncio.get_running_loop().time
         self._ack_wait = 60.0
         self._pulled: dict[int, Delivery] = {}
         self._entered: list[Claim] = []
 
     async def prepare(self) -> None:
-        """Create the buckets and the consumer where they are missing.
+        """Create the buckets and the consumer where they are missing, with ``max_failures`` the dead-letter stream.
 
         Raises:
-            StreamNotFound, ConsumerUnsuitable, LedgerUnavailable: before anything is pulled.
+            StreamNotFound, ConsumerUnsuitable, DeadLettersUnsuitable, LedgerUnavailable: before anything is pulled.
         """
         taking = self.taking
         info = await consumer.ensure(
@@ -110,6 +119,8 @@ class Take:
         )
         self._ack_wait = info.config["ack_wait"] / 1e9
         await self.ledger.create()
+        if taking.max_failures is not None:
+            await self._dead_letters.ensure()
 
     async def take(self, wait: float) -> list[Claim]:
         """The claims of one batch; ``[]`` when fewer than ``min_messages`` came within ``wait`` seconds.
@@ -279,9 +290,12 @@ class Take:
         if entering.dropped or record is None:
             log.warning("dropped a batch of %d messages, which come again: %s", len(pulled), entering.dropped)
             return []
-        claims = [
-            self._claim(claim_id, entry, stream_created, record.created) for claim_id, entry in entering.entries.items()
-        ]
+        entered = {
+            claim_id: self._claim(claim_id, entry, stream_created, record.created)
+            for claim_id, entry in entering.entries.items()
+        }
+        poisoned = entered.pop(entering.poisoned, None)
+        claims = list(entered.values())
         self._entered = claims
         if entering.again:
             log.info("acknowledging %d messages again that are done", entering.again.count)
@@ -290,11 +304,30 @@ class Take:
         for claim in claims:
             log.info("claim %s: %d messages %s, %d bytes", claim.id, claim.count, claim.sequences, claim.bytes)
             await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
-        tail = Sequences.of(pulled) - Sequences.of(delivery.sequence for delivery in batch)
+        tail = entering.left | Sequences.of(pulled) - Sequences.of(delivery.sequence for delivery in batch)
         if tail:
-            log.info("giving back %d messages for which the ledger's record has no room", tail.count)
+            log.info("giving back %d messages: too many claims of what failed, or no room in the record", tail.count)
             await answers.negative(self.ledger, tail)
+        if poisoned is not None:
+            await self._bury(poisoned, entering.token, record)
         return claims
+
+    async def _bury(self, claim: Claim, token: str, record: Record) -> None:
+        """Settle the claim of what failed too often: as any claim of which everything is rejected."""
+        log.warning("claim %s: %d messages failed too often: %s", claim.id, claim.count, claim.sequences)
+        await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
+        rejected = {
+            f"failed {failure.alone} times alone, the last time: {failure.reason}": failure.sequences & claim.sequences
+            for failure in record.failures.values()
+            if failure.sequences & claim.sequences
+        }
+        try:
+            await self._dead_letters.copy(self.ledger, claim, token, rejected)
+            await settle.settle_done(self.ledger, claim, token, None, claim.sequences)
+        except JetStreamError as error:
+            # Nothing else may wait for it: its lease ends, and a later taking tries again.
+            log.error("claim %s could not be dead-lettered, trying again later: %s", claim.id, error)  # noqa: TRY400
+            await settle.release(self.ledger, claim, token, self.taking.hand_off_timeout)
 
 
 class _Entering:
@@ -302,10 +335,14 @@ class _Entering:
 
     def __init__(self, take: Take, batch: list[Delivery], since: float) -> None:
         self._take = take
-        self._batch = batch
+        self._batch = {delivery.sequence: delivery for delivery in batch}
         self._since = since
         self.counter = max(delivery.counter for delivery in batch)
         self.entries: dict[str, OpenEntry] = {}
+        self.poisoned = new_claim_id()
+        """The claim among ``entries`` that is not handed on, if there is one: ``token`` holds it."""
+        self.token = new_token(0)
+        self.left = Sequences()
         self.again = Sequences()
         self.dropped = ""
         self.too_large = False
@@ -319,12 +356,19 @@ class _Entering:
         record = old or Record(info.created)
         if record.new_life(info) or self._delivered_anew(record):
             record = record.reborn(info)
-        batch = Sequences.of(delivery.sequence for delivery in self._batch if delivery.sequence > record.floor)
+        batch = Sequences.of(sequence for sequence in self._batch if sequence > record.floor)
         done = Sequences.from_ranges(each for entry in record.done.values() for each in entry.sequences.ranges)
         self.again = batch & done
         rest = batch - done
-        self.entries = self._cut(rest, info.now)
-        opened = {claim_id: entry for claim_id, entry in record.open.items() if not entry.sequences & rest}
+        superseded = {claim_id: entry for claim_id, entry in record.open.items() if entry.sequences & rest}
+        opened = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in superseded}
+        for claim_id, entry in superseded.items():
+            if entry.token is not None:
+                counted = failures.failed(record.failures, claim_id, entry.sequences, "its holder died, or lost it")
+                record = replace(record, failures=counted)
+        self.entries = self._cut(record.failures, rest, info.now)
+        entered = Sequences.from_ranges(each for entry in self.entries.values() for each in entry.sequences.ranges)
+        self.left = rest - entered
         new = replace(record, open=opened | self.entries).note(info).settled(info)
         self.too_large = not self._take.ledger.fits(new)
         return old if self.too_large else new
@@ -341,21 +385,26 @@ class _Entering:
         return any(
             (delivery.first or delivery.counter <= entry.counter) and delivery.sequence in entry.sequences
             for entry in record.done.values()
-            for delivery in self._batch
+            for delivery in self._batch.values()
         )
 
-    def _cut(self, rest: Sequences, now: str) -> dict[str, OpenEntry]:
+    def _cut(self, failed: failures.Failures, rest: Sequences, now: str) -> dict[str, OpenEntry]:
         taking = self._take.taking
-        deliveries = [delivery for delivery in self._batch if delivery.sequence in rest]
         size = taking.messages_per_claim or taking.max_messages
-        entries = {}
-        for start in range(0, len(deliveries), size):
-            part = deliveries[start : start + size]
-            entries[new_claim_id()] = OpenEntry(
-                Sequences.of(delivery.sequence for delivery in part),
-                max(delivery.counter for delivery in part),
-                sum(delivery.size for delivery in part),
-                now,
-                taking.owner,
-            )
+        if taking.max_failures is None:
+            return {new_claim_id(): self._entry(part, now) for part in rest.windows(size)}
+        poison = rest & failures.poison(failed, taking.max_failures)
+        entries = {new_claim_id(): self._entry(part, now) for part in failures.parts(failed, rest - poison, size)}
+        if poison:
+            entries[self.poisoned] = replace(self._entry(poison, now), token=self.token)
         return entries
+
+    def _entry(self, part: Sequences, now: str) -> OpenEntry:
+        deliveries = [self._batch[sequence] for sequence in part]
+        return OpenEntry(
+            part,
+            max(delivery.counter for delivery in deliveries),
+            sum(delivery.size for delivery in deliveries),
+            now,
+            self._take.taking.owner,
+        )

@@ -12,7 +12,9 @@ from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factor
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
 from airflow_nats_jetstream.client.errors import AlreadyDone, ClaimInvalid, HoldLost, InvalidValue, Superseded, Taken
+from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
+from airflow_nats_jetstream.operators.stream import templated
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -30,17 +32,22 @@ class JetStreamProcessOperator(PythonOperator):
     op_kwargs:        give ``claim`` there, as the sensor returned it, or map over it. (templated)
     on_settled:       for a claim that was settled by an attempt that died afterwards: ``"return"`` its recorded value.
     longest_hold:     the claim is given up after it, default 24 h.
+    dead_letters:     the stream that takes what the body rejects with ``claim.reject``, created if it is missing.
+                      Default ``DEAD_<stream>``. (templated)
 
     ==================================================== ====================================================
     the body returned                                    settled with its value
     it raised, and Airflow will retry                    released; its messages wait for the retry + 5 min
-    it raised for the last time, or AirflowFailException failed: the messages are delivered again
-    killed, timed out                                    released at once; settling is refused
+    it raised for the last time, or AirflowFailException failed: the messages are delivered again, and it counts
+                                                         towards the sensor's ``max_failures``
+    it raised AirflowSkipException                       failed, but does not count
+    killed, timed out                                    released at once; settling is refused. The last time-out is a
+                                                         failure as any other
     the claim belongs to somebody else                   fails without retry
     ==================================================== ====================================================
     """
 
-    template_fields: Sequence[str] = (*PythonOperator.template_fields, "nats_conn_id")
+    template_fields: Sequence[str] = (*PythonOperator.template_fields, "dead_letters", "nats_conn_id")
     ui_color = "#34a574"
     ui_fgcolor = "#ffffff"
 
@@ -50,15 +57,19 @@ class JetStreamProcessOperator(PythonOperator):
         nats_conn_id: str = JetStreamHook.default_conn_name,
         on_settled: Literal["return"] = "return",
         longest_hold: timedelta = LONGEST_HOLD,
+        dead_letters: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.nats_conn_id = nats_conn_id
         self.on_settled = on_settled
         self.longest_hold = longest_hold
+        self.dead_letters = dead_letters
         self._held: HeldClaim | None = None
         if on_settled != "return":
             raise InvalidValue("on_settled", on_settled, "only 'return' is supported yet")
+        if dead_letters is not None and not templated([dead_letters]):
+            check_stream_name(dead_letters, "dead_letters")
         if "claim" not in inspect.signature(self.python_callable).parameters:
             raise InvalidValue("python_callable", self.python_callable.__name__, "it needs a parameter named claim")
         if self.is_async:
@@ -76,6 +87,7 @@ class JetStreamProcessOperator(PythonOperator):
                 arguments.arguments.get("claim", {}),
                 try_number=self._ti.try_number,
                 longest_hold=self.longest_hold,
+                dead_letters=self.dead_letters or None,
             ) as held:
                 self._held = held
                 arguments.arguments["claim"] = held
@@ -104,15 +116,19 @@ class JetStreamProcessOperator(PythonOperator):
             held.settle(value)
         except (ClaimInvalid, Superseded, Taken, HoldLost, AlreadyDone):
             raise
-        except (AirflowFailException, AirflowSkipException):
+        except (AirflowFailException, AirflowSkipException) as error:
             if not held.killed:
-                held.fail()
+                held.fail(self._reason(error), blame=isinstance(error, AirflowFailException))
             raise
-        except AirflowTaskTimeout:
+        except AirflowTaskTimeout as error:
             if held.ended:
                 self.log.info("the time-out came when the work was done and being settled: it is")
                 return value
-            if not held.killed:
+            if held.killed or held.lost:
+                raise
+            if self._last_try:
+                held.fail(self._reason(error))
+            else:
                 held.release()
             raise
         except Exception as error:
@@ -120,12 +136,22 @@ class JetStreamProcessOperator(PythonOperator):
                 raise HoldLost(f"claim {held.id} is not held any more: {held.lost}") from error
             if held.killed:
                 raise
-            if self._ti.try_number <= self._ti.max_tries:
-                held.release(self._retry_delay() + RETRY_SLACK)
+            if self._last_try:
+                held.fail(self._reason(error))
             else:
-                held.fail()
+                held.release(self._retry_delay() + RETRY_SLACK)
             raise
         return value
+
+    @property
+    def _last_try(self) -> bool:
+        return bool(self._ti.try_number > self._ti.max_tries)
+
+    def _reason(self, error: BaseException) -> str:
+        """What a dead letter says of a failure. Where to look, not the error's text: that may hold a secret."""
+        ti = self._ti
+        index = "" if ti.map_index in (None, -1) else f"[{ti.map_index}]"
+        return f"{type(error).__name__} in {ti.dag_id}.{ti.task_id}{index}, run {ti.run_id}, try {ti.try_number}"
 
     def _retry_delay(self) -> timedelta:
         """The longest that Airflow may wait before the next try."""
