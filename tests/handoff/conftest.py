@@ -2,11 +2,13 @@
 
 import secrets
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.errors import StreamNotFound
 from airflow_nats_jetstream.client.stream import Stream
 from demo.nats_server import NatsServer
 
@@ -28,4 +30,7 @@ async def stream(js: JetStream) -> AsyncIterator[Stream]:
     name = f"S{secrets.token_hex(4)}"
     stream, _ = await js.create_or_update_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
     yield stream
+    for left in (f"DEAD_{name}", f"OTHER_{name}"):
+        with suppress(StreamNotFound):
+            await js.stream(left).delete()
     await stream.delete()

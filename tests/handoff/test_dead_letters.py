@@ -1,0 +1,296 @@
+"""Rejecting and replaying on a real server: copied before they are terminated, once, whoever is killed when."""
+
+import asyncio
+import base64
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.errors import DeadLettersUnsuitable, HoldLost, InvalidValue, StreamNotFound
+from airflow_nats_jetstream.client.protocol import decode_headers
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.client.stream import Stream
+from airflow_nats_jetstream.handoff import replay as replays
+from airflow_nats_jetstream.handoff.claim import Claim
+from airflow_nats_jetstream.handoff.dead_letters import DeadLetters
+from airflow_nats_jetstream.handoff.hold import Hold
+from airflow_nats_jetstream.handoff.ledger import Ledger
+from airflow_nats_jetstream.handoff.replay import Selection
+from tests.handoff import killed
+from tests.handoff.steps import CONSUMER, floor, publish, take, unacknowledged
+
+EVERYTHING = Selection(everything=True, unconfirmed=True)
+
+
+async def stored(stream: Stream, name: str) -> list[dict[str, Any]]:
+    """Every message of a stream, as its leader gives it."""
+    found: list[dict[str, Any]] = []
+    try:
+        last = (await stream.js.stream(name).info()).state["last_seq"]
+    except StreamNotFound:
+        return []
+    while not found or found[-1]["seq"] < last:
+        first = found[-1]["seq"] + 1 if found else 1
+        try:
+            answer = await stream.js.api(f"STREAM.MSG.GET.{name}", {"seq": first, "next_by_subj": ">"})
+        except Exception:  # noqa: BLE001 - nothing left: the last ones were removed
+            return found
+        found.append(answer["message"])
+    return found
+
+
+async def letters(stream: Stream, name: str = "") -> list[tuple[int, str]]:
+    """Original sequence and reason of each dead letter that the server holds."""
+    found = []
+    for message in await stored(stream, name or f"DEAD_{stream.name}"):
+        headers = decode_headers(base64.b64decode(message["hdrs"]))
+        found.append((int(headers["Nats-Dead-Letter-Sequence"][0]), headers["Nats-Dead-Letter-Reason"][0]))
+    return sorted(found)
+
+
+async def reject(stream: Stream, sequences: list[int], reason: str = "no date", **changes: Any) -> Claim:
+    """A claim, settled with some of its messages rejected."""
+    (claim,) = await take(stream, **changes)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.reject(Sequences.of(sequences), reason)
+        await hold.settle()
+    return claim
+
+
+async def replay(stream: Stream, selection: Selection) -> replays.Replayed:
+    return await replays.replay(DeadLetters(stream.js, stream.name), selection)
+
+
+async def listed(stream: Stream, selection: Selection = EVERYTHING) -> list[tuple[int, bool]]:
+    """Original sequence, and whether the ledger confirms it, of each letter of the selection."""
+    found = replays.select(DeadLetters(stream.js, stream.name), selection)
+    return [(letter.sequence, confirmed) async for letter, confirmed in found]
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+async def test_what_is_rejected_is_copied_and_terminated_and_the_rest_acknowledged(
+    stream: Stream, retention: str
+) -> None:
+    source = await stream.js.create_stream(
+        {"name": f"R{stream.name}", "subjects": [f"R{stream.name}.>"], "retention": retention}
+    )
+    try:
+        await take(source, wait=0.2)  # creates the consumer, in which an interest stream is interested
+        await publish(source, 1_200)
+        claim = await reject(source, [7, 1_100], max_messages=1_200)
+        assert await unacknowledged(source) == 0
+        assert await floor(source) == 1_200
+        assert (await source.info()).state["messages"] == (1_200 if retention == "limits" else 0)
+        assert await letters(source) == [(7, "no date"), (1_100, "no date")]
+        (receipt,) = await Ledger(source.js, source.name, CONSUMER).committed()
+        assert receipt.rejected == Sequences.of([7, 1_100])
+        assert receipt.processed == claim.sequences - receipt.rejected
+        assert await listed(source) == [(7, True), (1_100, True)]
+        await source.js.stream(f"DEAD_{source.name}").delete()
+    finally:
+        await source.delete()
+
+
+async def test_a_letter_is_the_message_byte_by_byte(stream: Stream) -> None:
+    await stream.update({"duplicate_window": timedelta(milliseconds=100), "allow_msg_ttl": True})
+    data = bytes(range(256)) * 40
+    headers = {"Place": ["Köln", "Bonn"], "place": "x", "Nats-Msg-Id": "same", "Nats-TTL": "1h"}
+    for _ in range(2):  # two messages with one id: in the dead letters it must not make one of them
+        publish_all(stream.js.settings, [(f"{stream.name}.a.b", data, headers)], stream=stream.name)
+        await asyncio.sleep(0.5)
+    await reject(stream, [1, 2])
+    originals = await stored(stream, stream.name)
+    copies = await stored(stream, f"DEAD_{stream.name}")
+    assert len(originals) == len(copies) == 2
+    for original, copy in zip(originals, copies, strict=True):
+        assert base64.b64decode(copy["data"]) == data
+        lines = base64.b64decode(original["hdrs"]).split(b"\r\n")[1:-2]
+        copied = base64.b64decode(copy["hdrs"]).split(b"\r\n")[1:-2]
+        assert [line for line in lines if not line.startswith(b"Nats-")] == copied[:3]
+        for line in lines[3:]:
+            assert b"Nats-Dead-Letter-Original-" + line in copied
+        found = decode_headers(base64.b64decode(copy["hdrs"]))
+        ours = {name.removeprefix("Nats-Dead-Letter-"): value for name, (value, *_) in found.items()}
+        assert (ours["Stream"], int(ours["Sequence"]), ours["Subject"], ours["Consumer"]) == (
+            stream.name,
+            original["seq"],
+            original["subject"],
+            CONSUMER,
+        )
+        assert ours["Time-Stamp"] == original["time"]
+        assert copy["subject"].endswith(f".{stream.name}.a.b")
+
+
+async def test_work_that_fails_rejects_nothing(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.reject(Sequences.of([3]), "no date")
+        await hold.fail()
+    (again,) = await take(stream, "other")
+    assert again.sequences == claim.sequences
+    assert await letters(stream) == []
+
+
+async def test_what_cannot_be_rejected_is_refused_at_once(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        with pytest.raises(InvalidValue, match=r"11-12.*does not hold"):
+            await hold.reject(Sequences.of([3, 11, 12]), "no date")
+        with pytest.raises(InvalidValue, match="reason"):
+            await hold.reject(Sequences.of([3]), " \n ")
+        with pytest.raises(InvalidValue, match="another stream"):
+            await hold.reject(Sequences.of([3]), "no date", stream.name)
+        assert not hold.rejected
+        await hold.reject(Sequences.of([3]), "no\n date")
+        await hold.reject(Sequences.of([3, 4]), "late")
+        await hold.settle()
+        with pytest.raises(HoldLost):
+            await hold.reject(Sequences.of([5]), "no date")
+    assert await letters(stream) == [(3, "no date"), (4, "late")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"retention": "workqueue"}, "retention"),
+        ({"max_msgs_per_subject": -1}, "max_msgs_per_subject"),
+        ({"subjects": ["elsewhere.%s.*"]}, "subjects"),
+        ({"no_ack": True}, "no_ack"),
+    ],
+)
+async def test_an_unsuitable_stream_is_refused_at_the_first_rejection(
+    stream: Stream, changes: dict[str, Any], rule: str
+) -> None:
+    config = {"name": f"OTHER_{stream.name}", "subjects": ["dead.%s.>"], "max_msgs_per_subject": 1, **changes}
+    config["subjects"] = [each % stream.name for each in config["subjects"]]
+    await stream.js.create_stream(config)
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        with pytest.raises(DeadLettersUnsuitable, match=rule):
+            await hold.reject(Sequences.of([3]), "no date", f"OTHER_{stream.name}")
+        assert not hold.rejected
+
+
+async def test_a_source_that_would_take_its_own_letters_is_refused(stream: Stream) -> None:
+    await stream.update({"subjects": [f"{stream.name}.>", f"dead.{stream.name}.>"]})
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        with pytest.raises(DeadLettersUnsuitable, match="narrow"):
+            await hold.reject(Sequences.of([3]), "no date")
+
+
+async def test_an_attempt_that_lost_its_claim_copies_nothing(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as old:
+        await old.reject(Sequences.of([3]), "old")
+        async with Hold.begin(stream.js, claim, try_number=2) as new:
+            with pytest.raises(HoldLost):
+                await old.settle()
+            assert await letters(stream) == []
+            await new.reject(Sequences.of([3, 4]), "new")
+            await new.settle()
+    assert await letters(stream) == [(3, "new"), (4, "new")]
+
+
+async def test_killed_between_copy_and_ledger_the_next_attempt_decides(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    killed.run("copied", stream.js.settings, claim=claim.to_json(), rejected=[3, 4])
+    assert await letters(stream) == [(3, "killed"), (4, "killed")]
+    assert await listed(stream) == [(3, False), (4, False)]
+    assert await listed(stream, Selection(everything=True)) == []
+    assert await unacknowledged(stream) == 10
+    async with Hold.begin(stream.js, claim, try_number=2) as hold:
+        await hold.reject(Sequences.of([3]), "again")  # and 4 is processed this time
+        await hold.settle()
+    assert await letters(stream) == [(3, "again"), (4, "killed")]
+    assert dict(await listed(stream)) == {3: True, 4: False}
+    (receipt,) = await Ledger(stream.js, stream.name, CONSUMER).committed()
+    assert receipt.rejected == Sequences.of([3])
+    assert (await replay(stream, Selection(everything=True))).count == 1
+    assert (await stream.info()).state["messages"] == 11
+
+
+async def test_killed_between_ledger_and_termination_is_terminated_later(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    killed.run("decided", stream.js.settings, claim=claim.to_json(), rejected=[3])
+    assert await unacknowledged(stream) == 10
+    assert await take(stream, "other", wait=3) == []
+    assert await unacknowledged(stream) == 0
+    assert await letters(stream) == [(3, "killed")]
+    assert await listed(stream) == [(3, True)]
+    (receipt,) = await Ledger(stream.js, stream.name, CONSUMER).committed()
+    assert (receipt.claim_id, receipt.rejected) == (claim.id, Sequences.of([3]))
+
+
+async def test_replay_publishes_the_chosen_to_their_subjects(stream: Stream) -> None:
+    messages = [
+        (
+            f"{stream.name}.{kind}",
+            f"{kind} {number}".encode(),
+            {"Kind": [kind, str(number)], "Nats-Msg-Id": f"{kind}{number}"},
+        )
+        for number in range(5)
+        for kind in ("a", "b")
+    ]
+    publish_all(stream.js.settings, messages)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.reject(Sequences.of([1, 2, 3]), "no date")
+        await hold.reject(Sequences.of([9, 10]), "no weight")
+        await hold.settle()
+    assert [each for each, _ in await listed(stream, Selection(reason="weight"))] == [9, 10]
+    assert [each for each, _ in await listed(stream, Selection(subject="*.a"))] == [1, 3, 9]
+    assert [each for each, _ in await listed(stream, Selection(sequences=Sequences.of([2, 9])))] == [2, 9]
+    assert await listed(stream, Selection(consumer="nobody")) == []
+    assert len(await letters(stream)) == 5  # listing touches nothing
+    assert (await replay(stream, Selection(subject="*.a", reason="date"))).published == 2
+    assert await letters(stream) == [(2, "no date"), (9, "no weight"), (10, "no weight")]
+    before, after = (await stored(stream, stream.name))[:10], (await stored(stream, stream.name))[10:]
+    assert [each["subject"] for each in after] == [f"{stream.name}.a"] * 2
+    for new, old in zip(after, (before[0], before[2]), strict=True):
+        assert new["data"] == old["data"]
+        assert (
+            decode_headers(base64.b64decode(new["hdrs"]))["Kind"]
+            == decode_headers(base64.b64decode(old["hdrs"]))["Kind"]
+        )
+    assert (await replay(stream, Selection(everything=True))).published == 3
+    assert (await replay(stream, Selection(everything=True))).count == 0
+    assert (await stream.info()).state["messages"] == 15
+    (again,) = await take(stream, "again")
+    assert again.sequences == Sequences.from_ranges([(11, 15)])
+
+
+@pytest.mark.parametrize("point", ["marked", "published"])
+async def test_a_replay_that_was_killed_is_finished_by_the_next(stream: Stream, point: str) -> None:
+    # The shortest window: what a repeated id would hide, nothing hides here.
+    await stream.update({"duplicate_window": timedelta(milliseconds=100)})
+    await publish(stream, 10)
+    await reject(stream, [3, 4])
+    killed.run(point, stream.js.settings, stream=stream.name)
+    assert (await stream.info()).state["messages"] == (10 if point == "marked" else 11)
+    assert len(await letters(stream)) == 2
+    await publish(stream, 10)
+    outcome = await replay(stream, Selection(everything=True))
+    assert (outcome.published, outcome.found) == ((2, 0) if point == "marked" else (1, 1))
+    assert (await stream.info()).state["messages"] == 22
+    assert await letters(stream) == []
+
+
+async def test_a_selection_says_what_it_wants(stream: Stream) -> None:
+    with pytest.raises(InvalidValue, match="everything"):
+        Selection()
+    with pytest.raises(InvalidValue, match="everything"):
+        Selection(everything=True, reason="x")
+    with pytest.raises(InvalidValue, match="subject"):
+        Selection(subject="a.>.b")
+    with pytest.raises(StreamNotFound):
+        await listed(stream)
