@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import airflow
 
@@ -261,7 +261,7 @@ class HeldClaim:
         """What was rejected so far."""
         return self._hold.rejected
 
-    def reject(self, sequences: int | Iterable[int] | Sequences, reason: str) -> None:
+    def reject(self, sequences: SupportsIndex | Iterable[SupportsIndex] | Sequences, reason: str) -> None:
         """These messages cannot be processed. When the work succeeds, they are copied with the reason to the
         dead-letter stream, and the rest is acknowledged; when it fails, nothing is rejected.
 
@@ -338,7 +338,7 @@ class HeldClaim:
             threading.Thread(target=_cancel_jobs, args=[spark], daemon=True).start()
 
 
-def _sequences(value: int | Iterable[int] | Sequences) -> Sequences:
+def _sequences(value: SupportsIndex | Iterable[SupportsIndex] | Sequences) -> Sequences:
     """As a set of plain numbers: what comes out of a DataFrame may be NumPy's."""
     from airflow_nats_jetstream.client.sequences import Sequences
 

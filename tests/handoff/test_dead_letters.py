@@ -223,7 +223,7 @@ async def test_killed_between_ledger_and_termination_is_terminated_later(stream:
     (claim,) = await take(stream)
     killed.run("decided", stream.js.settings, claim=claim.to_json(), rejected=[3])
     assert await unacknowledged(stream) == 10
-    assert await take(stream, "other", wait=3) == []
+    assert await take(stream, "other", wait=1.8) == []
     assert await unacknowledged(stream) == 0
     assert await letters(stream) == [(3, "killed")]
     assert await listed(stream) == [(3, True)]

@@ -41,14 +41,13 @@ from airflow_nats_jetstream.client.protocol import (
 from airflow_nats_jetstream.client.publish import PubAck
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.wire import Wire
-from airflow_nats_jetstream.handoff.failures import times_alone
+from airflow_nats_jetstream.handoff.failures import Failures, times_alone
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, SECOND_READ, Ledger
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.context import JetStream
     from airflow_nats_jetstream.client.settings import ConnectionSettings
     from airflow_nats_jetstream.handoff.claim import Claim
-    from airflow_nats_jetstream.handoff.record import Record
 
 log = logging.getLogger(__name__)
 
@@ -215,8 +214,8 @@ class DeadLetters:
         if config.get("subject_transform"):
             refuse("subject_transform", "must be absent: a letter is found by its subject")
 
-    async def copy(self, ledger: Ledger, claim: Claim, token: str, rejected: Rejected) -> None:
-        """Write a letter for each rejected message of the claim, all of them confirmed. May be repeated.
+    async def copy(self, holder: Holder, rejected: Rejected) -> None:
+        """Write a letter for each rejected message of the held claim, all of them confirmed. May be repeated.
 
         Messages that the source stream does not hold any more (purged, expired) get none: there is nothing to copy.
 
@@ -225,15 +224,15 @@ class DeadLetters:
             InvalidValue: a message with its letter's headers is over the server's ``max_payload``.
             ApiError: the dead-letter stream refuses, e.g. because it is full.
         """
-        holder = _Holder(ledger, claim, token)
-        record = await holder.check()
+        claim = holder.claim
+        failures = await holder.check()
         for reason, sequences in rejected.items():
             gone = Sequences()
             for window in sequences.windows(_AT_ONCE):
                 found = await asyncio.gather(*[self._original(sequence) for sequence in window])
                 originals = {message["seq"]: message for message in found if message is not None}
                 gone |= window - Sequences.of(originals)
-                await self._write(holder, record, reason, originals)
+                await self._write(holder, failures, reason, originals)
             copied = sequences.count - gone.count
             log.info("claim %s: %d messages copied to %s: %s", claim.id, copied, self.name, reason)
             if gone:
@@ -248,14 +247,14 @@ class DeadLetters:
         return message
 
     async def _write(
-        self, holder: _Holder, record: Record, reason: str, originals: Mapping[int, Mapping[str, Any]]
+        self, holder: Holder, failures: Failures, reason: str, originals: Mapping[int, Mapping[str, Any]]
     ) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + PATIENCE
         expected = dict.fromkeys(originals, 0)
         while expected:
             letters = [
-                self._letter(holder, originals[sequence], revision, reason, times_alone(record.failures, sequence))
+                self._letter(holder, originals[sequence], revision, reason, times_alone(failures, sequence))
                 for sequence, revision in expected.items()
             ]
             outcomes = await publish(self.js.settings, letters, deadline)
@@ -275,7 +274,7 @@ class DeadLetters:
             expected = again
 
     def _letter(
-        self, holder: _Holder, original: Mapping[str, Any], revision: int, reason: str, failures: int
+        self, holder: Holder, original: Mapping[str, Any], revision: int, reason: str, alone: int
     ) -> tuple[str, bytes, bytes]:
         """Subject, header block and data of a letter that is stored in the place of ``revision`` only."""
         claim = holder.claim
@@ -289,7 +288,7 @@ class DeadLetters:
             "Reason": reason,
             "Claim": claim.id,
             "Token": holder.token,
-            "Failures": failures,
+            "Failures": alone,
         }
         header = base64.b64decode(original.get("hdrs", ""))
         lines = [_marked(line) for line in header.split(b"\r\n")[1:] if line]
@@ -314,20 +313,24 @@ class DeadLetters:
         return answer["message"]["seq"], Letter.from_stored(answer["message"])
 
 
-class _Holder(NamedTuple):
+class Holder(NamedTuple):
     """Who copies: the attempt that holds the claim."""
 
     ledger: Ledger
     claim: Claim
     token: str
 
-    async def check(self) -> Record:
-        """The record, in which this token holds the claim. Bad news is read again, as everywhere in the ledger."""
+    async def check(self) -> Failures:
+        """That this token holds the claim, and the failures so far. Bad news is read again, as everywhere.
+
+        Raises:
+            HoldLost: it does not.
+        """
         for again in (True, False):
             record, _ = await self.ledger.read()
             entry = record.open.get(self.claim.id) if record else None
             if record is not None and entry is not None and entry.token == self.token:
-                return record
+                return record.failures
             if again:
                 await asyncio.sleep(SECOND_READ)
         raise HoldLost(f"claim {self.claim.id} is not held by attempt {self.token} any more: it copies no letters")

@@ -24,7 +24,7 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff import answers, settle
 from airflow_nats_jetstream.handoff.claim import new_token
-from airflow_nats_jetstream.handoff.dead_letters import DeadLetters, check_reason
+from airflow_nats_jetstream.handoff.dead_letters import DeadLetters, Holder, check_reason
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen
 from airflow_nats_jetstream.handoff.record import Record, check_value
 
@@ -157,7 +157,9 @@ class Hold:
         check_value(value)
         self._still_held()
         if self._dead_letters is not None:
-            await self._dead_letters.copy(self._ledger, self.claim, self.token, self._rejected)  # heartbeats go on
+            await self._dead_letters.copy(
+                Holder(self._ledger, self.claim, self.token), self._rejected
+            )  # heartbeats go on
             self._still_held()
         await self._stop_beats()
         await settle.settle_done(self._ledger, self.claim, self.token, value, self.rejected)

@@ -101,14 +101,14 @@ class _Decisions:
     async def _rejected(self, consumer: str, claim_id: str) -> Sequences | None:
         ledger = Ledger(self._letters.js, self._letters.source.name, consumer)
         record, _ = await ledger.read()
+        receipt = await ledger.receipt(claim_id)
+        if receipt is not None and receipt.state == "done":
+            return receipt.rejected  # newer than the record's, where they differ
         if record is not None and claim_id in record.done:
             return record.done[claim_id].rejected
-        if record is not None and claim_id in record.open:
-            return Sequences()
-        receipt = await ledger.receipt(claim_id)
-        if receipt is None:
+        if receipt is None and (record is None or claim_id not in record.open):
             return None
-        return receipt.rejected if receipt.state == "done" else Sequences()
+        return Sequences()
 
 
 async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[tuple[Letter, bool]]:

@@ -24,7 +24,7 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff import answers, consumer, failures, settle
 from airflow_nats_jetstream.handoff.claim import Claim, ack_prefix, new_claim_id, new_token
-from airflow_nats_jetstream.handoff.dead_letters import DeadLetters, dead_letters_of
+from airflow_nats_jetstream.handoff.dead_letters import DeadLetters, Holder, dead_letters_of
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger
 from airflow_nats_jetstream.handoff.record import OpenEntry, Owner, Record
 
@@ -322,7 +322,7 @@ class Take:
             if failure.sequences & claim.sequences
         }
         try:
-            await self._dead_letters.copy(self.ledger, claim, token, rejected)
+            await self._dead_letters.copy(Holder(self.ledger, claim, token), rejected)
             await settle.settle_done(self.ledger, claim, token, None, claim.sequences)
         except JetStreamError as error:
             # Nothing else may wait for it: its lease ends, and a later taking tries again.
