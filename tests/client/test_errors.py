@@ -13,6 +13,7 @@ CONSTRUCTED = [
     errors.InvalidValue("batch", 0, "ask for at least one message"),
     errors.ConnectionLost("ended", last_sequence=7),
     errors.TlsNotOffered("no TLS"),
+    errors.DeadLettersUnsuitable("DEAD_S", "retention", "interest", "limits"),
     errors.DuplicatesPossible("S", "purged"),
     errors.PermissionDenied("a.b"),
     errors.WrongLastSequence(400, 10071, "wrong last sequence: 3"),
