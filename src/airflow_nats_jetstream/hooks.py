@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 import airflow
 
 from airflow_nats_jetstream.client.errors import (
+    AlreadyDone,
     ConnectionFailed,
     HoldLost,
     InvalidValue,
@@ -146,8 +147,14 @@ class JetStreamHook(BaseHook):
         try_number: int,
         longest_hold: timedelta = LONGEST_HOLD,
         dead_letters: str | None = None,
+        reprocess: bool = False,
     ) -> Iterator[HeldClaim]:
-        """As :meth:`processing`, but the block itself ends the claim: settles, fails or releases it."""
+        """As :meth:`processing`, but the block itself ends the claim: settles, fails or releases it.
+
+        longest_hold:  a hold that lasts longer is lost.
+        reprocess:     a claim that is settled is processed again instead of raising AlreadyDone; raises MessagesMissing
+                       when its stream does not hold all of its messages any more.
+        """
         from anyio.from_thread import start_blocking_portal
 
         from airflow_nats_jetstream.handoff.claim import Claim
@@ -160,7 +167,9 @@ class JetStreamHook(BaseHook):
         os.environ[environment_name(self.nats_conn_id)] = settings.to_json()
         with (
             start_blocking_portal() as portal,
-            portal.wrap_async_context_manager(_hold(settings, claim, try_number, longest_hold)) as hold,
+            portal.wrap_async_context_manager(
+                _hold(settings, claim, try_number, longest_hold, reprocess=reprocess)
+            ) as hold,
         ):
             held = HeldClaim(hold, portal, self.nats_conn_id, dead_letters)
             try:
@@ -358,15 +367,23 @@ def _cancel_jobs(spark: SparkSession) -> None:
 
 @asynccontextmanager
 async def _hold(
-    settings: ConnectionSettings, claim: Claim, try_number: int, longest_hold: timedelta
+    settings: ConnectionSettings, claim: Claim, try_number: int, longest_hold: timedelta, *, reprocess: bool
 ) -> AsyncIterator[Hold]:
     from airflow_nats_jetstream.client import connect
     from airflow_nats_jetstream.handoff.hold import Hold
+    from airflow_nats_jetstream.handoff.reprocess import Reprocess
 
-    async with (
-        connect(settings) as js,
-        Hold.begin(js, claim, try_number=try_number, longest_hold=longest_hold) as hold,
-    ):
+    async with connect(settings) as js, AsyncExitStack() as stack:
+        try:
+            hold = await stack.enter_async_context(
+                Hold.begin(js, claim, try_number=try_number, longest_hold=longest_hold)
+            )
+        except AlreadyDone:
+            if not reprocess:
+                raise
+            hold = await stack.enter_async_context(
+                Reprocess.begin(js, claim, try_number=try_number, longest_hold=longest_hold)
+            )
         yield hold
 
 

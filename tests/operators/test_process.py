@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -270,13 +271,81 @@ def test_without_the_ledger_nothing_is_acknowledged(hook: JetStreamHook, stream:
 def test_what_is_wrong_with_the_task_is_said_when_the_dag_is_parsed() -> None:
     with pytest.raises(InvalidValue, match="parameter named claim"):
         JetStreamProcessOperator(task_id="work", python_callable=print)
-    with pytest.raises(InvalidValue, match="on_settled='fail'"):
-        JetStreamProcessOperator(task_id="work", python_callable=count, on_settled="fail")  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match=r"on_settled='again'.*'reprocess'"):
+        JetStreamProcessOperator(task_id="work", python_callable=count, on_settled="again")
+    for longest in (timedelta(0), 3600, None):
+        with pytest.raises(InvalidValue, match=r"longest_hold=.*timedelta"):
+            JetStreamProcessOperator(task_id="work", python_callable=count, longest_hold=longest)  # type: ignore[arg-type]
 
     async def later(claim: HeldClaim) -> None: ...
 
     with pytest.raises(InvalidValue, match="async"):
         JetStreamProcessOperator(task_id="work", python_callable=later)
+
+
+@pytest.fixture
+def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Second reads come without the wait that only a deposed leader needs."""
+    monkeypatch.setattr("airflow_nats_jetstream.handoff.ledger.SECOND_READ", 0.1)
+
+
+def test_a_settled_claim_fails_when_asked_to(sooner: None, hook: JetStreamHook, stream: str) -> None:
+    value = claim(hook, stream)
+    execute(process(count, value), try_number=3, max_tries=5)
+    (done,) = hook.committed(stream, CONSUMER)
+    with pytest.raises(AirflowFailException, match=rf"settled as done by attempt {done.token} at \d{{4}}-\d\d-\d\dT"):
+        execute(process(never, value, on_settled="fail"), try_number=4, max_tries=5)
+
+
+def test_a_settled_claim_is_processed_again_when_asked_to(sooner: None, hook: JetStreamHook, stream: str) -> None:
+    value = claim(hook, stream)
+    execute(process(count, value))
+    (old,) = hook.committed(stream, CONSUMER)
+    before = info(hook, stream)
+
+    def body(claim: HeldClaim) -> str:
+        assert (claim.id, claim.count, claim.attempt_id) != (old.claim_id, 10, old.attempt_id)
+        assert hook.committed(stream, CONSUMER) == [replace(old, again=claim.attempt_id.partition("-")[2])]
+        return claim.attempt_id
+
+    task = process(body, value, on_settled="{{ params.on_settled }}")
+    with pytest.raises(InvalidValue, match="on_settled"):  # a template that nobody rendered
+        execute(task, try_number=2)
+    task.render_template_fields({"params": {"on_settled": "reprocess"}})
+    attempt = execute(task, try_number=2)
+    (new,) = hook.committed(stream, CONSUMER)
+    assert (new.attempt_id, new.value, new.sequences) == (attempt, attempt, old.sequences)
+    after = info(hook, stream)
+    assert [(i.floor, i.counter, i.ack_pending, i.pending) for i in (before, after)] == [(10, 10, 0, 0)] * 2
+    assert execute(process(never, value), try_number=3) == attempt  # a retry returns what counts now
+
+    def broken(claim: HeldClaim) -> None:
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        execute(process(broken, value, on_settled="reprocess"), try_number=3)
+    assert hook.committed(stream, CONSUMER) == [new]
+    hook.run(lambda js: js.stream(stream).purge(sequence=4))
+    with pytest.raises(AirflowFailException, match="lacks 3 of the messages asked for: 1-3"):
+        execute(process(never, value, on_settled="reprocess"), try_number=4, max_tries=9)
+    assert hook.committed(stream, CONSUMER) == [new]
+
+
+def test_a_hold_that_lasts_too_long_is_lost(hook: JetStreamHook, stream: str) -> None:
+    value = claim(hook, stream)
+    again: list[Any] = []
+
+    def body(claim: HeldClaim) -> int:
+        while not claim.lost:
+            time.sleep(0.05)
+        again.extend(execute(sensor(stream, timeout=4), run_id="other"))  # while this attempt is still alive
+        return claim.count
+
+    with pytest.raises(AirflowFailException, match=r"held for longer than 1\.5 s"):
+        execute(process(body, value, longest_hold=timedelta(seconds=1.5)), max_tries=3)
+    assert [each["ranges"] for each in again] == [value["ranges"]]
+    assert hook.committed(stream, CONSUMER) == []
+    assert execute(process(count, again[0])) == 10
 
 
 def test_the_decorator_maps_over_claims(hook: JetStreamHook, stream: str) -> None:

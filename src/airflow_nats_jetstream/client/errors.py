@@ -331,13 +331,15 @@ class HoldLost(HandoffError):
 
 
 class AlreadyDone(HandoffError):
-    """The claim was settled as done before. ``value`` is what that attempt recorded, ``token`` which one it was."""
+    """The claim was settled as done before: ``value`` is what that attempt recorded, ``token`` which one it was, ``at``
+    the server's time of it, RFC 3339."""
 
-    def __init__(self, claim_id: str, token: str, value: object) -> None:
-        super().__init__(f"claim {claim_id} was settled as done by attempt {token}")
+    def __init__(self, claim_id: str, token: str, value: object, at: str = "") -> None:
+        super().__init__(f"claim {claim_id} was settled as done by attempt {token}" + (f" at {at}" if at else ""))
         self.claim_id = claim_id
         self.token = token
         self.value = value
+        self.at = at
 
 
 class LedgerUnavailable(HandoffError):

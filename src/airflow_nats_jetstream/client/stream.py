@@ -36,6 +36,11 @@ class StreamInfo:
         """RFC 3339, with the server's nanoseconds. Another stream of the same name has another."""
         return str(self.raw["created"])
 
+    @property
+    def now(self) -> str:
+        """The server's clock at the answer, RFC 3339."""
+        return str(self.raw["ts"])
+
 
 @dataclass(frozen=True)
 class StoredMessage:
@@ -58,9 +63,11 @@ class Stream:
     def __repr__(self) -> str:
         return f"<Stream {self.name}>"
 
-    async def info(self, *, patience: float = 0) -> StreamInfo:
-        """Fresh. Raises StreamNotFound."""
-        return StreamInfo(await self.js.api(f"STREAM.INFO.{self.name}", patience=patience))
+    async def info(self, *, deleted: bool = False, patience: float = 0) -> StreamInfo:
+        """Fresh; with ``deleted``, ``state["deleted"]`` lists what is missing between first and last sequence, if
+        anything is. Raises StreamNotFound."""
+        request = {"deleted_details": True} if deleted else None
+        return StreamInfo(await self.js.api(f"STREAM.INFO.{self.name}", request, patience=patience))
 
     async def update(self, config: configs.Config) -> None:
         """Change the given fields and no other: the current configuration is read, merged and written.

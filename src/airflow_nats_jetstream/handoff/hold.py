@@ -7,7 +7,7 @@ import logging
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
@@ -57,6 +57,7 @@ class Hold:
         self._beats: asyncio.Task[None] | None = None
         self._rejected: dict[str, Sequences] = {}
         self._dead_letters: DeadLetters | None = None
+        self._end: asyncio.TimerHandle | None = None
 
     @classmethod
     @asynccontextmanager
@@ -75,7 +76,7 @@ class Hold:
         """
         ledger = Ledger(js, claim.stream, claim.consumer)
         await ledger.check()
-        info = await _unchanged(ledger, claim)
+        info = await check_unchanged(ledger, claim)
         token = new_token(try_number)
 
         def take_over(record: Record | None, info: ConsumerInfo) -> Record:  # noqa: ARG001
@@ -94,15 +95,22 @@ class Hold:
         ack_wait = info.config["ack_wait"] / 1e9
         await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
         log.info("claim %s is held by attempt %s: %d messages", claim.id, token, claim.count)
-        hold = cls(ledger, claim, token, ack_wait, longest_hold)
-        hold._beats = asyncio.create_task(hold._keep())
-        try:
+        async with Hold(ledger, claim, token, ack_wait, longest_hold)._kept() as hold:
             yield hold
+
+    @asynccontextmanager
+    async def _kept(self) -> AsyncIterator[Self]:
+        """Heartbeats until the end of the block, and a release if the block did not end the hold."""
+        longest = self._longest
+        self._beats = asyncio.create_task(self._keep())
+        self._end = asyncio.get_running_loop().call_later(longest, self._lose, f"held for longer than {longest:g} s")
+        try:
+            yield self
         finally:
-            await hold._stop_beats()
-            if not hold._ended:
+            await self._stop_beats()
+            if not self._ended:
                 with anyio.move_on_after(_TO_RELEASE, shield=True):
-                    await hold.release()
+                    await self.release()
 
     @property
     def attempt_id(self) -> str:
@@ -188,21 +196,20 @@ class Hold:
             raise HoldLost(f"claim {self.claim.id} was released or settled before by this attempt")
 
     async def _stop_beats(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
         beats, self._beats = self._beats, None
         while beats is not None and not beats.done():
             beats.cancel()  # again and again: nats-py swallows a cancellation that strikes while it queues a flush
             await asyncio.wait([beats], timeout=0.1)
 
     async def _keep(self) -> None:
-        clock = asyncio.get_running_loop().time
-        end = clock() + self._longest
-        while not self._lost:
-            await asyncio.sleep(min(self._ack_wait / 5, max(0, end - clock())))
-            if clock() >= end:
-                self._lose(f"held for longer than {self._longest:g} s")
+        while True:
+            await asyncio.sleep(self._ack_wait / 5)
+            if self._lost:
                 return
             try:
-                await answers.in_progress(self._ledger, self.claim.sequences, self.claim.consumer_sequence)
+                await self._beat()
                 reason = await self._why_lost()
                 if reason:
                     await asyncio.sleep(SECOND_READ)
@@ -212,6 +219,9 @@ class Hold:
             except JetStreamError as error:
                 log.warning("claim %s: a heartbeat failed, trying again: %s", self.claim.id, error)
 
+    async def _beat(self) -> None:
+        await answers.in_progress(self._ledger, self.claim.sequences, self.claim.consumer_sequence)
+
     async def _why_lost(self) -> str:
         record, _ = await self._ledger.read()
         entry = record.open.get(self.claim.id) if record else None
@@ -220,13 +230,15 @@ class Hold:
         return "" if entry.token == self.token else f"attempt {entry.token} holds it"
 
     def _lose(self, reason: str) -> None:
+        if self._lost:
+            return
         log.error("claim %s is lost: %s", self.claim.id, reason)
         self._lost = reason
         for callback in self._when_lost:
             callback(reason)
 
 
-async def _unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
+async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
     """The consumer's INFO, when stream and consumer are the ones that the claim was taken from."""
     try:
         stream = await ledger.stream.info(patience=PATIENCE)

@@ -118,8 +118,11 @@ class Ledger:
 
     async def receipt(self, claim_id: str) -> Receipt | None:
         """Raises LedgerUnavailable."""
+        return (await self._receipt(claim_id))[0]
+
+    async def _receipt(self, claim_id: str) -> tuple[Receipt | None, int]:
         message = await self._last(self._receipts, f"$KV.{self._receipts}.{claim_id}")
-        return None if message is None else Receipt.from_json(claim_id, message[0])
+        return (None, 0) if message is None else (Receipt.from_json(claim_id, message[0]), message[1])
 
     async def change(self, function: Change) -> tuple[Record | None, ConsumerInfo]:
         """Read the record, then INFO, apply, and write if nobody else did; else again.
@@ -192,22 +195,41 @@ class Ledger:
         return len(json.dumps(record.to_json())) <= LARGEST_RECORD
 
     async def write_receipt(self, receipt: Receipt) -> None:
-        """A done or failed receipt replaces what is there; a superseded one never does."""
-        revision = 0 if receipt.state == "superseded" else None
-        subject = f"$KV.{self._receipts}.{receipt.claim_id}"
+        """A done receipt is never replaced, it may have been reprocessed since; a superseded one replaces nothing."""
+
+        def stands(old: Receipt | None) -> Receipt:
+            if old is None or (old.state != "done" and receipt.state != "superseded"):
+                return receipt
+            return old
+
+        await self.change_receipt(receipt.claim_id, stands, new=True)
+
+    async def change_receipt(
+        self, claim_id: str, function: Callable[[Receipt | None], Receipt], *, new: bool = False
+    ) -> Receipt:
+        """Read a receipt, apply, and write if nobody else did; else again. As :meth:`change`; ``new``: as if there were
+        none, at first.
+
+        Raises:
+            LedgerUnavailable: as :meth:`change`.
+        """
+        subject = f"$KV.{self._receipts}.{claim_id}"
         clock = asyncio.get_running_loop().time
         deadline = clock() + PATIENCE
         while True:
+            old, revision = (None, 0) if new else await self._receipt(claim_id)
+            new = False
+            receipt = function(old)
+            if receipt == old:
+                return receipt
             try:
                 await self._write(subject, receipt.to_json(), revision)
-            except WrongLastSequence:
-                return
-            except (RequestTimeout, ConnectionLost, JetStreamNotEnabled) as again:
+            except (WrongLastSequence, RequestTimeout, ConnectionLost, JetStreamNotEnabled) as again:
                 if clock() > deadline:
                     raise _unavailable(self._receipts, again) from again
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0 if isinstance(again, WrongLastSequence) else 0.2)
             else:
-                return
+                return receipt
 
     def done_receipt(self, claim_id: str, entry: DoneEntry) -> Receipt:
         return Receipt(
@@ -219,23 +241,25 @@ class Ledger:
             entry.token,
             entry.value,
             entry.rejected,
+            entry.at,
         )
 
     async def verdict(self, claim_id: str, record: Record | None) -> AlreadyDone | Superseded:
         """Why a claim is not open."""
         entry = record.done.get(claim_id) if record else None
-        if entry is not None:
-            return AlreadyDone(claim_id, entry.token, entry.value)
         receipt = await self.receipt(claim_id)
         if receipt is not None and receipt.state == "done":
-            return AlreadyDone(claim_id, receipt.token or "", receipt.value)
+            return AlreadyDone(claim_id, receipt.token or "", receipt.value, receipt.at)
+        if entry is not None:
+            return AlreadyDone(claim_id, entry.token, entry.value, entry.at)
         became = f"it was settled as {receipt.state}" if receipt else "the ledger does not know it any more"
         return Superseded(f"claim {claim_id} is not open: {became}; its messages belong to another claim")
 
     async def committed(self) -> list[Receipt]:
-        """The done receipts of this consumer that are kept, and the done entries of its record.
+        """The done receipts of this consumer that are kept, and the done entries that have none yet.
 
-        Not those that processed nothing, because all of their messages are dead letters: they have no output.
+        One for each claim: of a claim that was processed again the newest attempt that was settled. Not those that
+        processed nothing, because all of their messages are dead letters: they have no output.
         """
         record, _ = await self.read()
         found = {
@@ -259,8 +283,6 @@ class Ledger:
         mine = (self.stream.name, self.consumer.name)
         for subject in subjects:
             claim_id = subject.removeprefix(prefix)
-            if claim_id in found:
-                continue
             receipt = await self.receipt(claim_id)
             if receipt and receipt.state == "done" and (receipt.stream, receipt.consumer) == mine:
                 found[claim_id] = receipt

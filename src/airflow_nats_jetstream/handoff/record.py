@@ -41,7 +41,7 @@ class OpenEntry:
 
 @dataclass(frozen=True, slots=True)
 class DoneEntry:
-    """A settled claim whose acknowledgements may still be on their way.
+    """A settled claim whose acknowledgements may still be on their way. ``at``: the server's time of settling.
 
     ``rejected`` are those of its sequences that went to the dead letters instead of being processed.
     """
@@ -51,6 +51,7 @@ class DoneEntry:
     token: str
     value: Any
     rejected: Sequences = field(default_factory=Sequences)
+    at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,7 @@ class Record:
                     "token": entry.token,
                     "value": entry.value,
                     "rejected": entry.rejected.to_json(),
+                    "at": entry.at,
                 }
                 for claim_id, entry in self.done.items()
             },
@@ -173,6 +175,7 @@ class Record:
                         entry["token"],
                         entry["value"],
                         Sequences.from_json(entry["rejected"]),
+                        entry["at"],
                     )
                     for claim_id, entry in value["done"].items()
                 },
@@ -187,6 +190,9 @@ class Receipt:
     """What became of a claim: ``state`` is ``done``, ``failed`` or ``superseded``.
 
     ``rejected`` are those of its sequences that are dead letters: they are not in the attempt's output.
+
+    ``token`` names the attempt whose output counts, ``at`` the server's time of its settling; ``again`` the attempt
+    that processes the messages of a settled claim once more (:mod:`~airflow_nats_jetstream.handoff.reprocess`).
     """
 
     claim_id: str
@@ -197,6 +203,8 @@ class Receipt:
     token: str | None = None
     value: Any = None
     rejected: Sequences = field(default_factory=Sequences)
+    at: str = ""
+    again: str | None = None
 
     @property
     def processed(self) -> Sequences:
@@ -217,6 +225,8 @@ class Receipt:
             "token": self.token,
             "value": self.value,
             "rejected": self.rejected.to_json(),
+            "at": self.at,
+            "again": self.again,
         }
 
     @classmethod
@@ -231,6 +241,8 @@ class Receipt:
             value["token"],
             value["value"],
             Sequences.from_json(value["rejected"]),
+            value["at"],
+            value["again"],
         )
 
 

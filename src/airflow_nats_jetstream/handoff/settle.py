@@ -56,7 +56,7 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         record, entry = _held(record, claim, token)
         if record.new_life(info) or info.counter < entry.counter or info.delivered < entry.sequences.last:
             raise Superseded(f"claim {claim.id}: the consumer began a new life; its messages are delivered again")
-        settled = {claim.id: DoneEntry(entry.sequences, entry.counter, token, value, rejected)}
+        settled = {claim.id: DoneEntry(entry.sequences, entry.counter, token, value, rejected, info.now)}
         still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
         failed = failures.without(record.failures, entry.sequences)
         return replace(record, open=still_open, done={**record.done, **settled}, failures=failed).note(info)

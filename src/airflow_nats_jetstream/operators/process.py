@@ -5,13 +5,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
-from airflow_nats_jetstream.client.errors import AlreadyDone, ClaimInvalid, HoldLost, InvalidValue, Superseded, Taken
+from airflow_nats_jetstream.client.errors import (
+    AlreadyDone,
+    ClaimInvalid,
+    HoldLost,
+    InvalidValue,
+    MessagesMissing,
+    Superseded,
+    Taken,
+)
 from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
 from airflow_nats_jetstream.operators.stream import templated
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.bases.decorator import TaskDecorator
 
+OnSettled = Literal["return", "reprocess", "fail"]
 RETRY_SLACK = timedelta(minutes=5)
 """How long a retry may wait for a worker, beyond its delay, before its messages are delivered again."""
 
@@ -30,8 +39,12 @@ class JetStreamProcessOperator(PythonOperator):
     python_callable:  has a parameter ``claim``, which arrives as :class:`~airflow_nats_jetstream.hooks.HeldClaim`.
                       What it returns is the XCom and is recorded with the settlement: JSON, at most 8 KiB.
     op_kwargs:        give ``claim`` there, as the sensor returned it, or map over it. (templated)
-    on_settled:       for a claim that was settled by an attempt that died afterwards: ``"return"`` its recorded value.
-    longest_hold:     the claim is given up after it, default 24 h.
+    on_settled:       what to do with a claim that is settled already, in a retry or a cleared task. (templated)
+                      ``"return"``: skip the body, return the recorded value (default). ``"fail"``: fail without retry.
+                      ``"reprocess"``: run the body again on the same messages, as a new attempt whose output replaces
+                      the older one when it succeeds; fails without retry when the stream lacks some of them.
+    longest_hold:     a hold that lasts longer is lost: the work is stopped and not settled, its messages come again.
+                      Default 24 h.
     dead_letters:     the stream that takes what the body rejects with ``claim.reject``, created if it is missing.
                       Default ``DEAD_<stream>``. (templated)
 
@@ -47,7 +60,7 @@ class JetStreamProcessOperator(PythonOperator):
     ==================================================== ====================================================
     """
 
-    template_fields: Sequence[str] = (*PythonOperator.template_fields, "dead_letters", "nats_conn_id")
+    template_fields: Sequence[str] = (*PythonOperator.template_fields, "on_settled", "dead_letters", "nats_conn_id")
     ui_color = "#34a574"
     ui_fgcolor = "#ffffff"
 
@@ -55,7 +68,7 @@ class JetStreamProcessOperator(PythonOperator):
         self,
         *,
         nats_conn_id: str = JetStreamHook.default_conn_name,
-        on_settled: Literal["return"] = "return",
+        on_settled: OnSettled | str = "return",
         longest_hold: timedelta = LONGEST_HOLD,
         dead_letters: str | None = None,
         **kwargs: Any,
@@ -66,8 +79,10 @@ class JetStreamProcessOperator(PythonOperator):
         self.longest_hold = longest_hold
         self.dead_letters = dead_letters
         self._held: HeldClaim | None = None
-        if on_settled != "return":
-            raise InvalidValue("on_settled", on_settled, "only 'return' is supported yet")
+        if not templated(on_settled):
+            self._check_on_settled()
+        if not isinstance(longest_hold, timedelta) or longest_hold <= timedelta(0):
+            raise InvalidValue("longest_hold", longest_hold, "give a timedelta above 0")
         if dead_letters is not None and not templated([dead_letters]):
             check_stream_name(dead_letters, "dead_letters")
         if "claim" not in inspect.signature(self.python_callable).parameters:
@@ -75,7 +90,12 @@ class JetStreamProcessOperator(PythonOperator):
         if self.is_async:
             raise InvalidValue("python_callable", self.python_callable.__name__, "it must not be async yet")
 
+    def _check_on_settled(self) -> None:
+        if self.on_settled not in get_args(OnSettled):
+            raise InvalidValue("on_settled", self.on_settled, "one of 'return', 'reprocess' and 'fail'")
+
     def execute(self, context: Context) -> Any:
+        self._check_on_settled()
         self._ti = context["ti"]
         return super().execute(context)
 
@@ -88,18 +108,25 @@ class JetStreamProcessOperator(PythonOperator):
                 try_number=self._ti.try_number,
                 longest_hold=self.longest_hold,
                 dead_letters=self.dead_letters or None,
+                reprocess=self.on_settled == "reprocess",
             ) as held:
                 self._held = held
                 arguments.arguments["claim"] = held
                 self.op_args, self.op_kwargs = list(arguments.args), dict(arguments.kwargs)
                 return self._work(held)
         except AlreadyDone as done:
+            if self.on_settled == "fail":
+                raise AirflowFailException(f"{done}; on_settled='fail'") from done
             self.log.info("%s; returning its recorded value", done)
             return done.value
         except (ClaimInvalid, Superseded, Taken, HoldLost) as foreign:
             if self._held is not None and self._held.killed:
                 raise  # nobody else has it: Airflow decides whether to try again
             raise AirflowFailException(str(foreign)) from foreign
+        except MessagesMissing as missing:
+            if self._held is not None:
+                raise  # while the body read them
+            raise AirflowFailException(f"claim cannot be processed again: {missing}") from missing
         finally:
             self._held = None
 
