@@ -28,6 +28,7 @@
         ├── ConsumerUnsuitable            a consumer that breaks a rule for claims
         ├── DeadLettersUnsuitable         a stream that cannot hold the dead letters of another
         ├── Superseded, Taken, HoldLost   the messages belong to somebody else now
+        ├── ResetRefused                  a reset that could swallow messages; carries what is unconfirmed
         ├── AlreadyDone                   settled before; carries the recorded value
         └── LedgerUnavailable
             └── LedgerFull
@@ -340,6 +341,14 @@ class AlreadyDone(HandoffError):
         self.token = token
         self.value = value
         self.at = at
+
+
+class ResetRefused(HandoffError):
+    """A reset that was not made, because messages could be lost by it. ``unconfirmed``: acknowledgements, if any."""
+
+    def __init__(self, message: str, unconfirmed: Sequences | None = None) -> None:
+        super().__init__(message)
+        self.unconfirmed = unconfirmed
 
 
 class LedgerUnavailable(HandoffError):

@@ -56,7 +56,7 @@ class DoneEntry:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that is known of one consumer in one life."""
+    """All that is known of one consumer in one life. ``resetting``: our own reset that is under way, and since when."""
 
     created: str
     n: int = 0
@@ -67,6 +67,7 @@ class Record:
     open: Mapping[str, OpenEntry] = field(default_factory=dict)
     done: Mapping[str, DoneEntry] = field(default_factory=dict)
     failures: Mapping[str, Failure] = field(default_factory=dict)
+    resetting: tuple[str, str] | None = None
 
     def new_life(self, info: ConsumerInfo) -> bool:
         """Whether the consumer was recreated, reset or rolled back since this record was written."""
@@ -79,7 +80,7 @@ class Record:
 
     def reborn(self, info: ConsumerInfo) -> Record:
         """The fresh record of the next life: everything open is superseded."""
-        return Record(info.created, self.n + 1)
+        return Record(info.created, self.n + 1, resetting=self.resetting)
 
     def note(self, info: ConsumerInfo) -> Record:
         """Remember the counters; believe them once they have stood for a second."""
@@ -141,6 +142,7 @@ class Record:
                 for claim_id, entry in self.done.items()
             },
             "failed": {claim_id: failure.to_json() for claim_id, failure in self.failures.items()},
+            "resetting": list(self.resetting) if self.resetting else None,
         }
 
     @classmethod
@@ -149,7 +151,7 @@ class Record:
         try:
             if value["v"] != VERSION:
                 raise LedgerUnavailable(f"the ledger's record has version {value['v']!r}; this package reads {VERSION}")
-            candidate = value["candidate"]
+            candidate, resetting = value["candidate"], value["resetting"]
             return cls(
                 created=value["life"][0],
                 n=value["life"][1],
@@ -180,6 +182,7 @@ class Record:
                     for claim_id, entry in value["done"].items()
                 },
                 failures={claim_id: Failure.from_json(failure) for claim_id, failure in value["failed"].items()},
+                resetting=(resetting[0], resetting[1]) if resetting else None,
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, InvalidValue) as error:
             raise LedgerUnavailable(f"the ledger's record cannot be read: {type(error).__name__}") from None

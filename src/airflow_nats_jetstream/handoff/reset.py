@@ -1,0 +1,214 @@
+"""Our own reset: everything from a sequence on is delivered and processed again, and nothing late swallows it.
+
+A reset by anybody else is only noticed afterwards. This one first makes sure that nothing is on its way which the
+consumer's next life would mistake for its own (docs/handoff.md). Each step is safe when nothing follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from airflow_nats_jetstream.client.errors import InvalidValue, ResetRefused
+from airflow_nats_jetstream.client.protocol import time_nanoseconds
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.handoff import answers
+from airflow_nats_jetstream.handoff.ledger import PATIENCE
+from airflow_nats_jetstream.handoff.record import Record
+
+if TYPE_CHECKING:
+    from airflow_nats_jetstream.client.consumer import ConsumerInfo
+    from airflow_nats_jetstream.handoff.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+QUIET = answers.CONFIRMED_WITHIN
+"""Seconds after which an acknowledgement that was tested before the new life has arrived, or been given up."""
+UNDER_WAY = 60.0
+"""Seconds after which a reset that did not end is taken for dead, so that another may begin."""
+AT_ONCE = 0.5
+"""Seconds within which the reset follows the last look: half of what a claim must be old before it can be settled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """What a reset did, or would do.
+
+    sequence:    the stream sequence from which on everything is delivered again.
+    superseded:  claims that were open: whoever holds them is fenced.
+    forgotten:   claims that the record held as done: what of them lies at or past the sequence is processed again.
+    pending:     how many messages the consumer now has to deliver.
+    """
+
+    stream: str
+    consumer: str
+    sequence: int
+    superseded: tuple[str, ...]
+    forgotten: tuple[str, ...]
+    pending: int
+
+
+class _Settled(Exception):
+    """A claim was settled since its acknowledgements were last looked after."""
+
+
+async def plan(ledger: Ledger, sequence: int | None = None) -> Reset:
+    """What :func:`reset` would do at this moment; ``pending`` is what the consumer has not delivered yet.
+
+    Raises:
+        as :func:`reset`, for what can be known without doing it.
+    """
+    await ledger.check()
+    info = await _allowed(ledger, sequence)
+    record, _ = await ledger.read()
+    superseded, forgotten = (tuple(record.open), tuple(record.done)) if record else ((), ())
+    names = (ledger.stream.name, ledger.consumer.name)
+    return Reset(*names, sequence or info.floor + 1, superseded, forgotten, info.pending)
+
+
+async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float = PATIENCE) -> Reset:
+    """Deliver everything from ``sequence`` on again; without one, everything that is not acknowledged or comes after
+    something that is not. Takes 5 s at least.
+
+    Raises:
+        InvalidValue: a sequence past messages that nobody processed, or one that the consumer's ``deliver_policy``
+            rules out; nothing was done.
+        ResetRefused: acknowledgements stay unconfirmed, or claims go on being settled, for ``patience`` seconds, or
+            another reset is under way; the consumer was not reset.
+        LedgerUnavailable, ConsumerNotFound, StreamNotFound: the consumer was not reset.
+        RequestTimeout, ConnectionLost: it is unknown whether it was. Run it again: whatever was, is processed again.
+    """
+    await ledger.check()
+    await _allowed(ledger, sequence)
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + patience
+    work = _Resetting(secrets.token_hex(4), sequence, await _first(ledger))
+    while True:
+        work.confirmed = await _confirm(ledger, max(1.0, deadline - clock()))
+        try:
+            await ledger.change(work.new_life)
+            await asyncio.sleep(QUIET)
+            looked = clock()
+            await ledger.change(work.last_look)
+            if clock() - looked < AT_ONCE:
+                break
+        except _Settled:
+            log.info("claims were settled in the meantime: looking after their acknowledgements again")
+        if clock() > deadline:
+            raise ResetRefused(
+                f"consumer {ledger.consumer.name!r} is not reset: its claims go on being settled; pause the DAGs that "
+                "process them and try again"
+            )
+    request = f"CONSUMER.RESET.{ledger.stream.name}.{ledger.consumer.name}"
+    answer = await ledger.js.api(request, None if sequence is None else {"seq": sequence})
+    log.info("consumer %s of %s is reset to %d", ledger.consumer.name, ledger.stream.name, answer["reset_seq"])
+    await ledger.change(work.ended)
+    return Reset(
+        ledger.stream.name,
+        ledger.consumer.name,
+        int(answer["reset_seq"]),
+        tuple(sorted(work.superseded)),
+        tuple(sorted(work.forgotten)),
+        int(answer["num_pending"]),
+    )
+
+
+class _Resetting:
+    """The changes of the record that one reset makes. One reset at a time: the record names it."""
+
+    def __init__(self, token: str, sequence: int | None, first: int) -> None:
+        self._token = token
+        self._sequence = sequence
+        self._first = first
+        self.confirmed: set[str] = set()
+        self.superseded: set[str] = set()
+        self.forgotten: set[str] = set()
+
+    def new_life(self, record: Record | None, info: ConsumerInfo) -> Record:
+        record = record or Record(info.created)
+        if (other := record.resetting) and other[0] != self._token and _age(other[1], info) < UNDER_WAY:
+            raise ResetRefused(f"another reset of this consumer has been under way since {other[1]}: wait for it")
+        if not record.done.keys() <= self.confirmed:
+            raise _Settled
+        self.superseded.update(record.open)
+        self.forgotten.update(record.done)
+        return replace(record.reborn(info), resetting=(self._token, info.now))
+
+    def last_look(self, record: Record | None, info: ConsumerInfo) -> Record:
+        """Nothing may be settled at the moment of the reset: no claim is open that is old enough for it."""
+        if record is None or not record.resetting or record.resetting[0] != self._token:
+            raise ResetRefused("another reset of this consumer has begun meanwhile: wait for it")
+        if _age(record.resetting[1], info) > UNDER_WAY / 2:
+            raise _Settled
+        _check_skip(self._sequence, info, self._first)
+        self.confirmed = set()
+        return self.new_life(record, info) if record.open or record.done else record
+
+    def ended(self, record: Record | None, info: ConsumerInfo) -> Record | None:  # noqa: ARG002
+        ours = record is not None and record.resetting is not None and record.resetting[0] == self._token
+        return replace(record, resetting=None) if record and ours else record
+
+
+def _age(since: str, info: ConsumerInfo) -> float:
+    return (time_nanoseconds(info.now) - time_nanoseconds(since)) / 1e9
+
+
+async def _first(ledger: Ledger) -> int:
+    return int((await ledger.stream.info(patience=PATIENCE)).state["first_seq"])
+
+
+async def _allowed(ledger: Ledger, sequence: int | None) -> ConsumerInfo:
+    info = await ledger.consumer.info(patience=PATIENCE)
+    if check_sequence(sequence) is None or sequence is None:
+        return info
+    _check_skip(sequence, info, await _first(ledger))
+    policy = info.config.get("deliver_policy", "all")
+    if policy not in ("all", "by_start_sequence", "by_start_time"):  # server/consumer.go: resetStartingSeqLocked
+        remedy = f"the server resets a consumer with deliver_policy={policy!r} to its floor only: leave it out"
+        raise InvalidValue("sequence", sequence, remedy)
+    lowest = info.config.get("opt_start_seq", 1)
+    if sequence < lowest:
+        raise InvalidValue("sequence", sequence, f"the consumer begins at opt_start_seq={lowest}: give no less")
+    return info
+
+
+def _check_skip(sequence: int | None, info: ConsumerInfo, first: int) -> None:
+    highest = max(info.floor + 1, first)
+    if sequence is not None and sequence > highest:
+        raise InvalidValue("sequence", sequence, f"would skip messages that nobody processed: give {highest} at most")
+
+
+def check_sequence(sequence: object) -> int | None:
+    """The sequence itself. Raises InvalidValue."""
+    if sequence is not None and (not isinstance(sequence, int) or isinstance(sequence, bool) or sequence < 1):
+        raise InvalidValue("sequence", sequence, "give a whole number above 0, or none for the acknowledgement floor")
+    return sequence
+
+
+async def _confirm(ledger: Ledger, patience: float) -> set[str]:
+    """Acknowledge, confirmed, what claims that are done may have left; their ids. Raises ResetRefused."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + patience
+    while True:
+        record, _ = await ledger.read()
+        info = await ledger.consumer.info(patience=PATIENCE)
+        if record is None or record.new_life(info):
+            return set(record.done) if record else set()  # of an earlier life: there is nothing to acknowledge any more
+        above = {claim_id: entry for claim_id, entry in record.done.items() if entry.sequences.last > info.floor}
+        if not above:
+            return set(record.done)
+        left = Sequences.from_ranges(each for entry in above.values() for each in entry.sequences.ranges)
+        counter = max(entry.counter for entry in above.values())
+        left = await answers.acknowledge(ledger, answers.Delivered.of(record, left, counter), deadline - clock())
+        if not left:
+            return set(record.done)
+        if clock() > deadline:
+            ids = [claim_id for claim_id, entry in above.items() if entry.sequences & left]
+            raise ResetRefused(
+                f"consumer {ledger.consumer.name!r} is not reset: {left.count} acknowledgements of what is done are "
+                f"unconfirmed, of claims {', '.join(ids)}: {left}; see that server and permissions let them through",
+                left,
+            )
