@@ -24,6 +24,7 @@ def get_provider_info() -> dict[str, object]:
         "sensors": [{"integration-name": "NATS JetStream", "python-modules": ["airflow_nats_jetstream.sensors"]}],
         "triggers": [{"integration-name": "NATS JetStream", "python-modules": ["airflow_nats_jetstream.triggers"]}],
         "hooks": [{"integration-name": "NATS JetStream", "python-modules": ["airflow_nats_jetstream.hooks"]}],
+        "cli": ["airflow_nats_jetstream.command_line.airflow_commands"],
         "task-decorators": [
             {"name": "jetstream", "class-name": "airflow_nats_jetstream.operators.process.jetstream_task"}
         ],

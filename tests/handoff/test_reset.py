@@ -28,7 +28,7 @@ from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.record import Receipt
 from demo.nats_server import NatsServer
-from tests.handoff.steps import ACK_WAIT, CONSUMER, floor, publish, take, unacknowledged
+from tests.handoff.steps import ACK_WAIT, CONSUMER, floor, publish, reset_by_a_stranger, take, unacknowledged
 
 
 @pytest.fixture(autouse=True)
@@ -117,8 +117,7 @@ async def test_it_never_skips_what_nobody_processed(stream: Stream) -> None:
         with pytest.raises(InvalidValue, match="above 0"):
             await reset.reset(book(stream), wrong)  # type: ignore[arg-type]
     assert await state(stream) == before
-    await stream.purge(sequence=15)
-    assert (await reset.plan(book(stream), 15)).sequence == 15
+    assert (await reset.plan(book(stream), 11)).sequence == 11
 
 
 @pytest.mark.parametrize(
@@ -177,6 +176,17 @@ async def test_a_settlement_between_done_and_acknowledged(stream: Stream, monkey
     assert again.sequences == Sequences.from_ranges([(1, 20)])
     assert await answers.acknowledge(book(stream), late, within=1) == claim.sequences  # the dead attempt wakes up
     assert await unacknowledged(stream) == 20
+
+
+async def test_after_a_stranger_there_is_nothing_to_acknowledge(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(stream, 20)
+    claim = await done_and_not_acknowledged(stream, monkeypatch)
+    await reset_by_a_stranger(stream)
+    made = await reset.reset(book(stream), patience=3)
+    assert (made.sequence, made.forgotten) == (1, (claim.id,))
+    assert await everything(stream) == Sequences.from_ranges([(1, 20)])
 
 
 async def test_acknowledgements_on_their_way_arrive_before_the_reset(

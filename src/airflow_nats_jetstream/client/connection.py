@@ -174,6 +174,28 @@ class Connection:
             if not (inbox.drained or self._client.is_closed):
                 await subscription.unsubscribe()
 
+    @asynccontextmanager
+    async def listen(self, subject: str, deliver: Callable[[Reply], None]) -> AsyncIterator[None]:
+        """What anybody publishes on the subject, which may have wildcards, goes to ``deliver``.
+
+        Raises:
+            PermissionDenied: the account may not subscribe to it.
+        """
+
+        async def receive(message: Msg) -> None:
+            deliver(_reply(message))
+
+        with _Translated(subject):
+            subscription = await self._client.subscribe(subject, cb=receive)
+        try:
+            await self.flush()  # the server refuses before it answers
+            if subject.lower() in self._denied:
+                raise PermissionDenied(subject, SUBSCRIBE)
+            yield
+        finally:
+            if not self._client.is_closed:
+                await subscription.unsubscribe()
+
 
 class Inbox:
     """Where answers arrive: each request gets a subject of its own under ``prefix``."""

@@ -40,6 +40,7 @@ from airflow_nats_jetstream.handoff.record import DoneEntry, Receipt, Record
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.consumer import ConsumerInfo
     from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.client.stream import Stream
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,11 @@ class Ledger:
         self._claims = f"{js.settings.ledger}_claims"
         self._receipts = f"{js.settings.ledger}_receipts"
         self._record_subject = f"$KV.{self._claims}.{_base32(stream)}.{_base32(consumer)}"
+
+    @property
+    def bucket(self) -> Stream:
+        """The stream of the records."""
+        return self.js.stream(f"KV_{self._claims}")
 
     async def create(self) -> None:
         """Create the buckets where they are missing, on file, with the stream's number of replicas."""
@@ -265,24 +271,8 @@ class Ledger:
         found = {
             claim_id: self.done_receipt(claim_id, entry) for claim_id, entry in (record.done.items() if record else ())
         }
-        prefix = f"$KV.{self._receipts}."
-        try:
-            answer = await self.js.api(
-                f"STREAM.INFO.KV_{self._receipts}", {"subjects_filter": f"{prefix}>"}, patience=PATIENCE
-            )
-        except StreamNotFound as error:
-            raise _unavailable(self._receipts, error) from error
-        subjects = list(answer["state"].get("subjects") or {})
-        while len(subjects) < answer.get("total", 0):
-            page = await self.js.api(
-                f"STREAM.INFO.KV_{self._receipts}", {"subjects_filter": f"{prefix}>", "offset": len(subjects)}
-            )
-            if not page["state"].get("subjects"):
-                break
-            subjects += page["state"]["subjects"]
         mine = (self.stream.name, self.consumer.name)
-        for subject in subjects:
-            claim_id = subject.removeprefix(prefix)
+        for claim_id in await _keys(self.js, self._receipts):
             receipt = await self.receipt(claim_id)
             if receipt and receipt.state == "done" and (receipt.stream, receipt.consumer) == mine:
                 found[claim_id] = receipt
@@ -326,8 +316,33 @@ class Ledger:
             raise LedgerUnavailable(f"the ledger refused a write: {error}") from error
 
 
+async def ledgers(js: JetStream) -> list[Ledger]:
+    """Every consumer that the ledger has a record of, by name. Raises LedgerUnavailable."""
+    names = [map(_name, key.split(".")) for key in await _keys(js, f"{js.settings.ledger}_claims")]
+    return [Ledger(js, stream, consumer) for stream, consumer in sorted(map(tuple, names))]
+
+
+async def _keys(js: JetStream, bucket: str) -> list[str]:
+    prefix = f"$KV.{bucket}."
+    subjects: list[str] = []
+    while True:
+        page = {"subjects_filter": f"{prefix}>", "offset": len(subjects)}
+        try:
+            answer = await js.api(f"STREAM.INFO.KV_{bucket}", page, patience=PATIENCE)
+        except JetStreamError as error:
+            raise _unavailable(bucket, error) from error
+        more = answer["state"].get("subjects") or {}
+        subjects += more
+        if not more or len(subjects) >= answer.get("total", 0):
+            return [subject.removeprefix(prefix) for subject in subjects]
+
+
 def _base32(name: str) -> str:
     return base64.b32encode(name.encode()).rstrip(b"=").decode()
+
+
+def _name(base32: str) -> str:
+    return base64.b32decode(base32 + "=" * (-len(base32) % 8)).decode()
 
 
 def _bucket_config(bucket: str, replicas: int, max_age: int) -> dict[str, Any]:

@@ -85,7 +85,7 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
     await _allowed(ledger, sequence)
     clock = asyncio.get_running_loop().time
     deadline = clock() + patience
-    work = _Resetting(secrets.token_hex(4), sequence, await _first(ledger))
+    work = _Resetting(secrets.token_hex(4), sequence)
     while True:
         work.confirmed = await _confirm(ledger, max(1.0, deadline - clock()))
         try:
@@ -119,10 +119,9 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
 class _Resetting:
     """The changes of the record that one reset makes. One reset at a time: the record names it."""
 
-    def __init__(self, token: str, sequence: int | None, first: int) -> None:
+    def __init__(self, token: str, sequence: int | None) -> None:
         self._token = token
         self._sequence = sequence
-        self._first = first
         self.confirmed: set[str] = set()
         self.superseded: set[str] = set()
         self.forgotten: set[str] = set()
@@ -143,7 +142,7 @@ class _Resetting:
             raise ResetRefused("another reset of this consumer has begun meanwhile: wait for it")
         if _age(record.resetting[1], info) > UNDER_WAY / 2:
             raise _Settled
-        _check_skip(self._sequence, info, self._first)
+        _check_skip(self._sequence, info)
         self.confirmed = set()
         return self.new_life(record, info) if record.open or record.done else record
 
@@ -156,15 +155,11 @@ def _age(since: str, info: ConsumerInfo) -> float:
     return (time_nanoseconds(info.now) - time_nanoseconds(since)) / 1e9
 
 
-async def _first(ledger: Ledger) -> int:
-    return int((await ledger.stream.info(patience=PATIENCE)).state["first_seq"])
-
-
 async def _allowed(ledger: Ledger, sequence: int | None) -> ConsumerInfo:
     info = await ledger.consumer.info(patience=PATIENCE)
     if check_sequence(sequence) is None or sequence is None:
         return info
-    _check_skip(sequence, info, await _first(ledger))
+    _check_skip(sequence, info)
     policy = info.config.get("deliver_policy", "all")
     if policy not in ("all", "by_start_sequence", "by_start_time"):  # server/consumer.go: resetStartingSeqLocked
         remedy = f"the server resets a consumer with deliver_policy={policy!r} to its floor only: leave it out"
@@ -175,8 +170,8 @@ async def _allowed(ledger: Ledger, sequence: int | None) -> ConsumerInfo:
     return info
 
 
-def _check_skip(sequence: int | None, info: ConsumerInfo, first: int) -> None:
-    highest = max(info.floor + 1, first)
+def _check_skip(sequence: int | None, info: ConsumerInfo) -> None:
+    highest = info.floor + 1
     if sequence is not None and sequence > highest:
         raise InvalidValue("sequence", sequence, f"would skip messages that nobody processed: give {highest} at most")
 

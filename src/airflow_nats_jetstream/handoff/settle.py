@@ -112,7 +112,7 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = 
     await answers.negative(ledger, claim.sequences)
 
 
-async def release(ledger: Ledger, claim: Claim, token: str, delay: timedelta | None = None) -> bool:
+async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timedelta | None = None) -> bool:
     """Let go of the claim between attempts; its messages are delivered again after ``delay`` unless it is held before.
 
     Idempotent: when the token is not ours any more, or the consumer is gone, nothing is done at all; returns False.

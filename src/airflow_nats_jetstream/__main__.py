@@ -1,0 +1,8 @@
+"""``python -m airflow_nats_jetstream``: the commands of ``airflow jetstream``, also where there is no Airflow."""
+
+import sys
+
+from airflow_nats_jetstream.command_line import main
+
+if __name__ == "__main__":
+    sys.exit(main())

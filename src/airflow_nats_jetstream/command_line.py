@@ -1,0 +1,142 @@
+"""``python -m airflow_nats_jetstream`` and ``airflow jetstream``: two parsers of the same commands, and what runs them.
+
+Parsing loads neither Airflow nor nats-py; with ``--server`` nothing else loads Airflow either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
+from airflow_nats_jetstream.commands import COMMANDS, Answer, Command, Group, argument, flag
+
+if TYPE_CHECKING:
+    from airflow.cli.cli_config import ActionCommand, CLICommand, GroupCommand
+
+    from airflow_nats_jetstream.client.settings import ConnectionSettings
+
+FAILED = 1
+"""Exit code of an error, which is said in one sentence. 2 is argparse's, 3 and 4 are the commands' own."""
+
+_COMMON = (
+    argument("--conn-id", help="the Airflow connection, by default nats_default"),
+    argument("--server", metavar="URL", help="instead of a connection: nats://host:port; Airflow is not needed"),
+    argument("--credentials", metavar="FILE", help="with --server: a .creds file"),
+    argument("--ledger", metavar="NAME", help="with --server: prefix of the ledger's buckets, by default airflow"),
+    flag("--json", "for machines"),
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse and run; the exit code."""
+    parser = argparse.ArgumentParser(
+        f"python -m {__package__}", description="Claims and dead letters of NATS JetStream."
+    )
+    _add(parser, COMMANDS)
+    args = parser.parse_args(arguments)
+    return run(args.command, args)
+
+
+def airflow_commands() -> list[CLICommand]:
+    """The same as a group of Airflow's own command line, for its provider hook ``cli``."""
+    return [_airflow_group(Group("jetstream", "Claims and dead letters of NATS JetStream", COMMANDS))]
+
+
+def run(command: Command, args: argparse.Namespace) -> int:
+    """Connect, run the command, print what it says; the exit code. An error is one sentence on standard error."""
+    try:
+        answer = asyncio.run(_connected(_settings(args), command, args))
+    except JetStreamError as error:
+        sentence = " ".join(str(error).split())
+        name = type(error).__name__
+        print(json.dumps({"error": name, "message": sentence}) if args.json else f"{name}: {sentence}", file=sys.stderr)  # noqa: T201
+        return FAILED
+    except KeyboardInterrupt:
+        return 130
+    try:
+        print(json.dumps(answer.data, indent=2) if args.json else answer.text, flush=True)  # noqa: T201
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return answer.code
+
+
+async def _connected(settings: ConnectionSettings, command: Command, args: argparse.Namespace) -> Answer:
+    from airflow_nats_jetstream.client import connect
+
+    async with connect(settings) as js:
+        return await command.run(js, args)
+
+
+def _settings(args: argparse.Namespace) -> ConnectionSettings:
+    if args.server is None:
+        for name in ("credentials", "ledger"):
+            if getattr(args, name) is not None:
+                raise InvalidValue(f"--{name}", getattr(args, name), "goes with --server; a connection says it itself")
+        return _of_airflow(args.conn_id or "nats_default")
+    if args.conn_id is not None:
+        raise InvalidValue("--conn-id", args.conn_id, "give a connection or a server, not both")
+    from airflow_nats_jetstream.client.settings import ConnectionSettings
+
+    given = {"ledger": args.ledger} if args.ledger else {}
+    if args.credentials:
+        try:
+            given["credentials"] = Path(args.credentials).expanduser().read_text()
+        except OSError as error:
+            raise InvalidValue("--credentials", args.credentials, f"cannot be read: {error.strerror}") from None
+    return ConnectionSettings(servers=args.server, **given)
+
+
+def _of_airflow(conn_id: str) -> ConnectionSettings:
+    # As Airflow's own `connections test` does: without it only environment variables are asked, not the database.
+    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
+    try:
+        from airflow.sdk.exceptions import AirflowNotFoundException
+
+        from airflow_nats_jetstream.hooks import JetStreamHook
+    except ImportError:
+        raise InvalidValue("--conn-id", conn_id, "there is no Airflow here to ask: give --server") from None
+    try:
+        return JetStreamHook(conn_id).settings
+    except AirflowNotFoundException:
+        raise InvalidValue(
+            "--conn-id", conn_id, "Airflow knows no such connection: name one, or give --server"
+        ) from None
+
+
+def _add(parser: argparse.ArgumentParser, commands: Iterable[Command | Group]) -> None:
+    choices = parser.add_subparsers(required=True, metavar="COMMAND")
+    for each in commands:
+        sub = choices.add_parser(each.name, help=each.help, description=each.help)
+        if isinstance(each, Group):
+            _add(sub, each.commands)
+            continue
+        sub.set_defaults(command=each)
+        for one in (*each.arguments, *_COMMON):
+            sub.add_argument(*one.flags, **one.options)
+
+
+def _airflow_group(group: Group) -> GroupCommand:
+    from airflow.cli.cli_config import GroupCommand
+
+    members = [_airflow_group(one) if isinstance(one, Group) else _airflow_action(one) for one in group.commands]
+    return GroupCommand(name=group.name, help=group.help, subcommands=members)
+
+
+def _airflow_action(command: Command) -> ActionCommand:
+    from airflow.cli.cli_config import ActionCommand, Arg
+
+    def act(args: argparse.Namespace) -> None:
+        sys.exit(run(command, args))
+
+    arguments = [
+        Arg(one.flags, **one.options)  # type: ignore[no-untyped-call]
+        for one in (*command.arguments, *_COMMON)
+    ]
+    return ActionCommand(name=command.name, help=command.help, func=act, args=arguments)

@@ -1,0 +1,296 @@
+"""The commands, before any page: which claims are open, who holds one, let it go, what lies among the dead letters.
+
+Written down once, in :data:`COMMANDS`; :mod:`~airflow_nats_jetstream.command_line` makes parsers of them. Loading this
+file loads neither Airflow nor nats-py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_nats_jetstream.client.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.client.sequences import Sequences
+    from airflow_nats_jetstream.handoff.inspection import Seen
+
+UNKNOWN, REFUSED = 3, 4
+"""Exit codes: no such claim; not without ``--yes``, or not possible."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command says: for machines, for people, and the exit code."""
+
+    data: Any
+    text: str
+    code: int = 0
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument, in the words that argparse and Airflow's parser share."""
+
+    flags: tuple[str, ...]
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Command:
+    name: str
+    help: str
+    run: Callable[[JetStream, argparse.Namespace], Awaitable[Answer]]
+    arguments: tuple[Argument, ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    help: str
+    commands: tuple[Command | Group, ...]
+
+
+def argument(*flags: str, **options: Any) -> Argument:
+    return Argument(flags, options)
+
+
+def flag(name: str, words: str) -> Argument:
+    return argument(name, action="store_true", help=words)
+
+
+async def _claims(js: JetStream, args: argparse.Namespace) -> Answer:
+    from airflow_nats_jetstream.handoff import inspection
+
+    found = await inspection.open_claims(js, args.stream, args.consumer)
+    if args.listen:
+        found = await inspection.listen(js, found, args.listen)
+    header = ["CLAIM", "STREAM", "CONSUMER", "MESSAGES", "SEQUENCES", "SINCE", "AGE", "HELD BY", "TAKEN BY"]
+    rows = [
+        [
+            seen.id,
+            seen.stream,
+            seen.consumer,
+            f"{seen.sequences.count:,}",
+            _short(str(seen.sequences), 32),
+            seen.since[:19] + "Z",
+            _age(seen.age),
+            _holder(seen),
+            _owner(seen),
+        ]
+        for seen in found
+    ]
+    text = _table(header, rows) if rows else "no open claims"
+    return Answer([inspection.plain(seen) for seen in found], text)
+
+
+async def _claim(js: JetStream, args: argparse.Namespace) -> Answer:
+    from airflow_nats_jetstream.handoff import inspection
+
+    seen = await inspection.find(js, args.id)
+    if seen is None:
+        return _unknown(args.id)
+    if args.listen:
+        (seen,) = await inspection.listen(js, [seen], args.listen)
+    lines = {
+        "claim": seen.id,
+        "state": seen.state,
+        "consumer": f"{seen.consumer} of stream {seen.stream}",
+        "messages": f"{seen.sequences.count:,}: {seen.sequences}",
+    }
+    if seen.since:
+        lines["taken" if seen.entry else "settled"] = f"{seen.since} ({_age(seen.age)} ago)"
+    if seen.entry:
+        lines["taken by"] = _owner(seen)
+        lines["held by"] = _holder(seen)
+    if seen.receipt and seen.receipt.state == "done":
+        lines["output of"] = seen.receipt.attempt_id
+        lines["value"] = json.dumps(seen.receipt.value)
+        if seen.receipt.rejected:
+            lines["dead letters"] = str(seen.receipt.rejected)
+    if seen.info:
+        info = seen.info
+        lines["consumer now"] = (
+            f"delivered up to {info.delivered} in {info.counter} deliveries, acknowledged up to {info.floor}, "
+            f"{info.ack_pending} unacknowledged, {info.pending} to come, {info.raw['num_waiting']} pulls waiting, "
+            f"ack_wait {info.config['ack_wait'] / 1e9:g} s"
+        )
+    else:
+        lines["consumer now"] = "does not exist"
+    lines["next"] = seen.next
+    width = max(map(len, lines)) + 2
+    return Answer(inspection.plain(seen), "\n".join(f"{name:<{width}}{value}" for name, value in lines.items()))
+
+
+async def _release(js: JetStream, args: argparse.Namespace) -> Answer:
+    from airflow_nats_jetstream.handoff import inspection
+
+    seen = await inspection.find(js, args.id)
+    if seen is None:
+        return _unknown(args.id)
+    if seen.entry is None:
+        text = f"claim {seen.id} is not open, there is nothing to release. {seen.next}"
+        return Answer({"released": False, **inspection.plain(seen)}, text, REFUSED)
+    if seen.entry.token and not args.yes:
+        (seen,) = await inspection.listen(js, [seen], seen.silence)
+        if seen.alive:
+            text = (
+                f"attempt {seen.holder} of claim {seen.id} is alive: its heartbeat was just heard. With --yes it loses "
+                "the claim: its work is stopped and its output does not count; the messages are delivered again at "
+                "once and processed from the beginning."
+            )
+            return Answer({"released": False, **inspection.plain(seen)}, text, REFUSED)
+    await inspection.release(js, seen)
+    text = f"claim {seen.id} is released: its {seen.sequences.count:,} messages are delivered again at once."
+    return Answer({"released": True, "id": seen.id, "count": seen.sequences.count}, text)
+
+
+async def _dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
+    from airflow_nats_jetstream.handoff.dead_letters import DeadLetters
+    from airflow_nats_jetstream.handoff.replay import select
+
+    header = ["LETTER", "MESSAGE", "SUBJECT", "CONSUMER", "SINCE", "FAILED", "CLAIM", "CONFIRMED", "REASON"]
+    data, rows = [], []
+    async for letter, confirmed in select(DeadLetters(js, args.stream, args.name), _selection(args, listing=True)):
+        shown = {
+            "number": letter.number,
+            "stream": letter.stream,
+            "sequence": letter.sequence,
+            "subject": letter.subject,
+            "time": letter.time,
+            "consumer": letter.consumer,
+            "reason": letter.reason,
+            "failures": letter.failures,
+            "attempt": f"{letter.claim_id}-{letter.token}",
+            "since": letter.stored_at,
+            "bytes": letter.size,
+            "confirmed": confirmed,
+        }
+        data.append(shown)
+        row = [letter.number, letter.sequence, letter.subject, letter.consumer, letter.stored_at[:19] + "Z"]
+        row += [letter.failures, letter.claim_id, "yes" if confirmed else "no", _short(letter.reason, 60)]
+        rows.append([str(each) for each in row])
+    return Answer(data, _table(header, rows) if rows else "no dead letters")
+
+
+async def _replay(js: JetStream, args: argparse.Namespace) -> Answer:
+    from airflow_nats_jetstream.handoff.dead_letters import DeadLetters
+    from airflow_nats_jetstream.handoff.replay import replay
+
+    done = await replay(DeadLetters(js, args.stream, args.name), _selection(args, listing=False))
+    text = f"{done.published} dead letters of {args.stream} are published again"
+    if done.found:
+        text += f"; {done.found} had been by a replay that was killed"
+    return Answer({"published": done.published, "found": done.found}, text)
+
+
+def _unknown(claim_id: str) -> Answer:
+    text = f"no claim {claim_id!r}: the ledger keeps what became of a claim for 90 days"
+    return Answer({"id": claim_id, "state": None}, text, UNKNOWN)
+
+
+def _selection(args: argparse.Namespace, *, listing: bool) -> Any:
+    from airflow_nats_jetstream.handoff.replay import Selection
+
+    chosen = {
+        "sequences": _ranges(args.sequences) if args.sequences else None,
+        "subject": args.subject,
+        "consumer": args.consumer,
+        "reason": args.reason,
+    }
+    everything = args.everything if not listing else all(each is None for each in chosen.values())
+    return Selection(everything=everything, unconfirmed=args.unconfirmed or listing, **chosen)
+
+
+def _ranges(text: str) -> Sequences:
+    from airflow_nats_jetstream.client.sequences import Sequences
+
+    try:
+        ranges = [
+            (int(first), int(last or first)) for first, _, last in (part.partition("-") for part in text.split(","))
+        ]
+    except ValueError:
+        ranges = []
+    if not ranges or any(not 0 < first <= last for first, last in ranges):
+        raise InvalidValue("--sequences", text, "numbers and ranges of numbers, for example 7,10-20")
+    return Sequences.from_ranges(ranges)
+
+
+def _holder(seen: Seen) -> str:
+    if not seen.holder:
+        return "nobody"
+    return seen.holder + {True: ", alive", False: ", not heard", None: ""}[seen.alive]
+
+
+def _owner(seen: Seen) -> str:
+    if seen.entry is None:
+        return ""
+    dag, run_id, task, map_index, try_number = seen.entry.owner
+    mapped = f"[{map_index}]" if map_index >= 0 else ""
+    return f"{dag} / {run_id} / {task}{mapped}, try {try_number}"
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _short(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+_ID = argument("id", help="the claim's id, as `claims` and the task's log show it")
+_LISTEN = argument(
+    "--listen", type=float, default=0.0, metavar="SECONDS", help="hear for so long whether the attempts send heartbeats"
+)
+_LETTERS = (
+    argument("stream", help="the stream that the messages came from"),
+    argument("--name", help="the dead-letter stream, by default DEAD_<stream>"),
+    argument("--sequences", metavar="RANGES", help="of these messages only, for example 7,10-20"),
+    argument("--subject", help="whose original subject matches this filter"),
+    argument("--consumer", help="of this consumer"),
+    argument("--reason", help="whose reason contains this text"),
+    flag("--unconfirmed", "also those of which the ledger does not say that their messages were given up"),
+)
+COMMANDS: tuple[Command | Group, ...] = (
+    Command(
+        "claims",
+        "list the open claims",
+        _claims,
+        (argument("--stream", help="of this stream"), argument("--consumer", help="of this consumer"), _LISTEN),
+    ),
+    Command("claim", "show one claim, open or not, and what happens to it next", _claim, (_ID, _LISTEN)),
+    Command(
+        "release",
+        "let an open claim go: its messages are delivered again at once",
+        _release,
+        (_ID, flag("--yes", "also from an attempt that is alive: its work is stopped and does not count")),
+    ),
+    Group(
+        "dead-letters",
+        "messages that could not be processed",
+        (
+            Command("list", "list them", _dead_letters, _LETTERS),
+            Command(
+                "replay",
+                "publish them to their original subjects again; every consumer of the stream gets them",
+                _replay,
+                (*_LETTERS, flag("--everything", "all of them")),
+            ),
+        ),
+    ),
+)
