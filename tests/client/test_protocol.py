@@ -96,9 +96,9 @@ def test_commands() -> None:
 
 def test_reply_subjects() -> None:
     nine = AckSubject.parse("$JS.ACK.S.c.2.30.40.1700000000000000001.5")
-    assert nine == AckSubject("S", "c", 2, 30, 40, 1700000000000000001, 5, "", 9)
+    assert nine == AckSubject("S", "c", 2, 30, 40, 1700000000000000001, 5, "", "", 9)
     eleven = AckSubject.parse("$JS.ACK.hub.HASH.S.c.2.30.40.1700000000000000001.5")
-    assert (eleven.domain, eleven.stream, eleven.sequence, eleven.tokens) == ("hub", "S", 30, 11)
+    assert eleven == AckSubject("S", "c", 2, 30, 40, 1700000000000000001, 5, "hub", "HASH", 11)
     assert AckSubject.parse("$JS.ACK._.HASH.S.c.2.30.40.17.5.x").domain == ""
 
 

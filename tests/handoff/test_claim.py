@@ -1,6 +1,7 @@
 """A claim survives JSON, and nothing that was tampered with passes for one."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,13 @@ def test_survives_json(numbers: set[int]) -> None:
     given = claim(Sequences.of(numbers))
     assert Claim.from_json(json.loads(json.dumps(given.to_json()))) == given
     assert Claim.from_json(json.dumps(given.to_json())) == given
+
+
+def test_the_domain_and_the_account_survive_json() -> None:
+    given = replace(claim(Sequences.of([1])), domain="hub", account="szMpdrwD")
+    value = given.to_json()
+    assert value["ack_prefix"] == "$JS.ACK.hub.szMpdrwD.FLIGHTS.delays"
+    assert Claim.from_json(json.dumps(value)) == given
 
 
 def test_a_hundred_thousand_contiguous_messages_are_under_a_kibibyte() -> None:
@@ -66,6 +74,12 @@ def test_scattered_ranges_are_packed() -> None:
         ("consumer_sequence", 3),
         ("ack_prefix", "$JS.ACK.FLIGHTS.other"),
         ("ack_prefix", "$JS.ACK.hub.x.FLIGHTS.delays"),
+        ("ack_prefix", "$JS.ACK.*.szMpdrwD.FLIGHTS.delays"),
+        ("ack_prefix", "$JS.ACK.hub.>.FLIGHTS.delays"),
+        ("ack_prefix", "$JS.ACK._.szMpdrwD.FLIGHTS.delays"),
+        ("ack_prefix", "$JS.ACK.hub.szMpdrwD.FLIGHTS.other"),
+        ("ack_prefix", "$JS.ACK.hub.szMpdrwD.FLIGHTS.delays.x"),
+        ("ack_prefix", None),
     ],
 )
 def test_tampered_fields_are_refused(field: str, value: object) -> None:

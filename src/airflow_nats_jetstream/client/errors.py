@@ -22,6 +22,7 @@
     │   └── HeartbeatMissed
     ├── DirectGetDisabled                 the stream has no allow_direct
     ├── StreamRecreated                   same name, another stream
+    ├── AddressUnknown                    where a consumer in a domain is acknowledged cannot be learned
     ├── MessagesMissing                   sequences that should be there and are not
     └── HandoffError                      the contract of claims
         ├── ClaimInvalid (ValueError)     not a claim, or one that was tampered with
@@ -278,6 +279,18 @@ class DirectGetDisabled(JetStreamError):
 
 class StreamRecreated(JetStreamError):
     """The stream has the name but not the creation time that was expected: its sequences mean other messages."""
+
+
+class AddressUnknown(JetStreamError):
+    """Where the acknowledgements of a consumer in a domain go cannot be learned: a guess could reach another's."""
+
+    def __init__(self, domain: str, problem: str) -> None:
+        super().__init__(
+            f"acknowledgements in domain {domain!r} could reach another consumer of the same name: {problem}; "
+            "or connect to a server of that domain, with the account that has the stream"
+        )
+        self.domain = domain
+        self.problem = problem
 
 
 class MessagesMissing(JetStreamError):

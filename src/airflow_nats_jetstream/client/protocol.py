@@ -200,6 +200,8 @@ class AckSubject(NamedTuple):
     """Nanoseconds since 1970 at which the stream stored the message."""
     pending: int
     domain: str = ""
+    account: str = ""
+    """The hash of the account's name; empty in nine tokens."""
     tokens: int = 9
 
     @classmethod
@@ -213,10 +215,9 @@ class AckSubject(NamedTuple):
             delivered, sequence, consumer_sequence, timestamp, pending = map(int, words[at + 2 : at + 7])
         except ValueError:
             raise ProtocolError(f"not the reply subject of a JetStream message: {reply[:80]!r}") from None
-        domain = "" if at == 2 or words[2] == "_" else words[2]
-        return cls(
-            words[at], words[at + 1], delivered, sequence, consumer_sequence, timestamp, pending, domain, len(words)
-        )
+        domain, account = ("", "") if at == 2 else ("" if words[2] == "_" else words[2], words[3])
+        numbers = (delivered, sequence, consumer_sequence, timestamp, pending)
+        return cls(words[at], words[at + 1], *numbers, domain, account, len(words))
 
 
 def parse_time(text: str) -> datetime:

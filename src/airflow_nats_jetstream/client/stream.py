@@ -41,6 +41,11 @@ class StreamInfo:
         """The server's clock at the answer, RFC 3339."""
         return str(self.raw["ts"])
 
+    @property
+    def domain(self) -> str:
+        """The JetStream domain that the stream is in; empty without one."""
+        return str(self.raw.get("domain") or "")
+
 
 @dataclass(frozen=True)
 class StoredMessage:

@@ -17,7 +17,6 @@ from airflow_nats_jetstream.client.message import ACK, IN_PROGRESS, nak
 from airflow_nats_jetstream.client.protocol import encode_publish
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.wire import Wire
-from airflow_nats_jetstream.handoff.claim import ack_prefix
 from airflow_nats_jetstream.handoff.ledger import PATIENCE
 
 if TYPE_CHECKING:
@@ -64,6 +63,7 @@ async def in_progress(ledger: Ledger, sequences: Sequences, counter: int) -> Non
 
 
 async def _publish(ledger: Ledger, sequences: Sequences, counter: int, body: bytes) -> None:
+    await ledger.locate()
     connection = ledger.js.connection
     for window in sequences.windows(WINDOW):
         subjects = list(_subjects(ledger, window, counter))
@@ -74,7 +74,7 @@ async def _publish(ledger: Ledger, sequences: Sequences, counter: int, body: byt
 
 
 def _subjects(ledger: Ledger, sequences: Iterable[int], counter: int) -> Iterable[str]:
-    prefix = ack_prefix(ledger.stream.name, ledger.consumer.name)
+    prefix = ledger.address.prefix
     return (f"{prefix}.1.{sequence}.{counter}.0.0" for sequence in sequences)
 
 
@@ -96,6 +96,7 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
         while left:
             for window in left.windows(WINDOW):
                 try:
+                    await ledger.locate()
                     await confirmer.ready()
                     if not await _same_life(ledger, delivered):
                         log.warning("acknowledgements withheld: the consumer began a new life; its messages come again")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_nats_jetstream.client.address import AckAddress
 from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
@@ -29,16 +30,13 @@ def new_token(try_number: int) -> str:
     return f"{try_number}-{secrets.token_hex(4)}"
 
 
-def ack_prefix(stream: str, consumer: str) -> str:
-    return f"$JS.ACK.{stream}.{consumer}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """The value in XCom. No payload, no secret, no connection.
 
     Times are the server's, RFC 3339 as it wrote them. ``consumer_sequence`` is the highest of the claimed deliveries,
-    ``bytes`` the sum of the messages' sizes.
+    ``bytes`` the sum of the messages' sizes. ``domain`` and ``account`` (a hash) are those of the consumer's
+    :class:`~airflow_nats_jetstream.client.address.AckAddress`, empty without a domain.
     """
 
     id: str
@@ -50,6 +48,13 @@ class Claim:
     bytes: int
     consumer_sequence: int
     taken_at: str
+    domain: str = ""
+    account: str = ""
+
+    @property
+    def address(self) -> AckAddress:
+        """Where its messages are acknowledged."""
+        return AckAddress(self.stream, self.consumer, self.domain, self.account)
 
     @property
     def count(self) -> int:
@@ -69,7 +74,7 @@ class Claim:
             "count": self.count,
             "bytes": self.bytes,
             "consumer_sequence": self.consumer_sequence,
-            "ack_prefix": ack_prefix(self.stream, self.consumer),
+            "ack_prefix": self.address.prefix,
             "taken_at": self.taken_at,
         }
 
@@ -89,6 +94,7 @@ class Claim:
             stream = check_stream_name(fields["stream"])
             consumer = check_consumer_name(fields["consumer"])
             sequences = Sequences.from_json(fields["ranges"])
+            address = AckAddress.parse(fields["ack_prefix"])
         except InvalidValue as wrong:
             raise ClaimInvalid(f"claim {fields['id']}: {wrong}") from None
         for name in _TIMES:
@@ -103,7 +109,7 @@ class Claim:
             raise ClaimInvalid(f"claim {fields['id']}: count={fields['count']}, but its ranges hold {sequences.count}")
         if fields["consumer_sequence"] < sequences.count:
             raise ClaimInvalid(f"claim {fields['id']}: consumer_sequence is below the count of its messages")
-        if fields["ack_prefix"] != ack_prefix(stream, consumer):
+        if (address.stream, address.consumer) != (stream, consumer):
             raise ClaimInvalid(
                 f"claim {fields['id']}: ack_prefix={fields['ack_prefix']!r} names another stream or consumer"
             )
@@ -117,6 +123,8 @@ class Claim:
             bytes=fields["bytes"],
             consumer_sequence=fields["consumer_sequence"],
             taken_at=fields["taken_at"],
+            domain=address.domain,
+            account=address.account,
         )
 
 

@@ -251,6 +251,11 @@ async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
     ):
         if created != claimed:
             raise Superseded(f"claim {claim.id}: the {kind} was recreated at {created}; the claim is of {claimed}")
+    address = await ledger.locate()
+    if claim.address != address:
+        raise ClaimInvalid(
+            f"claim {claim.id}: its ack_prefix is {claim.address.prefix!r}, the consumer's {address.prefix!r}"
+        )
     return consumer
 
 

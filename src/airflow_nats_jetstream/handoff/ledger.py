@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow_nats_jetstream.client import address
 from airflow_nats_jetstream.client.config import nanoseconds
 from airflow_nats_jetstream.client.errors import (
     AlreadyDone,
@@ -38,6 +39,7 @@ from airflow_nats_jetstream.client.publish import PubAck
 from airflow_nats_jetstream.handoff.record import DoneEntry, Receipt, Record
 
 if TYPE_CHECKING:
+    from airflow_nats_jetstream.client.address import AckAddress
     from airflow_nats_jetstream.client.consumer import ConsumerInfo
     from airflow_nats_jetstream.client.context import JetStream
     from airflow_nats_jetstream.client.stream import Stream
@@ -68,23 +70,43 @@ class Ledger:
     """The ledger's view of one consumer of one stream."""
 
     def __init__(self, js: JetStream, stream: str, consumer: str) -> None:
-        if js.settings.domain or js.settings.api_prefix:
-            raise InvalidValue(
-                "domain" if js.settings.domain else "api_prefix",
-                js.settings.domain or js.settings.api_prefix,
-                "claims do not support a domain or another API prefix yet: connect to the stream's own domain",
+        if js.settings.api_prefix:
+            # The plain acknowledgement reaches this account's consumer of the same name, too, and a client cannot learn
+            # which account is behind an import.
+            remedy = (
+                "claims cannot be acknowledged safely through an import: connect with the account that has the stream"
             )
+            raise InvalidValue("api_prefix", js.settings.api_prefix, f"{remedy}; for a domain give domain instead")
         self.js = js
         self.stream = js.stream(stream)
         self.consumer = self.stream.consumer(consumer)
         self._claims = f"{js.settings.ledger}_claims"
         self._receipts = f"{js.settings.ledger}_receipts"
+        self._address: AckAddress | None = None
         self._record_subject = f"$KV.{self._claims}.{_base32(stream)}.{_base32(consumer)}"
 
     @property
     def bucket(self) -> Stream:
         """The stream of the records."""
         return self.js.stream(f"KV_{self._claims}")
+
+    async def locate(self) -> AckAddress:
+        """Where the consumer is acknowledged, asked of the servers once.
+
+        Raises:
+            AddressUnknown: it cannot be learned; nothing was acknowledged.
+            StreamNotFound: there is no such stream.
+        """
+        if self._address is None:
+            self._address = await address.find(self.stream, self.consumer.name, patience=PATIENCE)
+        return self._address
+
+    @property
+    def address(self) -> AckAddress:
+        """What :meth:`locate` found before."""
+        if self._address is None:
+            raise JetStreamError(f"consumer {self.consumer.name!r} was not located yet")
+        return self._address
 
     async def create(self) -> None:
         """Create the buckets where they are missing, on file, with the stream's number of replicas."""
@@ -301,6 +323,11 @@ class Ledger:
         return json.loads(base64.b64decode(message["data"])), int(message["seq"])
 
     async def _write(self, subject: str, value: Mapping[str, Any], revision: int | None) -> None:
+        domain = self.js.settings.domain
+        if domain:
+            # A plain $KV subject would be stored by the connected server's own bucket of that name. Each server maps
+            # this one in its own domain (generateJSMappingTable in nats-server's server/jetstream_api.go).
+            subject = f"{self.js.settings.prefix}.{subject}"
         headers = {} if revision is None else {"Nats-Expected-Last-Subject-Sequence": str(revision)}
         try:
             reply = await self.js.connection.request(subject, json.dumps(value).encode(), headers=headers)
@@ -309,11 +336,13 @@ class Ledger:
         if reply.status == NO_RESPONDERS:
             raise JetStreamNotEnabled(503, 0, f"no stream listens on {subject!r}")
         try:
-            PubAck.parse(reply.data)
+            ack = PubAck.parse(reply.data)
         except WrongLastSequence:
             raise
         except ApiError as error:
             raise LedgerUnavailable(f"the ledger refused a write: {error}") from error
+        if domain and ack.domain != domain:
+            raise LedgerUnavailable(f"{subject!r} was stored in domain {ack.domain!r}: check the mappings of subjects")
 
 
 async def ledgers(js: JetStream) -> list[Ledger]:

@@ -23,7 +23,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff import answers, consumer, failures, settle
-from airflow_nats_jetstream.handoff.claim import Claim, ack_prefix, new_claim_id, new_token
+from airflow_nats_jetstream.handoff.claim import Claim, new_claim_id, new_token
 from airflow_nats_jetstream.handoff.dead_letters import DeadLetters, Holder, dead_letters_of
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger
 from airflow_nats_jetstream.handoff.record import OpenEntry, Owner, Record
@@ -107,7 +107,8 @@ class Take:
         """Create the buckets and the consumer where they are missing, with ``max_failures`` the dead-letter stream.
 
         Raises:
-            StreamNotFound, ConsumerUnsuitable, DeadLettersUnsuitable, LedgerUnavailable: before anything is pulled.
+            StreamNotFound, ConsumerUnsuitable, DeadLettersUnsuitable, LedgerUnavailable, AddressUnknown: before anything
+                is pulled.
         """
         taking = self.taking
         info = await consumer.ensure(
@@ -118,6 +119,7 @@ class Take:
             shortest_ack_wait=timedelta(seconds=self.ledger.js.settings.shortest_ack_wait),
         )
         self._ack_wait = info.config["ack_wait"] / 1e9
+        await self.ledger.locate()
         await self.ledger.create()
         if taking.max_failures is not None:
             await self._dead_letters.ensure()
@@ -217,6 +219,8 @@ class Take:
             bytes=entry.bytes,
             consumer_sequence=entry.counter,
             taken_at=entry.at,
+            domain=self.ledger.address.domain,
+            account=self.ledger.address.account,
         )
 
     async def _gather(self, deadline: float) -> float:
@@ -259,12 +263,12 @@ class Take:
     def _add(self, messages: Iterable[Message]) -> int:
         """Keep what arrived; how many more the server has at once."""
         waiting = 0
-        prefix = ack_prefix(self.taking.stream, self.taking.consumer)
+        address = self.ledger.address
         for message in messages:
             meta = message.metadata
-            if meta.tokens != 9 or ack_prefix(meta.stream, meta.consumer) != prefix:
+            if not address.covers(meta):
                 raise InvalidValue(
-                    "reply", message.reply, f"claims need nine-token reply subjects under {prefix}; domains come later"
+                    "reply", message.reply, f"this is no delivery of the consumer under {address.prefix}"
                 )
             before = self._pulled.get(meta.sequence)
             first = meta.delivered == 1 or (before is not None and before.first)

@@ -1,0 +1,75 @@
+"""A hub and a leaf node, each with a JetStream domain of its own and an account under another name."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from airflow_nats_jetstream.client import ConnectionSettings
+from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.errors import ApiError
+from demo.nats_server import NatsServer
+from demo.service import free_port
+
+_USERS = """users: [
+  {user: work, password: open},
+  {user: mute, password: open, permissions: {publish: {deny: "$SYS.REQ.USER.INFO"}}}
+]"""
+
+
+_SEQUENCES = ("stream_seq", "consumer_seq")
+
+
+class Domains:
+    """Streams, consumers and buckets of the same names can exist in both: ``hub`` and ``leaf`` are domains, too.
+
+    The leaf node's account is EDGE; what it does on the hub it does in the account CORE.
+    """
+
+    def __init__(self, folder: Path, *, eleven_tokens: bool = False) -> None:
+        port = free_port()
+        authorization = "authorization { user: edge, password: link, account: CORE }"
+        remote = f"{{ url: nats://edge:link@127.0.0.1:{port}, account: EDGE }}"
+        hub = _config("hub", "CORE", f'listen: "127.0.0.1:{port}", {authorization}', eleven_tokens)
+        leaf = _config("leaf", "EDGE", f"reconnect: 1, remotes: [{remote}]", eleven_tokens)
+        self.hub, self.leaf = NatsServer(folder / "hub", hub), NatsServer(folder / "leaf", leaf)
+
+    def start(self) -> None:
+        self.hub.start()
+        self.leaf.start()
+
+    def stop(self) -> None:
+        self.leaf.stop()
+        self.hub.stop()
+
+    def settings(self, server: str, domain: str | None = None, **more: Any) -> ConnectionSettings:
+        """A connection to the server ``hub`` or ``leaf``."""
+        values = {"user": "work", "password": "open", "shortest_ack_wait": 0.5, "domain": domain, **more}
+        return ConnectionSettings(servers={"hub": self.hub, "leaf": self.leaf}[server].url, **values)
+
+
+def _config(name: str, account: str, leafnodes: str, eleven_tokens: bool) -> str:
+    return f"""
+server_name: {name}
+jetstream {{ domain: {name} }}
+feature_flags {{ js_ack_fc_v2: {str(eleven_tokens).lower()} }}
+accounts {{ {account} {{ jetstream: enabled, {_USERS} }} }}
+leafnodes {{ {leafnodes} }}
+"""
+
+
+async def contents(js: JetStream) -> dict[str, Any]:
+    """Everything that one domain's server says of its streams and consumers, but for the time and who waits."""
+    found: dict[str, Any] = {}
+    for name in (await js.api("STREAM.NAMES"))["streams"] or ():
+        found[name] = (await js.stream(name).info()).state
+        for consumer in (await js.api(f"CONSUMER.LIST.{name}"))["consumers"] or ():
+            sequences = [consumer[each][kind] for each in ("delivered", "ack_floor") for kind in _SEQUENCES]
+            counts = [consumer[each] for each in ("num_ack_pending", "num_redelivered", "num_pending")]
+            found[f"{name}.{consumer['name']}"] = sequences + counts
+    return found
+
+
+async def clear(js: JetStream) -> None:
+    for name in (await js.api("STREAM.NAMES"))["streams"] or ():
+        with suppress(ApiError):
+            await js.stream(name).delete()

@@ -1,0 +1,193 @@
+"""Claims in JetStream domains: a hub and a leaf node that hold the same names, and only the right side changes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings, address, connect
+from airflow_nats_jetstream.client.address import account_hash
+from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.errors import AddressUnknown, ClaimInvalid, JetStreamError
+from airflow_nats_jetstream.client.stream import Stream
+from airflow_nats_jetstream.handoff.claim import Claim
+from airflow_nats_jetstream.handoff.hold import Hold
+from airflow_nats_jetstream.handoff.ledger import Ledger
+from tests.handoff.domains import Domains, clear, contents
+from tests.handoff.steps import ACK_WAIT, CONSUMER, floor, take
+
+STREAM = "S"
+ACCOUNTS = {"hub": "CORE", "leaf": "EDGE"}
+LONG = {"ack_wait": timedelta(seconds=60)}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["nine", "eleven"])
+def domains(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Domains]:
+    """Both servers, with the feature flag for replies of eleven tokens and without."""
+    servers = Domains(tmp_path_factory.mktemp("domains"), eleven_tokens=request.param)
+    servers.start()
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture
+async def sides(domains: Domains) -> AsyncIterator[dict[str, JetStream]]:
+    """A connection to each server: what it says of its own domain. Both are filled with the same names."""
+    async with connect(domains.settings("hub")) as hub, connect(domains.settings("leaf")) as leaf:
+        sides = {"hub": hub, "leaf": leaf}
+        for side, js in sides.items():
+            await fill(js, side)
+        yield sides
+        for js in sides.values():
+            await clear(js)
+
+
+async def fill(js: JetStream, side: str, count: int = 30) -> None:
+    """The stream, whose subjects are the only thing that differs, and its messages."""
+    await js.create_stream({"name": STREAM, "subjects": [f"{side}.>"], "allow_direct": True})
+    for number in range(count):
+        await js.publish(f"{side}.{number}", side.encode())
+
+
+async def occupied(side: JetStream) -> None:
+    """Another pipeline at work in this domain: everything is claimed and unacknowledged, the buckets are there."""
+    (claim,) = await take(side.stream(STREAM), consumer_config=LONG)
+    assert claim.count == 30
+
+
+async def settled(js: JetStream, claim: Claim) -> None:
+    async with Hold.begin(js, claim, try_number=1) as hold:
+        await asyncio.sleep(ACK_WAIT.total_seconds() / 3)  # a heartbeat
+        await hold.settle(claim.count)
+
+
+async def failed(js: JetStream, claim: Claim) -> None:
+    async with Hold.begin(js, claim, try_number=1) as hold:
+        await hold.fail()
+
+
+async def released(js: JetStream, claim: Claim) -> None:
+    async with Hold.begin(js, claim, try_number=1) as hold:
+        await hold.release(timedelta(seconds=0.5))
+
+
+@pytest.mark.parametrize(
+    ("server", "domain", "inside"),
+    [("leaf", "hub", "hub"), ("leaf", None, "leaf"), ("hub", None, "hub"), ("hub", "leaf", "leaf")],
+)
+async def test_only_the_domain_of_the_stream_changes(
+    domains: Domains, sides: dict[str, JetStream], server: str, domain: str | None, inside: str
+) -> None:
+    outside = next(side for side in sides if side != inside)
+    await occupied(sides[outside])
+    before = await contents(sides[outside])
+    async with connect(domains.settings(server, domain)) as js:
+        stream = js.stream(STREAM)
+        claims = await take(stream, messages_per_claim=10)
+        prefix = f"$JS.ACK.{inside}.{account_hash(ACCOUNTS[inside])}.{STREAM}.{CONSUMER}"
+        assert [claim.to_json()["ack_prefix"] for claim in claims] == [prefix] * 3
+        await asyncio.gather(settled(js, claims[0]), failed(js, claims[1]), released(js, claims[2]))
+        assert (await sides[inside].stream(STREAM).consumer(CONSUMER).info()).floor == claims[0].sequences.last
+        (again,) = await take(stream, "again", min_messages=20)
+        assert again.count == 20
+    assert await committed(sides[inside]) == [list(range(1, 11))]
+    assert await contents(sides[outside]) == before
+
+
+async def test_a_claim_of_another_place_is_refused(domains: Domains, sides: dict[str, JetStream]) -> None:
+    await occupied(sides["leaf"])
+    async with connect(domains.settings("leaf", "hub")) as js:
+        (claim,) = await take(js.stream(STREAM), consumer_config=LONG)
+        before = [await contents(side) for side in sides.values()]
+        for forged in (
+            replace(claim, domain="", account=""),
+            replace(claim, domain="leaf", account=account_hash("EDGE")),
+            replace(claim, domain="leaf"),
+            replace(claim, account=account_hash("EDGE")),
+        ):
+            with pytest.raises(ClaimInvalid, match="ack_prefix"):
+                async with Hold.begin(js, Claim.from_json(forged.to_json()), try_number=1):
+                    pass
+    assert [await contents(side) for side in sides.values()] == before
+
+
+async def test_an_account_that_is_not_told_is_refused(
+    domains: Domains, sides: dict[str, JetStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address, "FOUND_WITHIN", 0.5)
+    async with connect(domains.settings("leaf", "hub", user="mute")) as js:
+        with pytest.raises(AddressUnknown, match=r"allow it for this user.*connect to a server of that domain"):
+            await take(js.stream(STREAM))
+    (consumer,) = (await sides["hub"].api(f"CONSUMER.LIST.{STREAM}"))["consumers"]
+    assert consumer["delivered"]["stream_seq"] == 0
+
+
+async def test_an_account_without_the_consumer_is_refused(
+    domains: Domains, sides: dict[str, JetStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address, "FOUND_WITHIN", 0.5)
+    with pytest.raises(AddressUnknown, match="no consumer listens"):
+        await address.find(sides["hub"].stream(STREAM), "absent")
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Iterator[Domains]:
+    """Servers of the test's own, to be killed."""
+    servers = Domains(tmp_path)
+    servers.start()
+    yield servers
+    servers.stop()
+
+
+async def drained(settings: ConnectionSettings) -> None:
+    """Sensors and tasks until the consumer has nothing more: what came again is recognised, or worked on."""
+    async with connect(settings) as js:
+        consumer = js.stream(STREAM).consumer(CONSUMER)
+        while (info := await consumer.info(patience=20)).ack_pending or info.pending:
+            for claim in await take(js.stream(STREAM), "later", wait=2):
+                await settled(js, claim)
+
+
+@pytest.mark.parametrize("server", ["hub", "leaf"])
+async def test_the_way_to_the_domain_is_cut_and_restored(cut: Domains, server: str) -> None:
+    """Killed while one claim is held and another one is being settled: nothing is lost, nothing is settled twice."""
+    far = cut.settings("leaf", "hub")
+    async with connect(cut.settings("hub")) as hub, connect(cut.settings("leaf")) as leaf:
+        await fill(hub, "hub")
+        await fill(leaf, "leaf")
+        await occupied(leaf)
+    async with connect(cut.settings("leaf")) as leaf:
+        before = await contents(leaf)
+    async with connect(far) as js:
+        held, settling = await take(js.stream(STREAM), messages_per_claim=15)
+        async with Hold.begin(js, held, try_number=1) as hold:
+            await asyncio.sleep(0.5)
+            work = asyncio.create_task(settled(js, settling))
+            await asyncio.sleep(0.9)  # about to be recorded, or recorded and not acknowledged
+            victim = cut.hub if server == "hub" else cut.leaf
+            victim.kill()
+            await asyncio.sleep(1.5)
+            victim.start()
+            for ending in (hold.settle("held"), work):
+                try:
+                    await ending
+                except JetStreamError as refused:  # superseded: a killed server forgot it; it comes again
+                    assert "began a new life" in str(refused) or "not open" in str(refused)  # noqa: PT017
+    await drained(far)
+    async with connect(cut.settings("hub")) as hub, connect(cut.settings("leaf")) as leaf:
+        assert await floor(hub.stream(STREAM)) == 30
+        done = [sequence for receipt in await committed(hub) for sequence in receipt]
+        assert sorted(done) == list(range(1, 31))
+        assert await contents(leaf) == before
+
+
+async def committed(js: JetStream) -> list[list[int]]:
+    return [list(receipt.sequences) for receipt in await Ledger(js, STREAM, CONSUMER).committed()]
+
+
+async def test_a_stream_handle_knows_its_domain(sides: dict[str, JetStream]) -> None:
+    streams: list[Stream] = [side.stream(STREAM) for side in sides.values()]
+    assert [(await stream.info()).domain for stream in streams] == ["hub", "leaf"]
