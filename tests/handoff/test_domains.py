@@ -19,6 +19,7 @@ from airflow_nats_jetstream.handoff.ledger import Ledger
 from tests.handoff.domains import Domains, clear, contents
 from tests.handoff.steps import ACK_WAIT, CONSUMER, floor, take
 
+pytestmark = pytest.mark.xdist_group("domains")  # one pair of servers for each kind of reply
 STREAM = "S"
 ACCOUNTS = {"hub": "CORE", "leaf": "EDGE"}
 LONG = {"ack_wait": timedelta(seconds=60)}

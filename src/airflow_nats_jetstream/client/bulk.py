@@ -79,7 +79,7 @@ def publish_all(
         ConnectionFailed: no connection at the start.
         PermissionDenied: no answers can be listened for, see ``inbox_prefix`` of the settings.
     """
-    window = PublishWindow(stream)
+    window = PublishWindow(stream, domain=settings.domain)
     feed = _Feed(messages, window, stream, scope, stop or (lambda: False))
     report = progress or (lambda _: None)
     look = _Look(settings, since, feed.ids, accept_duplicates) if since else None

@@ -15,6 +15,7 @@ from airflow_nats_jetstream.client.errors import (
     NoStreamResponse,
     RequestTimeout,
     StreamNotFound,
+    WrongDomain,
 )
 from airflow_nats_jetstream.client.names import check_subject
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
@@ -126,6 +127,7 @@ class JetStream:
 
         Raises:
             NoStreamResponse: no stream listens on the subject.
+            WrongDomain: the connection has a domain, and a stream of another one was the first to answer.
             ApiError: the stream refused it.
             RequestTimeout, ConnectionLost: it may have been stored.
         """
@@ -136,7 +138,11 @@ class JetStream:
         reply = await self.connection.request(subject, data, headers=sent or None)
         if reply.status == NO_RESPONDERS:
             raise NoStreamResponse(subject)
-        return PubAck.parse(reply.data)
+        ack = PubAck.parse(reply.data)
+        domain = self.settings.domain
+        if domain and ack.domain != domain:
+            raise WrongDomain(subject, ack.domain, domain)
+        return ack
 
 
 class _Unavailable(ApiError):

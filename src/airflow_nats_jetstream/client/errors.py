@@ -15,6 +15,7 @@
     │   │   MessageNotFound, BadRequest, WrongLastSequence, WrongLastMessageId, WrongStream, TooManyRequests
     │   └── JetStreamNotEnabled
     ├── NoStreamResponse                  published where no stream listens
+    ├── WrongDomain                       published, and stored by a stream of another domain alone
     ├── PublishFailed                     which message was refused or unanswered, how many were stored
     ├── DuplicatesPossible                what an earlier attempt stored cannot be found out
     ├── PullError                         a status line that ends a pull and does not mean "empty"
@@ -207,6 +208,19 @@ class NoStreamResponse(JetStreamError):
     def __init__(self, subject: str) -> None:
         super().__init__(f"no stream listens on {subject!r}: create a stream whose subjects match it, or correct it")
         self.subject = subject
+
+
+class WrongDomain(JetStreamError):
+    """Published on a connection with a domain, and stored by a stream of another domain, which listens, too."""
+
+    def __init__(self, subject: str, stored: str, domain: str) -> None:
+        super().__init__(
+            f"{subject!r} was stored in domain {stored!r}, and no stream of domain {domain!r} said that it has it: a "
+            "subject names no domain; give the streams of both domains different subjects"
+        )
+        self.subject = subject
+        self.stored = stored
+        self.domain = domain
 
 
 class PublishFailed(JetStreamError):

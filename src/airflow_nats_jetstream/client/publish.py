@@ -20,6 +20,7 @@ from airflow_nats_jetstream.client.errors import (
     PermissionDenied,
     PublishFailed,
     TooManyRequests,
+    WrongDomain,
 )
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
 
@@ -128,10 +129,15 @@ class PublishWindow:
     ``unanswered`` is what a new connection must send again; the ids make that safe within the duplicate window.
     Messages reach the stream in the order of the input, on one connection, unless the stream drops some for having too
     much to do: these come after what was sent in the meantime (:meth:`again`).
+    With a ``domain`` only its streams' word counts that a message is stored: a subject goes to all that listen on it.
     """
 
     def __init__(
-        self, stream: str | None = None, messages: int = WINDOW_MESSAGES, max_bytes: int = WINDOW_BYTES
+        self,
+        stream: str | None = None,
+        messages: int = WINDOW_MESSAGES,
+        max_bytes: int = WINDOW_BYTES,
+        domain: str | None = None,
     ) -> None:
         self._limit = messages
         self._max_bytes = max_bytes
@@ -142,6 +148,8 @@ class PublishWindow:
         self._position = -1
         self._in_order = True
         self._stream = stream or ""
+        self._domain = domain
+        self._elsewhere: dict[int, str] = {}  # which other domain has stored a position that ours has not
         self._failure: PublishFailed | None = None
 
     @property
@@ -202,6 +210,9 @@ class PublishWindow:
             if status == NO_RESPONDERS:
                 raise NoStreamResponse(entry.message.subject)
             ack = PubAck.parse(data)
+            if self._domain and ack.domain != self._domain:
+                self._elsewhere[position] = ack.domain
+                return  # a stream of another domain listens on the subject, too; the answer that counts is another
         except TooManyRequests:
             self._refused.append(entry.message)
             return
@@ -241,7 +252,9 @@ class PublishWindow:
     def give_up(self, cause: Exception) -> None:
         """The unanswered messages will not be answered any more."""
         for message in self.unanswered:
-            self.fail(message.position, message.subject, cause)
+            there = self._elsewhere.get(message.position)
+            wrong = WrongDomain(message.subject, there, self._domain or "") if there is not None else cause
+            self.fail(message.position, message.subject, wrong)
         self._unanswered.clear()
 
     def result(self) -> Published:

@@ -1,0 +1,82 @@
+"""Publishing and reading in another domain than the connected server's, which holds a stream of the same name."""
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from airflow_nats_jetstream.client import bulk, connect, direct
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.errors import PublishFailed, StreamRecreated, WrongDomain
+from airflow_nats_jetstream.client.sequences import Sequences
+from tests.handoff.domains import Domains
+
+pytestmark = pytest.mark.xdist_group("domains")  # one pair of servers
+
+
+@pytest.fixture(scope="module")
+def domains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Domains]:
+    servers = Domains(tmp_path_factory.mktemp("domains"))
+    servers.start()
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture
+async def sides(domains: Domains) -> AsyncIterator[list[JetStream]]:
+    """The hub and the leaf node, each asked at its own server."""
+    async with connect(domains.settings("hub")) as hub, connect(domains.settings("leaf")) as leaf:
+        yield [hub, leaf]
+
+
+@pytest.fixture
+async def name(sides: list[JetStream]) -> str:
+    """A stream in both domains. Of ``<name>.both.>`` both take everything, of ``<name>.hub.>`` only the hub's."""
+    name = f"S{secrets.token_hex(4)}"
+    for js, side in zip(sides, ("hub", "leaf"), strict=True):
+        subjects = [f"{name}.both.>", f"{name}.{side}.>"]
+        await js.create_stream({"name": name, "subjects": subjects, "allow_direct": True})
+    return name
+
+
+async def stored(sides: list[JetStream], name: str) -> list[int]:
+    return [(await js.stream(name).info()).state["messages"] for js in sides]
+
+
+async def test_only_the_answers_of_the_domain_count(domains: Domains, sides: list[JetStream], name: str) -> None:
+    """The leaf node's own stream is the first to answer, with other sequences."""
+    await sides[1].publish(f"{name}.leaf.0")
+    messages = [(f"{name}.both.{number}", b"%d" % number) for number in range(1_000)]
+    published = publish_all(domains.settings("leaf", "hub"), messages, stream=name)
+    assert (published.stored, published.first, published.last) == (1_000, 1, 1_000)
+    assert await stored(sides, name) == [1_000, 1_001]
+
+
+async def test_what_only_another_domain_stored_is_no_success(
+    domains: Domains, sides: list[JetStream], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "ANSWERED_WITHIN", 0.3)
+    monkeypatch.setattr(bulk, "RESUMED_WITHIN", 0.5)
+    settings = domains.settings("leaf", "hub")
+    with pytest.raises(PublishFailed, match="stored in domain 'leaf'") as failed:
+        publish_all(settings, [(f"{name}.leaf.1", b"")], stream=name, scope="once")
+    assert isinstance(failed.value.cause, WrongDomain)
+    async with connect(settings) as js:
+        with pytest.raises(WrongDomain, match="stored in domain 'leaf'"):
+            await js.publish(f"{name}.leaf.2")
+        assert (await js.publish(f"{name}.hub.2")).domain == "hub"
+    assert await stored(sides, name) == [1, 2]
+
+
+async def test_reads_the_stream_of_the_domain(domains: Domains, sides: list[JetStream], name: str) -> None:
+    far = domains.settings("leaf", "hub")
+    publish_all(far, [(f"{name}.hub.{number}", b"hub") for number in range(300)])
+    publish_all(domains.settings("leaf"), [(f"{name}.leaf.{number}", b"leaf") for number in range(300)])
+    created = [(await js.stream(name).info()).created for js in sides]
+    wanted = Sequences.from_ranges([(1, 300)])
+    messages = [message for batch in direct.read(far, name, wanted, created[0]) for message in batch]
+    assert [message.sequence for message in messages] == list(range(1, 301))
+    assert {message.data for message in messages} == {b"hub"}
+    with pytest.raises(StreamRecreated):
+        list(direct.read(far, name, wanted, created[1]))
