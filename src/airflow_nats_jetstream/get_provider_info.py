@@ -50,8 +50,8 @@ def get_provider_info() -> dict[str, object]:
                     "tls_hostname": _field("TLS host name", "what the server's certificate must name"),
                     "tls_handshake_first": _field("TLS handshake first", "true: TLS before the server's INFO"),
                     "inbox_prefix": _field("Inbox prefix", "where this user may listen for answers; _INBOX if empty"),
-                    "domain": _field("JetStream domain", "or an API prefix, or neither"),
-                    "api_prefix": _field("JetStream API prefix", "for example JS.hub.API"),
+                    "domain": _field("JetStream domain", "when it is not the connected server's, as over a leaf node"),
+                    "api_prefix": _field("JetStream API prefix", "an imported API, e.g. JS.other.API; not for claims"),
                     "ledger": _field("Ledger", "prefix of the two buckets that remember claims; airflow if empty"),
                 },
             }

@@ -1,5 +1,6 @@
 """A hub and a leaf node, each with a JetStream domain of its own and an account under another name."""
 
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,19 @@ from airflow_nats_jetstream.client.errors import ApiError
 from demo.nats_server import NatsServer
 from demo.service import free_port
 
-_USERS = """users: [
-  {user: work, password: open},
-  {user: mute, password: open, permissions: {publish: {deny: "$SYS.REQ.USER.INFO"}}}
+LEAST = [
+    "$SYS.REQ.USER.INFO",
+    "$JS.ACK.hub.*.S.work.>",
+    *(f"$JS.hub.API.STREAM.INFO.{stream}" for stream in ("S", "KV_airflow_claims", "KV_airflow_receipts")),
+    *(f"$JS.hub.API.CONSUMER.{request}.S.work" for request in ("INFO", "MSG.NEXT")),
+    *(f"$JS.hub.API.STREAM.MSG.GET.KV_airflow_{bucket}" for bucket in ("claims", "receipts")),
+    *(f"$JS.hub.API.$KV.airflow_{bucket}.>" for bucket in ("claims", "receipts")),
+]
+"""All that a user may publish who takes and settles claims of ``S`` and ``work`` on the hub from the leaf node."""
+_USERS = f"""users: [
+  {{user: work, password: open}},
+  {{user: least, password: open, permissions: {{publish: {json.dumps(LEAST)}, subscribe: "_INBOX.>"}}}},
+  {{user: mute, password: open, permissions: {{publish: {{deny: "$SYS.REQ.USER.INFO"}}}}}}
 ]"""
 
 

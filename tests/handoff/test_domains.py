@@ -115,6 +115,15 @@ async def test_a_claim_of_another_place_is_refused(domains: Domains, sides: dict
     assert [await contents(side) for side in sides.values()] == before
 
 
+async def test_least_privilege_suffices(domains: Domains, sides: dict[str, JetStream]) -> None:
+    hub = sides["hub"].stream(STREAM)
+    (first,) = await take(hub, max_messages=10)  # creates the consumer and the buckets
+    async with connect(domains.settings("leaf", "hub", user="least")) as js:
+        (second,) = await take(js.stream(STREAM), "second", max_messages=10)
+        await asyncio.gather(settled(js, first), settled(js, second))
+    assert (await floor(hub), len(await committed(sides["hub"]))) == (20, 2)
+
+
 async def test_an_account_that_is_not_told_is_refused(
     domains: Domains, sides: dict[str, JetStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,13 +15,7 @@ import re
 import string
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from airflow_nats_jetstream.client.errors import (
-    AddressUnknown,
-    ConnectionLost,
-    InvalidValue,
-    PermissionDenied,
-    RequestTimeout,
-)
+from airflow_nats_jetstream.client.errors import AddressUnknown, ConnectionLost, InvalidValue, RequestTimeout
 from airflow_nats_jetstream.client.message import IN_PROGRESS
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
 
@@ -90,6 +84,7 @@ async def find(stream: Stream, consumer: str, *, patience: float = 0) -> AckAddr
 
     Raises:
         AddressUnknown: no answer from that domain, or no consumer at that address.
+        PermissionDenied: this user may not acknowledge there.
         StreamNotFound: there is no such stream.
     """
     js = stream.js
@@ -115,7 +110,7 @@ async def find(stream: Stream, consumer: str, *, patience: float = 0) -> AckAddr
                     f"no consumer listens on {address.prefix}.>: it needs nats-server 2.14, "
                     f"and the JetStream of this connection must be of account {account!r} there"
                 )
-        except (ConnectionLost, RequestTimeout, PermissionDenied) as error:
+        except (ConnectionLost, RequestTimeout) as error:
             problem = str(error)
         if clock() + _PAUSE > deadline:
             raise AddressUnknown(domain, problem)

@@ -95,6 +95,7 @@ class Ledger:
 
         Raises:
             AddressUnknown: it cannot be learned; nothing was acknowledged.
+            PermissionDenied: this user may not acknowledge there.
             StreamNotFound: there is no such stream.
         """
         if self._address is None:
