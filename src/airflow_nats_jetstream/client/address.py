@@ -15,7 +15,13 @@ import re
 import string
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from airflow_nats_jetstream.client.errors import AddressUnknown, ConnectionLost, InvalidValue, RequestTimeout
+from airflow_nats_jetstream.client.errors import (
+    AddressUnknown,
+    ConnectionLost,
+    InvalidValue,
+    PermissionDenied,
+    RequestTimeout,
+)
 from airflow_nats_jetstream.client.message import IN_PROGRESS
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
 
@@ -97,11 +103,12 @@ async def find(stream: Stream, consumer: str, *, patience: float = 0) -> AckAddr
     deadline = clock() + FOUND_WITHIN
     while True:
         try:
-            account = await _account(js, domain)
+            try:
+                account = await _account(js, domain)
+            except PermissionDenied as denied:
+                raise AddressUnknown(domain, str(denied)) from denied
             if account is None:
-                problem = (
-                    f"no server of the domain answers {_USER_INFO}: allow it for this user, and over the leaf node"
-                )
+                problem = f"no server of the domain answers {_USER_INFO}: allow it over the leaf node"
             else:
                 address = AckAddress(stream.name, consumer, domain, account_hash(account))
                 if await _answers(js, address):
@@ -135,6 +142,7 @@ async def _account(js: JetStream, domain: str) -> str | None:
         try:
             return await asyncio.wait_for(found, _ANSWERED_WITHIN)
         except TimeoutError:
+            js.connection.check_permitted(_USER_INFO)
             return None
 
 

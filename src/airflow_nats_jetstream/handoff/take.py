@@ -107,8 +107,8 @@ class Take:
         """Create the buckets and the consumer where they are missing, with ``max_failures`` the dead-letter stream.
 
         Raises:
-            StreamNotFound, ConsumerUnsuitable, DeadLettersUnsuitable, LedgerUnavailable, AddressUnknown: before anything
-                is pulled.
+            StreamNotFound, ConsumerUnsuitable, DeadLettersUnsuitable, LedgerUnavailable: before anything is pulled.
+            AddressUnknown: likewise, in a domain.
         """
         taking = self.taking
         info = await consumer.ensure(
