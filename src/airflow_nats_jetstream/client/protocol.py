@@ -19,11 +19,13 @@ NO_RESPONDERS = 503
 PUBLISH, SUBSCRIBE = "publish on", "subscribe to"
 _MESSAGES = {b"MSG": 4, b"HMSG": 5}  # words of a message line without a reply subject
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.+?)"', re.IGNORECASE)
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")  # as the server writes its signed integers
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2})")
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 
 
 class ProtocolError(JetStreamError):
-    """Bytes that are not the NATS protocol. The connection cannot be used any more."""
+    """What came is not the NATS protocol, or not the JetStream API. A connection cannot be used any more then."""
 
 
 class Frame(NamedTuple):
@@ -58,7 +60,9 @@ class Parser:
     """Cuts a byte stream into frames. One parser belongs to one connection."""
 
     def __init__(self, max_payload: int = 64 << 20) -> None:
-        self._buffer = b""
+        self._rest = b""  # a frame that has begun,
+        self._more = bytearray()  # what came to it since,
+        self._enough = 0  # and the bytes that it needs, once its line has told them
         self._max_payload = max_payload
 
     def feed(self, data: bytes) -> list[Frame | ServerLine]:
@@ -67,12 +71,14 @@ class Parser:
         Raises:
             ProtocolError: not the protocol, a line over 1 MiB, or a message over ``max_payload``.
         """
-        buffer = self._buffer + data if self._buffer else data
+        buffer = self._joined(data)
+        if not buffer:
+            return []
         frames: list[Frame | ServerLine] = []
         append = frames.append
         new = tuple.__new__  # past the constructor of the named tuple, which takes as long as all else
         find = buffer.find
-        position = 0
+        position = enough = 0
         end = len(buffer)
         while True:
             line_end = find(b"\r\n", position)
@@ -92,12 +98,15 @@ class Parser:
                         raise ValueError  # noqa: TRY301
                 except (ValueError, IndexError):
                     raise ProtocolError(f"not a message line: {buffer[position : position + 60]!r}") from None
-                if not 0 <= header_size <= size <= self._max_payload:
+                if not 0 <= header_size <= size <= self._max_payload or sid < 0:
                     raise ProtocolError(f"a message of {size} bytes with {header_size} bytes of headers")
                 start = line_end + 2
                 stop = start + size
                 if stop + 2 > end:
+                    enough = stop + 2 - position
                     break
+                if buffer[stop : stop + 2] != b"\r\n":
+                    raise ProtocolError(f"a message is not {size} bytes long, as its line says")
                 body = start + header_size
                 reply = words[3] if extra else b""
                 append(new(Frame, (words[1], sid, reply, buffer[start:body], buffer[body:stop])))
@@ -109,8 +118,24 @@ class Parser:
                     raise ProtocolError(f"not a protocol line: {buffer[position : position + 60]!r}")
                 append(ServerLine(name, rest.strip()))
                 position = line_end + 2
-        self._buffer = buffer[position:]
+        self._rest = buffer[position:]
+        self._enough = enough
         return frames
+
+    def _joined(self, data: bytes) -> bytes:
+        """All there is, once it can hold a whole frame; until then nothing, so that no byte is copied twice."""
+        if not self._rest:
+            return data
+        size = len(self._rest) + len(self._more) + len(data)
+        line_goes_on = not self._enough and b"\n" not in data
+        if line_goes_on and size > LONGEST_LINE:
+            raise ProtocolError("a protocol line does not end")
+        if line_goes_on or size < self._enough:
+            self._more += data
+            return b""
+        buffer = b"".join((self._rest, self._more, data))
+        self._more.clear()
+        return buffer
 
 
 def parse_violation(text: str) -> tuple[str, str] | None:
@@ -160,7 +185,10 @@ def encode_headers(headers: Mapping[str, str | Sequence[str]]) -> bytes:
         for value in (values,) if isinstance(values, str) else values:
             if "\r" in value or "\n" in value:
                 raise InvalidValue(f"headers[{name!r}]", "…", "a header value has no line break")
-            lines.append(f"{name}: {value}".encode())
+            try:
+                lines.append(f"{name}: {value}".encode())
+            except UnicodeEncodeError:
+                raise InvalidValue(f"headers[{name!r}]", "…", "a header value is text without surrogates") from None
     return b"\r\n".join([*lines, b"", b""])
 
 
@@ -178,8 +206,8 @@ def decode_status(block: bytes) -> tuple[int, str]:
     """Status and description of a header block's first line; ``(0, "")`` for a message without one."""
     if not block.startswith(HEADER_LINE):
         return 0, ""
-    words = block[len(HEADER_LINE) : block.find(b"\r\n")].strip().split(b" ", 1)
-    if not words[0].isdigit():
+    words = block[len(HEADER_LINE) :].partition(b"\r\n")[0].strip().split(b" ", 1)
+    if not (words[0].isdigit() and len(words[0]) == 3):
         return 0, ""
     return int(words[0]), words[1].strip().decode("utf-8", "replace") if len(words) > 1 else ""
 
@@ -209,15 +237,16 @@ class AckSubject(NamedTuple):
         """Raises ProtocolError for any other subject."""
         words = reply.split(".")
         at = 2 if len(words) == 9 else 4
-        if len(words) not in (9, 11, 12) or words[:2] != ["$JS", "ACK"] or "" in words[: at + 7]:
+        numbers = words[at + 2 : at + 7]
+        if (
+            len(words) not in (9, 11, 12)
+            or words[:2] != ["$JS", "ACK"]
+            or "" in words[: at + 7]
+            or not all(_NUMBER.fullmatch(number) for number in numbers)
+        ):
             raise ProtocolError(f"not the reply subject of a JetStream message: {reply[:80]!r}")
-        try:
-            delivered, sequence, consumer_sequence, timestamp, pending = map(int, words[at + 2 : at + 7])
-        except ValueError:
-            raise ProtocolError(f"not the reply subject of a JetStream message: {reply[:80]!r}") from None
         domain, account = ("", "") if at == 2 else ("" if words[2] == "_" else words[2], words[3])
-        numbers = (delivered, sequence, consumer_sequence, timestamp, pending)
-        return cls(words[at], words[at + 1], *numbers, domain, account, len(words))
+        return cls(words[at], words[at + 1], *map(int, numbers), domain, account, len(words))
 
 
 def parse_time(text: str) -> datetime:
@@ -226,7 +255,12 @@ def parse_time(text: str) -> datetime:
 
 
 def time_nanoseconds(text: str) -> int:
-    """RFC 3339 as nanoseconds since 1970, nothing cut: claims compare creation times exactly."""
+    """RFC 3339 as nanoseconds since 1970, nothing cut: claims compare creation times exactly.
+
+    Raises ValueError for anything else, a time without a zone included.
+    """
+    if not _TIME.fullmatch(text):
+        raise ValueError("not an RFC 3339 time")
     whole, dot, rest = text.partition(".")
     digits = ""
     if dot:

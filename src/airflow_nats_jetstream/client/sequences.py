@@ -14,7 +14,10 @@ from airflow_nats_jetstream.client.errors import InvalidValue
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+MOST_RANGES = 1_000_000
+"""Ranges that a JSON value may hold: a text of a few kilobytes can unpack to gigabytes. A million take 200 MB."""
 _LARGEST = 2**64 - 1  # sequences are unsigned 64-bit on the server
+_LONGEST_RANGE = 2 * 10  # bytes of two variable-length numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,13 @@ class Sequences:
 
     def to_json(self, longest: int = 8192) -> list[list[int]] | str:
         """A list of ``[first, last]``; past ``longest`` bytes one text instead: variable-length differences
-        (seven bits a byte, low first, the top bit meaning "more") of each start and length, zlib, base64."""
+        (seven bits a byte, low first, the top bit meaning "more") of each start and length, zlib, base64.
+
+        Raises:
+            InvalidValue: for more ranges than :meth:`from_json` reads.
+        """
+        if len(self.ranges) > MOST_RANGES:
+            raise InvalidValue("ranges", len(self.ranges), f"at most {MOST_RANGES} ranges: take fewer messages at once")
         ranges = [[first, last] for first, last in self.ranges]
         if len(ranges) * 6 <= longest and len(str(ranges)) <= longest:
             return ranges
@@ -134,15 +143,18 @@ class Sequences:
         return base64.b64encode(zlib.compress(bytes(packed), 9)).decode()
 
     @classmethod
-    def from_json(cls, value: object, field: str = "ranges", most: int = 10_000_000) -> Sequences:
-        """The reverse. Checks that ranges ascend, never touch, start at 1 or later, and that the text unpacks to at
-        most ``most`` ranges.
+    def from_json(cls, value: object, field: str = "ranges", most: int = MOST_RANGES) -> Sequences:
+        """The reverse. Checks that ranges ascend, never touch, start at 1 or later, and are at most ``most``.
 
         Raises:
             InvalidValue: for anything else.
         """
-        pairs = _unpack(value, field, most) if isinstance(value, str) else value
-        if not isinstance(pairs, list):
+        pairs: Iterable[object]
+        if isinstance(value, str):
+            pairs = _unpack(value, field, most)
+        elif isinstance(value, list):
+            pairs = value
+        else:
             raise InvalidValue(field, type(value).__name__, "a list of [first, last] or its packed text")
         checked: list[tuple[int, int]] = []
         before = -1
@@ -154,35 +166,45 @@ class Sequences:
                 or not 1 <= pair[0] <= pair[1] <= _LARGEST
                 or pair[0] <= before + 1
             ):
-                raise InvalidValue(field, pair, "ranges are [first, last], ascending from 1, and do not touch")
+                raise InvalidValue(field, _shown(pair), "ranges are [first, last], ascending from 1, and do not touch")
+            if len(checked) >= most:
+                raise InvalidValue(field, "…", f"at most {most} ranges")
             before = pair[1]
             checked.append((pair[0], pair[1]))
         return cls(tuple(checked))
 
 
-def _unpack(text: str, field: str, most: int) -> list[tuple[int, int]]:
+def _unpack(text: str, field: str, most: int) -> Iterator[tuple[int, int]]:
     unzip = zlib.decompressobj()
     try:
-        packed = unzip.decompress(base64.b64decode(text, validate=True), most * 4)
+        packed = unzip.decompress(base64.b64decode(text, validate=True), most * _LONGEST_RANGE)
     except (binascii.Error, ValueError, zlib.error):
         packed = b""
-    if not unzip.eof or unzip.unconsumed_tail:
+    if not unzip.eof or unzip.unconsumed_tail or unzip.unused_data:
         raise InvalidValue(field, text[:40], "this is not a packed text of ranges")
-    numbers: list[int] = []
-    number = shift = 0
+    start: int | None = None
+    number = shift = before = 0
     for byte in packed:
         number |= (byte & 0x7F) << shift
         shift += 7
-        if not byte & 0x80:
-            numbers.append(number)
-            number = shift = 0
-        elif shift > 63:
-            break
-    if shift or len(numbers) % 2:
+        if byte & 0x80:
+            if shift > 63:
+                break
+            continue
+        if start is None:
+            start = before + number
+        else:
+            before = start + number
+            yield start, before
+            start = None
+        number = shift = 0
+    if shift or start is not None:
         raise InvalidValue(field, text[:40], "this text of ranges is cut")
-    pairs: list[tuple[int, int]] = []
-    before = 0
-    for gap, length in zip(numbers[::2], numbers[1::2], strict=True):
-        pairs.append((before + gap, before + gap + length))
-        before = pairs[-1][1]
-    return pairs
+
+
+def _shown(value: object) -> object:
+    """In an error: a short value itself, of a long one only its type."""
+    try:
+        return value if len(repr(value)) <= 60 else type(value).__name__
+    except (ValueError, RecursionError):  # an integer that is too long to print
+        return type(value).__name__

@@ -1,0 +1,15 @@
+"""The end of a fuzzing run: how many cases it made, with which seed."""
+
+import pytest
+
+from tests.hostile import attack
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    kind = f"SEED={attack.SEED} CASES={attack.CASES}" if attack.CASES else "short and derandomised"
+    terminalreporter.write_line(f"hostile input: {attack.counted} cases in {len(attack.WEIGHTS)} attacks, {kind}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.exitstatus == pytest.ExitCode.OK and attack.counted < attack.CASES:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED  # fewer cases than asked for is not what was asked for
