@@ -395,7 +395,13 @@ def settings_of(
     Raises:
         InvalidValue: a field that is unknown, has the wrong type, or contradicts another. No secret is shown.
     """
-    extra = {name: value for name, value in connection.extra_dejson.items() if value not in (None, "")}
+    try:
+        fields = connection.extra_dejson
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        fields = None
+    if not isinstance(fields, Mapping):
+        raise InvalidValue("extra", "…", "the extra of a connection is a JSON object")
+    extra = {name: value for name, value in fields.items() if value is not None and value != ""}
     servers = extra.pop("servers", None)
     if servers is not None and connection.host:
         raise InvalidValue("servers", servers, "name the servers here or as host and port, not twice")
@@ -430,16 +436,16 @@ def _text(name: str, value: Any) -> str:
 def _flag(name: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    if str(value).lower() in ("true", "1", "yes", "false", "0", "no"):
-        return str(value).lower() in ("true", "1", "yes")
-    raise InvalidValue(f"extra[{name!r}]", value, "give true or false")
+    if value in (0, 1, "0", "1") or (isinstance(value, str) and value.lower() in ("true", "yes", "false", "no")):
+        return str(value).lower() in ("true", "1", "1.0", "yes")
+    raise InvalidValue(f"extra[{name!r}]", type(value).__name__, "give true or false")
 
 
 def _seconds(name: str, value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
-        raise InvalidValue(f"extra[{name!r}]", value, "give seconds") from None
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidValue(f"extra[{name!r}]", type(value).__name__, "give seconds") from None
 
 
 _EXTRAS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _SECRETS = ("user", "password", "token", "nkey", "seed", "creds", "secret", "tls_private_key")
+_LARGEST_SEQUENCE = 2**63 - 1  # the column is a long
+_MOST_PARTITIONS = 100_000  # each is a task for Spark's scheduler
 _KNOWN = ("servers", "connection", "stream", "claim", "startingOffsets", "endingOffsets", "minPartitions")
 
 
@@ -61,7 +63,10 @@ class Options:
         ending = _offset("endingOffsets", given.get("endingOffsets", "latest"), "latest")
         if starting and ending and starting > ending:
             raise InvalidValue("endingOffsets", ending, f"not before startingOffsets={starting}")
-        partitions = _positive("minPartitions", given["minPartitions"]) if "minPartitions" in given else None
+        partitions = None
+        if "minPartitions" in given:
+            remedy = f"give a whole number from 1 to {_MOST_PARTITIONS}"
+            partitions = _positive("minPartitions", given["minPartitions"], remedy, _MOST_PARTITIONS)
         return cls(str(stream), servers, connection, claim, starting, ending, partitions)
 
     def settings(self) -> ConnectionSettings:
@@ -108,11 +113,13 @@ def _offset(name: str, value: str, word: str) -> int | None:
     return None if value == word else _positive(name, value, f"give {word} or a sequence of 1 or more")
 
 
-def _positive(name: str, value: Any, remedy: str = "give a whole number of 1 or more") -> int:
+def _positive(
+    name: str, value: Any, remedy: str = "give a whole number of 1 or more", most: int = _LARGEST_SEQUENCE
+) -> int:
     try:
         number = int(value)
     except ValueError:
         number = 0
-    if number < 1:
-        raise InvalidValue(name, value, remedy)
+    if not 1 <= number <= most:
+        raise InvalidValue(name, str(value)[:40], remedy)
     return number

@@ -25,6 +25,7 @@ CONSTRUCTED = [
     errors.MessagesMissing("S", Sequences.of([1, 2, 7])),
     errors.ConsumerUnsuitable("c", "max_deliver", 5, "give -1"),
     errors.AlreadyDone("5f0c9a7be21d", "1-token", {"rows": 1}),
+    errors.LedgerInvalid("record", "KeyError"),
 ]
 
 

@@ -6,6 +6,8 @@ A field that is newer than this client survives a read, merge and write. Duratio
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -27,7 +29,22 @@ def nanoseconds(duration: timedelta) -> int:
 
 
 def normalise(config: Config) -> dict[str, Any]:
-    """A copy in the server's terms. Raises InvalidValue for a time without a zone."""
+    """A copy in the server's terms.
+
+    Raises:
+        InvalidValue: what JSON cannot hold, or a time that is not RFC 3339 with a zone.
+    """
+    try:
+        wanted = _normalise("config", config)
+        json.dumps(wanted, allow_nan=False).encode()
+    except InvalidValue:
+        raise
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise InvalidValue("config", type(config).__name__, f"the server takes JSON: {error}") from None
+    return dict(wanted)
+
+
+def _fields(config: Config) -> dict[str, Any]:
     return {name: _normalise(name, value) for name, value in config.items() if value is not None}
 
 
@@ -38,11 +55,28 @@ def _normalise(name: str, value: Any) -> Any:
         if value.tzinfo is None:
             raise InvalidValue(name, value, "a time needs a zone")
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, str) and _is_time(name):
+        try:
+            time_nanoseconds(value)
+        except ValueError:
+            raise InvalidValue(name, value, "give a datetime, or RFC 3339 with a zone: 2026-11-21T03:00:00Z") from None
     if isinstance(value, Mapping):
-        return normalise(value)
+        return _fields(value)
     if isinstance(value, list | tuple):
         return [_normalise(name, each) for each in value]
     return value
+
+
+def _is_time(name: object) -> bool:
+    return isinstance(name, str) and name.endswith("_time")
+
+
+def _check_metadata(wanted: Config) -> None:
+    metadata = wanted.get("metadata", {})
+    if not isinstance(metadata, Mapping) or not all(
+        isinstance(each, str) for pair in metadata.items() for each in pair
+    ):
+        raise InvalidValue("config['metadata']", metadata, "give a mapping of texts")
 
 
 def check_stream_config(config: object) -> dict[str, Any]:
@@ -56,6 +90,7 @@ def check_stream_config(config: object) -> dict[str, Any]:
         raise InvalidValue("config['subjects']", subjects, "give a list of subjects")
     for subject in subjects:
         check_filter(subject, "config['subjects']")
+    _check_metadata(wanted)
     return wanted
 
 
@@ -70,8 +105,11 @@ def check_consumer_config(config: object) -> dict[str, Any]:
         check_consumer_name(wanted["name"], "config['name']")
     if "filter_subject" in wanted and wanted.get("filter_subjects"):
         raise InvalidValue("config['filter_subjects']", wanted["filter_subjects"], "not together with filter_subject")
+    if not isinstance(wanted.get("filter_subjects", []), list):
+        raise InvalidValue("config['filter_subjects']", wanted["filter_subjects"], "give a list of subjects")
     for subject in [wanted["filter_subject"]] if "filter_subject" in wanted else wanted.get("filter_subjects", []):
         check_filter(subject, "config['filter_subject']")
+    _check_metadata(wanted)
     return wanted
 
 
@@ -87,17 +125,23 @@ def _equal(name: str, current: Any, wanted: Any) -> bool:
         return not difference(current if isinstance(current, Mapping) else {}, wanted)
     if not current and not wanted:
         return True  # the server omits false, 0, "" and []
-    if name.endswith("_time") and isinstance(current, str) and isinstance(wanted, str):
-        return time_nanoseconds(current) == time_nanoseconds(wanted)
-    return bool(current == wanted)
+    if current == wanted:
+        return True
+    if _is_time(name) and isinstance(current, str) and isinstance(wanted, str):
+        with contextlib.suppress(ValueError):
+            return time_nanoseconds(current) == time_nanoseconds(wanted)
+    return False
 
 
 def merge(current: Config, wanted: Config) -> dict[str, Any]:
     """The server's configuration with the wanted fields in it; the server's own metadata stays."""
     merged = {**current, **wanted}
     if "metadata" in wanted:
+        before = current.get("metadata")
         kept = {
-            name: value for name, value in (current.get("metadata") or {}).items() if name.startswith(_SERVER_METADATA)
+            name: value
+            for name, value in (before.items() if isinstance(before, Mapping) else ())
+            if name.startswith(_SERVER_METADATA)
         }
         merged["metadata"] = {**kept, **wanted["metadata"]}
     return merged

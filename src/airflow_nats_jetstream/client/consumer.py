@@ -19,7 +19,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
-from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
+from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, ProtocolError, time_nanoseconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,9 +31,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConsumerInfo:
-    """``CONSUMER.INFO`` as the server sent it."""
+    """``CONSUMER.INFO`` as the server sent it. Raises ProtocolError for one that lacks what decisions rest on."""
 
     raw: dict[str, Any] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            counts = (self.counter, self.delivered, self.floor, self.pending, self.ack_pending)
+            if not isinstance(self.raw["config"], dict) or min(counts) < 0:
+                raise ValueError  # noqa: TRY301
+            time_nanoseconds(self.now)
+            time_nanoseconds(self.created)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise ProtocolError("the answer to CONSUMER.INFO is not what the API promises") from None
 
     @property
     def config(self) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from airflow_nats_jetstream.client import config as configs
 from airflow_nats_jetstream.client.errors import (
     ApiError,
     ConnectionLost,
-    JetStreamError,
     JetStreamNotEnabled,
     NoStreamResponse,
     RequestTimeout,
@@ -18,7 +17,7 @@ from airflow_nats_jetstream.client.errors import (
     WrongDomain,
 )
 from airflow_nats_jetstream.client.names import check_subject
-from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
+from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, decode_object
 from airflow_nats_jetstream.client.publish import PubAck
 from airflow_nats_jetstream.client.stream import Stream
 
@@ -75,10 +74,7 @@ class JetStream:
             raise JetStreamNotEnabled(
                 503, 0, f"nobody answers {subject!r}: JetStream is off, or domain, API prefix or permissions are wrong"
             )
-        try:
-            answer = json.loads(reply.data)
-        except ValueError:
-            raise JetStreamError(f"the answer to {subject!r} is not JSON") from None
+        answer = decode_object(reply.data, f"the answer to {subject!r}")
         if "error" in answer:
             error = ApiError.from_response(answer["error"])
             if type(error) is ApiError and error.code == 503:

@@ -33,7 +33,8 @@
         ├── ResetRefused                  a reset that could swallow messages; carries what is unconfirmed
         ├── AlreadyDone                   settled before; carries the recorded value
         └── LedgerUnavailable
-            └── LedgerFull
+            ├── LedgerFull
+            └── LedgerInvalid             somebody else wrote into the ledger
 
 The server's codes are those of nats-server's ``server/errors.json``.
 """
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow_nats_jetstream.client.sequences import Sequences
+
+
+_LONGEST_TEXT = 1_000  # characters of a server's text in an error: logs are for people
 
 
 class JetStreamError(Exception):
@@ -127,11 +131,15 @@ class ApiError(JetStreamError):
         self.description = description
 
     @staticmethod
-    def from_response(error: Mapping[str, Any]) -> ApiError:
-        """The class for an ``error`` object of an API answer; plain :class:`ApiError` for codes without a class."""
-        code = int(error.get("code", 0))
-        err_code = int(error.get("err_code", 0))
-        return _BY_CODE.get(err_code, ApiError)(code, err_code, str(error.get("description", "")))
+    def from_response(error: object) -> ApiError:
+        """The class for the ``error`` of an API answer; plain :class:`ApiError` for codes without a class.
+
+        Whatever was answered instead of an error object is an error too: code 0.
+        """
+        fields = error if isinstance(error, dict) else {"description": f"no error object: {type(error).__name__}"}
+        code, err_code = fields.get("code"), fields.get("err_code")
+        code, err_code = code if type(code) is int else 0, err_code if type(err_code) is int else 0
+        return _BY_CODE.get(err_code, ApiError)(code, err_code, str(fields.get("description", ""))[:_LONGEST_TEXT])
 
 
 class JetStreamNotEnabled(ApiError):
@@ -384,3 +392,15 @@ class LedgerUnavailable(HandoffError):
 
 class LedgerFull(LedgerUnavailable):
     """A consumer's record would pass its limit although the batch was cut."""
+
+
+class LedgerInvalid(LedgerUnavailable):
+    """A record or receipt that this package did not write. It is neither used nor overwritten."""
+
+    def __init__(self, what: str, wrong: str) -> None:
+        super().__init__(
+            f"the ledger's {what} cannot be read ({wrong}): somebody else wrote it. Nothing is acknowledged meanwhile. "
+            "Put the value of before back, or purge its subject in the bucket's stream: the messages come again then"
+        )
+        self.what = what
+        self.wrong = wrong

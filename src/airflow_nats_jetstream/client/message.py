@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 ACK = b"+ACK"
 IN_PROGRESS = b"+WPI"
+_SIZE = re.compile("[0-9]{1,10}")  # bytes of one message
 
 
 def nak(delay: timedelta | None = None) -> bytes:
@@ -46,8 +48,9 @@ class Message:
     @property
     def size(self) -> int:
         """Bytes of the payload; for a consumer with ``headers_only`` what the server says that it would be."""
-        stated = self.headers.get("Nats-Msg-Size")
-        return int(stated[0]) if stated and not self.data else len(self.data)
+        # A publisher may have set the header as well: the server's own is the last one.
+        stated = self.headers.get("Nats-Msg-Size", [""])[-1]
+        return int(stated) if not self.data and _SIZE.fullmatch(stated) else len(self.data)
 
     @property
     def timestamp(self) -> datetime:

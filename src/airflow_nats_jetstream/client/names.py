@@ -6,17 +6,20 @@ import re
 
 from airflow_nats_jetstream.client.errors import InvalidValue
 
-_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
-_TOKEN = re.compile(r"[^\s\x00]+")
-_PLAIN_SUBJECT = re.compile(r"[^\s\x00.*>]+(?:\.[^\s\x00.*>]+)*")  # most of the literal ones, told at once
+# Surrogates, which JSON can hold, cannot be sent: they have no UTF-8.
+_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f\ud800-\udfff]+")
+_TOKEN = re.compile(r"[^\s\x00\ud800-\udfff]+")
+_PLAIN_SUBJECT = re.compile(
+    r"[^\s\x00.*>\ud800-\udfff]+(?:\.[^\s\x00.*>\ud800-\udfff]+)*"
+)  # most of the literal ones, told at once
 _LONGEST_NAME = 255  # server/jetstream_api.go: JSMaxNameLen
 
 
 def _check_name(field: str, name: object) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidValue(field, name, r"a name needs at least one character and none of . * > / \ or white space")
-    if len(name) > _LONGEST_NAME:
-        raise InvalidValue(field, name, f"a name has at most {_LONGEST_NAME} characters")
+    if len(name.encode()) > _LONGEST_NAME:
+        raise InvalidValue(field, f"{name[:40]}…", f"a name has at most {_LONGEST_NAME} bytes")
     return name
 
 

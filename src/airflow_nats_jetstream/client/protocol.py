@@ -249,6 +249,21 @@ class AckSubject(NamedTuple):
         return cls(words[at], words[at + 1], *map(int, numbers), domain, account, len(words))
 
 
+def decode_object(data: bytes | str, what: str) -> dict[str, Any]:
+    """The JSON object that a server or somebody else sent. ``what`` names it in the error.
+
+    Raises:
+        ProtocolError: no JSON, JSON deeper than the stack, or no object.
+    """
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ProtocolError(f"{what} is not JSON") from None
+    if not isinstance(value, dict):
+        raise ProtocolError(f"{what} is {type(value).__name__}, not a JSON object")
+    return value
+
+
 def parse_time(text: str) -> datetime:
     """RFC 3339 as the server writes it, nanoseconds cut to microseconds, any zone."""
     return datetime.fromisoformat(text).astimezone(UTC)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from airflow_nats_jetstream.client.errors import (
     TooManyRequests,
     WrongDomain,
 )
-from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
+from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, ProtocolError, decode_object
 
 WINDOW_MESSAGES = 4_096
 WINDOW_BYTES = 8 << 20
@@ -42,14 +41,17 @@ class PubAck(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> PubAck:
-        """Raises ApiError for a refusal, JetStreamError for anything that is no PubAck."""
-        try:
-            answer = json.loads(data)
-            if "error" in answer:
-                raise ApiError.from_response(answer["error"])
-            return cls(answer["stream"], answer["seq"], answer.get("duplicate", False), answer.get("domain", ""))
-        except (ValueError, TypeError, KeyError):
-            raise JetStreamError("the answer to a publish is no PubAck") from None
+        """Raises ApiError for a refusal, ProtocolError for anything that is no PubAck."""
+        answer = decode_object(data, "the answer to a publish")
+        if "error" in answer:
+            raise ApiError.from_response(answer["error"])
+        stream, seq = answer.get("stream"), answer.get("seq")
+        duplicate, domain = answer.get("duplicate", False), answer.get("domain", "")
+        if not (isinstance(stream, str) and stream and type(seq) is int and seq >= 0):
+            raise ProtocolError("the answer to a publish is no PubAck")
+        if not (isinstance(duplicate, bool) and isinstance(domain, str)):
+            raise ProtocolError("the answer to a publish is no PubAck")
+        return cls(stream, seq, duplicate, domain)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from airflow_nats_jetstream.client.names import check_subject
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 ENVIRONMENT_PREFIX = "JETSTREAM_SECRET_"
 _PEM_BLOCK = re.compile(r"(-----BEGIN [A-Z ]+-----)\s*([A-Za-z0-9+/=\s]+?)\s*(-----END [A-Z ]+-----)")
+_LONGEST_TIMEOUT = 86_400.0
+_HOST = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff%]{1,253}")
 
 
 def _secret() -> Any:
@@ -73,6 +75,7 @@ class ConnectionSettings:
     name: str = "airflow-provider-nats-jetstream"
 
     def __post_init__(self) -> None:
+        self._check_types()
         texts = self.servers.split(",") if isinstance(self.servers, str) else self.servers
         servers = tuple(_check_server(text.strip()) for text in texts if text.strip())
         if not servers:
@@ -104,8 +107,25 @@ class ConnectionSettings:
         if not self.ledger.replace("-", "").replace("_", "").isalnum():
             raise InvalidValue("ledger", self.ledger, "a bucket prefix has letters, digits, - and _ only")
         for timeout in ("connect_timeout", "request_timeout", "shortest_ack_wait"):
-            if not getattr(self, timeout) > 0:
-                raise InvalidValue(timeout, getattr(self, timeout), "give seconds above 0")
+            if not 0 < getattr(self, timeout) <= _LONGEST_TIMEOUT:
+                raise InvalidValue(timeout, getattr(self, timeout), "give seconds above 0, at most a day")
+
+    def _check_types(self) -> None:
+        """Raises InvalidValue without the value, which may be a secret in the wrong place."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name == "servers":
+                fits = isinstance(value, str) or (
+                    isinstance(value, list | tuple) and all(isinstance(server, str) for server in value)
+                )
+            elif isinstance(each.default, bool):
+                fits = isinstance(value, bool)
+            elif isinstance(each.default, float):
+                fits = isinstance(value, int | float) and not isinstance(value, bool)
+            else:
+                fits = isinstance(value, str) or (value is None and each.default is None)
+            if not fits:
+                raise InvalidValue(each.name, type(value).__name__, f"give a value as {each.type}")
 
     @property
     def prefix(self) -> str:
@@ -142,12 +162,12 @@ class ConnectionSettings:
             return None
         try:
             context = ssl.create_default_context(cadata=_pem(self.tls_ca))
-        except (ssl.SSLError, ValueError, OSError):
+        except (ssl.SSLError, ValueError, OSError, RuntimeError):  # the last: "~" of a user who has no home
             raise InvalidValue("tls_ca", "…", "this is no PEM certificate and no readable path of one") from None
         if self.tls_certificate and self.tls_private_key:
             try:
                 _load_client_certificate(context, _pem(self.tls_certificate) or "", _pem(self.tls_private_key) or "")
-            except (ssl.SSLError, ValueError, OSError):
+            except (ssl.SSLError, ValueError, OSError, RuntimeError):
                 remedy = "certificate and key must be PEM texts or readable paths, and belong together"
                 raise InvalidValue("tls_certificate", "…", remedy) from None
         return context
@@ -166,7 +186,7 @@ class ConnectionSettings:
             if "servers" in values and not isinstance(values["servers"], str):
                 values["servers"] = tuple(values["servers"])
             return cls(**values)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             raise InvalidValue("connection settings", "…", "this is not the JSON of connection settings") from None
 
     @classmethod
@@ -199,10 +219,20 @@ def _check_server(server: str) -> str:
         port = url.port
     except ValueError:
         url, port = None, None
-    if url is not None and (url.username is not None or url.password is not None):
-        shown = f"{url.scheme}://…@{url.hostname}"
+    if "@" in server or (url is not None and (url.username is not None or url.password is not None)):
+        # What stands before the @ may be a password, however the rest is written.
+        shown = f"…@{server.rpartition('@')[2]}"
         raise InvalidValue("servers", shown, "put the user and password into their own fields, not into the URL")
-    if url is None or url.scheme not in ("nats", "tls") or not url.hostname or url.path.strip("/") or port == 0:
+    if (
+        url is None
+        or url.scheme not in ("nats", "tls")
+        or not url.hostname
+        or not _HOST.fullmatch(url.hostname)
+        or url.path.strip("/")
+        or url.query
+        or url.fragment
+        or port == 0
+    ):
         raise InvalidValue("servers", server, f"a server is nats://host:port or tls://host:port, e.g. {DEFAULT_SERVER}")
     return text.rstrip("/")
 

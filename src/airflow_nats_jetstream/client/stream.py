@@ -10,7 +10,7 @@ from airflow_nats_jetstream.client import config as configs
 from airflow_nats_jetstream.client.consumer import Consumer
 from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.names import check_filter, check_stream_name
-from airflow_nats_jetstream.client.protocol import decode_headers
+from airflow_nats_jetstream.client.protocol import ProtocolError, decode_headers, time_nanoseconds
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.context import JetStream
@@ -18,9 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """``STREAM.INFO`` as the server sent it; durations are integer nanoseconds."""
+    """``STREAM.INFO`` as the server sent it; durations are integer nanoseconds. Raises ProtocolError for less."""
 
     raw: dict[str, Any] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            if not (isinstance(self.raw["config"], dict) and isinstance(self.raw["state"], dict)):
+                raise ValueError  # noqa: TRY004, TRY301
+            time_nanoseconds(self.created)
+        except (KeyError, TypeError, ValueError):
+            raise ProtocolError("the answer to STREAM.INFO is not what the API promises") from None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -56,6 +64,20 @@ class StoredMessage:
     time: str
     headers: dict[str, list[str]] = field(repr=False)
     data: bytes = field(repr=False)
+
+
+def stored_message(message: Any) -> StoredMessage:
+    """The ``message`` of an answer to ``STREAM.MSG.GET``. Raises ProtocolError."""
+    try:
+        return StoredMessage(
+            str(message["subject"]),
+            int(message["seq"]),
+            str(message["time"]),
+            decode_headers(base64.b64decode(message.get("hdrs", ""))),
+            base64.b64decode(message.get("data", "")),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise ProtocolError("the answer to STREAM.MSG.GET is not what the API promises") from None
 
 
 class Stream:
@@ -109,14 +131,8 @@ class Stream:
             MessageNotFound: the leader has none.
         """
         body: dict[str, Any] = {"seq": sequence} if sequence is not None else {"last_by_subj": last_by_subject}
-        message = (await self.js.api(f"STREAM.MSG.GET.{self.name}", body))["message"]
-        return StoredMessage(
-            message["subject"],
-            message["seq"],
-            message["time"],
-            decode_headers(base64.b64decode(message.get("hdrs", ""))),
-            base64.b64decode(message.get("data", "")),
-        )
+        message = await self.js.api(f"STREAM.MSG.GET.{self.name}", body)
+        return stored_message(message.get("message"))
 
     def consumer(self, name: str) -> Consumer:
         """A handle, without a round trip."""

@@ -19,6 +19,7 @@ VERSION = 1
 _ID = re.compile(r"[0-9a-f]{8,32}")
 _TIMES = ("stream_created", "consumer_created", "taken_at")
 _LARGEST_COUNT = 100_000_000
+_LARGEST_NUMBER = 2**63 - 1
 
 
 def new_claim_id() -> str:
@@ -86,10 +87,10 @@ class Claim:
             ClaimInvalid: with the first thing that is wrong.
         """
         fields = _object(value)
-        if fields["v"] != VERSION:
-            raise ClaimInvalid(f"claim version {fields['v']!r}: this package reads version {VERSION}")
+        if type(fields["v"]) is not int or fields["v"] != VERSION:
+            raise ClaimInvalid(f"claim version {_short(fields['v'])}: this package reads version {VERSION}")
         if not isinstance(fields["id"], str) or not _ID.fullmatch(fields["id"]):
-            raise ClaimInvalid(f"claim id {fields['id']!r}: 8 to 32 hexadecimal digits")
+            raise ClaimInvalid(f"claim id {_short(fields['id'])}: 8 to 32 hexadecimal digits")
         try:
             stream = check_stream_name(fields["stream"])
             consumer = check_consumer_name(fields["consumer"])
@@ -100,18 +101,18 @@ class Claim:
         for name in _TIMES:
             try:
                 time_nanoseconds(fields[name])
-            except (ValueError, TypeError, AttributeError):
-                raise ClaimInvalid(f"claim {fields['id']}: {name}={fields[name]!r} is no RFC 3339 time") from None
+            except (ValueError, TypeError):
+                raise ClaimInvalid(f"claim {fields['id']}: {name}={_short(fields[name])} is no RFC 3339 time") from None
         for name in ("count", "bytes", "consumer_sequence"):
-            if type(fields[name]) is not int or fields[name] < 0:
-                raise ClaimInvalid(f"claim {fields['id']}: {name}={fields[name]!r} is no count")
+            if type(fields[name]) is not int or not 0 <= fields[name] <= _LARGEST_NUMBER:
+                raise ClaimInvalid(f"claim {fields['id']}: {name}={_short(fields[name])} is no count")
         if not 0 < sequences.count == fields["count"] <= _LARGEST_COUNT:
             raise ClaimInvalid(f"claim {fields['id']}: count={fields['count']}, but its ranges hold {sequences.count}")
         if fields["consumer_sequence"] < sequences.count:
             raise ClaimInvalid(f"claim {fields['id']}: consumer_sequence is below the count of its messages")
         if (address.stream, address.consumer) != (stream, consumer):
             raise ClaimInvalid(
-                f"claim {fields['id']}: ack_prefix={fields['ack_prefix']!r} names another stream or consumer"
+                f"claim {fields['id']}: ack_prefix={_short(fields['ack_prefix'])} names another stream or consumer"
             )
         return cls(
             id=fields["id"],
@@ -137,11 +138,20 @@ def _object(value: object) -> Mapping[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ClaimInvalid("this text is no claim: it is not JSON") from None
     if not isinstance(value, Mapping):
         raise ClaimInvalid(f"a claim is a JSON object, not {type(value).__name__}: hand on what the sensor returned")
     if value.keys() != _FIELDS:
-        odd = sorted(map(str, value.keys() ^ _FIELDS))
-        raise ClaimInvalid(f"not a claim: missing or unknown {', '.join(odd)}")
+        odd = ", ".join(sorted(map(str, value.keys() ^ _FIELDS)))
+        raise ClaimInvalid(f"not a claim: missing or unknown {odd[:400]}")
     return value
+
+
+def _short(value: object) -> str:
+    """A value in an error: what is long, or cannot be printed, by its type."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer that is too long to print
+        text = ""
+    return text if 0 < len(text) <= 100 else f"a {type(value).__name__}"

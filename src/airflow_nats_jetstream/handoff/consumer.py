@@ -83,6 +83,9 @@ def _check_rules(consumer: str, config: configs.Config, max_messages: int, short
     def refuse(rule: str, remedy: str) -> None:
         raise ConsumerUnsuitable(consumer, rule, config.get(rule), remedy)
 
+    for number in ("max_deliver", "ack_wait", "max_ack_pending"):
+        if type(config.get(number, 0)) is not int:
+            refuse(number, "must be a whole number; a duration is a timedelta or nanoseconds")
     if config.get("deliver_subject"):
         refuse("deliver_subject", "claims need a pull consumer: leave it out")
     if not config.get("durable_name"):

@@ -24,6 +24,7 @@ from airflow_nats_jetstream.client.errors import (
     InvalidValue,
     JetStreamError,
     JetStreamNotEnabled,
+    LedgerInvalid,
     LedgerUnavailable,
     MessageNotFound,
     PermissionDenied,
@@ -36,6 +37,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
 from airflow_nats_jetstream.client.publish import PubAck
+from airflow_nats_jetstream.client.sequences import MOST_RANGES
 from airflow_nats_jetstream.handoff.record import DoneEntry, Receipt, Record
 
 if TYPE_CHECKING:
@@ -220,7 +222,9 @@ class Ledger:
         raise Superseded(f"claim {claim_id}: the ledger has no record of consumer {self.consumer.name!r}")
 
     def fits(self, record: Record) -> bool:
-        """Whether the record is within its limit."""
+        """Whether the record is within its limits."""
+        if any(len(entry.sequences.ranges) > MOST_RANGES for entry in record.open.values()):
+            return False
         return len(json.dumps(record.to_json())) <= LARGEST_RECORD
 
     async def write_receipt(self, receipt: Receipt) -> None:
@@ -320,8 +324,13 @@ class Ledger:
             return None
         except JetStreamError as error:
             raise _unavailable(bucket, error) from error
-        message = answer["message"]
-        return json.loads(base64.b64decode(message["data"])), int(message["seq"])
+        what = "record" if bucket == self._claims else "receipt"
+        try:
+            message = answer["message"]
+            # Without data: the mark of a deleted key.
+            return json.loads(base64.b64decode(message.get("data", ""))), int(message["seq"])
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            raise LedgerInvalid(what, "not JSON") from None
 
     async def _write(self, subject: str, value: Mapping[str, Any], revision: int | None) -> None:
         domain = self.js.settings.domain

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_nats_jetstream.client.errors import InvalidValue, LedgerUnavailable
+from airflow_nats_jetstream.client.errors import InvalidValue, LedgerInvalid
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff.failures import Failure, without
@@ -147,10 +147,11 @@ class Record:
 
     @classmethod
     def from_json(cls, value: Any) -> Record:
-        """Raises LedgerUnavailable for a record that this version cannot read: guessing could lose messages."""
+        """Raises LedgerInvalid for a record that this version did not write: guessing could lose messages."""
         try:
             if value["v"] != VERSION:
-                raise LedgerUnavailable(f"the ledger's record has version {value['v']!r}; this package reads {VERSION}")
+                raise LedgerInvalid("record", f"its version is {str(value['v'])[:20]}, this package reads {VERSION}")
+            _check_record(value)
             candidate, resetting = value["candidate"], value["resetting"]
             return cls(
                 created=value["life"][0],
@@ -184,8 +185,8 @@ class Record:
                 failures={claim_id: Failure.from_json(failure) for claim_id, failure in value["failed"].items()},
                 resetting=(resetting[0], resetting[1]) if resetting else None,
             )
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, InvalidValue) as error:
-            raise LedgerUnavailable(f"the ledger's record cannot be read: {type(error).__name__}") from None
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise LedgerInvalid("record", type(error).__name__) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,8 @@ class Receipt:
 
     @classmethod
     def from_json(cls, claim_id: str, value: Mapping[str, Any]) -> Receipt:
-        """The reverse."""
+        """The reverse. Raises LedgerInvalid."""
+        _check_receipt(value)
         return cls(
             claim_id,
             value["state"],
@@ -247,6 +249,64 @@ class Receipt:
             value["at"],
             value["again"],
         )
+
+
+def _check_record(value: Any) -> None:
+    """Raises what reading a foreign value raises: KeyError, TypeError, ValueError, AttributeError."""
+    (created, n), candidate = value["life"], value["candidate"]
+    _check(created, str)
+    _check_counts(n, value["floor"], value["counter"], value["last_counter"])
+    if candidate is not None:
+        floor, counter, at = candidate
+        _check_counts(floor, counter)
+        time_nanoseconds(at)
+    if value["resetting"] is not None:
+        token, since = value["resetting"]
+        _check(token, str)
+        time_nanoseconds(since)
+    for claim_id, entry in (*value["open"].items(), *value["done"].items()):
+        _check(claim_id, str)
+        _check_counts(entry["counter"])
+        if not entry["ranges"]:
+            raise ValueError("no ranges")
+    for entry in value["open"].values():
+        _check_counts(entry["bytes"])
+        time_nanoseconds(entry["at"])
+        _check(entry["token"], str | None)
+        dag, run, task, map_index, try_number = entry["owner"]
+        for each in (dag, run, task):
+            _check(each, str)
+        for each in (map_index, try_number):
+            _check(each, int)
+    for entry in value["done"].values():
+        _check(entry["token"], str)
+    for _, size, alone, reason in value["failed"].values():
+        _check_counts(size, alone)
+        _check(reason, str)
+
+
+def _check_receipt(value: Any) -> None:
+    try:
+        for name in ("state", "stream", "consumer"):
+            _check(value[name], str)
+        _check(value["token"], str | None)
+        for name in ("ranges", "rejected"):
+            Sequences.from_json(value[name])
+        value["value"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LedgerInvalid("receipt", type(error).__name__) from None
+
+
+def _check(value: object, kind: Any) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(type(value).__name__)
+
+
+def _check_counts(*values: object) -> None:
+    for value in values:
+        _check(value, int)
+        if not 0 <= value < 2**64:  # type: ignore[operator] # an int, checked
+            raise ValueError("no count")
 
 
 def check_value(value: object) -> None:
