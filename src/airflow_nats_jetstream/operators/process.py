@@ -50,12 +50,11 @@ class JetStreamProcessOperator(PythonOperator):
 
     ==================================================== ====================================================
     the body returned                                    settled with its value
-    it raised, and Airflow will retry                    released; its messages wait for the retry + 5 min
+    it raised or timed out, and Airflow will retry       released; its messages wait for the retry + 5 min
     it raised for the last time, or AirflowFailException failed: the messages are delivered again, and it counts
                                                          towards the sensor's ``max_failures``
     it raised AirflowSkipException                       failed, but does not count
-    killed, timed out                                    released at once; settling is refused. The last time-out is a
-                                                         failure as any other
+    killed                                               released at once; settling is refused
     the claim belongs to somebody else                   fails without retry
     ==================================================== ====================================================
     """
@@ -156,7 +155,7 @@ class JetStreamProcessOperator(PythonOperator):
             if self._last_try:
                 held.fail(self._reason(error))
             else:
-                held.release()
+                held.release(self._retry_delay() + RETRY_SLACK)  # at once, the sensor of another run would be first
             raise
         except Exception as error:
             if held.lost:
