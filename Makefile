@@ -15,7 +15,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down test machine bench fmt
+.PHONY: help demo up down test machine events bench fmt
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
@@ -38,6 +38,9 @@ test: $(READY) ## lint, types, imports and tests
 
 machine: $(READY) ## the hand-off's state machine for longer; SEED=1 and EXAMPLES=100 choose another walk
 	EXAMPLES=$(or $(EXAMPLES),100) $(BIN)/pytest tests/handoff/test_machine.py --hypothesis-seed=$(or $(SEED),1) --timeout=0
+
+events: $(READY) ## Airflow's own events on the real Airflow, row by row; writes the table in docs/airflow-events.md
+	$(BIN)/pytest tests/airflow_system/every_event.py --capture=no
 
 bench: $(READY) ## ours and the alternatives side by side; prints ratios
 	$(BIN)/python -m benchmarks

@@ -74,6 +74,16 @@ class Airflow:
         run_id: str = answer["dag_run_id"]
         return run_id
 
+    def pause(self, dag_id: str, paused: bool = True) -> None:
+        """The switch beside the DAG's name. `trigger` switches it on again."""
+        self._answer("PATCH", f"dags/{dag_id}", {"is_paused": paused})
+
+    def pool(self, name: str, slots: int) -> None:
+        """A pool of so many slots, made or changed; with 0 its tasks wait in the queue."""
+        pool = {"slots": slots, "description": "", "include_deferred": False}
+        if not self._request("PATCH", f"pools/{name}", {"pool": name, **pool}).is_success:
+            self._answer("POST", "pools", {"name": name, **pool})
+
     def state(self, dag_id: str, run_id: str) -> str:
         """The run's state: queued, running, success or failed."""
         state: str = self._get(f"dags/{dag_id}/dagRuns/{run_id}")["state"]

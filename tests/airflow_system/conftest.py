@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from demo.stack import Stack
+from tests.airflow_system.judge import Judge
 
 DAGS = Path(__file__).parent / "dags"
 
@@ -18,6 +19,8 @@ IMPATIENT = {
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
     "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
     "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
+    "AIRFLOW__WORKERS__EXECUTION_API_RETRY_WAIT_MAX": "1",
+    "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
 }
 
 
@@ -25,11 +28,18 @@ IMPATIENT = {
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """nats-server, Postgres, and Airflow's four processes over the DAGs in `dags/` beside this file."""
     folder = tmp_path_factory.mktemp("stack")
-    stack = Stack(folder / "services", DAGS, IMPATIENT)
+    stack = Stack(folder / "services", DAGS, IMPATIENT, parallelism=8)
     connection = {"conn_type": "nats", "extra": {"servers": stack.nats.url, "shortest_ack_wait": 1}}
     stack.environment["AIRFLOW_CONN_NATS_DEFAULT"] = json.dumps(connection)
     stack.environment["HANDOFF_OUT"] = str(folder / "out")
     with stack:
-        stack.airflow.wait_for_dag("handoff")
-        stack.airflow.wait_for_dag("whole")
+        for pool in ("queued", "queued_too_long"):
+            stack.airflow.pool(pool, 0)
+        for dag_id in ("handoff", "in_the_worker", "paused", "hasty", "queued", "queued_too_long", "whole"):
+            stack.airflow.wait_for_dag(dag_id)
         yield stack
+
+
+@pytest.fixture
+def judge(stack: Stack) -> Judge:
+    return Judge(stack.nats.url, Path(stack.environment["HANDOFF_OUT"]))

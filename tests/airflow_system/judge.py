@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from base64 import b32encode
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,14 @@ class Judge:
 
         self._ask(create)
 
+    def stored(self, stream: str) -> int:
+        """How many messages the stream has ever had: the last sequence."""
+
+        async def last(js: JetStreamContext) -> int:
+            return (await js.stream_info(stream)).state.last_seq
+
+        return self._ask(last)
+
     def pending(self, stream: str) -> tuple[int, int]:
         """Messages not delivered yet, and delivered and not acknowledged. Zero of both while there is no consumer."""
 
@@ -56,6 +65,25 @@ class Judge:
 
         return self._ask(state)
 
+    def pulls(self, stream: str) -> int:
+        """How many pulls wait at the consumer."""
+
+        async def waiting(js: JetStreamContext) -> int:
+            try:
+                return (await js.consumer_info(stream, CONSUMER)).num_waiting or 0
+            except NotFoundError:
+                return 0
+
+        return self._ask(waiting)
+
+    def next_pull(self, stream: str) -> None:
+        """Return at the moment of the consumer's next pull."""
+
+        async def pulled(js: JetStreamContext) -> None:
+            await (await js._nc.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{CONSUMER}")).next_msg(timeout=60)
+
+        self._ask(pulled)
+
     def tokens(self, run_id: str) -> dict[str, str | None]:
         """The open claims of a run in the ledger, each with the token of the attempt that holds it."""
 
@@ -63,6 +91,18 @@ class Judge:
             records = (await _bucket(js, "airflow_claims")).values()
             mine = [entry for record in records for entry in record["open"].items() if entry[1]["owner"][1] == run_id]
             return {claim_id: entry["token"] for claim_id, entry in mine}
+
+        return self._ask(read)
+
+    def ledger(self, stream: str) -> list[str]:
+        """What the ledger says of the stream's claims: held or open (by the record), done, failed or superseded."""
+
+        async def read(js: JetStreamContext) -> list[str]:
+            key = ".".join(b32encode(name.encode()).rstrip(b"=").decode() for name in (stream, CONSUMER))
+            record = (await _bucket(js, "airflow_claims")).get(key, {"open": {}})
+            receipts = (await _bucket(js, "airflow_receipts")).values()
+            waiting = ["held" if entry["token"] else "open" for entry in record["open"].values()]
+            return sorted(waiting + [each["state"] for each in receipts if each["stream"] == stream])
 
         return self._ask(read)
 

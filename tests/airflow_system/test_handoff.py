@@ -4,78 +4,16 @@ Each fault asserts that it struck, and that in the end every message was settled
 """
 
 import os
-import secrets
 import signal
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import pytest
 
-from demo.airflow import TaskInstance
 from demo.service import until
 from demo.stack import Stack
 from tests.airflow_system.judge import Judge
-
-
-@pytest.fixture
-def judge(stack: Stack) -> Judge:
-    return Judge(stack.nats.url, Path(stack.environment["HANDOFF_OUT"]))
-
-
-@dataclass
-class Run:
-    """One run of the DAG `handoff` over a stream of its own."""
-
-    stack: Stack
-    judge: Judge
-    gate: Path
-    count: int
-    stream: str = field(default_factory=lambda: f"S{secrets.token_hex(4)}")
-    id: str = ""
-
-    def start(self, *, tries_with_spark: int, most: int | None = None, per_claim: int | None = None) -> None:
-        self.judge.publish(self.stream, self.count)
-        parameters = {
-            "stream": self.stream,
-            "most": most or self.count,
-            "per_claim": per_claim or self.count,
-            "gate": str(self.gate),
-            "tries_with_spark": tries_with_spark,
-        }
-        self.id = self.stack.airflow.trigger("handoff", parameters)
-
-    def task(self, task_id: str = "work", map_index: int = 0) -> TaskInstance | None:
-        return self.stack.airflow.task("handoff", self.id, task_id, map_index)
-
-    def process(self) -> psutil.Process:
-        """The process of the first mapped task."""
-
-        def running() -> psutil.Process | None:
-            task = self.task()
-            return self.stack.task_process(task) if task and task.state == "running" else None
-
-        return until("the work's process", running, 60)
-
-    def attempts(self) -> list[str]:
-        """The attempts that have begun to work, in that order."""
-        files = sorted(self.gate.parent.glob(f"{self.gate.stem}.*-*"), key=lambda file: file.stat().st_mtime)
-        return [file.suffix[1:] for file in files]
-
-    def at_work(self, attempts: int = 1) -> str:
-        """The newest attempt, once so many have begun."""
-        until(f"attempt {attempts}", lambda: len(self.attempts()) >= attempts, 90)
-        return self.attempts()[-1]
-
-    def open_the_gate(self) -> None:
-        self.gate.touch()
-
-    def ends_well(self) -> None:
-        if self.stack.airflow.wait("handoff", self.id, 120) != "success":
-            failed = [task for task in self.stack.airflow.tasks("handoff", self.id) if task.state == "failed"]
-            pytest.fail("\n".join(self.stack.airflow.log("handoff", self.id, task) for task in failed))
-        self.judge.every_message_settled_once(self.stream, self.count)
+from tests.airflow_system.run import Run
 
 
 @pytest.fixture
@@ -110,7 +48,7 @@ def test_sparks_process_is_killed_in_the_middle_of_the_job(run: Run, judge: Judg
 
 def test_the_triggerer_is_killed_between_fetch_and_event(run: Run, stack: Stack, judge: Judge) -> None:
     run.open_the_gate()
-    run.start(tries_with_spark=0, most=run.count + 1)  # so that it gathers for 4 s after the last message
+    run.start(most=run.count + 1)  # so that it gathers for 4 s after the last message
     until("the messages to be fetched", lambda: judge.pending(run.stream)[1] == run.count, 60, every=0.02)
     stack.triggerer.kill()
     assert judge.pending(run.stream) == (0, run.count)
@@ -121,7 +59,7 @@ def test_the_triggerer_is_killed_between_fetch_and_event(run: Run, stack: Stack,
 
 
 def test_nats_server_is_killed_between_taking_and_settling(run: Run, stack: Stack, judge: Judge) -> None:
-    run.start(tries_with_spark=0, per_claim=run.count // 2)
+    run.start(per_claim=run.count // 2)
     until("two attempts", lambda: len(run.attempts()) == 2, 90)
     assert all(judge.tokens(run.id).values())
     stack.nats.kill()
@@ -136,7 +74,7 @@ def test_the_worker_is_killed_between_the_ledgers_done_and_the_acknowledgements(
     run: Run, stack: Stack, judge: Judge
 ) -> None:
     run.count = 100_000  # so that acknowledging takes a while
-    run.start(tries_with_spark=0)
+    run.start()
     run.at_work()
     process = run.process()
     supervisor = process.parent()
@@ -154,21 +92,3 @@ def test_the_worker_is_killed_between_the_ledgers_done_and_the_acknowledgements(
     assert len(run.attempts()) == 1  # the retry found it done and did not work again
     assert run.task().try_number == 2  # type: ignore[union-attr]
     assert stack.airflow.xcom("handoff", run.id, "work", map_index=0) == run.count
-
-
-def test_a_user_clears_the_running_task(run: Run, stack: Stack, judge: Judge) -> None:
-    run.start(tries_with_spark=1)
-    first = run.at_work()
-    process = run.process()
-    (token,) = judge.tokens(run.id).values()
-    assert first.endswith(str(token))
-    stack.airflow.clear("handoff", run.id, "work", 0)
-    until("the claim to be let go", lambda: list(judge.tokens(run.id).values()) == [None], 15, every=0.05)
-    second = run.at_work(attempts=2)
-    assert second != first
-    assert not process.is_running()
-    assert judge.done(run.stream) == {}
-    run.open_the_gate()
-    run.ends_well()
-    (receipt,) = judge.done(run.stream).values()
-    assert second.endswith(receipt["token"])

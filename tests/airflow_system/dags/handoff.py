@@ -1,9 +1,11 @@
 """The DAGs of the system tests: claims, and work that can be made to wait in its middle.
 
-`handoff` takes what a test published; `whole` also makes its stream and publishes to it.
+`handoff` takes what a test published, and so do its variants, which differ in what Airflow does not let a run choose;
+`whole` also makes its stream and publishes to it.
 """
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import dag, task
+from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
@@ -18,6 +21,7 @@ from airflow_nats_jetstream.sensors import JetStreamPullSensor
 
 OUT = Path(os.environ.get("HANDOFF_OUT", "out/handoff"))
 COUNT = 2_000
+OF_A_RUN = {"stream": "S", "most": 1, "least": 1, "per_claim": 1, "gate": "", "tries_with_spark": 9, "first_try": ""}
 
 
 @task.jetstream(retries=3, retry_delay=timedelta(seconds=1))
@@ -25,13 +29,30 @@ def work(claim: Any, params: Any = None) -> int:
     """Write the claimed sequences as Parquet. With a gate, its last part waits until that file exists."""
     gate = Path(params["gate"]) if params["gate"] else None
     folder = OUT / claim.stream / f"attempt={claim.attempt_id}"
+    try_number = int(claim.attempt_id.split("-")[1])
     if gate:
-        gate.with_suffix(f".{claim.attempt_id}").touch()  # for the test: this attempt is at work
-    if int(claim.attempt_id.split("-")[1]) <= params["tries_with_spark"]:
+        # For the test: this attempt is at work, on messages from this one on.
+        gate.with_suffix(f".{claim.attempt_id}").write_text(str(claim.sequences.first))
+    if try_number <= params["tries_with_spark"]:
         written_by_spark(claim, gate, folder)
     else:
         written_by_hand(claim, gate, folder)
+    if try_number == 1:
+        end_of_the_first_try(params["first_try"])
     return int(claim.count)
+
+
+def end_of_the_first_try(how: str) -> None:
+    """As the test asks: by returning, by raising, or with the alarm of the task's time-out, which is then near."""
+    if how == "raises":
+        raise RuntimeError("the first try raises")
+    if how == "fails":
+        raise AirflowFailException("the first try fails for good")
+    if how == "hangs":
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        time.sleep(60)
+    if how == "returns late":
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
 
 
 def written_by_spark(claim: Any, gate: Path | None, folder: Path) -> None:
@@ -60,22 +81,29 @@ def written_by_hand(claim: Any, gate: Path | None, folder: Path) -> None:
         time.sleep(0.05)
 
 
-@dag(schedule=None, params={"stream": "S", "most": 1, "per_claim": 1, "gate": "", "tries_with_spark": 9})
-def handoff() -> None:
-    claims = JetStreamPullSensor(
-        task_id="claims",
-        stream="{{ params.stream }}",
-        consumer="work",
-        max_messages="{{ params.most }}",  # type: ignore[arg-type] # a template
-        messages_per_claim="{{ params.per_claim }}",  # type: ignore[arg-type]
-        gather=timedelta(seconds=4),
-        consumer_config={"ack_wait": timedelta(seconds=5)},
-        timeout=120,
-    )
-    work.expand(claim=claims.output)
+def over_a_stream(dag_id: str, sensor: dict[str, Any] | None = None, **work_arguments: Any) -> None:
+    """One DAG: claims of the stream that its run names, and the work on them, with these arguments."""
+
+    @dag(dag_id, schedule=None, params=OF_A_RUN)
+    def handing_off() -> None:
+        claims = JetStreamPullSensor(
+            task_id="claims",
+            stream="{{ params.stream }}",
+            consumer="work",
+            max_messages="{{ params.most }}",  # type: ignore[arg-type] # a template
+            min_messages="{{ params.least }}",  # type: ignore[arg-type]
+            messages_per_claim="{{ params.per_claim }}",  # type: ignore[arg-type]
+            gather=timedelta(seconds=4),
+            consumer_config={"ack_wait": timedelta(seconds=5)},
+            timeout=120,
+            **(sensor or {}),
+        )
+        work.override(**work_arguments).expand(claim=claims.output)
+
+    handing_off()
 
 
-@dag(schedule=None, params={"gate": "", "tries_with_spark": 9})
+@dag(schedule=None, params={"gate": "", "tries_with_spark": 9, "first_try": ""})
 def whole() -> None:
     def messages() -> Iterator[tuple[str, bytes]]:
         return ((f"whole.{number % 3}", b"%d" % number) for number in range(COUNT))
@@ -88,5 +116,10 @@ def whole() -> None:
     work.expand(claim=claims.output)
 
 
-handoff()
+over_a_stream("handoff")
+over_a_stream("paused")
+over_a_stream("in_the_worker", {"deferrable": False})
+over_a_stream("hasty", execution_timeout=timedelta(minutes=2))
+over_a_stream("queued", pool="queued")
+over_a_stream("queued_too_long", {"hand_off_timeout": timedelta(seconds=6)}, pool="queued_too_long")
 whole()

@@ -1,0 +1,393 @@
+"""Airflow's own events, what each does to the hand-off, and what a person does about it at night."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg2
+
+from demo.service import Service, alive, session, until
+from tests.airflow_system.event import MESSAGES, Event, Play, Row
+from tests.airflow_system.run import Run
+
+EVENTS: list[Event] = []
+"""In the order of the table."""
+
+
+def event(
+    title: str, *rows: Row, in_all: int, why: str, remedy: str, messages: int = MESSAGES, alone: bool = False
+) -> Callable[[Play], Play]:
+    """Declare an event; the function under it is its play."""
+
+    def declared(play: Play) -> Play:
+        EVENTS.append(Event(title, play, rows, in_all, why, remedy, messages, alone))
+        return play
+
+    return declared
+
+
+DONE = "success", "done", "0"
+
+
+@event(
+    "The body raises, and Airflow retries",
+    Row(*DONE, body=2),
+    in_all=2,
+    why="The claim is released with a delay that outlasts the retry's, so the retry holds the same messages.",
+    remedy="Nothing; read the first try's log when it repeats.",
+)
+def retry(run: Run) -> Iterator[None]:
+    run.open_the_gate()
+    run.start(first_try="raises")
+    run.ends()
+    yield
+
+
+@event(
+    "The body raises for the last time",
+    Row("failed", "failed", "all", body=1),
+    in_all=2,
+    why="The claim is given up and its messages are delivered again at once, to whichever run takes next.",
+    remedy="Mend the cause and let the next run take them; clearing this task does not bring its messages back.",
+)
+def failure(run: Run) -> Iterator[None]:
+    run.open_the_gate()
+    run.start(first_try="fails")
+    run.ends()
+    yield
+
+
+@event(
+    "The task is cleared while it runs",
+    Row(*DONE, body=2),
+    in_all=2,
+    why="The running attempt lets go before it is killed, and the new one takes the claim over under a new token.",
+    remedy="Nothing; clear it as you would any task.",
+)
+def clear_while_running(run: Run) -> Iterator[None]:
+    run.start()
+    first = run.at_work()
+    process = run.process()
+    (token,) = run.judge.tokens(run.id).values()
+    assert first.endswith(str(token))
+    run.stack.airflow.clear(run.dag_id, run.id, "work", 0)
+    until("the claim to be let go", lambda: list(run.judge.tokens(run.id).values()) == [None], 30, every=0.05)
+    second = run.at_work(attempts=2)
+    assert not alive(process)
+    assert run.judge.done(run.stream) == {}
+    run.open_the_gate()
+    run.ends()
+    (receipt,) = run.judge.done(run.stream).values()
+    assert second.endswith(receipt["token"])
+    yield
+
+
+@event(
+    "The task is cleared after its success",
+    Row(*DONE, body=1),
+    in_all=1,
+    why="The ledger has the claim as done: the body is skipped and the recorded value returned.",
+    remedy="To process again, publish again or reset the consumer: clearing the task alone never does it.",
+)
+def clear_after_success(run: Run) -> Iterator[None]:
+    run.open_the_gate()
+    run.start()
+    run.ends()
+    run.stack.airflow.clear(run.dag_id, run.id, "work", 0)
+    until("the second try", lambda: (task := run.task()) and (task.try_number, task.state) == (2, "success"), 120)
+    yield
+
+
+@contextmanager
+def killed_by_airflow(run: Run) -> Iterator[None]:
+    """The block, and then the end of the first attempt's process, which had let go of its claim."""
+    process = run.process()
+    run.at_work()
+    yield
+    until("the claim to be let go", lambda: run.judge.ledger(run.stream) == ["open"], 60)
+    until("the end of the process", lambda: not alive(process), 30)
+
+
+@event(
+    "The task is marked success while it runs",
+    Row("success", "open", "all", body=1),
+    in_all=2,
+    why="A mark says nothing about the work: the attempt lets go, nothing is acknowledged, the next run takes them.",
+    remedy="Do not expect a mark to dispose of messages: they come again, so mend what made the task run long.",
+)
+def mark_success(run: Run) -> Iterator[None]:
+    run.start()
+    with killed_by_airflow(run):
+        run.stack.airflow.mark(run.dag_id, run.id, "work", "success", 0)
+    yield
+    run.open_the_gate()
+
+
+@event(
+    "The task is marked failed while it runs",
+    Row("failed", "open", "all", body=1),
+    in_all=2,
+    why="The attempt lets go; the next run takes the messages, and this claim is superseded then.",
+    remedy="Nothing, the messages are safe; to work on them in this run, clear the task before another sensor comes.",
+)
+def mark_failed(run: Run) -> Iterator[None]:
+    run.start()
+    with killed_by_airflow(run):
+        run.stack.airflow.mark(run.dag_id, run.id, "work", "failed", 0)
+    yield
+    run.open_the_gate()
+
+
+@event(
+    "The execution times out in the body",
+    Row(*DONE, body=2),
+    in_all=2,
+    why="The alarm ends the body, the claim is released, and the retry holds it again.",
+    remedy="Raise execution_timeout or make claims smaller (messages_per_claim) when every try runs into it.",
+)
+def time_out_in_the_body(run: Run) -> Iterator[None]:
+    run.dag_id = "hasty"
+    run.open_the_gate()
+    run.start(first_try="hangs")
+    run.ends()
+    yield
+
+
+@event(
+    "The same, while the sensor of another run waits",
+    Row(*DONE, body=2),
+    in_all=2,
+    why="The released claim is leased until 5 min after its retry is due, so the other sensor does not get it first.",
+    remedy="Nothing; with a retry that waits longer than that for a worker, the other run does the work.",
+)
+def time_out_beside_a_sensor(run: Run) -> Iterator[None]:
+    run.dag_id = "hasty"
+    run.start(first_try="hangs")
+    run.at_work()
+    other = run.another().claim(run.count)
+    until("the other run's sensor to pull", lambda: run.judge.pulls(run.stream), 120)
+    run.open_the_gate()
+    run.ends()
+    yield
+    run.judge.publish(run.stream, run.count)
+    other.ends()
+
+
+@event(
+    "The execution times out in settling",
+    Row(*DONE, body=1),
+    in_all=1,
+    why="Settling is not interrupted: the alarm waits until it has ended, and work that is settled is a success.",
+    remedy="Nothing; the task's log says that the time-out came late.",
+    messages=100_000,
+)
+def time_out_in_settling(run: Run) -> Iterator[None]:
+    run.dag_id = "hasty"
+    run.open_the_gate()
+    run.start(first_try="returns late")
+    run.ends()
+    log = run.stack.airflow.log(run.dag_id, run.id, run.task())  # type: ignore[arg-type]
+    assert "the time-out came when the work was done and being settled" in log
+    yield
+
+
+@event(
+    "SIGTERM to the task's process",
+    Row(*DONE, body=2),
+    in_all=2,
+    why="The attempt lets go at once and cannot settle any more, however its body ends; the retry holds the claim.",
+    remedy="Nothing; a body without Spark goes on until it ends by itself, Spark's jobs are cancelled.",
+)
+def sigterm(run: Run) -> Iterator[None]:
+    run.start()
+    run.at_work()
+    run.process().send_signal(signal.SIGTERM)
+    until("the claim to be let go", lambda: run.judge.ledger(run.stream) == ["open"], 60)
+    assert run.state() == "running"
+    run.open_the_gate()
+    run.ends()
+    yield
+
+
+@event(
+    "The worker is killed",
+    Row(*DONE, body=2),
+    in_all=2,
+    why="Airflow misses its heartbeats and retries; the retry takes the claim over from the dead attempt.",
+    remedy="Nothing; the wait is Airflow's task_instance_heartbeat_timeout.",
+)
+def worker_killed(run: Run) -> Iterator[None]:
+    run.start()
+    run.at_work()
+    process = run.process()
+    run.stack.kill_worker(run.task())  # type: ignore[arg-type]
+    assert not alive(process)
+    run.open_the_gate()
+    run.ends()
+    yield
+
+
+@event(
+    "The supervisor is killed and its child lives on",
+    Row(*DONE, body=2),
+    in_all=2,
+    why="Two attempts are alive at once; only the newest token settles, and the orphan's settlement is refused.",
+    remedy="Read output by attempt (hook.committed), the orphan's lies apart; kill the orphan if it is in the way.",
+)
+def supervisor_killed(run: Run) -> Iterator[None]:
+    run.start()
+    run.at_work()
+    orphan = run.process()
+    orphan.parent().kill()  # type: ignore[union-attr]
+    second = run.at_work(attempts=2)
+    assert alive(orphan)
+    run.open_the_gate()
+    run.ends()
+    until("the orphan's end", lambda: not alive(orphan), 30)
+    (receipt,) = run.judge.done(run.stream).values()
+    assert second.endswith(receipt["token"])
+    yield
+
+
+@event(
+    "The XCom cannot be pushed",
+    Row(*DONE, body=1),
+    in_all=1,
+    why="The claim was settled before the push; the retry finds it done and pushes the value that was recorded.",
+    remedy="Mend Airflow's database or XCom backend and clear the task: the body is not run again.",
+)
+def xcom_push_fails(run: Run) -> Iterator[None]:
+    run.start()
+    run.at_work()
+    with refusing_xcoms_of(run):
+        run.open_the_gate()
+        until("the retry", lambda: run.state() == "up_for_retry" or run.task().try_number > 1, 60, every=0.05)  # type: ignore[union-attr]
+        assert run.judge.ledger(run.stream) == ["done"]
+    run.ends()
+    assert run.stack.airflow.xcom(run.dag_id, run.id, "work", map_index=0) == run.count
+    yield
+
+
+@contextmanager
+def refusing_xcoms_of(run: Run) -> Iterator[None]:
+    """Airflow's database refuses the return value of the run's work."""
+    database = psycopg2.connect(run.stack.postgres.uri("psycopg2").replace("+psycopg2", ""))
+    database.autocommit = True
+    name = f"refuse_{run.stream.lower()}"
+    with database.cursor() as cursor:
+        cursor.execute(
+            f"create function {name}() returns trigger language plpgsql as 'begin raise exception ''refused''; end';"
+            f"create trigger {name} before insert on xcom for each row"
+            f" when (new.run_id = '{run.id}' and new.task_id = 'work') execute function {name}()"
+        )
+        yield
+        cursor.execute(f"drop trigger {name} on xcom")
+    database.close()
+
+
+def longer_than_the_lease(run: Run) -> None:
+    """Wait until the claim is there, and then longer than ack_wait (5 s) and the short hand_off_timeout (6 s)."""
+    until("the claim", lambda: run.judge.ledger(run.stream) == ["open"], 120)
+    time.sleep(8)
+
+
+@event(
+    "The queue is longer than ack_wait",
+    Row("scheduled", "open", "all", body=0, when="while it waits"),
+    Row(*DONE, body=1),
+    in_all=1,
+    why="Until the work starts the messages are leased for the sensor's hand_off_timeout (15 min), not for ack_wait.",
+    remedy="Nothing; find out why the queue is long (pool, parallelism).",
+)
+def queued_longer_than_ack_wait(run: Run) -> Iterator[None]:
+    run.dag_id = "queued"
+    run.open_the_gate()
+    run.start()
+    longer_than_the_lease(run)
+    yield
+    run.stack.airflow.pool(run.dag_id, 4)
+    run.ends()
+    yield
+
+
+@event(
+    "The queue is longer than hand_off_timeout, and another run's sensor waits",
+    Row("scheduled", "done, superseded", "0", body=1, when="while it waits"),
+    Row("failed", "done, superseded", "0", body=1),
+    in_all=1,
+    why="The lease ended, the other run took the messages and settled them; what comes late does not work twice.",
+    remedy="The failure is safe to ignore: its messages are settled. Give the sensor a longer hand_off_timeout.",
+)
+def queued_longer_than_hand_off_timeout(run: Run) -> Iterator[None]:
+    run.dag_id = "queued_too_long"
+    run.open_the_gate()
+    run.start()
+    until("the claim", lambda: run.judge.ledger(run.stream) == ["open"], 120)
+    run.another().claim(run.count).ends()
+    yield
+    run.stack.airflow.pool(run.dag_id, 4)
+    run.ends()
+    yield
+
+
+@event(
+    "The DAG is paused",
+    Row("claims: scheduled", "open", "all", body=0, when="while it is paused"),
+    Row(*DONE, body=1),
+    in_all=1,
+    why="The trigger goes on in the triggerer and takes, but no task starts: the messages wait in their lease.",
+    remedy="Unpause within hand_off_timeout (15 min), or another consumer's run gets them; nothing is lost either way.",
+)
+def paused(run: Run) -> Iterator[None]:
+    run.dag_id = "paused"
+    run.open_the_gate()
+    run.waits()
+    run.stack.airflow.pause(run.dag_id)
+    run.judge.publish(run.stream, run.count)
+    longer_than_the_lease(run)
+    yield
+    run.stack.airflow.pause(run.dag_id, False)
+    run.ends()
+    yield
+
+
+@event(
+    "Two triggerers, the first frozen past its threshold and thawed",
+    Row("running", "held", "all", body=1, when="thawed, while the body runs"),
+    Row(*DONE, body=1),
+    in_all=1,
+    why="The thawed one missed the server's heartbeats and drops what its socket still holds; the second took it all.",
+    remedy="Nothing; the messages waited for triggerer_health_check_threshold, so look for what froze the machine.",
+    alone=True,
+)
+def first_triggerer_frozen(run: Run) -> Iterator[None]:
+    run.waits(least=run.count)  # the server gives both pulls their share; the second waits until the rest comes again
+    first = run.stack.triggerer
+    second = Service("triggerer-2", first.command, folder=first.folder, environment=run.stack.environment)
+    try:
+        second.start()
+        run.judge.next_pull(run.stream)
+        with frozen(first):
+            until("the second triggerer to pull", lambda: run.judge.pulls(run.stream) == 2, 28)
+            run.judge.publish(run.stream, run.count)
+            run.at_work()
+        time.sleep(15)
+        yield
+        run.open_the_gate()
+        run.ends()
+        yield
+    finally:
+        second.kill()
+
+
+@contextmanager
+def frozen(service: Service) -> Iterator[None]:
+    processes = session(service.pid)
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()

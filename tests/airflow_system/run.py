@@ -1,0 +1,102 @@
+"""One run of a test's DAG over a stream of its own, and what a test sees of it."""
+
+import re
+import secrets
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import pytest
+
+from demo.airflow import TaskInstance
+from demo.service import until
+from demo.stack import Stack
+from tests.airflow_system.judge import Judge
+
+
+@dataclass
+class Run:
+    """One run of `dag_id`, one of the DAGs in dags/handoff.py, over `count` messages in a stream of its own."""
+
+    stack: Stack
+    judge: Judge
+    gate: Path
+    count: int
+    dag_id: str = "handoff"
+    stream: str = field(default_factory=lambda: f"S{secrets.token_hex(4)}")
+    id: str = ""
+
+    def start(self, **parameters: Any) -> Self:
+        """Start, and publish once the sensor waits."""
+        self.waits(**parameters)
+        self.judge.publish(self.stream, self.count)
+        return self
+
+    def waits(self, **parameters: Any) -> None:
+        """Start with the DAG's own parameters, by default for all messages in one claim, without Spark.
+
+        Returns when the sensor waits, and the scheduler has heard that the deferred task's process ended: one that
+        hears so after the trigger fired fails the task that it has queued again (Airflow's race, frequent under load).
+        """
+        self.judge.publish(self.stream, 0)
+        self.claim(self.count, **parameters)
+        heard = re.compile(f"Received executor event with state success .*'claims'.*{re.escape(self.id)}")
+        until("the deferral", lambda: heard.search(self.stack.scheduler.log.read_text()), 120)
+        until("the sensor to pull", lambda: self.judge.pulls(self.stream), 60)
+
+    def claim(self, count: int, **parameters: Any) -> Self:
+        """Start over what is there, so many messages."""
+        own = {"stream": self.stream, "most": count, "per_claim": count, "gate": str(self.gate), "tries_with_spark": 0}
+        self.id = self.stack.airflow.trigger(self.dag_id, {**own, **parameters})
+        return self
+
+    def another(self) -> Self:
+        """A further run over the same stream, not started yet, whose sensor waits in the worker."""
+        return replace(self, dag_id="in_the_worker", id="")
+
+    def task(self, task_id: str = "work", map_index: int = 0) -> TaskInstance | None:
+        return self.stack.airflow.task(self.dag_id, self.id, task_id, map_index)
+
+    def state(self, task_id: str = "work", map_index: int = 0) -> str | None:
+        """The state of a task, None while there is none."""
+        task = self.task(task_id, map_index)
+        return task.state if task else None
+
+    def process(self) -> psutil.Process:
+        """The process of the first mapped task."""
+
+        def running() -> psutil.Process | None:
+            task = self.task()
+            return self.stack.task_process(task) if task and task.state == "running" else None
+
+        return until("the work's process", running, 120)
+
+    def attempts(self) -> list[str]:
+        """The attempts that have begun to work, in that order."""
+        return [file.suffix[1:] for file in self._marks()]
+
+    def bodies(self) -> int:
+        """How many attempts have begun to work on the first message of the stream."""
+        return sum(file.read_text() == "1" for file in self._marks())
+
+    def at_work(self, attempts: int = 1) -> str:
+        """The newest attempt, once so many have begun."""
+        until(f"attempt {attempts}", lambda: len(self.attempts()) >= attempts, 120)
+        return self.attempts()[-1]
+
+    def open_the_gate(self) -> None:
+        self.gate.touch()
+
+    def ends(self) -> str:
+        """The state that the run ends in."""
+        return self.stack.airflow.wait(self.dag_id, self.id, 180)
+
+    def ends_well(self) -> None:
+        if self.ends() != "success":
+            failed = [task for task in self.stack.airflow.tasks(self.dag_id, self.id) if task.state == "failed"]
+            pytest.fail("\n".join(self.stack.airflow.log(self.dag_id, self.id, task) for task in failed))
+        self.judge.every_message_settled_once(self.stream, self.count)
+
+    def _marks(self) -> list[Path]:
+        return sorted(self.gate.parent.glob(f"{self.gate.stem}.*-*"), key=lambda file: file.stat().st_mtime)
