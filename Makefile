@@ -15,7 +15,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down test machine events bench fmt
+.PHONY: help demo up down test machine events chaos bench fmt
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,9 @@ machine: $(READY) ## the hand-off's state machine for longer; SEED=1 and EXAMPLE
 
 events: $(READY) ## Airflow's own events on the real Airflow, row by row; writes the table in docs/airflow-events.md
 	$(BIN)/pytest tests/airflow_system/every_event.py --capture=no
+
+chaos: $(READY) ## SEED=1: 200 kills, freezes and cuts while pipelines run, and what they lost; 40 minutes
+	$(BIN)/python -m tests.chaos --seed $(or $(SEED),1)
 
 bench: $(READY) ## ours and the alternatives side by side; prints ratios
 	$(BIN)/python -m benchmarks

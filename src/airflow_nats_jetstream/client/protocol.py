@@ -246,7 +246,9 @@ class AckSubject(NamedTuple):
         ):
             raise ProtocolError(f"not the reply subject of a JetStream message: {reply[:80]!r}")
         domain, account = ("", "") if at == 2 else ("" if words[2] == "_" else words[2], words[3])
-        return cls(words[at], words[at + 1], *map(int, numbers), domain, account, len(words))
+        delivered, sequence, consumer_sequence, timestamp, pending = map(int, numbers)
+        of = (delivered, sequence, consumer_sequence, timestamp, pending)
+        return cls(words[at], words[at + 1], *of, domain, account, len(words))
 
 
 def decode_object(data: bytes | str, what: str) -> dict[str, Any]:

@@ -1,0 +1,31 @@
+"""`python -m tests.chaos.attempt`: one attempt at a claim in a process of its own, without Airflow.
+
+Reads JSON from standard input: servers, claim, try_number. The environment says where marks go and what is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.handoff.claim import Claim
+from airflow_nats_jetstream.handoff.hold import Hold
+from tests.chaos import broken, windows
+from tests.chaos.work import read_and_write
+
+
+async def attempt(servers: str, claim: Claim, try_number: int) -> None:
+    settings = ConnectionSettings(servers=servers, shortest_ack_wait=0.5)
+    async with connect(settings) as js, Hold.begin(js, claim, try_number=try_number) as hold:
+        work: tuple[Any, ...] = (settings, claim.stream, claim.id, hold.attempt_id, claim.sequences)
+        await hold.settle(await asyncio.to_thread(read_and_write, *work))
+
+
+if __name__ == "__main__":
+    windows.install()
+    broken.install()
+    asked = json.load(sys.stdin)
+    asyncio.run(attempt(asked["servers"], Claim.from_json(asked["claim"]), asked["try_number"]))

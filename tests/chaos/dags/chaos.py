@@ -1,0 +1,60 @@
+"""A DAG for each pipeline: sensor, mapped work, settled when it returns. Its windows are marked and stretched."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import dag, task
+
+from airflow_nats_jetstream import sensors
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.sensors import JetStreamPullSensor
+from tests.chaos import broken, pipelines, windows
+from tests.chaos.trigger import StretchedTrigger
+from tests.chaos.work import read_and_write, with_spark
+
+windows.install()
+broken.install()
+sensors.JetStreamPullTrigger = StretchedTrigger  # type: ignore[attr-defined]
+
+AGAIN: dict[str, Any] = {"retries": 30, "retry_delay": timedelta(seconds=1)}
+
+
+def define(pipeline: pipelines.Pipeline) -> None:
+    @dag(
+        dag_id=pipeline.name,
+        schedule=None,
+        max_active_runs=pipeline.runs,
+        dagrun_timeout=timedelta(minutes=4),
+        max_consecutive_failed_dag_runs=0,
+    )
+    def chaos() -> None:
+        claims = JetStreamPullSensor(
+            task_id="claims",
+            stream=pipeline.stream,
+            consumer=pipelines.CONSUMER,
+            max_messages=40,
+            messages_per_claim=20,
+            gather=timedelta(seconds=1),
+            hand_off_timeout=timedelta(seconds=40),
+            consumer_config={"ack_wait": timedelta(seconds=pipeline.ack_wait), "max_ack_pending": 1_000},
+            timeout=60,
+            nats_conn_id=pipeline.connection,
+            **AGAIN,
+        )
+
+        @task.jetstream(nats_conn_id=pipeline.connection, **AGAIN)
+        def work(claim: Any) -> int:
+            if pipeline.spark:
+                return with_spark(claim)
+            settings = JetStreamHook(pipeline.connection).settings
+            return read_and_write(settings, claim.stream, claim.id, claim.attempt_id, claim.sequences)
+
+        work.expand(claim=claims.output)
+
+    chaos()
+
+
+for each in pipelines.read(windows.folder() / "pipelines.json"):
+    define(each)

@@ -1,0 +1,108 @@
+"""The judge: the record, the servers, the ledger and the output, compared once everything has come to rest."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.observer import Observer, sequences
+from tests.chaos.record import Record
+from tests.chaos.work import output, parts
+
+Faults = dict[str, list[int]]
+"""The sequences of each stream."""
+
+
+@dataclass
+class Verdict:
+    """What was found. Lists of sequences by stream, so that a fault can be looked for in the logs."""
+
+    published: Faults = field(default_factory=dict)
+    lost: Faults = field(default_factory=dict)
+    settled_twice: Faults = field(default_factory=dict)
+    committed_duplicates: Faults = field(default_factory=dict)
+    pending: dict[str, int] = field(default_factory=dict)
+    redelivered: dict[str, int] = field(default_factory=dict)
+    contradictions: list[str] = field(default_factory=list)
+    """Whatever else does not agree: an attempt's output and its claim, the stream and the record."""
+
+    @property
+    def faultless(self) -> bool:
+        faults = (self.lost, self.settled_twice, self.committed_duplicates)
+        return not (any(map(count, faults)) or any(self.pending.values()) or self.contradictions)
+
+
+def count(faults: Faults) -> int:
+    return sum(map(len, faults.values()))
+
+
+async def judge(folder: Path, streams: Mapping[str, Observer]) -> Verdict:
+    """Ask about each stream. Nothing may be at work any more."""
+    verdict = Verdict()
+    published: dict[str, dict[str, int]] = defaultdict(dict)
+    for line in Record(folder / "record" / "published.jsonl").all():
+        published[line["stream"]][line["id"]] = line["sequence"]
+    settled: dict[str, dict[str, Any]] = {
+        line["id"]: line for line in Record(folder / "record" / "settled.jsonl").all() if line["state"] == "done"
+    }
+    for observer in dict.fromkeys(streams.values()):
+        observer.forget()
+        settled.update({each["id"]: each for each in await observer.new_receipts() if each["state"] == "done"})
+    for stream, observer in streams.items():
+        done = {key: each for key, each in settled.items() if each["stream"] == stream}
+        done.update(await observer.done(stream))
+        await _judge_stream(verdict, folder, stream, observer, published[stream], done.values())
+    return verdict
+
+
+async def _judge_stream(  # noqa: PLR0917 - what is compared
+    verdict: Verdict,
+    folder: Path,
+    stream: str,
+    observer: Observer,
+    published: Mapping[str, int],
+    done: Iterable[dict[str, Any]],
+) -> None:
+    def contradict(what: str) -> None:
+        verdict.contradictions.append(f"{stream}: {what}")
+
+    info = await observer.consumer(stream)
+    verdict.published[stream] = sorted(published.values())
+    verdict.pending[stream] = info["num_pending"] + info["num_ack_pending"]
+    verdict.redelivered[stream] = info["delivered"]["consumer_seq"] - info["delivered"]["stream_seq"]
+
+    stored = await observer.stored(stream)
+    for msg_id, sequence in published.items():
+        if stored.get(sequence) != msg_id:
+            contradict(f"the server answered {sequence} for {msg_id} and holds {stored.get(sequence)!r} there")
+    for msg_id, times in Counter(stored.values()).items():
+        if times > 1:
+            contradict(f"the server stored {msg_id} {times} times")
+
+    read = defaultdict(list)
+    for line in Record(folder / "record" / "processed.jsonl").all():
+        read[line["attempt"]].append(sorted(sequences(line["ranges"])))
+    settled: Counter[int] = Counter()
+    written: Counter[int] = Counter()
+    for receipt in done:
+        claimed = list(sequences(receipt["ranges"]))
+        settled.update(claimed)
+        attempt = f"{receipt['id']}-{receipt['token']}"
+        rows = parts(output(folder, stream, attempt))
+        written.update(sequence for sequence, _ in rows)
+        if sorted(sequence for sequence, _ in rows) != claimed:
+            contradict(f"attempt {attempt} settled {len(claimed)} messages and wrote {len(rows)} others or more")
+        if claimed not in read[attempt]:
+            contradict(f"attempt {attempt} settled what it did not read")
+        for sequence, msg_id in rows:
+            if stored.get(sequence) != msg_id:
+                contradict(f"attempt {attempt} wrote {msg_id} as {sequence}, which is {stored.get(sequence)!r}")
+
+    verdict.settled_twice[stream] = sorted(sequence for sequence, times in settled.items() if times > 1)
+    verdict.committed_duplicates[stream] = sorted(sequence for sequence, times in written.items() if times > 1)
+    # What still waits is not lost; but then nothing has come to rest, and the verdict is not faultless either.
+    missing = sorted(set(published.values()) - set(written))
+    verdict.lost[stream] = [] if verdict.pending[stream] >= len(missing) > 0 else missing

@@ -1,0 +1,116 @@
+"""What the servers say, asked without our own client: over nats-py's connection, in the API's own JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any, Self
+
+import nats
+from nats.aio.client import Client
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from tests.chaos.pipelines import CONSUMER
+
+RECEIPTS, CLAIMS = "airflow_receipts", "airflow_claims"
+
+Ranges = list[list[int]]
+
+
+class Observer:
+    """One server, or a cluster. Every question has a time limit and raises what nats-py raises."""
+
+    def __init__(self, *urls: str) -> None:
+        self._urls = list(urls)
+        self._client = Client()
+        self._receipts_seen = 0
+
+    async def __aenter__(self) -> Self:
+        async def quiet(_: Exception) -> None:
+            """The server is killed on purpose."""
+
+        self._client = await nats.connect(
+            self._urls, connect_timeout=2, max_reconnect_attempts=-1, reconnect_time_wait=0.2, error_cb=quiet
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    async def api(self, request: str, payload: Any = None, timeout: float = 1) -> dict[str, Any]:
+        """The decoded answer, an error included."""
+        data = b"" if payload is None else json.dumps(payload).encode()
+        answer = await self._client.request(f"$JS.API.{request}", data, timeout=timeout)
+        decoded: dict[str, Any] = json.loads(answer.data)
+        return decoded
+
+    async def consumer(self, stream: str) -> dict[str, Any]:
+        """CONSUMER.INFO; empty while there is none."""
+        answer = await self.api(f"CONSUMER.INFO.{stream}.{CONSUMER}")
+        return {} if "error" in answer else answer
+
+    async def leaders(self, stream: str) -> dict[str, str]:
+        """The names of the servers that lead the stream, its consumer and the ledger; empty without a cluster."""
+        asked = {
+            "stream": f"STREAM.INFO.{stream}",
+            "consumer": f"CONSUMER.INFO.{stream}.{CONSUMER}",
+            "ledger": f"STREAM.INFO.KV_{CLAIMS}",
+        }
+        answers = {name: await self.api(request) for name, request in asked.items()}
+        return {
+            name: each["cluster"]["leader"] for name, each in answers.items() if each.get("cluster", {}).get("leader")
+        }
+
+    async def record(self, stream: str) -> dict[str, Any]:
+        """The ledger's record of the stream's consumer; empty while there is none."""
+        subject = f"$KV.{CLAIMS}.{_base32(stream)}.{_base32(CONSUMER)}"
+        answer = await self.api(f"STREAM.MSG.GET.KV_{CLAIMS}", {"last_by_subj": subject})
+        return {} if "error" in answer else dict(json.loads(base64.b64decode(answer["message"]["data"])))
+
+    async def new_receipts(self) -> list[dict[str, Any]]:
+        """The receipts written since the last call, each with its claim's `id`."""
+        found: list[dict[str, Any]] = []
+        while True:
+            request = {"seq": self._receipts_seen + 1, "next_by_subj": f"$KV.{RECEIPTS}.>"}
+            answer = await self.api(f"STREAM.MSG.GET.KV_{RECEIPTS}", request)
+            if "error" in answer:
+                return found
+            message = answer["message"]
+            self._receipts_seen = message["seq"]
+            claim_id = message["subject"].rpartition(".")[2]
+            found.append({"id": claim_id, **json.loads(base64.b64decode(message["data"]))})
+
+    def forget(self) -> None:
+        """Ask for all receipts again."""
+        self._receipts_seen = 0
+
+    async def done(self, stream: str) -> dict[str, dict[str, Any]]:
+        """The claims that the record holds as done, in the form of receipts."""
+        entries = (await self.record(stream)).get("done", {})
+        return {key: {"id": key, "state": "done", "stream": stream, **entry} for key, entry in entries.items()}
+
+    async def stored(self, stream: str) -> dict[int, str]:
+        """Every message of the stream: its sequence and message id."""
+        js = self._client.jetstream()
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE, headers_only=True, mem_storage=True, num_replicas=1)
+        subscription = await js.pull_subscribe("", stream=stream, config=config)
+        found: dict[int, str] = {}
+        try:
+            while (await subscription.consumer_info()).num_pending:
+                for message in await subscription.fetch(1_000, timeout=5):
+                    found[message.metadata.sequence.stream] = (message.headers or {}).get("Nats-Msg-Id", "")
+        finally:
+            await subscription.unsubscribe()
+        return found
+
+
+def sequences(ranges: Ranges | str) -> Iterator[int]:
+    """Inclusive ranges, one by one. Claims of the chaos pipelines are never so scattered that they are packed."""
+    if isinstance(ranges, str):
+        raise TypeError("packed ranges: the chaos pipelines' claims are small")
+    return (sequence for first, last in ranges for sequence in range(first, last + 1))
+
+
+def _base32(name: str) -> str:
+    return base64.b32encode(name.encode()).rstrip(b"=").decode()

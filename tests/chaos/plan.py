@@ -1,0 +1,88 @@
+"""The plan: which strikes, in which order. The seed decides it; the moment decides which pipeline is struck."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.chaos.windows import ACKNOWLEDGE, FETCH, HAND_OFF, WINDOWS, WORK
+
+KILL, FREEZE = "kill", "freeze"
+DELAY, RESET, HALF_OPEN_UP, HALF_OPEN_DOWN, DEAF = PROXY_FAULTS = (
+    "delay",
+    "reset",
+    "half-open up",
+    "half-open down",
+    "half-open both",
+)
+
+ONE, ALL = "nats-server (one node)", "all three nats-servers"
+LEADERS = {"stream leader": "stream", "consumer leader": "consumer", "ledger leader": "ledger"}
+PROXY = "proxy"
+TRIGGERER, SCHEDULER = "triggerer", "scheduler"
+WORKER, TASK, SUPERVISOR = "worker", "task process alone", "supervisor, task surviving"
+DRIVER, EXECUTOR = "Spark driver", "Spark Python worker"
+
+CLUSTER = (*LEADERS, ALL)
+SHARED = frozenset({ONE, PROXY, TRIGGERER, SCHEDULER, *CLUSTER})
+"""Targets that every pipeline feels."""
+
+
+@dataclass(frozen=True)
+class Blow:
+    """One strike of the plan. `seconds`: how long a service stays down, frozen or cut off."""
+
+    window: str
+    target: str
+    kind: str
+    seconds: float
+
+
+def plan(seed: int, strikes: int) -> list[Blow]:
+    """As many strikes in each window; each target and kind of a window as often as any other."""
+    chance = random.Random(seed)
+    decks = {window: _dealt(chance, window) for window in WINDOWS}
+    blows = []
+    for window in itertools.islice(itertools.cycle(WINDOWS), strikes):
+        target, kind = next(decks[window])
+        blows.append(Blow(window, target, kind, _seconds(chance, target, kind)))
+    return blows
+
+
+def _dealt(chance: random.Random, window: str) -> Iterator[tuple[str, str]]:
+    cards = list(_cards(window))
+    while True:
+        chance.shuffle(cards)
+        yield from cards
+
+
+def _cards(window: str) -> Iterator[tuple[str, str]]:
+    both = (KILL, FREEZE)
+    yield from itertools.product((ONE, *CLUSTER), both)
+    yield from ((PROXY, fault) for fault in PROXY_FAULTS)
+    yield SCHEDULER, KILL
+    if window == FETCH:
+        yield from itertools.product((TRIGGERER,) * 3, both)
+        yield SCHEDULER, FREEZE
+    else:
+        yield from itertools.product((WORKER, TASK, SUPERVISOR), both)
+    if window == HAND_OFF:
+        yield from itertools.product((TRIGGERER, SCHEDULER, WORKER), both)
+    if window == WORK:
+        yield from itertools.product((DRIVER, EXECUTOR), both)
+        yield from itertools.product((TASK, SUPERVISOR), both)
+    if window == ACKNOWLEDGE:
+        yield from itertools.product((WORKER, TASK, SUPERVISOR), both)
+
+
+def _seconds(chance: random.Random, target: str, kind: str) -> float:
+    """Short ones are felt as a hiccup; long ones pass Airflow's thresholds and the lease of a claim."""
+    if kind == RESET:
+        return 0
+    if kind == KILL:
+        return chance.uniform(0.2, 3)
+    if target in (ONE, *CLUSTER, PROXY):
+        return chance.choice((chance.uniform(0.3, 3), chance.uniform(4, 9)))
+    return chance.choice((chance.uniform(0.5, 4), chance.uniform(10, 22)))

@@ -1,0 +1,70 @@
+"""The publisher: every message has an id, is sent again until it is answered, and is recorded then."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.errors import JetStreamError
+from tests.chaos.pipelines import Pipeline
+from tests.chaos.record import Record
+
+MOST_WAITING = 80
+"""Messages of a pipeline that may wait for it: what is published must be settled in the end."""
+
+
+class Publisher:
+    """Publishes to one pipeline's stream, in bursts."""
+
+    def __init__(self, pipeline: Pipeline, servers: list[str], folder: Path, seed: int) -> None:
+        self._pipeline = pipeline
+        self._settings = ConnectionSettings(servers=tuple(servers), request_timeout=2)
+        self._record = Record(folder / "record" / "published.jsonl")
+        self._random = random.Random(f"{seed} {pipeline.name}")
+        self.published = 0
+        self.settled = 0
+        """What the programme has seen settled: the publisher waits for it."""
+        self.over = False
+
+    async def create(self) -> None:
+        """The stream, once the cluster has a leader."""
+        stream = self._pipeline.stream
+        config = {"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True, "storage": "file"}
+        while True:
+            try:
+                async with connect(self._settings) as js:
+                    await js.create_stream({**config, "num_replicas": self._pipeline.replicas})
+            except JetStreamError:
+                await asyncio.sleep(0.5)
+            else:
+                return
+
+    async def run(self) -> None:
+        """Until it is over."""
+        while not self.over:
+            try:
+                async with connect(self._settings) as js:
+                    while not self.over:
+                        await asyncio.sleep(self._random.uniform(0.5, 3))
+                        if self.published - self.settled > MOST_WAITING:
+                            continue
+                        for _ in range(self._random.randint(3, 25)):
+                            await self._publish(js)
+            except JetStreamError:
+                await asyncio.sleep(0.5)
+
+    async def _publish(self, js: JetStream) -> None:
+        stream = self._pipeline.stream
+        msg_id = f"{self._pipeline.name}-{self.published}"
+        while True:
+            try:
+                ack = await js.publish(f"{stream}.x", self._random.randbytes(100), msg_id=msg_id)
+            except JetStreamError:
+                await asyncio.sleep(0.3)
+            else:
+                break
+        await asyncio.to_thread(self._record.append, {"stream": stream, "id": msg_id, "sequence": ack.seq})
+        self.published += 1

@@ -1,0 +1,153 @@
+"""The services under attack: the demo's stack, a cluster of three, proxies before all four servers, two triggerers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import psycopg2
+
+from demo.nats_server import NatsServer
+from demo.service import MARK, Service, alive, end, free_port, session
+from demo.stack import AIRFLOW, Stack
+from tests.chaos import windows
+
+DAGS = Path(__file__).parent / "dags"
+ROOT = Path(__file__).parent.parent.parent
+AT_ONCE = 6
+"""Tasks that run at once: more only wait for each other on two cores."""
+
+# Airflow's defaults make a single kill cost from half a minute (triggerer) to ten (worker and retry).
+IMPATIENT = {
+    "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "2",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "15",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
+    "AIRFLOW__SCHEDULER__JOB_HEARTBEAT_SEC": "1",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
+    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60",
+    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "5",
+    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
+    "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
+    "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
+    "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
+    "AIRFLOW__WORKERS__EXECUTION_API_RETRY_WAIT_MAX": "2",
+}
+
+
+class ChaosStack(Stack):
+    """`one` is the single server, `three` the cluster's nodes. Proxies are told apart from what they stand before."""
+
+    def __init__(self, folder: Path, chaos: Path, proxies: dict[str, int], environment: dict[str, str]) -> None:
+        """`chaos`: the folder of record, marks and output; `proxies`: the port before each server, by its name."""
+        super().__init__(folder, DAGS, IMPATIENT, parallelism=AT_ONCE)
+        plain = {MARK: self.mark, "PATH": self.environment["PATH"]}
+        routes = {name: free_port() for name in ("n1", "n2", "n3")}
+        self.three = {
+            name: NatsServer(self.folder / name, _clustered(name, routes), environment=plain) for name in routes
+        }
+        urls = {"one": [self.nats.url], "three": [node.url for node in self.three.values()]}
+        behind = {
+            "one_proxied": [f"nats://127.0.0.1:{proxies['one']}"],
+            "three_proxied": [f"nats://127.0.0.1:{proxies[name]}" for name in self.three],
+        }
+        for name, servers in (urls | behind).items():
+            connection = {"conn_type": "nats", "extra": {"servers": ",".join(servers), "shortest_ack_wait": 2}}
+            self.environment[f"AIRFLOW_CONN_CHAOS_{name.upper()}"] = json.dumps(connection)
+        self.environment |= {windows.FOLDER: str(chaos), "PYTHONPATH": str(ROOT), **environment}
+        self.urls = urls
+        self.triggerer_2 = Service(
+            "triggerer-2",
+            [AIRFLOW, "triggerer", "--skip-serve-logs"],
+            folder=self.folder / "airflow",
+            environment=self.environment,
+        )
+        self._joined: tuple[Service, ...] = ()
+
+    @property
+    def services(self) -> tuple[Service, ...]:
+        return *super().services, *self._joined
+
+    def start(self) -> None:
+        super().start()
+        for service in (*self.three.values(), self.triggerer_2):
+            service.launch()
+            self._joined += (service,)
+        self._record()
+        for node in self.three.values():
+            node.wait_ready()
+
+    @property
+    def servers(self) -> dict[str, NatsServer]:
+        """The single server and the nodes, by name."""
+        return {"one": self.nats, **self.three}
+
+    def revive(self, service: Service) -> None:
+        """Start what was killed, and write down its session, so that it is ended whatever becomes of us."""
+        if not service.running:
+            service.launch()
+            self._record()
+
+    def processes(self, service: Service) -> list[psutil.Process]:
+        """Its own processes: of the scheduler without the workers, which outlive it."""
+        if service is self.scheduler:
+            return [psutil.Process(service.pid)]
+        return session(service.pid)
+
+    def task_with(self, ids: set[str]) -> psutil.Process | None:
+        """A process that runs one of these task instances, child of its supervisor."""
+        for process in self._airflow_processes("airflow worker -- "):
+            if _title(process).removeprefix("airflow worker -- ") in ids:
+                return process
+        return None
+
+    def end_orphans(self) -> int:
+        """End the workers of schedulers that are gone, once they have nothing to do: they wait for ever."""
+        idle = [
+            process
+            for process in self._airflow_processes("airflow worker -- LocalExecutor")
+            if "<idle>" in _title(process) and process.ppid() != self.scheduler.pid
+        ]
+        end(idle, patience=0)
+        return len(idle)
+
+    def _airflow_processes(self, title: str) -> Iterator[psutil.Process]:
+        sessions = set(self.scheduler.sessions)
+        for process in psutil.process_iter():
+            if _title(process).startswith(title) and alive(process) and _session(process) in sessions:
+                yield process
+
+    def query(self, statement: str, *values: object) -> list[tuple[object, ...]]:
+        """Rows of Airflow's own database."""
+        connection = psycopg2.connect(host=str(self._sockets), user="postgres")
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(statement, values)
+                return list(cursor.fetchall())
+        finally:
+            connection.close()
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()).strip()
+    except psutil.Error:
+        return ""
+
+
+def _session(process: psutil.Process) -> int:
+    try:
+        return os.getsid(process.pid)
+    except ProcessLookupError:
+        return -1
+
+
+def _clustered(name: str, routes: dict[str, int]) -> str:
+    # Without no_advertise the servers tell clients each other's addresses, past the proxies.
+    urls = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes.values())
+    listen = f'listen: "127.0.0.1:{routes[name]}"'
+    return f"server_name: {name}\ncluster {{ name: chaos, {listen}, no_advertise: true, routes: [{urls}] }}\n"

@@ -1,0 +1,248 @@
+"""The striker: kills, freezes and cuts off, and mends what it broke when its time is over."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from demo.service import Service
+from tests.chaos.observer import Observer, Ranges, sequences
+from tests.chaos.plan import (
+    ALL,
+    CLUSTER,
+    DELAY,
+    DRIVER,
+    EXECUTOR,
+    FREEZE,
+    KILL,
+    LEADERS,
+    ONE,
+    PROXY,
+    RESET,
+    SCHEDULER,
+    SHARED,
+    SUPERVISOR,
+    TASK,
+    TRIGGERER,
+    WORKER,
+    Blow,
+)
+from tests.chaos.proxy import Proxy
+from tests.chaos.scenes import Scene
+from tests.chaos.stack import ChaosStack
+
+GRACE = {SCHEDULER: 8.0, TRIGGERER: 8.0, ONE: 2.0, PROXY: 1.0, **dict.fromkeys(CLUSTER, 3.0)}
+"""Seconds after its repair in which a shared target is left alone, so that anything gets into a window at all."""
+AT_ONCE = 2
+"""Shared targets that may be down together."""
+
+
+@dataclass
+class Strike:
+    """What was done, to whom, and when the messages that were in the window were settled."""
+
+    window: str
+    target: str
+    kind: str
+    seconds: float
+    stream: str
+    ranges: Ranges
+    detail: str
+    at: float = field(default_factory=time.time)
+    recovered_after: float | None = None
+
+
+@dataclass(order=True)
+class _Repair:
+    due: float
+    number: int
+    mend: Callable[[], Any] = field(compare=False)
+
+
+class Striker:
+    """`run` runs a coroutine in the proxies' loop."""
+
+    def __init__(
+        self,
+        stack: ChaosStack,
+        proxies: dict[str, Proxy],
+        observers: dict[str, Observer],
+        run: Callable[[Coroutine[Any, Any, Any]], Any],
+        chance: random.Random,
+    ) -> None:
+        self._stack = stack
+        self._proxies = proxies
+        self._observers = observers
+        self._run = run
+        self._chance = chance
+        self._repairs: list[_Repair] = []
+        self._numbers = itertools.count()
+        self._busy: dict[str, float] = {}
+        self.strikes: list[Strike] = []
+
+    def suits(self, blow: Blow, scene: Scene) -> bool:
+        """Whether this pipeline, in its window, would feel the blow, and the target is well."""
+        if blow.window != scene.window:
+            return False
+        pipeline = scene.pipeline
+        fitting = {
+            ONE: pipeline.servers == "one",
+            PROXY: pipeline.proxied,
+            DRIVER: pipeline.spark,
+            EXECUTOR: pipeline.spark,
+            **dict.fromkeys(CLUSTER, pipeline.servers == "three"),
+        }
+        if not fitting.get(blow.target, True):
+            return False
+        now = time.monotonic()
+        busy = {name for name, until in self._busy.items() if until > now}
+        return blow.target not in SHARED or (_name(blow.target) not in busy and len(busy) < AT_ONCE)
+
+    def strike(self, blow: Blow, scene: Scene) -> Strike | None:
+        """Strike, if the servers agree that the pipeline is in the window and the target is there."""
+        observer = self._observers[scene.pipeline.servers]
+        try:
+            if not self._run(scene.confirmed(observer)):
+                return None
+            detail = self._deal(blow, scene)
+        except (TimeoutError, psutil.Error, ProcessLookupError, KeyError):
+            return None  # no answer, or gone at this moment: not aimed
+        except Exception as error:
+            if type(error).__module__.startswith("nats."):
+                return None
+            raise
+        if not detail:
+            return None
+        if blow.target in SHARED:
+            self._busy[_name(blow.target)] = time.monotonic() + blow.seconds + GRACE[blow.target]
+        strike = Strike(
+            blow.window, blow.target, blow.kind, round(blow.seconds, 2), scene.pipeline.stream, scene.ranges, detail
+        )
+        self.strikes.append(strike)
+        return strike
+
+    def mend(self, *, everything: bool = False) -> None:
+        """Repair what is due; or all of it."""
+        while self._repairs and (everything or self._repairs[0].due <= time.monotonic()):
+            heapq.heappop(self._repairs).mend()
+
+    def settled(self, stream: str, settled: set[int]) -> None:
+        """Note which strikes are recovered from."""
+        for strike in self.strikes:
+            if strike.stream == stream and strike.recovered_after is None and settled >= set(sequences(strike.ranges)):
+                strike.recovered_after = time.time() - strike.at
+
+    def _deal(self, blow: Blow, scene: Scene) -> str:
+        """Do it; what exactly was struck, or nothing when it is not there."""
+        if blow.target == PROXY:
+            return self._cut(blow, scene)
+        services = self._services(blow, scene)
+        if services:
+            for service in services:
+                self._hit(blow, self._stack.processes(service))
+                if blow.kind == KILL:
+                    self._later(blow.seconds, lambda service=service: self._revive(service))  # type: ignore[misc]
+            return ", ".join(service.name if blow.target != ONE else "one" for service in services)
+        processes = self._task_processes(blow.target, scene)
+        self._hit(blow, processes)
+        return ", ".join(str(process.pid) for process in processes)
+
+    def _services(self, blow: Blow, scene: Scene) -> list[Service]:
+        stack = self._stack
+        if blow.target == ONE:
+            return [stack.nats]
+        if blow.target == ALL:
+            return list(stack.three.values())
+        if blow.target in LEADERS:
+            leaders = self._run(self._observers["three"].leaders(scene.pipeline.stream))
+            return [stack.three[leaders[LEADERS[blow.target]]]]
+        if blow.target == SCHEDULER:
+            return [stack.scheduler]
+        if blow.target == TRIGGERER:
+            triggerers = [stack.triggerer, stack.triggerer_2]
+            with suppress(ProcessLookupError):
+                triggerers = [each for each in triggerers if each.pid == os.getsid(scene.pid)] or triggerers
+            return [self._chance.choice(triggerers)]
+        return []
+
+    def _task_processes(self, target: str, scene: Scene) -> list[psutil.Process]:
+        if scene.run:
+            running = self._stack.query(
+                "SELECT id::text FROM task_instance WHERE dag_id = %s AND run_id = %s AND state = 'running'",
+                scene.pipeline.name,
+                scene.run,
+            )
+            task = self._stack.task_with({str(each[0]) for each in running})
+        else:
+            task = psutil.Process(scene.pid)
+        if task is None:
+            return []
+        supervisor = task.parent()
+        below = task.children(recursive=True)
+        java = [process for process in below if "java" in process.name()]
+        if target == TASK:
+            return [task]
+        if target == SUPERVISOR:
+            return [supervisor] if supervisor else []
+        if target == WORKER:
+            return [supervisor, task, *below] if supervisor else []
+        if target == DRIVER:
+            return java
+        assert target == EXECUTOR
+        workers = [process for each in java for process in each.children(recursive=True)]
+        return [process for process in workers if not process.children()][:1]
+
+    def _hit(self, blow: Blow, processes: Iterable[psutil.Process]) -> None:
+        processes = list(processes)
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL if blow.kind == KILL else signal.SIGSTOP)
+        if blow.kind == FREEZE:
+            self._later(blow.seconds, lambda: _continue(processes))
+
+    def _cut(self, blow: Blow, scene: Scene) -> str:
+        names = ["one"] if scene.pipeline.servers == "one" else list(self._stack.three)
+        for proxy in (self._proxies[name] for name in names):
+            if blow.kind == RESET:
+                self._in_loop(proxy.reset)
+                continue
+            if blow.kind == DELAY:
+                proxy.delay = self._chance.uniform(0.05, 1.0)
+            else:
+                self._in_loop(proxy.hold, *(d for d in ("up", "down") if d in blow.kind or "both" in blow.kind))
+            self._later(blow.seconds, lambda proxy=proxy: self._in_loop(proxy.heal))  # type: ignore[misc]
+        return ", ".join(names)
+
+    def _in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        async def call() -> None:
+            function(*arguments)
+
+        self._run(call())
+
+    def _revive(self, service: Service) -> None:
+        if service is not self._stack.scheduler:
+            service.kill()  # what is left of its children
+        self._stack.revive(service)
+
+    def _later(self, seconds: float, mend: Callable[[], Any]) -> None:
+        heapq.heappush(self._repairs, _Repair(time.monotonic() + seconds, next(self._numbers), mend))
+
+
+def _name(target: str) -> str:
+    return "three" if target in CLUSTER else target
+
+
+def _continue(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)

@@ -1,0 +1,132 @@
+"""The four windows, seen and stretched from inside the processes of the system under test.
+
+Only the chaos DAGs and the small scene import this; `src` knows nothing of it. Each process says by marks when a
+pipeline enters and leaves a window, and, where a window is short, waits in it for as long as the control file asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import wraps
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from airflow_nats_jetstream.client.errors import AlreadyDone, HoldLost, Superseded, Taken
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.handoff import answers, settle
+from airflow_nats_jetstream.handoff.hold import Hold
+from airflow_nats_jetstream.handoff.ledger import Ledger
+from airflow_nats_jetstream.handoff.take import Take
+from tests.chaos.record import Record
+
+FETCH, HAND_OFF, WORK, ACKNOWLEDGE = WINDOWS = (
+    "fetch to event",
+    "event to hold",
+    "middle of the job",
+    "done to acknowledged",
+)
+
+FOLDER = "CHAOS_FOLDER"
+"""The environment variable with the folder of marks and control file."""
+
+FENCED = (AlreadyDone, Superseded, Taken, HoldLost)
+
+
+def folder() -> Path:
+    return Path(os.environ[FOLDER])
+
+
+def mark(window: str, edge: str, stream: str, key: str, **more: Any) -> None:
+    """Tell the programme: `edge` is enter, leave or fenced; `key` names the claim, or the run where there is none."""
+    line = {"at": time.time(), "pid": os.getpid(), "window": window, "edge": edge, "stream": stream, "key": key}
+    Record(folder() / "marks.jsonl", durable=False).append({**line, **more})
+
+
+def pause(window: str, key: str) -> float:
+    """Seconds that the control file asks to wait in this window; 0 without one."""
+    try:
+        control = json.loads((folder() / "control.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return 0.0
+    longest: float = control["seconds"].get(window, 0)
+    return random.Random(f"{control['seed']} {window} {key}").uniform(0.3, 1) * longest
+
+
+def ask(folder: Path, seed: int, seconds: dict[str, float]) -> None:
+    """Write the control file: the longest wait in each window."""
+    new = folder / "control.new"
+    new.write_text(json.dumps({"seed": seed, "seconds": seconds}))
+    new.replace(folder / "control.json")
+
+
+def install() -> None:
+    """Mark and stretch the windows in this process. Once."""
+    if hasattr(Take, "chaos"):
+        return
+    Take.chaos = True  # type: ignore[attr-defined]
+    Take._enter = _entering(Take._enter)  # type: ignore[method-assign]
+    Ledger.decide = _fenced(Ledger.decide, lambda ledger, _, claim_id: (ledger.stream.name, claim_id))  # type: ignore[method-assign]
+    Hold.settle = _fenced(Hold.settle, lambda hold, *_: (hold.claim.stream, hold.claim.id))  # type: ignore[method-assign]
+    # Settling alone: the acknowledgements that a take repeats belong to another window.
+    settle.answers = SimpleNamespace(**{**vars(answers), "acknowledge": _acknowledging})  # type: ignore[assignment,attr-defined]
+
+
+def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
+    """Fetched, and not entered in the ledger."""
+
+    @wraps(enter)
+    async def entering(take: Take, *arguments: Any) -> Any:
+        run = take.taking.owner[1]
+        ranges = Sequences.of(take._pulled).to_json()
+        mark(FETCH, "enter", take.taking.stream, run, ranges=ranges)
+        await asyncio.sleep(pause(FETCH, f"{run} fetched {ranges}"))
+        return await enter(take, *arguments)
+
+    return entering
+
+
+def _fenced(function: Callable[..., Any], name: Callable[..., tuple[str, str]]) -> Callable[..., Any]:
+    """Count what the ledger refuses."""
+
+    @wraps(function)
+    async def fenced(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return await function(*arguments, **keywords)
+        except FENCED as error:
+            if not hasattr(error, "counted"):
+                vars(error)["counted"] = True  # settling passes on what the ledger said
+                mark("", "fenced", *name(*arguments), reason=type(error).__name__)
+            raise
+
+    return fenced
+
+
+async def _acknowledging(ledger: Ledger, delivered: answers.Delivered, *arguments: Any, **keywords: Any) -> Any:
+    key, ranges = str(delivered.sequences), delivered.sequences.to_json()
+    mark(ACKNOWLEDGE, "enter", ledger.stream.name, key, ranges=ranges)
+    await asyncio.sleep(pause(ACKNOWLEDGE, key))
+    left = await answers.acknowledge(ledger, delivered, *arguments, **keywords)
+    mark(ACKNOWLEDGE, "leave", ledger.stream.name, key)
+    return left
+
+
+async def event(stream: str, run: str, produce: Callable[[], Any]) -> dict[str, Any]:
+    """The trigger's event; entered in the ledger, and not handed on."""
+    result: dict[str, Any] = await produce()
+    await asyncio.sleep(pause(FETCH, f"{run} entered"))
+    return result
+
+
+async def handing_on(stream: str, run: str, events: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Pass the trigger's events on; with them the messages leave the first window for the second."""
+    async for each in events:
+        for claim in each.payload.get("claims", ()):
+            mark(HAND_OFF, "enter", stream, claim["id"], run=run, ranges=claim["ranges"])
+        mark(FETCH, "leave", stream, run)
+        yield each
