@@ -64,12 +64,11 @@ def _cards(window: str) -> Iterator[tuple[str, str]]:
     yield from ((PROXY, fault) for fault in PROXY_FAULTS)
     yield SCHEDULER, KILL
     if window == FETCH:
-        yield from itertools.product((TRIGGERER,) * 3, both)
-        yield SCHEDULER, FREEZE
+        yield from itertools.product((TRIGGERER,) * 2, both)
     else:
         yield from itertools.product((WORKER, TASK, SUPERVISOR), both)
     if window == HAND_OFF:
-        yield from itertools.product((TRIGGERER, SCHEDULER, WORKER), both)
+        yield from ((TRIGGERER, KILL), (SCHEDULER, FREEZE))
     if window == WORK:
         yield from itertools.product((DRIVER, EXECUTOR), both)
         yield from itertools.product((TASK, SUPERVISOR), both)
@@ -81,6 +80,8 @@ def _seconds(chance: random.Random, target: str, kind: str) -> float:
     """Short ones are felt as a hiccup; long ones pass Airflow's thresholds and the lease of a claim."""
     if kind == RESET:
         return 0
+    if target == SCHEDULER:
+        return chance.uniform(0.2, 6)  # there is only one: while it is away nothing moves
     if kind == KILL:
         return chance.uniform(0.2, 3)
     if target in (ONE, *CLUSTER, PROXY):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import shutil
 import statistics
@@ -37,7 +38,7 @@ STRETCHED = {windows.FETCH: 1.5, windows.WORK: 4.0, windows.ACKNOWLEDGE: 2.0}
 """Seconds that a pipeline waits in a window at most, while strikes are dealt."""
 TO_RECOVER = 420.0
 """Seconds at the end in which everything must come to rest. A retry's lease alone is five minutes."""
-LOOK_AHEAD = 12
+LOOK_AHEAD = 40
 """Blows of the plan that are tried on what is in a window now."""
 BETWEEN_SPARK = 35.0
 """Seconds between two runs of a Spark pipeline: a JVM costs ten of both cores."""
@@ -91,6 +92,8 @@ class Run:
         stop(self.folder / "services")
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
+        # What the publishers' client says of lost connections is no news here.
+        logging.basicConfig(filename=self.folder / "publishers.log", format="%(asctime)s %(message)s")
         pipelines.write(PIPELINES, self.folder / "pipelines.json")
         self._record = Record(self.folder / "record" / "settled.jsonl")
         self._struck = Record(self.folder / "record" / "strikes.jsonl")
@@ -200,13 +203,18 @@ class Run:
         for name, every, work in (
             ("runs", 0.7, self._trigger),
             ("receipts", 0.5, self._note_settled),
-            ("orphans", 10.0, self._stack.end_orphans),
+            ("services", 10.0, self._tend_services),
             ("progress", 5.0, self._progress),
         ):
             if now - self._ticks.get(name, 0) > every:
                 self._ticks[name] = now
                 work()
         time.sleep(0.1)
+
+    def _tend_services(self) -> None:
+        self._stack.end_orphans()
+        for name in self._striker.revive_the_fallen():
+            self._say(f"{name} had ended by itself, and was started again")
 
     def _trigger(self) -> None:
         rows = self._stack.query(
@@ -217,7 +225,7 @@ class Run:
             if active.get(pipeline.name, 0) >= pipeline.runs:
                 continue
             if pipeline.spark:
-                if time.monotonic() - self._last_spark < BETWEEN_SPARK:
+                if time.monotonic() - self._last_spark < BETWEEN_SPARK and not self._publishers[pipeline.stream].over:
                     continue
                 self._last_spark = time.monotonic()
             try:
@@ -291,7 +299,7 @@ class Run:
         return report
 
     def _by_window(self, verdict: Verdict) -> dict[str, dict[str, int]]:
-        """A fault belongs to the last window in which its message was struck; `published`: what was struck there."""
+        """A fault belongs to the last window in which its message was struck; `published` counts those struck there."""
         last: dict[tuple[str, int], str] = {}
         struck: dict[str, set[tuple[str, int]]] = {window: set() for window in windows.WINDOWS}
         for strike in self._striker.strikes:

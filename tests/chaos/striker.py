@@ -88,6 +88,8 @@ class Striker:
         self._repairs: list[_Repair] = []
         self._numbers = itertools.count()
         self._busy: dict[str, float] = {}
+        self._down: set[Service] = set()
+        self._names: dict[Service, str] = {server: name for name, server in stack.servers.items()}
         self.strikes: list[Strike] = []
 
     def suits(self, blow: Blow, scene: Scene) -> bool:
@@ -136,6 +138,13 @@ class Striker:
         while self._repairs and (everything or self._repairs[0].due <= time.monotonic()):
             heapq.heappop(self._repairs).mend()
 
+    def revive_the_fallen(self) -> list[str]:
+        """Start what ended by itself, as any supervisor of services would; their names."""
+        fallen = [service for service in self._stack.services if not service.running and service not in self._down]
+        for service in fallen:
+            self._revive(service)
+        return [self._names.get(service, service.name) for service in fallen]
+
     def settled(self, stream: str, settled: set[int]) -> None:
         """Note which strikes are recovered from."""
         for strike in self.strikes:
@@ -151,8 +160,9 @@ class Striker:
             for service in services:
                 self._hit(blow, self._stack.processes(service))
                 if blow.kind == KILL:
+                    self._down.add(service)
                     self._later(blow.seconds, lambda service=service: self._revive(service))  # type: ignore[misc]
-            return ", ".join(service.name if blow.target != ONE else "one" for service in services)
+            return ", ".join(self._names.get(service, service.name) for service in services)
         processes = self._task_processes(blow.target, scene)
         self._hit(blow, processes)
         return ", ".join(str(process.pid) for process in processes)
@@ -233,6 +243,7 @@ class Striker:
         if service is not self._stack.scheduler:
             service.kill()  # what is left of its children
         self._stack.revive(service)
+        self._down.discard(service)
 
     def _later(self, seconds: float, mend: Callable[[], Any]) -> None:
         heapq.heappush(self._repairs, _Repair(time.monotonic() + seconds, next(self._numbers), mend))

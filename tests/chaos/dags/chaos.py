@@ -26,7 +26,7 @@ def define(pipeline: pipelines.Pipeline) -> None:
         dag_id=pipeline.name,
         schedule=None,
         max_active_runs=pipeline.runs,
-        dagrun_timeout=timedelta(minutes=4),
+        dagrun_timeout=timedelta(minutes=8 if pipeline.spark else 4),
         max_consecutive_failed_dag_runs=0,
     )
     def chaos() -> None:
@@ -34,8 +34,8 @@ def define(pipeline: pipelines.Pipeline) -> None:
             task_id="claims",
             stream=pipeline.stream,
             consumer=pipelines.CONSUMER,
-            max_messages=40,
-            messages_per_claim=20,
+            max_messages=20 if pipeline.spark else 40,
+            messages_per_claim=20 if pipeline.spark else 10,
             gather=timedelta(seconds=1),
             hand_off_timeout=timedelta(seconds=40),
             consumer_config={"ack_wait": timedelta(seconds=pipeline.ack_wait), "max_ack_pending": 1_000},
@@ -44,7 +44,8 @@ def define(pipeline: pipelines.Pipeline) -> None:
             **AGAIN,
         )
 
-        @task.jetstream(nats_conn_id=pipeline.connection, **AGAIN)
+        # One JVM at a time: it takes both cores for seconds.
+        @task.jetstream(nats_conn_id=pipeline.connection, max_active_tis_per_dag=1 if pipeline.spark else None, **AGAIN)
         def work(claim: Any) -> int:
             if pipeline.spark:
                 return with_spark(claim)
