@@ -6,6 +6,7 @@ import asyncio
 import os
 from typing import Any
 
+from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff import answers, hold, settle
 from airflow_nats_jetstream.handoff.claim import Claim
 from airflow_nats_jetstream.handoff.ledger import Ledger
@@ -36,18 +37,23 @@ def install() -> None:
 
 
 _settle_done = settle.settle_done
+NONE = Sequences()
 
 
-async def _acknowledging_first(ledger: Ledger, claim: Claim, token: str, value: Any = None) -> None:
+async def _acknowledging_first(
+    ledger: Ledger, claim: Claim, token: str, value: Any = None, rejected: Sequences = NONE
+) -> None:
     record, _ = await ledger.read()
     assert record is not None
     await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences, claim.consumer_sequence))
     windows.mark(windows.ACKNOWLEDGE, "enter", claim.stream, claim.id, ranges=claim.sequences.to_json())
     await asyncio.sleep(windows.pause(windows.ACKNOWLEDGE, claim.id))
-    await _settle_done(ledger, claim, token, value)
+    await _settle_done(ledger, claim, token, value, rejected)
 
 
-async def _skipping_the_ledger(ledger: Ledger, claim: Claim, token: str, value: Any = None) -> None:
+async def _skipping_the_ledger(
+    ledger: Ledger, claim: Claim, token: str, value: Any = None, rejected: Sequences = NONE
+) -> None:
     record, _ = await ledger.read()
     assert record is not None
     await ledger.write_receipt(

@@ -196,7 +196,7 @@ async def test_acknowledgements_on_their_way_arrive_before_the_reset(
     await publish(stream, 10)
     (claim,) = await taken(stream)
     tested = asyncio.Event()
-    confirm = answers._Bulk.confirm
+    confirm = answers._Confirmer.confirm
 
     async def slowly(self: Any, *arguments: Any) -> Sequences:
         if not tested.is_set():  # the first: the attempt's own, after its test
@@ -204,7 +204,7 @@ async def test_acknowledgements_on_their_way_arrive_before_the_reset(
             await asyncio.sleep(0.2)
         return await confirm(self, *arguments)
 
-    monkeypatch.setattr(answers._Bulk, "confirm", slowly)
+    monkeypatch.setattr(answers._Confirmer, "confirm", slowly)
     async with Hold.begin(stream.js, claim, try_number=1) as held:
         settling = asyncio.create_task(held.settle())
         await tested.wait()

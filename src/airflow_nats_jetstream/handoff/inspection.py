@@ -11,7 +11,7 @@ from airflow_nats_jetstream.client.errors import ConsumerNotFound, StreamNotFoun
 from airflow_nats_jetstream.client.message import IN_PROGRESS
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.handoff import settle
-from airflow_nats_jetstream.handoff.claim import Claim, ack_prefix
+from airflow_nats_jetstream.handoff.claim import Claim
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger, ledgers
 
 if TYPE_CHECKING:
@@ -161,21 +161,26 @@ async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen
 
     Raises:
         PermissionDenied: the account may not listen to acknowledgements.
+        AddressUnknown: with a domain, the address of the acknowledgements cannot be learned.
     """
     silent = {seen.id: seen for seen in claims if seen.entry and seen.entry.token}
     held = set(silent)
+    prefixes = {
+        consumer: (await Ledger(js, *consumer).locate()).prefix
+        for consumer in {(seen.stream, seen.consumer) for seen in silent.values()}
+    }
     all_heard = asyncio.Event()
 
     def heard(reply: Reply) -> None:
         prefix, sequence = reply.subject.rsplit(".", 5)[0], int(reply.subject.split(".")[-4])
         for seen in list(silent.values()) if reply.data.startswith(IN_PROGRESS) else ():
-            if prefix == ack_prefix(seen.stream, seen.consumer) and sequence in seen.sequences:
+            if prefix == prefixes[seen.stream, seen.consumer] and sequence in seen.sequences:
                 del silent[seen.id]
         if not silent:
             all_heard.set()
 
     async with AsyncExitStack() as stack:
-        for prefix in {ack_prefix(seen.stream, seen.consumer) for seen in silent.values()}:
+        for prefix in prefixes.values():
             await stack.enter_async_context(js.connection.listen(f"{prefix}.>", heard))
         with suppress(TimeoutError):
             await asyncio.wait_for(all_heard.wait() if silent else asyncio.sleep(0), seconds)
