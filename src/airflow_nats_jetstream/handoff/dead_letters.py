@@ -383,7 +383,9 @@ def _publish(
                     answers[position] = NoStreamResponse(messages[position][0])
                     continue
                 try:
-                    answers[position] = PubAck.parse(frame.data)
+                    ack = PubAck.parse(frame.data)
+                    if ack.domain == (settings.domain or ack.domain):  # another domain's stream may listen, too
+                        answers[position] = ack
                 except TooManyRequests as busy:
                     raise RequestTimeout(str(busy)) from busy
                 except JetStreamError as refusal:
