@@ -37,6 +37,7 @@ class Domains:
     """
 
     def __init__(self, folder: Path, *, eleven_tokens: bool = False) -> None:
+        self.reply_tokens = 11 if eleven_tokens else 9
         port = free_port()
         authorization = "authorization { user: edge, password: link, account: CORE }"
         remote = f"{{ url: nats://edge:link@127.0.0.1:{port}, account: EDGE }}"

@@ -28,10 +28,10 @@ ACCOUNTS = {"hub": "CORE", "leaf": "EDGE"}
 LONG = {"ack_wait": timedelta(seconds=60)}
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["nine", "eleven"])
+@pytest.fixture(scope="module")
 def domains(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Domains]:
-    """Both servers, with the feature flag for replies of eleven tokens and without."""
-    servers = Domains(tmp_path_factory.mktemp("domains"), eleven_tokens=request.param)
+    """Both servers; with the parameter True they write replies of eleven tokens."""
+    servers = Domains(tmp_path_factory.mktemp("domains"), eleven_tokens=getattr(request, "param", False))
     servers.start()
     yield servers
     servers.stop()
@@ -79,8 +79,16 @@ async def released(js: JetStream, claim: Claim) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "domain", "inside"),
-    [("leaf", "hub", "hub"), ("leaf", None, "leaf"), ("hub", None, "hub"), ("hub", "leaf", "leaf")],
+    ("domains", "server", "domain", "inside"),
+    [
+        (False, "leaf", "hub", "hub"),
+        (False, "leaf", None, "leaf"),
+        (False, "hub", None, "hub"),
+        (False, "hub", "leaf", "leaf"),
+        (True, "leaf", "hub", "hub"),
+        (True, "leaf", None, "leaf"),
+    ],
+    indirect=["domains"],
 )
 async def test_only_the_domain_of_the_stream_changes(
     domains: Domains, sides: dict[str, JetStream], server: str, domain: str | None, inside: str
@@ -90,6 +98,8 @@ async def test_only_the_domain_of_the_stream_changes(
     before = await contents(sides[outside])
     async with connect(domains.settings(server, domain)) as js:
         stream = js.stream(STREAM)
+        (message,) = await (await stream.create_consumer({"ack_policy": "none"})).fetch(1)
+        assert message.metadata.tokens == domains.reply_tokens
         claims = await take(stream, messages_per_claim=10)
         prefix = f"$JS.ACK.{inside}.{account_hash(ACCOUNTS[inside])}.{STREAM}.{CONSUMER}"
         assert [claim.to_json()["ack_prefix"] for claim in claims] == [prefix] * 3
