@@ -96,7 +96,7 @@ ACTS: dict[str, tuple[str, ...]] = {
     "$JS.API.STREAM.MSG.DELETE.KV_airflow_claims": (),
     "$JS.API.STREAM.MSG.GET.KV_airflow_claims": ("sensor", "processor"),
     "$JS.API.STREAM.PURGE.KV_airflow_receipts": (),
-    "$JS.API.STREAM.MSG.GET.KV_airflow_receipts": ("processor",),
+    "$JS.API.STREAM.MSG.GET.KV_airflow_receipts": ("sensor", "processor"),
     RECORD: ("sensor", "processor"),
     "$KV.airflow_claims.IZGESR2IKRJQ.MF2WI2LU": (),
     "$KV.airflow_receipts.5f0c9a7be21d": ("sensor", "processor"),
@@ -196,6 +196,12 @@ async def test_each_user_can_do_its_work(access: Access) -> None:
     async with connect(access.settings("admin")) as js:
         info = await js.stream("FLIGHTS").consumer("delays").info()
         assert (info.ack_pending, info.floor) == (0, 50)
+        await js.api("CONSUMER.RESET.FLIGHTS.delays", {"seq": 1})
+    async with connect(access.settings("sensor")) as js:  # forgets what it had seen settled, which has its receipt
+        (again,) = await take(js)
+    assert again.sequences == claim.sequences
+    async with connect(access.settings("processor")) as js:
+        assert [each.claim_id for each in await Ledger(js, "FLIGHTS", "delays").committed()] == [claim.id]
 
 
 async def test_nobody_can_do_anything_else(access: Access) -> None:

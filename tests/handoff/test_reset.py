@@ -16,6 +16,8 @@ from airflow_nats_jetstream.client.errors import (
     HoldLost,
     InvalidValue,
     LedgerUnavailable,
+    PermissionDenied,
+    RequestTimeout,
     ResetRefused,
     Superseded,
 )
@@ -216,25 +218,39 @@ async def test_acknowledgements_on_their_way_arrive_before_the_reset(
     assert await unacknowledged(stream) == 10
 
 
-async def test_unconfirmed_acknowledgements_refuse_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unconfirmed_acknowledgements_refuse_it(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    await publish(stream, 20)
+    claim = await done_and_not_acknowledged(stream, monkeypatch)
+    before = await state(stream)
+
+    def lose(*arguments: Any) -> None:
+        raise RequestTimeout("the way to the server is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(answers._Confirmer, "_confirm", lose)
+        with pytest.raises(ResetRefused, match=rf"10 acknowledgements .*{claim.id}.*1-10") as refused:
+            await reset.reset(book(stream), patience=1)
+    assert refused.value.unconfirmed == claim.sequences
+    assert await state(stream) == before
+    assert (await reset.reset(book(stream))).sequence == 11
+    assert await everything(stream) == Sequences.from_ranges([(11, 20)])
+
+
+async def test_who_may_not_acknowledge_resets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = '{ publish: { deny: ["$JS.ACK.>"] } }'
     users = f"{{ user: all, password: p }}, {{ user: mute, password: p, permissions: {allowed} }}"
     server = NatsServer(tmp_path, config=f"authorization {{ users: [ {users} ] }}")
     server.start()
-    monkeypatch.setattr(answers, "CONFIRMED_WITHIN", 0.3)
     try:
         settings = ConnectionSettings(servers=server.url, user="all", password="p", shortest_ack_wait=0.5)
         async with connect(settings) as js, connect(replace(settings, user="mute")) as mute:
             stream = await js.create_stream({"name": "S", "subjects": ["S.>"]})
             await publish(stream, 20)
-            claim = await done_and_not_acknowledged(stream, monkeypatch)
+            await done_and_not_acknowledged(stream, monkeypatch)
             before = await state(stream)
-            with pytest.raises(ResetRefused, match=f"10 acknowledgements .*{claim.id}.*1-10") as refused:
+            with pytest.raises(PermissionDenied, match=r"JS\.ACK"):
                 await reset.reset(Ledger(mute, "S", CONSUMER), patience=1)
-            assert refused.value.unconfirmed == claim.sequences
             assert await state(stream) == before
-            assert (await reset.reset(book(stream))).sequence == 11
-            assert await everything(stream) == Sequences.from_ranges([(11, 20)])
     finally:
         server.stop()
 
