@@ -21,7 +21,7 @@ from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.settle import settle_failed
 from demo.nats_server import NatsServer
-from tests.handoff.steps import ACK_WAIT, CONSUMER, publish, take, unacknowledged
+from tests.handoff.steps import ACK_WAIT, CONSUMER, publish, reset_by_a_stranger, take, unacknowledged
 
 MODULE = [sys.executable, "-m", "airflow_nats_jetstream"]
 
@@ -108,6 +108,9 @@ async def test_what_became_of_a_claim(stream: Stream) -> None:
     assert (shown["state"], shown["value"]) == ("failed", None)
     assert shown["consumer_info"]["ack_floor"] == 10
 
+    await reset_by_a_stranger(stream)
+    shown = await read(stream, "claim", left.id)
+    assert "recreated, reset or rolled back: it cannot be settled" in shown["next"]
     await stream.consumer(CONSUMER).delete()
     shown = await read(stream, "claim", left.id)
     assert shown["state"] == "open"

@@ -307,6 +307,18 @@ def kill(patch: pytest.MonkeyPatch, step: str) -> None:
     patch.setattr(Ledger, "change", dying_change)
 
 
+async def test_of_two_at_once_the_later_is_refused(stream: Stream) -> None:
+    """Otherwise a reset to 20, allowed before the one to 1, would skip what that brought back."""
+    await publish(stream, 30)
+    await work(stream, "done", 30)
+    first = asyncio.create_task(reset.reset(book(stream), 1))
+    await asyncio.sleep(0.15)
+    with pytest.raises(ResetRefused, match="under way since"):
+        await reset.reset(book(stream), 20)
+    assert (await first).sequence == 1
+    assert await everything(stream) == Sequences.from_ranges([(1, 30)])
+
+
 async def test_resets_and_work_at_once(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reset holds what it promises, whatever goes on: everything past it is settled by somebody after it."""
     monkeypatch.setattr(settle, "BELIEVED", 10**9)
