@@ -30,6 +30,7 @@ _COMMON = (
     argument("--server", metavar="URL", help="instead of a connection: nats://host:port; Airflow is not needed"),
     argument("--credentials", metavar="FILE", help="with --server: a .creds file"),
     argument("--ledger", metavar="NAME", help="with --server: prefix of the ledger's buckets, by default airflow"),
+    argument("--domain", metavar="NAME", help="with --server: the JetStream domain"),
     flag("--json", "for machines"),
 )
 
@@ -76,7 +77,7 @@ async def _connected(settings: ConnectionSettings, command: Command, args: argpa
 
 def _settings(args: argparse.Namespace) -> ConnectionSettings:
     if args.server is None:
-        for name in ("credentials", "ledger"):
+        for name in ("credentials", "ledger", "domain"):
             if getattr(args, name) is not None:
                 raise InvalidValue(f"--{name}", getattr(args, name), "goes with --server; a connection says it itself")
         return _of_airflow(args.conn_id or "nats_default")
@@ -84,7 +85,7 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
         raise InvalidValue("--conn-id", args.conn_id, "give a connection or a server, not both")
     from airflow_nats_jetstream.client.settings import ConnectionSettings
 
-    given = {"ledger": args.ledger} if args.ledger else {}
+    given = {name: getattr(args, name) for name in ("ledger", "domain") if getattr(args, name)}
     if args.credentials:
         try:
             given["credentials"] = Path(args.credentials).expanduser().read_text()

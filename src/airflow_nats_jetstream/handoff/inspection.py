@@ -198,6 +198,7 @@ async def release(js: JetStream, seen: Seen) -> None:
     """
     assert seen.entry is not None  # noqa: S101 - the caller has looked
     ledger = Ledger(js, seen.stream, seen.consumer)
+    address = await ledger.locate()
     claim = Claim(
         id=seen.id,
         stream=seen.stream,
@@ -208,6 +209,8 @@ async def release(js: JetStream, seen: Seen) -> None:
         bytes=seen.entry.bytes,
         consumer_sequence=seen.entry.counter,
         taken_at=seen.entry.at,
+        domain=address.domain,
+        account=address.account,
     )
     if not await settle.release(ledger, claim, seen.entry.token):
         raise Superseded(f"claim {seen.id} changed while it was looked at: nothing was released; look again")
