@@ -26,6 +26,9 @@ CONSTRUCTED = [
     errors.ConsumerUnsuitable("c", "max_deliver", 5, "give -1"),
     errors.AlreadyDone("5f0c9a7be21d", "1-token", {"rows": 1}),
     errors.LedgerInvalid("record", "KeyError"),
+    errors.WrongDomain("a.b", "leaf", "hub"),
+    errors.AddressUnknown("hub", "the servers do not name the account"),
+    errors.ResetRefused("10 acknowledgements are unconfirmed", Sequences.of([1, 2, 7])),
 ]
 
 

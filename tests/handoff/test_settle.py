@@ -66,7 +66,7 @@ async def test_heartbeats_keep_the_claim_for_many_leases(stream: Stream) -> None
 async def test_settling_in_the_middle_of_a_heartbeat(stream: Stream) -> None:
     await publish(stream, 160_000)
     for attempt in range(8):  # a heartbeat of 20,000 messages takes as long as the pause between two
-        (claim,) = await take(stream, f"run {attempt}", max_messages=20_000, gather=timedelta(seconds=5), wait=10)
+        (claim,) = await take(stream, f"run {attempt}", max_messages=20_000, gather=timedelta(seconds=5), wait=60)
         async with Hold.begin(stream.js, claim, try_number=1) as hold:
             await asyncio.sleep(0.2 + 0.03 * attempt)
             await asyncio.wait_for(hold.settle(), 20)

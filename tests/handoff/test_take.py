@@ -159,7 +159,7 @@ async def test_giving_back_to_a_consumer_that_is_gone_is_no_error(stream: Stream
 
 async def test_racing_sensors_share_without_overlap(stream: Stream) -> None:
     await publish(stream, 600)
-    config = {"ack_wait": ACK_WAIT, "max_ack_pending": 600}
+    config = LONG | {"max_ack_pending": 600}
     takes = [take(stream, f"run {each}", max_messages=100, consumer_config=config, wait=5) for each in range(6)]
     batches = await asyncio.gather(*takes)
     sequences = [sequence for batch in batches for claim in batch for sequence in claim.sequences]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from airflow.sdk import Connection
 
-from airflow_nats_jetstream.client.errors import AuthenticationFailed, HandoffError, InvalidValue
+from airflow_nats_jetstream.client.errors import AuthenticationFailed, InvalidValue
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.hooks import JetStreamHook, check_airflow, settings_of
 from demo.nats_server import NatsServer
@@ -138,15 +138,6 @@ def test_processing_releases_on_any_error(hook: JetStreamHook, stream: str, erro
         raise error
     assert hook.committed(stream, CONSUMER) == []
     assert record(hook, stream).open[value["id"]].token is None  # type: ignore[union-attr]
-
-
-def test_claims_do_not_support_domains_yet(hook: JetStreamHook, stream: str) -> None:
-    value = claim(hook, stream)
-    with (
-        pytest.raises((InvalidValue, HandoffError), match="domain"),
-        JetStreamHook(CONNECTION, domain="hub").processing(value),
-    ):
-        pass
 
 
 def test_an_older_airflow_is_refused_in_one_sentence() -> None:
