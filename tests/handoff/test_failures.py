@@ -168,3 +168,13 @@ def test_no_taking_has_more_parts_than_tasks_can_be_mapped() -> None:
     parts = list(failures.parts(failed, Sequences.from_ranges([(1, 3_000)]), 1_000))
     assert parts[0] == Sequences.from_ranges([(2_001, 3_000)])
     assert [part.count for part in parts[1:]] == [1] * failures.MOST_PARTS
+
+
+async def test_what_one_taking_cannot_hand_on_is_there_for_the_next(stream: Stream) -> None:
+    await publish(stream, 120)
+    claims = await take(stream, messages_per_claim=1)
+    assert len(await work(stream, claims, range(1, 121))) == 120
+    first = await take(stream, "first", max_failures=2)
+    second = await take(stream, "second", max_failures=2, wait=0.9)  # at once: nobody leased them
+    assert [len(first), len(second)] == [100, 20]
+    assert sorted(each for claim in first + second for each in claim.sequences) == list(range(1, 121))
