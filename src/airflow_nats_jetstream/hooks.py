@@ -111,7 +111,10 @@ class JetStreamHook(BaseHook):
             return portal.call(connected)
 
     def committed(self, stream: str, consumer: str) -> list[Receipt]:
-        """The attempts that were settled as done, in the order of their sequences: the output that counts."""
+        """The attempts that were settled as done, in the order of their sequences: the output that counts.
+
+        Each has its ``processed`` sequences, and those that it ``rejected``: they are dead letters, not output.
+        """
 
         async def receipts(js: JetStream) -> list[Receipt]:
             from airflow_nats_jetstream.handoff.ledger import Ledger

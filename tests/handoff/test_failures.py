@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -171,10 +172,11 @@ def test_no_taking_has_more_parts_than_tasks_can_be_mapped() -> None:
 
 
 async def test_what_one_taking_cannot_hand_on_is_there_for_the_next(stream: Stream) -> None:
+    leased: dict[str, Any] = {"consumer_config": {"ack_wait": timedelta(seconds=30)}, "wait": 2.0}
     await publish(stream, 120)
-    claims = await take(stream, messages_per_claim=1)
+    claims = await take(stream, messages_per_claim=1, **leased)
     assert len(await work(stream, claims, range(1, 121))) == 120
-    first = await take(stream, "first", max_failures=2)
-    second = await take(stream, "second", max_failures=2, wait=0.9)  # at once: nobody leased them
+    first = await take(stream, "first", max_failures=2, **leased)
+    second = await take(stream, "second", max_failures=2, **leased)
     assert [len(first), len(second)] == [100, 20]
     assert sorted(each for claim in first + second for each in claim.sequences) == list(range(1, 121))

@@ -165,9 +165,8 @@ class Hold:
         check_value(value)
         self._still_held()
         if self._dead_letters is not None:
-            await self._dead_letters.copy(
-                Holder(self._ledger, self.claim, self.token), self._rejected
-            )  # heartbeats go on
+            holder = Holder(self._ledger, self.claim, self.token)
+            await self._dead_letters.copy(holder, self._rejected)  # heartbeats go on
             self._still_held()
         await self._stop_beats()
         await settle.settle_done(self._ledger, self.claim, self.token, value, self.rejected)
