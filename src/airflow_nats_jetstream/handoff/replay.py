@@ -11,13 +11,15 @@ import base64
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_nats_jetstream.client.errors import (
     ApiError,
+    ConnectionLost,
     InvalidValue,
     JetStreamError,
     MessageNotFound,
+    RequestTimeout,
     WrongLastSequence,
 )
 from airflow_nats_jetstream.client.names import check_filter, subject_matches
@@ -26,9 +28,6 @@ from airflow_nats_jetstream.client.publish import PubAck
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff.dead_letters import PREFIX, DeadLetters, Letter, block, publish
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger
-
-if TYPE_CHECKING:
-    from airflow_nats_jetstream.client.stream import StreamInfo
 
 log = logging.getLogger(__name__)
 
@@ -153,27 +152,20 @@ async def replay(letters: DeadLetters, selection: Selection) -> Replayed:
 
 
 async def _replay(letters: DeadLetters, letter: Letter) -> Replayed:
-    source = await letters.source.info(patience=PATIENCE)
-    mark = decode_headers(letter.header).get(_MARK)
+    number, mark = letter.number, decode_headers(letter.header).get(_MARK, [""])[-1]
     if mark:
-        number, message_id = letter.number, mark[-1].split(" ")[0]
-        if await _arrived(letters, letter, mark[-1], source):
+        if await _arrived(letters, letter, mark):
             await _remove(letters, number)
             return Replayed(found=1)
     else:
+        source = await letters.source.info(patience=PATIENCE)
         made = time_nanoseconds((await letters.stream.info(patience=PATIENCE)).created)
-        message_id = f"dead-letter.{letters.name}.{made}.{letter.number}"
-        marked = await _mark(letters, letter, f"{message_id} {source.created} {source.state['last_seq']}")
-        if not marked:
+        mark = f"dead-letter.{letters.name}.{made}.{number} {source.created} {source.state['last_seq']}"
+        number = await _mark(letters, letter, mark)
+        if not number:
             log.info("letter %d of %s was changed by somebody else meanwhile", letter.number, letters.name)
             return Replayed()
-        number = marked
-    lines = [
-        *letter.own_lines,
-        f"Nats-Msg-Id: {message_id}".encode(),
-        f"Nats-Expected-Stream: {letters.source.name}".encode(),
-    ]
-    await _publish(letters, (letter.subject, block(lines), letter.data))
+    await _publish_marked(letters, letter, mark)
     await _remove(letters, number)
     return Replayed(published=1)
 
@@ -184,7 +176,8 @@ async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
     lines = [line for line in letter.header.split(b"\r\n")[1:] if line and not line.startswith(expected)]
     lines += [f"{_MARK}: {mark}".encode(), *letters.conditions(letter.number)]
     try:
-        ack = await _publish(letters, (letter.address, block(lines), letter.data))
+        deadline = asyncio.get_running_loop().time() + PATIENCE
+        ack = await _publish(letters, (letter.address, block(lines), letter.data), deadline)
     except WrongLastSequence:
         number, there = await letters.last(letter.address)
         mine = there is not None and decode_headers(there.header).get(_MARK) == [mark]
@@ -192,9 +185,36 @@ async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
     return ack.seq
 
 
-async def _arrived(letters: DeadLetters, letter: Letter, mark: str, source: StreamInfo) -> bool:
-    """Whether the source stream holds what a killed replay published, behind the position in its mark."""
+async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str) -> None:
+    """To the original subject. What went unanswered is looked for before it is sent again: windows of ids may be short.
+
+    Raises:
+        ConnectionLost, RequestTimeout: not answered within ``PATIENCE``; the letter keeps its mark.
+    """
+    lines = [
+        *letter.own_lines,
+        f"Nats-Msg-Id: {mark.split(' ', maxsplit=1)[0]}".encode(),
+        f"Nats-Expected-Stream: {letters.source.name}".encode(),
+    ]
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + PATIENCE
+    while True:
+        try:
+            await _publish(letters, (letter.subject, block(lines), letter.data), deadline=0)
+        except (ConnectionLost, RequestTimeout):
+            if clock() > deadline:
+                raise
+            await asyncio.sleep(0.2)
+            if await _arrived(letters, letter, mark):
+                return
+        else:
+            return
+
+
+async def _arrived(letters: DeadLetters, letter: Letter, mark: str) -> bool:
+    """Whether the source stream holds what was published under the mark's id, behind the mark's position."""
     message_id, created, position = mark.split(" ")
+    source = await letters.source.info(patience=PATIENCE)
     if source.created != created:
         return False
     first = int(position) + 1
@@ -212,8 +232,7 @@ async def _arrived(letters: DeadLetters, letter: Letter, mark: str, source: Stre
     return False
 
 
-async def _publish(letters: DeadLetters, message: tuple[str, bytes, bytes]) -> PubAck:
-    deadline = asyncio.get_running_loop().time() + PATIENCE
+async def _publish(letters: DeadLetters, message: tuple[str, bytes, bytes], deadline: float) -> PubAck:
     (outcome,) = await publish(letters.js.settings, [message], deadline)
     if isinstance(outcome, JetStreamError):
         raise outcome
