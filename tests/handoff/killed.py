@@ -50,7 +50,7 @@ async def _work(point: str, settings: ConnectionSettings, arguments: dict[str, A
             if point == "marked":
                 _after(replay, "_mark")
             else:
-                _before(replay, "_remove")
+                _before(replay, "_finish")
             letters = dead_letters.DeadLetters(js, arguments["stream"])
             await replay.replay(letters, replay.Selection(everything=True))
             return

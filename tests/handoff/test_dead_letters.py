@@ -47,7 +47,8 @@ async def letters(stream: Stream, name: str = "") -> list[tuple[int, str]]:
     found = []
     for message in await stored(stream, name or f"DEAD_{stream.name}"):
         headers = decode_headers(base64.b64decode(message["hdrs"]))
-        found.append((int(headers["Nats-Dead-Letter-Sequence"][0]), headers["Nats-Dead-Letter-Reason"][0]))
+        if "Nats-Dead-Letter-Replayed" not in headers:
+            found.append((int(headers["Nats-Dead-Letter-Sequence"][0]), headers["Nats-Dead-Letter-Reason"][0]))
     return sorted(found)
 
 

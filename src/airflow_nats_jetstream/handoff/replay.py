@@ -1,7 +1,7 @@
 """Dead letters on their way back: listed, and published again to the subjects that they came from.
 
-Each letter is marked before it is published and removed after the stream's PubAck. The mark holds the id under which it
-is published and the source's last sequence: a replay that was killed in between is found there by the next one.
+Each letter is marked before it is published, and a note takes its place after the stream's PubAck. The mark holds the
+id under which it is published and the source's last sequence: what a killed replay published is found there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_nats_jetstream.client.errors import (
-    ApiError,
     ConnectionLost,
     InvalidValue,
     JetStreamError,
@@ -32,6 +31,7 @@ from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger
 log = logging.getLogger(__name__)
 
 _MARK = f"{PREFIX}Replay"
+_NOTE = f"{PREFIX}Replayed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +123,8 @@ async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[tu
         if message["seq"] > last:
             return
         letter = Letter.from_stored(message)
+        if letter is None and _NOTE in decode_headers(base64.b64decode(message.get("hdrs", ""))):
+            continue
         if letter is None:
             log.warning("message %d of stream %s is no dead letter", message["seq"], letters.name)
         elif selection.holds(letter):
@@ -132,7 +134,7 @@ async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[tu
 
 
 async def replay(letters: DeadLetters, selection: Selection) -> Replayed:
-    """Publish the letters to their original subjects, each under a fresh id, and remove each after its PubAck.
+    """Publish the letters to their original subjects under fresh ids. After its PubAck a note takes a letter's place.
 
     Every consumer of the stream gets them, not only the one that gave them up. A letter is published once, also when a
     replay is killed and run again. One doubt is resolved by publishing again, and logged: when the stream may have
@@ -155,7 +157,7 @@ async def _replay(letters: DeadLetters, letter: Letter) -> Replayed:
     number, mark = letter.number, decode_headers(letter.header).get(_MARK, [""])[-1]
     if mark:
         if await _arrived(letters, letter, mark):
-            await _remove(letters, number)
+            await _finish(letters, letter, number, mark)
             return Replayed(found=1)
     else:
         source = await letters.source.info(patience=PATIENCE)
@@ -166,7 +168,7 @@ async def _replay(letters: DeadLetters, letter: Letter) -> Replayed:
             log.info("letter %d of %s was changed by somebody else meanwhile", letter.number, letters.name)
             return Replayed()
     await _publish_marked(letters, letter, mark)
-    await _remove(letters, number)
+    await _finish(letters, letter, number, mark)
     return Replayed(published=1)
 
 
@@ -239,15 +241,17 @@ async def _publish(letters: DeadLetters, message: tuple[str, bytes, bytes], dead
     return outcome
 
 
-async def _remove(letters: DeadLetters, number: int) -> None:
+async def _finish(letters: DeadLetters, letter: Letter, number: int, mark: str) -> None:
+    """Put a note of the replay in the letter's place.
+
+    Not a deletion: a server that is killed forgets its last ones, and brings the letter back as it was before its mark.
+    """
+    note = [f"{_NOTE}: {mark}".encode(), *letters.conditions(number)]
+    deadline = asyncio.get_running_loop().time() + PATIENCE
     try:
-        await letters.js.api(f"STREAM.MSG.DELETE.{letters.name}", {"seq": number, "no_erase": True}, patience=PATIENCE)
-    except ApiError:
-        try:
-            await letters.stream.get_message(number)
-        except MessageNotFound:
-            return  # our own removal, whose answer got lost
-        raise
+        await _publish(letters, (letter.address, block(note), b""), deadline)
+    except WrongLastSequence:  # our own note, whose answer got lost, or a newer letter
+        log.info("letter %d of %s has something else in its place by now", number, letters.name)
 
 
 async def _stored(stream: str, letters: DeadLetters, subject: str, first: int) -> AsyncIterator[dict[str, Any]]:
