@@ -3,10 +3,12 @@
 import asyncio
 import base64
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.errors import DeadLettersUnsuitable, HoldLost, InvalidValue, StreamNotFound
 from airflow_nats_jetstream.client.protocol import decode_headers
@@ -19,6 +21,7 @@ from airflow_nats_jetstream.handoff.dead_letters import DeadLetters
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.replay import Selection
+from demo.nats_server import NatsServer
 from tests.handoff import killed
 from tests.handoff.steps import CONSUMER, floor, publish, take, unacknowledged
 
@@ -320,3 +323,23 @@ async def test_a_selection_says_what_it_wants(stream: Stream) -> None:
         Selection(subject="a.>.b")
     with pytest.raises(StreamNotFound):
         await listed(stream)
+
+
+async def test_a_killed_server_does_not_bring_replayed_letters_back(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    server.start()
+    try:
+        async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
+            # The shortest window: the ids of the first replay would hide the second.
+            short = {"duplicate_window": timedelta(milliseconds=100)}
+            stream = await js.create_stream({"name": "S", "subjects": ["S.>"], **short})
+            await publish(stream, 200)
+            await reject(stream, list(range(1, 201)))
+            assert (await replay(stream, Selection(sequences=Sequences.from_ranges([(1, 150)])))).published == 150
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            await asyncio.sleep(0.2)
+            assert (await replay(stream, Selection(everything=True))).count == 50
+            assert (await stream.info(patience=10)).state["messages"] == 400
+    finally:
+        server.stop()
