@@ -289,8 +289,8 @@ class HeldClaim:
 
     @property
     def ended(self) -> bool:
-        """Whether it was settled, failed or released by the work itself."""
-        return self._ending and not self.killed
+        """Whether it was settled, failed or released by the work itself; the hold knows, wherever an alarm struck."""
+        return self._hold.ended and not self.killed
 
     @property
     def killed(self) -> bool:

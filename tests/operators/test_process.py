@@ -2,11 +2,14 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -109,6 +112,38 @@ def test_a_time_out_in_the_middle_of_settling_does_not_cut_it(hook: JetStreamHoo
     start = time.monotonic()
     assert execute(process(body, value, execution_timeout=timedelta(seconds=30))) == 10
     assert [done.claim_id for done in hook.committed(stream, CONSUMER)] == [value["id"]]
+    assert info(hook, stream).floor >= 10
+
+
+@pytest.mark.parametrize("line", [3, 4, 6])  # before it is sent, after, and before it is waited for
+def test_a_time_out_between_the_lines_of_settling_says_what_the_ledger_says(
+    hook: JetStreamHook, stream: str, line: int
+) -> None:
+    left = line
+
+    def strike(frame: FrameType, event: str, argument: Any) -> Any:
+        """What Airflow's alarm raises, where the alarm can strike."""
+        nonlocal left
+        if frame.f_code is not HeldClaim._end.__code__:
+            return None
+        left -= event == "line"
+        if left == 0:
+            sys.settrace(None)
+            raise AirflowTaskTimeout
+        return strike
+
+    def body(claim: HeldClaim) -> int:
+        sys.settrace(strike)
+        return claim.count
+
+    value = claim(hook, stream)
+    returned = None
+    with suppress(AirflowTaskTimeout):
+        returned = execute(process(body, value), max_tries=1)
+    assert left == 0
+    settled = [done.claim_id for done in hook.committed(stream, CONSUMER)] == [value["id"]]
+    assert settled or returned is None
+    assert execute(process(count, value), try_number=2, max_tries=1) == 10
     assert info(hook, stream).floor >= 10
 
 

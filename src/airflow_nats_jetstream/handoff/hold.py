@@ -122,6 +122,11 @@ class Hold:
         """Why the hold was lost; empty while it is not."""
         return self._lost
 
+    @property
+    def ended(self) -> bool:
+        """Whether it was settled, failed or released."""
+        return self._ended
+
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call ``callback(reason)`` in the event loop when the hold is lost."""
         self._when_lost.append(callback)
