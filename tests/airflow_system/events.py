@@ -3,11 +3,10 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-import psycopg2
+from contextlib import closing, contextmanager
 
 from demo.service import Service, alive, session, until
+from tests.airflow_system.conftest import database
 from tests.airflow_system.event import MESSAGES, Event, Play, Row
 from tests.airflow_system.run import Run
 
@@ -272,18 +271,10 @@ def xcom_push_fails(run: Run) -> Iterator[None]:
 @contextmanager
 def refusing_xcoms_of(run: Run) -> Iterator[None]:
     """Airflow's database refuses the return value of the run's work."""
-    database = psycopg2.connect(run.stack.postgres.uri("psycopg2").replace("+psycopg2", ""))
-    database.autocommit = True
-    name = f"refuse_{run.stream.lower()}"
-    with database.cursor() as cursor:
-        cursor.execute(
-            f"create function {name}() returns trigger language plpgsql as 'begin raise exception ''refused''; end';"
-            f"create trigger {name} before insert on xcom for each row"
-            f" when (new.run_id = '{run.id}' and new.task_id = 'work') execute function {name}()"
-        )
+    with closing(database(run.stack)) as connection, connection.cursor() as cursor:
+        cursor.execute("insert into refused values (%s)", [run.id])
         yield
-        cursor.execute(f"drop trigger {name} on xcom")
-    database.close()
+        cursor.execute("delete from refused where run_id = %s", [run.id])
 
 
 def longer_than_the_lease(run: Run) -> None:
