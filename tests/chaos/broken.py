@@ -6,7 +6,6 @@ import asyncio
 import os
 from typing import Any
 
-from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff import answers, hold, settle
 from airflow_nats_jetstream.handoff.claim import Claim
 from airflow_nats_jetstream.handoff.ledger import Ledger
@@ -27,9 +26,9 @@ def install() -> None:
     """Break what the environment asks for; without it nothing changes."""
     asked = os.environ.get(BREAK)
     if asked == ACKNOWLEDGE_FIRST:
-        settle.settle_done = _acknowledging_first
+        settle.settle_done = _acknowledging_first  # type: ignore[assignment] # whatever else it takes is passed on
     elif asked == SKIP_THE_LEDGER:
-        settle.settle_done = _skipping_the_ledger
+        settle.settle_done = _skipping_the_ledger  # type: ignore[assignment]
     elif asked == FORGET_THE_TOKEN:
         hold.new_token = lambda try_number: "1-00000000"  # type: ignore[attr-defined] # noqa: ARG005
     elif asked:
@@ -37,27 +36,22 @@ def install() -> None:
 
 
 _settle_done = settle.settle_done
-NONE = Sequences()
 
 
-async def _acknowledging_first(
-    ledger: Ledger, claim: Claim, token: str, value: Any = None, rejected: Sequences = NONE
-) -> None:
+async def _acknowledging_first(ledger: Ledger, claim: Claim, token: str, *arguments: Any) -> None:
     record, _ = await ledger.read()
     assert record is not None
     await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences, claim.consumer_sequence))
     windows.mark(windows.ACKNOWLEDGE, "enter", claim.stream, claim.id, ranges=claim.sequences.to_json())
     await asyncio.sleep(windows.pause(windows.ACKNOWLEDGE, claim.id))
-    await _settle_done(ledger, claim, token, value, rejected)
+    await _settle_done(ledger, claim, token, *arguments)
 
 
-async def _skipping_the_ledger(
-    ledger: Ledger, claim: Claim, token: str, value: Any = None, rejected: Sequences = NONE
-) -> None:
+async def _skipping_the_ledger(ledger: Ledger, claim: Claim, token: str, *arguments: Any) -> None:
     record, _ = await ledger.read()
     assert record is not None
     await ledger.write_receipt(
-        Receipt(claim.id, "done", claim.stream, claim.consumer, claim.sequences, token, value),
+        Receipt(claim.id, "done", claim.stream, claim.consumer, claim.sequences, token),
     )
     delivered = answers.Delivered.of(record, claim.sequences, claim.consumer_sequence)
     await settle.answers.acknowledge(ledger, delivered)  # type: ignore[attr-defined] # the marked one
