@@ -20,7 +20,13 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.names import check_subject
 from airflow_nats_jetstream.client.position import ON_THE_WAY, PASSING, Found, Position, find
-from airflow_nats_jetstream.client.protocol import SUBSCRIBE, decode_status, encode_headers, encode_publish
+from airflow_nats_jetstream.client.protocol import (
+    SUBSCRIBE,
+    decode_status,
+    encode_headers,
+    encode_publish,
+    inbox_number,
+)
 from airflow_nats_jetstream.client.publish import MessageIds, Outgoing, Published, PublishWindow, message_id
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.client.wire import Wire
@@ -232,7 +238,7 @@ def _receive(wire: Wire, window: PublishWindow, seconds: float) -> None:
         window.on_denied(denied)
         return
     for frame in arrived:
-        window.on_reply(int(frame.subject.rpartition(b".")[2]), decode_status(frame.header)[0], frame.data)
+        window.on_reply(inbox_number(frame.subject), decode_status(frame.header)[0], frame.data)
 
 
 def _drive_wire(

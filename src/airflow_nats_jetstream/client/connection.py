@@ -34,7 +34,13 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.protocol import (
     NO_RESPONDERS,
     SUBSCRIBE,
+    Frame,
+    Parser,
+    ProtocolError,
     Reply,
+    decode_headers,
+    decode_info,
+    decode_status,
     is_authentication_error,
     parse_violation,
 )
@@ -53,6 +59,7 @@ log = logging.getLogger(__name__)
 RECONNECT_WAIT = 0.25
 """Seconds between two attempts at one server: short, because acknowledgements wait for it."""
 
+_LONGEST_TEXT = 1_000  # of a server's error, for an exception and a log
 MOST_DENIED = 10_000
 """Refused subjects that are remembered: an account that lacks a permission may try it for each of its messages."""
 
@@ -219,15 +226,9 @@ def _reply(message: Msg) -> Reply:
     headers = message.headers
     if not headers:
         return Reply(message.subject, message.reply, 0, "", {}, message.data)
-    status = headers.get("Status", "")
-    return Reply(
-        message.subject,
-        message.reply,
-        int(status) if status.isdigit() and not message.data else 0,
-        headers.get("Description", "").strip(),
-        {name: [value] for name, value in headers.items()},
-        message.data,
-    )
+    block = headers.block if isinstance(headers, _Headers) else b""
+    status, description = (0, "") if message.data else decode_status(block)
+    return Reply(message.subject, message.reply, status, description, decode_headers(block), message.data)
 
 
 class _Translated:
@@ -290,6 +291,8 @@ async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client,
             if failure.done():
                 raise failure.result()
             await attempt
+            if not client.is_connected:
+                raise _no_server(settings)
     except TimeoutError:
         reason = _words(last[-1]) if last else SILENCE
         servers = ", ".join(settings.servers)
@@ -297,8 +300,8 @@ async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client,
             f"no NATS server reachable at {servers} within {settings.connect_timeout:g} s: {reason}; "
             "check servers and port, and that a server runs there"
         ) from None
-    except nats.errors.Error as error:
-        raise _final(settings, error) or ConnectionFailed(f"NATS at {', '.join(settings.servers)}: {error}") from None
+    except (nats.errors.Error, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
+        raise _final(settings, error) or _no_server(settings, error) from None
     finally:
         if not attempt.done():
             attempt.cancel()
@@ -313,6 +316,12 @@ def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+def _no_server(settings: ConnectionSettings, error: Exception | None = None) -> ConnectionFailed:
+    """Whatever nats-py makes of an INFO or a first answer of any length and type."""
+    words = str(error) if isinstance(error, nats.errors.Error) else "it does not speak the NATS protocol"
+    return ConnectionFailed(f"NATS at {', '.join(settings.servers)}: {words[:_LONGEST_TEXT]}")
+
+
 def _final(settings: ConnectionSettings, error: Exception) -> Exception | None:
     """The error that further attempts cannot mend, if this is one."""
     if isinstance(error, ConnectionDenied | InvalidValue):
@@ -325,12 +334,55 @@ def _final(settings: ConnectionSettings, error: Exception) -> Exception | None:
     return None
 
 
+class _Headers(dict[str, str]):
+    """What nats-py looks at, the server's status, and the block as it came."""
+
+    def __init__(self, block: bytes) -> None:
+        status, _ = decode_status(block)
+        super().__init__({"Status": str(status)} if status else {})
+        self.block = block
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class _Stream:
+    """Takes the place of nats-py's parser: our own, whose memory is bounded and which refuses what is no protocol."""
+
+    def __init__(self, client: _Client) -> None:
+        self._client = client
+        self.reset()
+
+    def reset(self) -> None:
+        self._parser = Parser()
+
+    async def parse(self, data: bytes) -> None:
+        """Raises nats-py's ProtocolError, at which it connects again."""
+        client = self._client
+        try:
+            for frame in self._parser.feed(data):
+                if isinstance(frame, Frame):
+                    await client._process_msg(frame.sid, frame.subject, frame.reply, frame.data, frame.header)
+                elif frame.verb == "INFO":
+                    await client._process_info(decode_info(frame.rest))
+                elif frame.verb == "PING":
+                    await client._process_ping()
+                elif frame.verb == "PONG":
+                    await client._process_pong()
+                elif frame.verb == "-ERR":
+                    await client._process_err(frame.rest[:_LONGEST_TEXT].decode("utf-8", "replace").lower())
+        except (ProtocolError, UnicodeDecodeError) as error:
+            log.warning("NATS connection: %s", error)
+            raise nats.errors.ProtocolError from None
+
+
 class _Client(nats.aio.client.Client):
     """nats-py's client with our CONNECT line. It is given no secret, so it cannot send one before TLS."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         super().__init__()
         self._settings = settings
+        self._ps: Any = _Stream(self)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection and self._settings.tls and info.get("tls_available"):
@@ -338,6 +390,11 @@ class _Client(nats.aio.client.Client):
         if initial_connection and not self._settings.tls:
             check_plain(info)  # nats-py goes on with a TLS context of its own
         await super()._process_info(info, initial_connection)
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        # nats-py 2.16 stops reading for good at a block that is only "NATS/1.0", and takes a publisher's own header
+        # named Status for the server's word.
+        return _Headers(headers) if headers else None
 
     def _connect_command(self) -> bytes:
         transport: Any = self._transport

@@ -19,7 +19,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
-from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, ProtocolError, time_nanoseconds
+from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, ProtocolError, inbox_number, time_nanoseconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -189,7 +189,7 @@ class Pull:
 
     async def _status(self, reply: Reply) -> None:
         try:
-            number = int(reply.subject.rpartition(".")[2])
+            number = inbox_number(reply.subject)
             self._window.on_status(number, reply.status, reply.description, reply.headers, self._clock())
         except PullError:
             if reply.status != NO_RESPONDERS:

@@ -14,7 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_nats_jetstream.client.errors import (
     ApiError,
@@ -29,8 +29,16 @@ from airflow_nats_jetstream.client.errors import (
     RequestTimeout,
     StreamRecreated,
 )
-from airflow_nats_jetstream.client.protocol import HEADER_LINE, NO_RESPONDERS, Frame, decode_status, encode_publish
+from airflow_nats_jetstream.client.protocol import (
+    HEADER_LINE,
+    NO_RESPONDERS,
+    Frame,
+    ProtocolError,
+    decode_status,
+    encode_publish,
+)
 from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.client.stream import StreamInfo
 from airflow_nats_jetstream.client.wire import Wire
 
 if TYPE_CHECKING:
@@ -153,17 +161,26 @@ class DirectWindow:
         self._outstanding[self._number] = segment
         return self._number, json.dumps({"seq": segment.next, "batch": count, "max_bytes": MAX_BYTES}).encode()
 
-    def on_frames(self, frames: Iterable[Frame], skip: int) -> None:
-        """Account for answers. ``skip``: the characters of their subjects before the number of the request.
+    def on_frames(self, frames: Iterable[Frame], skip: int) -> bool:
+        """Account for answers; whether any was one. ``skip``: the characters of their subjects before the number of the
+        request.
 
         Raises:
             JetStreamError: the server refuses a request, or answers out of order.
         """
+        try:
+            return self._account(frames, skip)
+        except (ValueError, IndexError):
+            raise ProtocolError("direct get answered with what is no message of a stream") from None
+
+    def _account(self, frames: Iterable[Frame], skip: int) -> bool:
+        answered = False
         for frame in frames:
             number = int(frame.subject[skip:])
             segment = self._outstanding.get(number)
             if segment is None:
                 continue
+            answered = True
             header = frame.header
             if header.startswith(_STATUS):
                 self._on_status(number, segment, *decode_status(header))
@@ -180,6 +197,7 @@ class DirectWindow:
             if sequence <= segment.last and (not segment.gaps or sequence in self._wanted):
                 segment.arrived.append(message)
                 segment.size += len(frame.data) + len(header)
+        return answered
 
     def _on_status(self, number: int, segment: _Segment, status: int, description: str) -> None:
         if status == 204 and segment.answered:
@@ -261,23 +279,28 @@ def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[list[Dir
     inbox = wire.new_inbox()
     wire.subscribe(f"{inbox}.*")
     skip = len(inbox) + 1
+    answered = time.monotonic()
     while True:
         # First: a connection may have been lost between the last message of a request and the word that it ended.
         if batch := window.take():
             yield batch
+            answered = time.monotonic()  # after it: the reader's own pauses do not count
         if window.done:
             return
         while request := window.next_request():
             number, body = request
             wire.send(encode_publish(subject, f"{inbox}.{number}", body))
-        window.on_frames(wire.receive(ANSWERED_WITHIN), skip)
+        if window.on_frames(wire.receive(ANSWERED_WITHIN), skip):
+            answered = time.monotonic()
+        elif time.monotonic() - answered > ANSWERED_WITHIN:
+            raise RequestTimeout(f"what arrives answers no direct get of stream {stream!r}")
 
 
 def _check(wire: Wire, stream: str, created: str) -> None:
-    info = wire.api(f"STREAM.INFO.{stream}")
-    if info["created"] != created:
-        raise StreamRecreated(f"stream {stream!r} was recreated at {info['created']}; expected the one of {created}")
-    if not info["config"].get("allow_direct"):
+    info = StreamInfo(wire.api(f"STREAM.INFO.{stream}"))
+    if info.created != created:
+        raise StreamRecreated(f"stream {stream!r} was recreated at {info.created}; expected the one of {created}")
+    if not info.config.get("allow_direct"):
         raise DirectGetDisabled(stream)
 
 
@@ -288,19 +311,28 @@ def _confirm(wire: Wire, stream: str, missing: Sequences) -> tuple[list[DirectMe
         sequence = first
         while sequence <= last:
             try:
-                answer = wire.api(f"STREAM.MSG.GET.{stream}", {"seq": sequence, "next_by_subj": ">"})["message"]
+                answer = wire.api(f"STREAM.MSG.GET.{stream}", {"seq": sequence, "next_by_subj": ">"})
             except MessageNotFound:
                 break
-            sequence = int(answer["seq"]) + 1
-            if sequence - 1 in missing:
-                header = base64.b64decode(answer.get("hdrs", ""))
-                data = base64.b64decode(answer.get("data", ""))
-                found.append(
-                    DirectMessage(
-                        sequence - 1, answer["subject"].encode(), answer["time"].encode(), header[_PREFIX:-2], data
-                    )
-                )
+            message = _stored(answer)
+            if message.sequence < sequence:
+                raise ProtocolError(f"the leader answered with sequence {message.sequence}, asked from {sequence} on")
+            sequence = message.sequence + 1
+            if message.sequence in missing:
+                found.append(message)
     return found, missing - Sequences.of(message.sequence for message in found)
+
+
+def _stored(answer: Any) -> DirectMessage:
+    """From an answer to ``STREAM.MSG.GET``. Raises ProtocolError."""
+    try:
+        message = answer["message"]
+        header, data = (base64.b64decode(message.get(name, "")) for name in ("hdrs", "data"))
+        return DirectMessage(
+            int(message["seq"]), message["subject"].encode(), message["time"].encode(), header[_PREFIX:-2], data
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise ProtocolError("the answer to STREAM.MSG.GET is not what the API promises") from None
 
 
 def _message(header: bytes, data: bytes) -> DirectMessage:

@@ -36,6 +36,7 @@ from airflow_nats_jetstream.client.protocol import (
     decode_headers,
     decode_status,
     encode_publish,
+    inbox_number,
     time_nanoseconds,
 )
 from airflow_nats_jetstream.client.publish import MessageIds, message_id
@@ -221,7 +222,7 @@ def _consume(wire: Wire, stream: str, first: int, last: int) -> Iterator[tuple[i
             for frame in wire.receive(ANSWERED_WITHIN):
                 status, description = decode_status(frame.header)
                 if status:
-                    number = int(frame.subject.rpartition(b".")[2])
+                    number = inbox_number(frame.subject)
                     window.on_status(number, status, description, decode_headers(frame.header), now)
                     continue
                 window.on_message(now)

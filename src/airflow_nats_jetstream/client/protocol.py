@@ -19,6 +19,15 @@ NO_RESPONDERS = 503
 PUBLISH, SUBSCRIBE = "publish on", "subscribe to"
 _MESSAGES = {b"MSG": 4, b"HMSG": 5}  # words of a message line without a reply subject
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.+?)"', re.IGNORECASE)
+_INFO: dict[str, Any] = {
+    "max_payload": int,
+    "nonce": str,
+    "version": str,
+    "tls_required": bool,
+    "tls_available": bool,
+    "auth_required": bool,
+    "connect_urls": list | None,
+}
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")  # as the server writes its signed integers
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2})")
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
@@ -264,6 +273,24 @@ def decode_object(data: bytes | str, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ProtocolError(f"{what} is {type(value).__name__}, not a JSON object")
     return value
+
+
+def decode_info(text: bytes) -> dict[str, Any]:
+    """The fields of a server's INFO line. Raises ProtocolError where one that we use is not what it should be."""
+    info = decode_object(text, "the server's INFO")
+    for name, kind in _INFO.items():
+        if name in info and (not isinstance(info[name], kind) or (kind is int and not 0 < info[name] < 1 << 31)):
+            raise ProtocolError(f"the server's INFO has a {name} that is none")
+    if not info or not all(isinstance(url, str) for url in info.get("connect_urls") or ()):
+        raise ProtocolError("the server's INFO is none")
+    return info
+
+
+def inbox_number(subject: bytes | str) -> int:
+    """The number behind the last dot of an answer's subject: which request it answers. -1: none that was sent."""
+    text = subject if isinstance(subject, str) else subject.decode("latin-1")
+    number = text.rpartition(".")[2]
+    return int(number) if _NUMBER.fullmatch(number) else -1
 
 
 def parse_time(text: str) -> datetime:

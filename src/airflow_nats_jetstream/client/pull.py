@@ -5,6 +5,7 @@ Pull requests and their status lines: ADR-13, and ``processNextMsgRequest`` in n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ EXPIRES = 30.0
 """Seconds that a request waits on the server. nats.go: DefaultExpires."""
 HEARTBEAT = 5.0
 """Seconds between idle heartbeats; two missed are an error. nats.go: DefaultHeartbeat."""
+
+
+_COUNT = re.compile("[0-9]{1,10}")
 
 
 class PullWindow:
@@ -106,7 +110,8 @@ class PullWindow:
         self._heard = now
         if status == 100:
             return
-        left = int(headers.get("Nats-Pending-Messages", ["0"])[0] or 0)
+        stated = headers.get("Nats-Pending-Messages", ["0"])[0]
+        left = int(stated) if _COUNT.fullmatch(stated) else 0
         expected = self._outstanding.pop(number, 0)
         received = self._received.pop(number, 0)
         words = description.lower()

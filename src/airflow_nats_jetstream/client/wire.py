@@ -30,6 +30,8 @@ from airflow_nats_jetstream.client.protocol import (
     Parser,
     ProtocolError,
     ServerLine,
+    decode_info,
+    decode_object,
     decode_status,
     encode_publish,
     encode_subscribe,
@@ -46,7 +48,15 @@ if TYPE_CHECKING:
 
 _RECEIVE = 1 << 18  # bytes for one read: what fits into the processor's caches is parsed twice as fast as 1 MiB
 _BUFFER = 4 << 20  # bytes asked of the kernel for each direction
+_MOST_KEPT = 256 << 20  # bytes that wait to be received: a server that never stops must not fill the memory
+_MOST_DENIED = 1_000
+_LONGEST_TEXT = 1_000  # of a server's error, for an exception and a log
+_GRACE = 1.0  # seconds past a time limit in which what has begun to arrive may become whole
 _PING_AFTER = 10.0  # seconds of silence after which we ask whether the server is there; as long again for its answer
+
+
+class _Nothing(Exception):
+    """The time is over."""
 
 
 class Wire:
@@ -59,6 +69,7 @@ class Wire:
         self._socket: socket.socket | TlsSocket = connection
         self._parser = Parser()
         self._arrived: list[Frame] = []
+        self._kept = 0  # bytes that were read since frames were handed out
         self._denied: list[PermissionDenied] = []
         self._sid = 0
         self._asked = 0.0  # when our PING went out that has no PONG yet
@@ -146,12 +157,14 @@ class Wire:
             ConnectionLost: some may have reached the server.
         """
         data = memoryview(commands[0] if len(commands) == 1 else b"".join(commands))
+        taken = time.monotonic()
         while data:
             try:
                 data = data[self._socket.send(data) :]
+                taken = time.monotonic()
             except BlockingIOError:
                 ready = self._wait(select.POLLIN | select.POLLOUT, 2 * _PING_AFTER)
-                if not ready:
+                if not ready or time.monotonic() - taken > 2 * _PING_AFTER:
                     raise ConnectionLost("the NATS server takes no more data") from None
                 if ready & ~select.POLLOUT:
                     self._read()
@@ -170,11 +183,22 @@ class Wire:
             ConnectionLost: the connection ended, or the server did not answer our PING within 10 s. That goes out after
                 10 s without a byte; the caller's own pauses do not count against the server.
         """
-        deadline = time.monotonic() + timeout
-        while not (self._arrived or self._denied):
+        try:
+            self._gather(0, time.monotonic() + timeout)
+        except _Nothing:
+            if timeout:
+                raise RequestTimeout(f"nothing arrived for {timeout:g} s") from None
+        arrived, self._arrived, self._kept = self._arrived, [], 0
+        return arrived
+
+    def _gather(self, have: int, deadline: float) -> None:
+        """Read until more than ``have`` frames are here."""
+        while len(self._arrived) <= have and not self._denied:
             if self._wait(select.POLLIN, min(deadline - time.monotonic(), _PING_AFTER)):
                 self._read()
                 self.send()
+                if time.monotonic() > deadline + _GRACE and len(self._arrived) <= have:
+                    raise _Nothing  # it talks and says nothing
                 continue
             now = time.monotonic()
             if not self._asked and now - self._heard >= _PING_AFTER:
@@ -183,13 +207,9 @@ class Wire:
             elif self._asked and now - max(self._asked, self._heard) >= _PING_AFTER:
                 raise ConnectionLost("the NATS server does not answer")
             if now >= deadline:
-                if timeout:
-                    raise RequestTimeout(f"nothing arrived for {timeout:g} s")
-                break
+                raise _Nothing
         if self._denied:
             raise self._denied.pop(0)
-        arrived, self._arrived = self._arrived, []
-        return arrived
 
     def request(self, subject: str, data: bytes = b"", timeout: float | None = None) -> Frame:
         """One request and its answer, on an inbox of its own. Frames of other subscriptions are kept.
@@ -201,20 +221,20 @@ class Wire:
         inbox = self.new_inbox()
         sid = self.subscribe(inbox)
         self.send(encode_publish(subject, inbox, data))
-        others: list[Frame] = []
         deadline = time.monotonic() + limit
+        seen = 0
         try:
             while True:
-                arrived = self.receive(max(0.001, deadline - time.monotonic()))
-                for position, frame in enumerate(arrived):
-                    if frame.sid == sid:
-                        others += arrived[position + 1 :]
-                        return frame
-                    others.append(frame)
-        except RequestTimeout:
+                for position in range(seen, len(self._arrived)):
+                    if self._arrived[position].sid == sid:
+                        return self._arrived.pop(position)
+                seen = len(self._arrived)
+                if time.monotonic() > deadline:
+                    raise _Nothing  # noqa: TRY301 - as _gather does
+                self._gather(seen, deadline)
+        except _Nothing:
             raise RequestTimeout(f"no answer on {subject!r} within {limit:g} s") from None
         finally:
-            self._arrived[:0] = others
             with contextlib.suppress(ConnectionLost):
                 self.unsubscribe(sid)
 
@@ -229,7 +249,7 @@ class Wire:
         frame = self.request(subject, json.dumps(payload).encode() if payload is not None else b"")
         if decode_status(frame.header)[0] == 503:
             raise JetStreamNotEnabled(503, 0, f"nobody answers {subject!r}: is JetStream on, and the prefix right?")
-        answer = json.loads(frame.data)
+        answer = decode_object(frame.data, f"the answer to {subject!r}")
         if "error" in answer:
             raise ApiError.from_response(answer["error"])
         return answer
@@ -268,7 +288,7 @@ class Wire:
         self._socket = TlsSocket(encrypted)
 
     def _read_until(self, deadline: float, silence: str) -> None:
-        if not self._wait(select.POLLIN, deadline - time.monotonic()):
+        if time.monotonic() > deadline or not self._wait(select.POLLIN, deadline - time.monotonic()):
             raise ConnectionLost(silence)
         try:
             self._read()
@@ -297,15 +317,17 @@ class Wire:
         if not data:
             raise ConnectionLost("the NATS server closed the connection")
         self._heard = time.monotonic()
+        self._kept += len(data)
+        if self._kept > _MOST_KEPT:
+            raise ConnectionLost(f"the NATS server sends more than {_MOST_KEPT >> 20} MiB that nobody asked for")
         try:
-            frames = self._parser.feed(data)
+            for frame in self._parser.feed(data):
+                if isinstance(frame, Frame):
+                    self._arrived.append(frame)
+                else:
+                    self._handle(frame)
         except ProtocolError as error:
             raise ConnectionLost(str(error)) from None
-        for frame in frames:
-            if isinstance(frame, Frame):
-                self._arrived.append(frame)
-            else:
-                self._handle(frame)
 
     def _handle(self, line: ServerLine) -> None:
         if line.verb == "PING":
@@ -313,11 +335,11 @@ class Wire:
         elif line.verb == "PONG":
             self._asked = 0.0
         elif line.verb == "INFO":
-            self.server = json.loads(line.rest)
+            self.server = decode_info(line.rest)
         elif line.verb == "-ERR":
-            text = line.rest.decode("utf-8", "replace").strip("'")
+            text = line.rest[:_LONGEST_TEXT].decode("utf-8", "replace").strip("'")
             if violation := parse_violation(text):
-                self._denied.append(PermissionDenied(*violation))
+                self._denied[_MOST_DENIED:] = [PermissionDenied(*violation)]
             elif is_authentication_error(text):
                 raise refused(self.settings, text)
             else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from airflow_nats_jetstream.client.errors import ConnectionLost, JetStreamError, PermissionDenied, RequestTimeout
 from airflow_nats_jetstream.client.message import ACK, IN_PROGRESS, nak
-from airflow_nats_jetstream.client.protocol import encode_publish
+from airflow_nats_jetstream.client.protocol import encode_publish, inbox_number
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.wire import Wire
 from airflow_nats_jetstream.handoff.ledger import PATIENCE
@@ -165,8 +165,9 @@ class _Confirmer:
             ]
         )
         deadline = time.monotonic() + CONFIRMED_WITHIN
-        skip = len(self._inbox) + 1
         while unconfirmed:
             for frame in self._wire.receive(max(0.001, deadline - time.monotonic())):
                 if not frame.header:  # a status line says that nobody listens; a confirmation has no headers
-                    unconfirmed.discard(int(frame.subject[skip:]))
+                    unconfirmed.discard(inbox_number(frame.subject))
+            if unconfirmed and time.monotonic() > deadline:
+                raise RequestTimeout("what arrives is no confirmation")
