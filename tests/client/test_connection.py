@@ -15,6 +15,7 @@ from airflow_nats_jetstream.client.errors import (
     ConnectionLost,
     InvalidValue,
 )
+from airflow_nats_jetstream.client.wire import Wire
 from demo.service import free_port
 from tests.client.servers import PASSWORD, Serve
 
@@ -75,6 +76,21 @@ async def test_tls_asked_for_and_not_given_sends_no_secret(secret: dict[str, str
         with pytest.raises(ConnectionFailed):
             await works(settings)
     assert PASSWORD.encode() not in heard
+
+
+@pytest.mark.parametrize("driver", ["connection", "wire"])
+async def test_a_server_that_stops_in_the_middle_of_the_handshake_has_a_time_limit(driver: str) -> None:
+    async def stalls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.15.1","headers":true,"tls_required":true}\r\n')
+        await reader.read()
+        writer.close()
+
+    async with pretend(stalls) as port:
+        settings = ConnectionSettings(servers=f"tls://127.0.0.1:{port}", connect_timeout=1)
+        start = time.monotonic()
+        with pytest.raises(ConnectionFailed, match="within 1 s"):
+            await (works(settings) if driver == "connection" else asyncio.to_thread(Wire.open, settings))
+        assert time.monotonic() - start < 3
 
 
 async def test_nothing_is_buffered_while_disconnected(serve: Serve) -> None:

@@ -59,6 +59,8 @@ log = logging.getLogger(__name__)
 RECONNECT_WAIT = 0.25
 """Seconds between two attempts at one server: short, because acknowledgements wait for it."""
 
+TO_CLOSE = 0.2
+"""Seconds for the end of a socket that nobody will use."""
 _LONGEST_TEXT = 1_000  # of a server's error, for an exception and a log
 MOST_DENIED = 10_000
 """Refused subjects that are remembered: an account that lacks a permission may try it for each of its messages."""
@@ -264,7 +266,7 @@ async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client,
                     denied.clear()
                 denied[violation[0]] = PermissionDenied(*violation)  # nats-py has made it lower case
             return
-        last.append(error)
+        last[:] = [error]
         final = _final(settings, error)
         if final is not None and not failure.done():
             failure.set_result(final)
@@ -307,7 +309,23 @@ async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client,
             attempt.cancel()
             await asyncio.gather(attempt, return_exceptions=True)
         if not client.is_connected:
-            await client.close()
+            with anyio.CancelScope(shield=True):
+                await _abandon(client)
+
+
+async def _abandon(client: nats.aio.client.Client) -> None:
+    """Close what a failed attempt has opened.
+
+    nats-py takes itself for closed while it is still closing its socket, and waits for ever for the end of a socket
+    whose TLS handshake failed.
+    """
+    transport: Any = client._transport
+    if transport is not None and transport._io_writer is not None:
+        transport._io_writer.transport.abort()
+    closing = asyncio.ensure_future(client.close())
+    await asyncio.wait([closing], timeout=TO_CLOSE)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
 
 
 def _words(error: Exception) -> str:
