@@ -35,6 +35,7 @@ from airflow_nats_jetstream.client.wire import Wire
 from airflow_nats_jetstream.handoff import ledger
 from airflow_nats_jetstream.handoff.answers import Delivered, acknowledge
 from airflow_nats_jetstream.handoff.claim import Claim
+from airflow_nats_jetstream.handoff.dead_letters import DeadLetters
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.take import Take, Taking
@@ -100,6 +101,10 @@ ACTS: dict[str, tuple[str, ...]] = {
     RECORD: ("sensor", "processor"),
     "$KV.airflow_claims.IZGESR2IKRJQ.MF2WI2LU": (),
     "$KV.airflow_receipts.5f0c9a7be21d": ("sensor", "processor"),
+    "dead.FLIGHTS.delays.1.1.flights.ua": ("processor",),
+    "dead.FLIGHTS.audit.1.1.flights.ua": (),
+    "$JS.API.STREAM.MSG.GET.DEAD_FLIGHTS": ("processor",),
+    "$JS.API.STREAM.PURGE.DEAD_FLIGHTS": (),
     "$SYS.REQ.SERVER.PING": (),
     "$SYS.REQ.USER.INFO": (),
 }
@@ -156,6 +161,7 @@ async def set_up(access: Access) -> None:
     async with connect(access.settings("setup")) as js:
         await js.create_or_update_stream({"name": "FLIGHTS", "subjects": ["flights.>"], "allow_direct": True})
         await Take(js, taking()).prepare()
+        await DeadLetters(js, "FLIGHTS").ensure()
     async with connect(access.settings("admin")) as js:
         await js.create_stream({"name": "OTHER", "subjects": ["other"], "allow_direct": True})
         for stream, consumer in FOREIGN:
@@ -187,6 +193,7 @@ async def test_each_user_can_do_its_work(access: Access) -> None:
     assert sum(map(len, batches)) == claim.count == 50
     async with connect(access.settings("processor")) as js, Hold.begin(js, claim, try_number=1) as hold:
         await asyncio.sleep(1.5)  # longer than ack_wait: it is kept by heartbeats
+        await hold.reject(Sequences.of([7]), "no date")
         await hold.settle("done")
     async with connect(access.settings("processor")) as js:
         with pytest.raises(AlreadyDone):
@@ -196,6 +203,7 @@ async def test_each_user_can_do_its_work(access: Access) -> None:
     async with connect(access.settings("admin")) as js:
         info = await js.stream("FLIGHTS").consumer("delays").info()
         assert (info.ack_pending, info.floor) == (0, 50)
+        assert (await js.stream("DEAD_FLIGHTS").info()).state["messages"] == 1
         await js.api("CONSUMER.RESET.FLIGHTS.delays", {"seq": 1})
     async with connect(access.settings("sensor")) as js:  # forgets what it had seen settled, which has its receipt
         (again,) = await take(js)
