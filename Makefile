@@ -15,7 +15,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down test machine events chaos bench fmt
+.PHONY: help demo up down test machine events chaos bench fmt fuzz audit
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,13 @@ machine: $(READY) ## the hand-off's state machine for longer; SEED=1 and EXAMPLE
 
 events: $(READY) ## Airflow's own events on the real Airflow, row by row; writes the table in docs/airflow-events.md
 	$(BIN)/pytest tests/airflow_system/every_event.py --capture=no
+
+fuzz: $(READY) ## hostile input, 100,000 cases and more; SEED=1 and CASES=100000 choose others
+	SEED=$(or $(SEED),1) CASES=$(or $(CASES),100000) $(BIN)/pytest tests/hostile
+
+audit: $(READY) ## the locked versions against the OSV database of vulnerabilities, and their licences against our list
+	$(BIN)/pip-licenses > /dev/null
+	$(BIN)/uv audit --locked
 
 chaos: $(READY) ## SEED=1: 200 kills, freezes and cuts while pipelines run, and what they lost; 40 minutes
 	$(BIN)/python -m tests.chaos --seed $(or $(SEED),1)

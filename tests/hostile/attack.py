@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 SEED = int(os.environ.get("SEED") or 0)
 CASES = int(os.environ.get("CASES") or 0)
 """How many cases all attacks of the run make together; 0: the short, derandomised form of `make test`."""
-_SHORT = 80
+_SHORT = 60
 _HANG = timedelta(seconds=10)
 """Longer for one case is a hang. Most take a millisecond, and the machine may be busy with other tests."""
 

@@ -34,10 +34,13 @@ RECORD = Record(
         "5f0c9a7be21d": OpenEntry(Sequences.of([4, 5, 9]), 7, 30, CREATED, ("dag", "run", "task", -1, 1), "1-abcd"),
         "6f0c9a7be21d": OpenEntry(Sequences.of([6]), 8, 30, CREATED, ("dag", "run", "task", 2, 1)),
     },
-    {"7f0c9a7be21d": DoneEntry(Sequences.of([7, 8]), 9, "1-abce", {"count": 2}, Sequences.of([8]))},
+    {"7f0c9a7be21d": DoneEntry(Sequences.of([7, 8]), 9, "1-abce", {"count": 2}, Sequences.of([8]), CREATED)},
     {"8f0c9a7be21d": Failure(Sequences.of([20]), 1, 2, "ValueError")},
+    ("reset-token", CREATED),
 ).to_json()
-RECEIPT = Receipt("7f0c9a7be21d", "done", "S", "c", Sequences.of([7, 8]), "1-abce", 2, Sequences.of([8])).to_json()
+RECEIPT = Receipt(
+    "7f0c9a7be21d", "done", "S", "c", Sequences.of([7, 8]), "1-abce", 2, Sequences.of([8]), CREATED, "2-abcf"
+).to_json()
 COUNTERS = {"consumer_seq": 9, "stream_seq": 9}
 INFO = ConsumerInfo(
     {

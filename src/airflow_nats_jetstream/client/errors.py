@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.client.sequences import Sequences
 
 
+_LONGEST_VALUE = 400  # characters of a value in an error
 _LONGEST_TEXT = 1_000  # characters of a server's text in an error: logs are for people
 
 
@@ -67,11 +68,20 @@ def _carried(kind: type[JetStreamError], args: tuple[Any, ...], attributes: Mapp
     return error
 
 
+def _shown(value: object) -> str:
+    """A value for people: its beginning when it is long, its type when it cannot be printed."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a list of itself
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
 class InvalidValue(JetStreamError, ValueError):
     """A value refused before anything was sent: which field, which value, and what to do."""
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
-        super().__init__(f"{field}={value!r}: {remedy}")
+        super().__init__(f"{field}={_shown(value)}: {remedy[:_LONGEST_TEXT]}")
         self.field = field
         self.value = value
         self.remedy = remedy

@@ -21,6 +21,7 @@ DEFAULT_SERVER = "nats://127.0.0.1:4222"
 ENVIRONMENT_PREFIX = "JETSTREAM_SECRET_"
 _PEM_BLOCK = re.compile(r"(-----BEGIN [A-Z ]+-----)\s*([A-Za-z0-9+/=\s]+?)\s*(-----END [A-Z ]+-----)")
 _LONGEST_TIMEOUT = 86_400.0
+_SERVER = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff]+")
 _HOST = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff%]{1,253}")
 
 
@@ -228,6 +229,7 @@ def _check_server(server: str) -> str:
         or url.scheme not in ("nats", "tls")
         or not url.hostname
         or not _HOST.fullmatch(url.hostname)
+        or not _SERVER.fullmatch(text)  # urlsplit takes line breaks and tabs out before it looks
         or url.path.strip("/")
         or url.query
         or url.fragment

@@ -280,21 +280,32 @@ def _check_record(value: Any) -> None:
             _check(each, int)
     for entry in value["done"].values():
         _check(entry["token"], str)
+        _check_settled(entry["at"])
     for _, size, alone, reason in value["failed"].values():
-        _check_counts(size, alone)
+        _check(size, int)
+        _check_counts(size - 1, alone)
         _check(reason, str)
 
 
 def _check_receipt(value: Any) -> None:
     try:
-        for name in ("state", "stream", "consumer"):
+        for name in ("stream", "consumer"):
             _check(value[name], str)
-        _check(value["token"], str | None)
+        for name in ("token", "again"):
+            _check(value[name], str | None)
+        if value["state"] not in ("done", "failed", "superseded"):
+            raise ValueError("no state")  # noqa: TRY301 - as what it reads raises
+        _check_settled(value["at"])
         for name in ("ranges", "rejected"):
             Sequences.from_json(value[name])
         value["value"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LedgerInvalid("receipt", type(error).__name__) from None
+
+
+def _check_settled(at: str) -> None:
+    if at != "":  # where the time is not known
+        time_nanoseconds(at)
 
 
 def _check(value: object, kind: Any) -> None:
