@@ -87,7 +87,7 @@ def clear_while_running(run: Run) -> Iterator[None]:
     Row(*DONE, body=1),
     in_all=1,
     why="The ledger has the claim as done: the body is skipped and the recorded value returned.",
-    remedy="To process again, publish again or reset the consumer: clearing the task alone never does it.",
+    remedy="To process again set on_settled='reprocess' first, publish again, or reset the consumer.",
 )
 def clear_after_success(run: Run) -> Iterator[None]:
     run.open_the_gate()
@@ -179,7 +179,7 @@ def time_out_beside_a_sensor(run: Run) -> Iterator[None]:
     in_all=1,
     why="Settling is not interrupted: the alarm waits until it has ended, and work that is settled is a success.",
     remedy="Nothing; the task's log says that the time-out came late.",
-    messages=100_000,
+    messages=20_000,
 )
 def time_out_in_settling(run: Run) -> Iterator[None]:
     run.dag_id = "hasty"
@@ -277,9 +277,10 @@ def refusing_xcoms_of(run: Run) -> Iterator[None]:
         cursor.execute("delete from refused where run_id = %s", [run.id])
 
 
-def longer_than_the_lease(run: Run) -> None:
-    """Wait until the claim is there, and then longer than ack_wait (5 s) and the short hand_off_timeout (6 s)."""
+def longer_than_ack_wait(run: Run, waits: Callable[[], bool]) -> None:
+    """Until the claim is there and its task waits, and then longer than ack_wait (5 s)."""
     until("the claim", lambda: run.judge.ledger(run.stream) == ["open"], 120)
+    until("its task to wait", waits, 120)
     time.sleep(8)
 
 
@@ -295,7 +296,7 @@ def queued_longer_than_ack_wait(run: Run) -> Iterator[None]:
     run.dag_id = "queued"
     run.open_the_gate()
     run.start()
-    longer_than_the_lease(run)
+    longer_than_ack_wait(run, lambda: run.state() == "scheduled")
     yield
     run.stack.airflow.pool(run.dag_id, 4)
     run.ends()
@@ -316,6 +317,7 @@ def queued_longer_than_hand_off_timeout(run: Run) -> Iterator[None]:
     run.start()
     until("the claim", lambda: run.judge.ledger(run.stream) == ["open"], 120)
     run.another().claim(run.count).ends()
+    until("its task to wait", lambda: run.state() == "scheduled", 120)
     yield
     run.stack.airflow.pool(run.dag_id, 4)
     run.ends()
@@ -336,7 +338,7 @@ def paused(run: Run) -> Iterator[None]:
     run.waits()
     run.stack.airflow.pause(run.dag_id)
     run.judge.publish(run.stream, run.count)
-    longer_than_the_lease(run)
+    longer_than_ack_wait(run, lambda: run.state("claims", -1) == "scheduled")
     yield
     run.stack.airflow.pause(run.dag_id, False)
     run.ends()

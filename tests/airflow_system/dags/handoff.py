@@ -52,7 +52,7 @@ def end_of_the_first_try(how: str) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         time.sleep(60)
     if how == "returns late":
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
 
 
 def written_by_spark(claim: Any, gate: Path | None, folder: Path) -> None:
