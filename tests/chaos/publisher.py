@@ -54,7 +54,7 @@ class Publisher:
                             continue
                         for _ in range(self._random.randint(3, 25)):
                             await self._publish(js)
-            except JetStreamError:
+            except (JetStreamError, OSError):  # OSError: closing a connection that was reset
                 await asyncio.sleep(0.5)
 
     async def _publish(self, js: JetStream) -> None:

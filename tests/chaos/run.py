@@ -34,11 +34,11 @@ from tests.chaos.striker import Strike, Striker
 
 Value = TypeVar("Value")
 
-STRETCHED = {windows.FETCH: 1.5, windows.WORK: 4.0, windows.ACKNOWLEDGE: 2.0}
+STRETCHED = {windows.FETCH: 2.5, windows.WORK: 4.0, windows.ACKNOWLEDGE: 2.0}
 """Seconds that a pipeline waits in a window at most, while strikes are dealt."""
-TO_RECOVER = 420.0
+TO_RECOVER = 360.0
 """Seconds at the end in which everything must come to rest. A retry's lease alone is five minutes."""
-LOOK_AHEAD = 40
+LOOK_AHEAD = 60
 """Blows of the plan that are tried on what is in a window now."""
 BETWEEN_SPARK = 35.0
 """Seconds between two runs of a Spark pipeline: a JVM costs ten of both cores."""

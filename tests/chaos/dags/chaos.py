@@ -34,7 +34,7 @@ def define(pipeline: pipelines.Pipeline) -> None:
             task_id="claims",
             stream=pipeline.stream,
             consumer=pipelines.CONSUMER,
-            max_messages=20 if pipeline.spark else 40,
+            max_messages=20,
             messages_per_claim=20 if pipeline.spark else 10,
             gather=timedelta(seconds=1),
             hand_off_timeout=timedelta(seconds=40),
