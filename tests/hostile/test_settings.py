@@ -24,7 +24,23 @@ Server = st.builds(
     st.sampled_from(
         ["", f"user:{SECRET}@", f"{SECRET}@", f"u:{SECRET}[@", f"u:{SECRET}@x@", f"u:{SECRET}/@", f"u:{SECRET}?@"]
     ),
-    st.sampled_from(["host", "127.0.0.1", "[::1]", "[", "", "a b", "\x00", "\ud800", "h\r\nPUB a 1", "h\r1", "h\t", "x" * 300, "%00"]),
+    st.sampled_from(
+        [
+            "host",
+            "127.0.0.1",
+            "[::1]",
+            "[",
+            "",
+            "a b",
+            "\x00",
+            "\ud800",
+            "h\r\nPUB a 1",
+            "h\r1",
+            "h\t",
+            "x" * 300,
+            "%00",
+        ]
+    ),
     st.sampled_from(["", ":4222", ":0", ":99999999", ":x", ":-1", "/path", "?q", "#f", ","]),
 )
 
