@@ -16,6 +16,7 @@ os.environ["AIRFLOW_HOME"] = str(
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run side by side, those that share a stack of Airflow or a Spark session stay together."""
     for item in items:
