@@ -16,15 +16,6 @@ os.environ["AIRFLOW_HOME"] = str(
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side, those that share a stack of Airflow or a Spark session stay together."""
-    for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        if folder in ("airflow_system", "spark"):
-            item.add_marker(pytest.mark.xdist_group(folder))
-
-
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Asyncio alone: nats-py runs on nothing else."""
