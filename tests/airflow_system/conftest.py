@@ -54,6 +54,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     connection = {"conn_type": "nats", "extra": {"servers": stack.nats.url, "shortest_ack_wait": 1}}
     stack.environment["AIRFLOW_CONN_NATS_DEFAULT"] = json.dumps(connection)
     stack.environment["HANDOFF_OUT"] = str(folder / "out")
+    stack.environment["PLANTED_EVENTS"] = str(folder / "events")
     with stack:
         with closing(database(stack)) as connection, connection.cursor() as cursor:
             cursor.execute(REFUSING)

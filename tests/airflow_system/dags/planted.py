@@ -1,0 +1,124 @@
+"""The DAG `planted`: connections with secrets of each kind, at work and refused; a body that shows all that it has."""
+
+import logging
+import os
+import traceback
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import dag, task
+
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.sensors import JetStreamPullSensor
+
+KINDS = ("password", "token", "nkey", "credentials", "certificate")
+log = logging.getLogger(__name__)
+
+
+@task.jetstream(nats_conn_id="secret_credentials", retries=1, retry_delay=timedelta(seconds=1))
+def work(claim: Any) -> int:
+    """The first try shows and fails; the second one returns."""
+    settings = JetStreamHook("secret_credentials").settings
+    if int(claim.attempt_id.split("-")[1]) > 1:
+        return int(claim.count)
+    for kind in KINDS:
+        show(JetStreamHook(f"secret_{kind}"))
+        refused(lambda kind=kind: show(JetStreamHook(f"refused_{kind}")))
+    refused(lambda: show(JetStreamHook("unreachable_password")))
+    read_by_spark(claim)
+    raise ValueError(f"the body fails with what it has: {settings!r} {claim!r} {vars(claim)!r}")
+
+
+def show(hook: JetStreamHook) -> None:
+    """Everything that anybody may print, and a request."""
+    log.info("shown: %r %r %r", hook, hook.settings, hook.get_conn())
+    log.info("asked: %r %s", hook.run(asked), hook.test_connection())
+
+
+async def asked(js: Any) -> Any:
+    info = await js.stream("PLANTED").info()
+    return js, js.connection, vars(js.connection), info, info.raw["created"]
+
+
+def refused(function: Any) -> None:
+    try:
+        function()
+    except Exception as error:
+        log.exception("refused: %r", error)  # noqa: TRY401 - its repr is to be searched
+        log.info("%s", "".join(traceback.TracebackException.from_exception(error, capture_locals=True).format()))
+    else:
+        raise AssertionError("it was not refused")
+
+
+def read_by_spark(claim: Any) -> None:
+    """Each kind of connection on the driver and in Python workers, with an event log."""
+    from pyspark_jetstream import spark_session
+
+    log.info("inherited: %s", sorted(name for name in os.environ if name.startswith("JETSTREAM_SECRET")))
+    from airflow_nats_jetstream.client.settings import environment_name
+
+    for connection in [*(f"secret_{kind}" for kind in KINDS), "refused_password", "refused_nkey"]:
+        os.environ[environment_name(connection)] = JetStreamHook(connection).settings.to_json()
+    events = Path(os.environ["PLANTED_EVENTS"])
+    events.mkdir(parents=True, exist_ok=True)
+    config = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",  # to be searched
+        "spark.eventLog.dir": f"file://{events}",
+        "spark.ui.enabled": "false",
+    }
+    spark = spark_session(master="local[2]", memory="1g", config=config)
+    spark.sql("SET -v").collect()
+    log.info("SET: %s", spark.sql("SET").collect())
+
+    def read(connection: str) -> int:
+        frame = (
+            spark.read.format("jetstream").options(connection=connection, stream="PLANTED", minPartitions="1").load()
+        )
+        frame.explain(True)
+        log.info("plan: %s %r", frame._jdf.queryExecution().toString(), frame)
+        return int(frame.count())
+
+    for kind in KINDS:
+        log.info("read by Spark with secret_%s: %d", kind, read(f"secret_{kind}"))
+    frame = claim.read(spark)
+    frame.explain("formatted")
+
+    def fails(batches: Any) -> Any:
+        from airflow_nats_jetstream.client import ConnectionSettings
+
+        for _ in batches:
+            raise ValueError(f"in a worker: {ConnectionSettings.from_environment('secret_nkey')!r}")
+        yield
+
+    refused(lambda: frame.mapInArrow(fails, frame.schema).collect())
+    refused(lambda: read("refused_password"))
+    refused(lambda: read("refused_nkey"))
+    with suppress(Exception):
+        spark.stop()
+
+
+@dag(schedule=None)
+def planted() -> None:
+    def sensor(task_id: str) -> Any:
+        return JetStreamPullSensor.partial(
+            task_id=task_id, stream="PLANTED", consumer="shown", max_messages=5, gather=timedelta(0), timeout=20
+        )
+
+    sensor("shown").expand(nats_conn_id=[f"secret_{kind}" for kind in KINDS])
+    sensor("refused").expand(nats_conn_id=["refused_password", "refused_credentials", "unreachable_password"])
+    claims = JetStreamPullSensor(
+        task_id="claims",
+        stream="PLANTED",
+        consumer="worked",
+        max_messages=20,
+        gather=timedelta(0),
+        consumer_config={"ack_wait": timedelta(seconds=60)},
+        nats_conn_id="secret_credentials",
+    )
+    work.expand(claim=claims.output)
+
+
+planted()
