@@ -1,6 +1,7 @@
 """The whole stack, booted once for all system tests, with thresholds short enough to kill things."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -47,9 +48,11 @@ def database(stack: Stack) -> Any:
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack() -> Iterator[Stack]:
     """nats-server, Postgres, and Airflow's four processes over the DAGs in `dags/` beside this file."""
-    folder = tmp_path_factory.mktemp("stack")
+    # Not under pytest's own folder: every other run of pytest closes that to Postgres, which has a user of its own.
+    folder = Path(__file__).parents[2] / "build" / "tests" / "stack"
+    shutil.rmtree(folder, ignore_errors=True)
     stack = Stack(folder / "services", DAGS, IMPATIENT, parallelism=8)
     connection = {"conn_type": "nats", "extra": {"servers": stack.nats.url, "shortest_ack_wait": 1}}
     stack.environment["AIRFLOW_CONN_NATS_DEFAULT"] = json.dumps(connection)
