@@ -146,8 +146,9 @@ class Run:
         verdict = loop.run(
             judge(self.folder, {pipeline.stream: self._observers[pipeline.servers] for pipeline in PIPELINES})
         )
+        report = self._report(verdict)
         loop.run(servers.aclose())
-        return self._report(verdict)
+        return report
 
     def _strike(self) -> None:
         left = list(self._plan)
@@ -202,7 +203,7 @@ class Run:
         now = time.monotonic()
         for name, every, work in (
             ("runs", 0.7, self._trigger),
-            ("receipts", 0.5, self._note_settled),
+            ("settled", 1.0, self._note_settled),
             ("services", 10.0, self._tend_services),
             ("progress", 5.0, self._progress),
         ):
@@ -243,9 +244,15 @@ class Run:
                 self._record.append({"at": time.time(), **receipt})
                 if receipt["state"] == "done":
                     self._settled[receipt["stream"]] |= set(sequences(receipt["ranges"]))
-        for stream, settled in self._settled.items():
-            self._striker.settled(stream, settled)
-            self._publishers[stream].settled = len(settled)
+        for pipeline in PIPELINES:
+            settled = self._settled[pipeline.stream]
+            self._publishers[pipeline.stream].settled = len(settled)
+            try:
+                info = self._loop.run(self._observers[pipeline.servers].consumer(pipeline.stream))
+            except Exception:  # noqa: BLE001 - as above
+                continue
+            floor = info["ack_floor"]["stream_seq"] if info else 0
+            self._striker.recovered(pipeline.stream, settled, floor)
 
     def _progress(self) -> None:
         by_window = Counter(strike.window for strike in self._striker.strikes)
@@ -262,6 +269,7 @@ class Run:
 
     def _report(self, verdict: Verdict) -> dict[str, Any]:
         strikes = self._striker.strikes
+        self._note_settled()
         recovered = [strike.recovered_after for strike in strikes if strike.recovered_after is not None]
         figures = {
             "published": count(verdict.published),
@@ -285,6 +293,11 @@ class Run:
                 "median": round(statistics.median(recovered), 1) if recovered else None,
                 "worst": round(max(recovered), 1) if recovered else None,
                 "not_recovered": len(strikes) - len(recovered),
+                "slowest": [
+                    f"{strike.recovered_after:.0f} s: {strike.window}, {strike.target}, {strike.kind}, {strike.stream}"
+                    for strike in sorted(strikes, key=lambda strike: strike.recovered_after or 0, reverse=True)[:5]
+                    if strike.recovered_after
+                ],
             },
             "faults": {
                 name: {stream: found for stream, found in getattr(verdict, name).items() if found}

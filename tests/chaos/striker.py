@@ -40,6 +40,7 @@ from tests.chaos.plan import (
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenes import Scene
 from tests.chaos.stack import ChaosStack
+from tests.chaos.windows import ACKNOWLEDGE
 
 GRACE = {SCHEDULER: 8.0, TRIGGERER: 8.0, ONE: 2.0, PROXY: 1.0, **dict.fromkeys(CLUSTER, 3.0)}
 """Seconds after its repair in which a shared target is left alone, so that anything gets into a window at all."""
@@ -49,7 +50,7 @@ AT_ONCE = 2
 
 @dataclass
 class Strike:
-    """What was done, to whom, and when the messages that were in the window were settled."""
+    """What was done, to whom, and how long the messages that were in the window took to be settled."""
 
     window: str
     target: str
@@ -145,10 +146,17 @@ class Striker:
             self._revive(service)
         return [self._names.get(service, service.name) for service in fallen]
 
-    def settled(self, stream: str, settled: set[int]) -> None:
-        """Note which strikes are recovered from."""
+    def recovered(self, stream: str, settled: set[int], floor: int) -> None:
+        """Note which strikes are recovered from: what was in the window is settled.
+
+        In the last window it was settled before, and must be acknowledged: the consumer's floor is past it, which may
+        also have waited for others.
+        """
         for strike in self.strikes:
-            if strike.stream == stream and strike.recovered_after is None and settled >= set(sequences(strike.ranges)):
+            if strike.stream != stream or strike.recovered_after is not None:
+                continue
+            struck = set(sequences(strike.ranges))
+            if max(struck) <= floor if strike.window == ACKNOWLEDGE else settled >= struck:
                 strike.recovered_after = time.time() - strike.at
 
     def _deal(self, blow: Blow, scene: Scene) -> str:
