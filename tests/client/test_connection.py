@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -129,3 +129,14 @@ def test_settings_that_contradict_themselves(changes: dict[str, str], named: str
         ConnectionSettings(**changes)  # type: ignore[arg-type]
     assert refused.value.field == named
     assert "secret" not in str(refused.value)
+
+
+async def test_a_socket_that_was_reset_does_not_hide_what_ended_the_block(settings: ConnectionSettings) -> None:
+    async def ended() -> None:
+        async with Connection.open(settings) as connection:
+            await connection.publish("a", b"on its way")
+            cast("Any", connection._client._transport)._io_writer.transport.abort()  # a reset from the other side
+            raise ConnectionLost("what ended it")
+
+    with pytest.raises(ConnectionLost, match="what ended it"):
+        await ended()

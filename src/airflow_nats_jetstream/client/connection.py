@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -91,7 +91,8 @@ class Connection:
         try:
             yield cls(settings, client, denied)
         finally:
-            with anyio.CancelScope(shield=True):  # a cancelled task closes its socket, too
+            # A cancelled task closes its socket, too. That it was reset meanwhile must not hide what ended the block.
+            with anyio.CancelScope(shield=True), suppress(OSError):
                 await client.close()
 
     @property
