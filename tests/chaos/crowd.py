@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
+import itertools
 import json
+import multiprocessing
 import resource
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -41,70 +47,68 @@ class Figures:
     writes: int = 0
     lost_races: int = 0
     tries: Counter[int] = field(default_factory=Counter)
+    longest: float = 0.0
+    """Seconds that a change took, at most."""
     largest_record: int = 0
+    memory: int = 0
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(
+            self.claims + other.claims,
+            self.messages + other.messages,
+            self.writes + other.writes,
+            self.lost_races + other.lost_races,
+            self.tries + other.tries,
+            max(self.longest, other.longest),
+            max(self.largest_record, other.largest_record),
+            max(self.memory, other.memory),
+        )
 
 
 def count_tries(figures: Figures) -> None:
     """Every write of a record passes here: a lost race is one that somebody else's write came before."""
     write = Ledger._write
-    change = Ledger.change
+    change_together = Ledger._change
 
     async def counted_write(self: Ledger, subject: str, value: object, revision: int | None) -> None:
         if subject == self._record_subject:
             figures.writes += 1
             figures.largest_record = max(figures.largest_record, len(json.dumps(value)))
+            tries.set(tries.get() + 1)
         try:
             await write(self, subject, value, revision)  # type: ignore[arg-type]
         except WrongLastSequence:
-            figures.lost_races += 1
-            _tries.set(_tries.get() + 1)
+            figures.lost_races += subject == self._record_subject
             raise
 
-    async def counted_change(self: Ledger, function: object) -> object:
-        _tries.set(1)
-        try:
-            return await change(self, function)  # type: ignore[arg-type]
-        finally:
-            figures.tries[_tries.get()] += 1
+    async def counted_change(self: Ledger, *arguments: Any) -> None:
+        start = time.monotonic()
+        tries.set(0)
+        await change_together(self, *arguments)
+        figures.tries[tries.get()] += 1
+        figures.longest = max(figures.longest, time.monotonic() - start)
 
     Ledger._write = counted_write  # type: ignore[method-assign]
-    Ledger.change = counted_change  # type: ignore[method-assign, assignment]
+    Ledger._change = counted_change  # type: ignore[method-assign, assignment]
 
 
-class _Tries:
-    """How often the running task has tried its change."""
-
-    def __init__(self) -> None:
-        self._of: dict[asyncio.Task[object] | None, int] = {}
-
-    def get(self) -> int:
-        return self._of.get(asyncio.current_task(), 1)
-
-    def set(self, count: int) -> None:
-        self._of[asyncio.current_task()] = count
+tries: ContextVar[int] = ContextVar("tries", default=0)
+"""How often the running task has tried to write."""
 
 
-_tries = _Tries()
-
-
-async def sensor(js: JetStream, number: int, size: int, left: list[int], figures: Figures) -> None:
-    turn = 0
-    while left[0] > 0:
-        turn += 1
-        claim = await taken(js, f"run {number}.{turn}", size)
-        if claim is None:
-            continue
-        async with Hold.begin(js, claim, try_number=1) as hold:
-            await hold.settle({"rows": claim.count})
-        left[0] -= claim.count
-        figures.claims += 1
-        figures.messages.update(claim.sequences)
-
-
-async def triggerer(settings: ConnectionSettings, numbers: range, size: int, left: list[int], figures: Figures) -> None:
-    """Sensors that share a connection."""
-    async with connect(settings) as js:
-        await asyncio.gather(*(sensor(js, number, size, left, figures) for number in numbers))
+async def sensor(js: JetStream, name: str, size: int, figures: Figures) -> None:
+    """Ends when the consumer has nothing left to deliver and nobody holds anything."""
+    for turn in itertools.count():
+        claim = await taken(js, f"run {name}.{turn}", size)
+        if claim is not None:
+            async with Hold.begin(js, claim, try_number=1) as hold:
+                await hold.settle({"rows": claim.count})
+            figures.claims += 1
+            figures.messages.update(claim.sequences)
+        else:
+            info = await js.stream(STREAM).consumer(CONSUMER).info()
+            if not info.pending and not info.ack_pending:
+                return
 
 
 async def taken(js: JetStream, run: str, size: int) -> Claim | None:
@@ -123,64 +127,61 @@ async def taken(js: JetStream, run: str, size: int) -> Claim | None:
     return claims[0] if claims else None
 
 
-async def crowd(server: NatsServer, claims: int, sensors: int, connections: int, size: int) -> Figures:
-    settings = ConnectionSettings(servers=server.url, request_timeout=30, connect_timeout=60)
+async def sensors(settings: ConnectionSettings, process: int, count: int, size: int, figures: Figures) -> None:
+    async with connect(settings) as js:
+        await asyncio.gather(*(sensor(js, f"{process}.{number}", size, figures) for number in range(count)))
+
+
+def process(settings: ConnectionSettings, number: int, count: int, size: int) -> Figures:
+    """Sensors that share a connection, as those of a triggerer do."""
     figures = Figures()
     count_tries(figures)
-    async with connect(settings) as js:
-        await js.create_stream({"name": STREAM, "subjects": [f"{STREAM}.>"], "allow_direct": True})
-        await asyncio.to_thread(publish_all, settings, ((f"{STREAM}.x", b"x") for _ in range(claims * size)))
-        left = [claims * size]
-        reporting = asyncio.create_task(report(figures, claims))
-        each = -(-sensors // connections)
-        await asyncio.gather(
-            *(
-                triggerer(settings, range(first, min(sensors, first + each)), size, left, figures)
-                for first in range(0, sensors, each)
-            )
-        )
-        reporting.cancel()
-        info = await js.stream(STREAM).consumer(CONSUMER).info()
-        if info.pending or info.ack_pending:
-            raise SystemExit(f"the server still owes {info.pending} + {info.ack_pending}")
+    asyncio.run(sensors(settings, number, count, size, figures))
+    figures.memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     return figures
 
 
-async def report(figures: Figures, claims: int) -> None:
-    while True:
-        await asyncio.sleep(5)
-        print(f"{figures.claims:,} of {claims:,} claims, record at most {figures.largest_record:,} bytes", flush=True)
+async def create(settings: ConnectionSettings) -> None:
+    async with connect(settings) as js:
+        await js.create_stream({"name": STREAM, "subjects": [f"{STREAM}.>"], "allow_direct": True})
+
+
+def crowd(server: NatsServer, claims: int, each: list[int], size: int) -> Figures:
+    settings = ConnectionSettings(servers=server.url, request_timeout=30, connect_timeout=60)
+    asyncio.run(create(settings))
+    publish_all(settings, ((f"{STREAM}.x", b"x") for _ in range(claims * size)))
+    with ProcessPoolExecutor(len(each), multiprocessing.get_context("spawn")) as pool:
+        started = [pool.submit(process, settings, number, count, size) for number, count in enumerate(each)]
+        return functools.reduce(Figures.__add__, (future.result() for future in started))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--claims", type=int, default=10_000)
     parser.add_argument("--sensors", type=int, default=100)
-    parser.add_argument("--connections", type=int, default=100, help="the sensors of one share what a process shares")
+    parser.add_argument("--processes", type=int, default=4, help="the sensors of one share a connection")
     parser.add_argument("--messages-per-claim", type=int, default=10)
     options = parser.parse_args()
+    each = [len(range(first, options.sensors, options.processes)) for first in range(options.processes)]
     with tempfile.TemporaryDirectory() as folder:
         server = NatsServer(Path(folder))
         server.start()
         try:
             start = time.monotonic()
-            figures = asyncio.run(
-                crowd(server, options.claims, options.sensors, options.connections, options.messages_per_claim)
-            )
+            figures = crowd(server, options.claims, each, options.messages_per_claim)
             seconds = time.monotonic() - start
             server_memory = psutil.Process(server.pid).memory_info().rss
         finally:
             server.stop()
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     changes = sum(figures.tries.values())
-    worst = max(figures.tries)
     print(
         f"{figures.claims:,} claims in {seconds:.0f} s\n"
-        f"{options.sensors} sensors on {options.connections} connections\n"
+        f"{options.sensors} sensors in {options.processes} processes\n"
         f"record: at most {figures.largest_record:,} bytes\n"
         f"compare-and-set: {figures.writes:,} writes, {figures.lost_races:,} lost a race "
-        f"({figures.lost_races / figures.writes:.0%}); worst change took {worst} tries of {changes:,} changes\n"
-        f"memory: {memory >> 20} MiB for all sensors, nats-server {server_memory >> 20} MiB"
+        f"({figures.lost_races / figures.writes:.0%}); worst change took {max(figures.tries)} tries "
+        f"and {figures.longest:.1f} s of {changes:,} changes\n"
+        f"memory: at most {figures.memory >> 20} MiB in a process, nats-server {server_memory >> 20} MiB"
     )
     twice = sum(count > 1 for count in figures.messages.values())
     missing = options.claims * options.messages_per_claim - len(figures.messages)

@@ -32,13 +32,16 @@ from airflow_nats_jetstream.client.errors import (
     ConsumerNotFound,
     HoldLost,
     JetStreamError,
+    LedgerFull,
     LedgerUnavailable,
     RequestTimeout,
+    ResetRefused,
     Superseded,
     Taken,
 )
 from airflow_nats_jetstream.client.protocol import Reply
 from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.handoff import ledger, reset
 from airflow_nats_jetstream.handoff.claim import Claim
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
@@ -186,7 +189,10 @@ class Handoff(RuleBasedStateMachine):
     async def _take(self, size: int, per_claim: int, wait: float = 1.0) -> list[Claim]:
         work = Take(self.js, self.taking(size, per_claim))
         await work.prepare()
-        claims = await work.take(wait)
+        try:
+            claims = await work.take(wait)
+        except LedgerFull:
+            return []  # what was pulled comes again
         work.handed_on()
         return [Claim.from_json(claim.to_json()) for claim in claims]
 
@@ -210,7 +216,8 @@ class Handoff(RuleBasedStateMachine):
             work = Take(self.js, self.taking(size, size))
             await work.prepare()
             if entered:
-                await work.take(1)
+                with suppress(LedgerFull):
+                    await work.take(1)
             else:
                 await work._gather(asyncio.get_running_loop().time() + 1)
             if tidy:
@@ -361,6 +368,29 @@ class Handoff(RuleBasedStateMachine):
         if sequence is not None:
             self._new_life(from_sequence=sequence)
 
+    @rule(share=st.none() | st.floats(0, 1))
+    def our_operator_resets(self, share: float | None) -> None:
+        """To the floor, or to a sequence that skips nothing."""
+
+        async def ours() -> reset.Reset | None:
+            if not await self._consumer_is_there():
+                return None
+            info = await self.js.stream(self.name).consumer("work").info(patience=30)
+            sequence = None if share is None else max(1, round(share * (info.floor + 1)))
+            return await reset.reset(Ledger(self.js, self.name, "work"), sequence)
+
+        try:
+            done = self.call(ours)
+        except (ResetRefused, LedgerUnavailable):
+            return
+        if done:
+            self._new_life(from_sequence=done.sequence)
+
+    @rule(room=st.sampled_from([1_000, 2_000, 512 << 10]))
+    def the_record_has_room_for(self, room: int) -> None:
+        """So little that a batch is cut, or refused."""
+        ledger.LARGEST_RECORD = room
+
     @rule()
     def the_consumer_is_recreated(self) -> None:
         async def delete() -> None:
@@ -445,6 +475,7 @@ class Handoff(RuleBasedStateMachine):
                 with suppress(JetStreamError):
                     self.call(attempt.vanish)
             self._lose_answers = 0
+            ledger.LARGEST_RECORD = 512 << 10
             self._drain()
         finally:
             for attempt in self.told:

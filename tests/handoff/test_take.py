@@ -1,14 +1,18 @@
 """Taking on a real server: what is leased, entered, recognised and given back."""
 
 import asyncio
+import json
+import random
 from datetime import timedelta
 
 import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings
+from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.context import JetStream
-from airflow_nats_jetstream.client.errors import ConsumerDeleted, InvalidValue
+from airflow_nats_jetstream.client.errors import ConsumerDeleted, InvalidValue, LedgerFull
 from airflow_nats_jetstream.client.stream import Stream
+from airflow_nats_jetstream.handoff import ledger
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.record import DoneEntry, Record
@@ -181,6 +185,58 @@ async def test_a_scattered_filter_is_claimed_exactly(stream: Stream) -> None:
     config = {"ack_wait": ACK_WAIT, "filter_subject": f"{stream.name}.1"}
     claims = await take(stream, messages_per_claim=70, consumer_config=config)
     assert [sequence for claim in claims for sequence in claim.sequences] == list(range(2, 301, 3))
+
+
+async def test_a_claim_of_300000_scattered_messages(stream: Stream) -> None:
+    chosen = random.Random(1)
+    subjects = (f"{stream.name}.{chosen.randrange(2)}" for _ in range(600_000))
+    await asyncio.to_thread(publish_all, stream.js.settings, ((subject, b"x") for subject in subjects))
+    config = {"ack_wait": timedelta(seconds=60), "filter_subject": f"{stream.name}.1", "max_ack_pending": 400_000}
+    (claim,) = await take(stream, max_messages=400_000, wait=120, consumer_config=config)
+    assert 299_000 < claim.count < 301_000
+    assert len(claim.sequences.ranges) > 140_000
+    book = Ledger(stream.js, stream.name, CONSUMER)
+    record, _ = await book.read()
+    assert record
+    assert len(json.dumps(record.to_json())) < ledger.LARGEST_RECORD / 2
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    assert [receipt.sequences for receipt in await book.committed()] == [claim.sequences]
+    info = await stream.consumer(CONSUMER).info()
+    assert (info.pending, info.ack_pending) == (0, 0)
+
+
+async def test_of_what_does_not_fit_into_the_record_as_much_as_fits_is_taken(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "LARGEST_RECORD", 4_000)
+    chosen = random.Random(1)
+    subjects = [f"{stream.name}.{chosen.randrange(2)}" for _ in range(2_000)]
+    await asyncio.to_thread(publish_all, stream.js.settings, ((subject, b"x") for subject in subjects))
+    config = LONG | {"filter_subject": f"{stream.name}.1", "max_ack_pending": 20_000}
+    book = Ledger(stream.js, stream.name, CONSUMER)
+    claims = await take(stream, max_messages=300, wait=30, consumer_config=config)
+
+    async def take_all() -> None:
+        for _ in range(20):
+            run = f"run {len(claims)}"
+            claims.extend(await take(stream, run, max_messages=300, wait=30, consumer_config=config))
+            record, _ = await book.read()
+            assert record
+            assert len(json.dumps(record.to_json())) <= 4_000
+
+    with pytest.raises(LedgerFull, match="settle the open claims"):
+        await take_all()
+    assert len(claims) > 1
+    for run in map(str, range(100, 200)):
+        for claim in claims:
+            async with Hold.begin(stream.js, claim, try_number=1) as hold:
+                await hold.settle()
+        claims = await take(stream, run, max_messages=300, wait=5, consumer_config=config)
+        if not claims:
+            break
+    settled = [sequence for receipt in await book.committed() for sequence in receipt.sequences]
+    assert sorted(settled) == [number for number, subject in enumerate(subjects, 1) if subject.endswith("1")]
 
 
 async def test_an_api_prefix_is_refused_with_the_reason(js: JetStream) -> None:

@@ -35,15 +35,10 @@ class JetStream:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._turns: dict[str, asyncio.Lock] = {}
 
     @property
     def settings(self) -> ConnectionSettings:
         return self.connection.settings
-
-    def turn(self, subject: str) -> asyncio.Lock:
-        """Whose turn it is to change ``subject``: those who share this connection need not race each other for it."""
-        return self._turns.setdefault(subject, asyncio.Lock())
 
     async def api(self, request: str, payload: Mapping[str, Any] | None = None, *, patience: float = 0) -> Any:
         """One request of the JetStream API, e.g. ``STREAM.INFO.ORDERS``; the decoded answer.

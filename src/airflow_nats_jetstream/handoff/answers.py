@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,33 +86,38 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
     delivered: a late acknowledgement would swallow what a reset delivers again. If it is not, nothing more is sent.
     What stays unconfirmed is delivered again, recognised by the next take, and acknowledged then.
 
+    within: seconds without a confirmation after which it is given up.
+
     Raises:
         PermissionDenied: the account may not acknowledge: names the subject.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + within
-    left = delivered.sequences
+    left = deque(delivered.sequences.windows(WINDOW))
     confirmer = _Confirmer(ledger)
     try:
-        while left:
-            for window in left.windows(WINDOW):
-                try:
-                    await ledger.locate()
-                    await confirmer.ready()
-                    if not await _same_life(ledger, delivered):
-                        log.warning("acknowledgements withheld: the consumer began a new life; its messages come again")
-                        return left
-                    left -= await confirmer.confirm(window, delivered.counter, body)
-                except PermissionDenied:
-                    raise
-                except JetStreamError as error:
-                    log.warning("acknowledging was interrupted: %s", error)
-                    await asyncio.sleep(0.2)
-                if clock() > deadline:
-                    return left
+        while left and clock() < deadline:
+            window = left[0]
+            try:
+                await ledger.locate()
+                await confirmer.ready()
+                if not await _same_life(ledger, delivered):
+                    log.warning("acknowledgements withheld: the consumer began a new life; its messages come again")
+                    break
+                if confirmed := await confirmer.confirm(window, delivered.counter, body):
+                    deadline = clock() + within
+                    window -= confirmed
+            except PermissionDenied:
+                raise
+            except JetStreamError as error:
+                log.warning("acknowledging was interrupted: %s", error)
+                await asyncio.sleep(0.2)
+            left.popleft()
+            if window:
+                left.append(window)  # again, after all others
     finally:
         await confirmer.close()
-    return left
+    return Sequences.from_ranges(each for window in left for each in window.ranges)
 
 
 async def _same_life(ledger: Ledger, delivered: Delivered) -> bool:

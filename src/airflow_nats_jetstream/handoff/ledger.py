@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client import address
@@ -38,6 +40,7 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
 from airflow_nats_jetstream.client.publish import PubAck
 from airflow_nats_jetstream.client.sequences import MOST_RANGES
+from airflow_nats_jetstream.handoff.changes import Change, Queue
 from airflow_nats_jetstream.handoff.record import DoneEntry, Receipt, Record
 
 if TYPE_CHECKING:
@@ -52,8 +55,8 @@ RECEIPTS_KEPT = timedelta(days=90)
 LARGEST_RECORD = 512 << 10
 PATIENCE = 60.0
 """Seconds that a change goes on while the server is away: a failover took up to 8 s, a restart may take longer."""
-LONGEST_PAUSE = 2.0
-"""Seconds before a lost race is run again, at most: room for a hundred rivals that each need 20 ms."""
+LONGEST_PAUSE = 5.0
+"""Seconds before a lost race is run again, at most: room for a hundred rivals that each need 50 ms."""
 SECOND_READ = 2.0
 """Seconds until bad news is read again: a deposed leader answers old reads for half a second after it thaws."""
 
@@ -63,9 +66,6 @@ class NotOpen(Exception):
 
     def __init__(self, record: Record | None) -> None:
         self.record = record
-
-
-Change = Callable[["Record | None", "ConsumerInfo"], "Record | None"]
 
 
 class Ledger:
@@ -85,6 +85,7 @@ class Ledger:
         self._claims = f"{js.settings.ledger}_claims"
         self._receipts = f"{js.settings.ledger}_receipts"
         self._address: AckAddress | None = None
+        self._decoded: tuple[str, Record] | None = None
         self._record_subject = f"$KV.{self._claims}.{_base32(stream)}.{_base32(consumer)}"
 
     @property
@@ -145,7 +146,12 @@ class Ledger:
             LedgerUnavailable: the bucket is missing or may not be read.
         """
         message = await self._last(self._claims, self._record_subject)
-        return (None, 0) if message is None else (Record.from_json(message[0]), message[1])
+        if message is None:
+            return None, 0
+        text, revision = message
+        if self._decoded is None or self._decoded[0] != text:  # a record of 100,000 ranges takes a tenth of a second
+            self._decoded = text, Record.from_json(_decoded("record", text))
+        return self._decoded[1], revision
 
     async def receipt(self, claim_id: str) -> Receipt | None:
         """Raises LedgerUnavailable."""
@@ -153,7 +159,9 @@ class Ledger:
 
     async def _receipt(self, claim_id: str) -> tuple[Receipt | None, int]:
         message = await self._last(self._receipts, f"$KV.{self._receipts}.{claim_id}")
-        return (None, 0) if message is None else (Receipt.from_json(claim_id, message[0]), message[1])
+        return (
+            (None, 0) if message is None else (Receipt.from_json(claim_id, _decoded("receipt", message[0])), message[1])
+        )
 
     async def change(self, function: Change) -> tuple[Record | None, ConsumerInfo]:
         """Read the record, then INFO, apply, and write if nobody else did; else again.
@@ -161,41 +169,54 @@ class Ledger:
         ``function`` returns the new record (which may equal the old one: then nothing is written), or raises. It must
         recognise its own effect, because a write whose answer got lost is simply tried again.
 
-        Returns the record as it stands now, and the INFO that the last application saw.
+        What waits at the same time on this connection is applied together and written once (:mod:`.changes`).
+
+        Returns the record as this change left it, and the INFO that it saw.
 
         Raises:
             LedgerUnavailable: the buckets are missing, not permitted or full, or the server was away for ``PATIENCE``.
         """
-        turn = self.js.turn(self._record_subject)
-        deadline = asyncio.get_running_loop().time() + PATIENCE
-        try:
-            await asyncio.wait_for(turn.acquire(), PATIENCE)
-        except TimeoutError:
-            raise LedgerUnavailable(f"the ledger could not be written for {PATIENCE:g} s: others wait, too") from None
-        try:
-            return await self._change(function, deadline)
-        finally:
-            turn.release()
+        queue = Queue.of(self.js, self._record_subject)
+        async with queue.turn(function) as mine:
+            while mine.outcome is None:
+                await self._change(queue)
+        if isinstance(mine.outcome, Exception):
+            raise mine.outcome
+        return mine.outcome
 
-    async def _change(self, function: Change, deadline: float) -> tuple[Record | None, ConsumerInfo]:
-        attempt = 0
-        while True:
-            old, revision = await self.read()
-            info = await self.consumer.info(patience=PATIENCE)
-            new = function(old, info)
-            if new is None or new == old:
-                return old, info
+    async def _change(self, queue: Queue) -> None:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + PATIENCE
+        receipted: set[str] = set()
+        for attempt in itertools.count(1):
+            together = queue.waiting()
+            began = clock()
             try:
-                for receipt in self._forgotten(old, new):
-                    await self.write_receipt(receipt)
-                await self._write(self._record_subject, new.to_json(), revision)
-            except (WrongLastSequence, RequestTimeout, ConnectionLost, JetStreamNotEnabled) as again:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise LedgerUnavailable(f"the ledger could not be written for {PATIENCE:g} s: {again}") from again
-                attempt += 1
-                await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE, 0.01 * 2**attempt)))  # noqa: S311
+                old, revision = await self.read()
+                info = await self.consumer.info(patience=PATIENCE)
+                applied = queue.apply(together, old, info)
+                new = applied.record
+                if new is not None and new != old:
+                    forgotten = [each for each in self._forgotten(applied.steps) if each.claim_id not in receipted]
+                    await asyncio.gather(*(self.write_receipt(each, new=each.state != "done") for each in forgotten))
+                    receipted.update(each.claim_id for each in forgotten)
+                    await self._write(self._record_subject, new.to_json(), revision)
+            except WrongLastSequence:
+                deadline = clock() + PATIENCE  # whoever won has shown that the ledger can be written
+            except (RequestTimeout, ConnectionLost, JetStreamNotEnabled) as again:
+                if clock() > deadline:
+                    error = LedgerUnavailable(f"the ledger could not be written for {PATIENCE:g} s: {again}")
+                    queue.failed(together, error)
+                    return
+            except JetStreamError as error:
+                queue.failed(together, error)
+                return
             else:
-                return new, info
+                queue.done(applied)
+                return
+            # Longer where an attempt takes longer: it does when there are too many of them.
+            longest = min(LONGEST_PAUSE, (clock() - began) * 2**attempt)
+            await asyncio.sleep(random.uniform(0, longest))  # noqa: S311
 
     async def decide(self, function: Change, claim_id: str) -> Record:
         """A change that hold or settle depends on. Bad news is believed only when a second read says the same.
@@ -227,15 +248,17 @@ class Ledger:
             return False
         return len(json.dumps(record.to_json())) <= LARGEST_RECORD
 
-    async def write_receipt(self, receipt: Receipt) -> None:
-        """A done receipt is never replaced, it may have been reprocessed since; a superseded one replaces nothing."""
+    async def write_receipt(self, receipt: Receipt, *, new: bool = True) -> None:
+        """A done receipt is never replaced, it may have been reprocessed since; a superseded one replaces nothing.
+
+        ``new``: as :meth:`change_receipt`."""
 
         def stands(old: Receipt | None) -> Receipt:
             if old is None or (old.state != "done" and receipt.state != "superseded"):
                 return receipt
             return old
 
-        await self.change_receipt(receipt.claim_id, stands, new=True)
+        await self.change_receipt(receipt.claim_id, stands, new=new)
 
     async def change_receipt(
         self, claim_id: str, function: Callable[[Receipt | None], Receipt], *, new: bool = False
@@ -306,31 +329,30 @@ class Ledger:
         with_output = [receipt for receipt in found.values() if receipt.processed]
         return sorted(with_output, key=lambda receipt: receipt.sequences.first)
 
-    def _forgotten(self, old: Record | None, new: Record) -> list[Receipt]:
-        if old is None:
-            return []
-        done = [self.done_receipt(claim_id, entry) for claim_id, entry in old.done.items() if claim_id not in new.done]
-        superseded = [
-            Receipt(claim_id, "superseded", self.stream.name, self.consumer.name, entry.sequences)
-            for claim_id, entry in old.open.items()
-            if claim_id not in new.open and claim_id not in new.done
-        ]
-        return done + superseded
+    def _forgotten(self, steps: Iterable[Record | None]) -> Iterator[Receipt]:
+        for old, new in pairwise(steps):
+            if old is None or new is None:
+                continue
+            for claim_id in old.done.keys() - new.done.keys():
+                yield self.done_receipt(claim_id, old.done[claim_id])
+            for claim_id in old.open.keys() - new.open.keys() - new.done.keys():
+                yield Receipt(
+                    claim_id, "superseded", self.stream.name, self.consumer.name, old.open[claim_id].sequences
+                )
 
-    async def _last(self, bucket: str, subject: str) -> tuple[Any, int] | None:
+    async def _last(self, bucket: str, subject: str) -> tuple[str, int] | None:
+        """The text of the key's value, in base64, and its revision."""
         try:
             answer = await self.js.api(f"STREAM.MSG.GET.KV_{bucket}", {"last_by_subj": subject}, patience=PATIENCE)
         except MessageNotFound:
             return None
         except JetStreamError as error:
             raise _unavailable(bucket, error) from error
-        what = "record" if bucket == self._claims else "receipt"
         try:
             message = answer["message"]
-            # Without data: the mark of a deleted key.
-            return json.loads(base64.b64decode(message.get("data", ""))), int(message["seq"])
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-            raise LedgerInvalid(what, "not JSON") from None
+            return message.get("data", ""), int(message["seq"])  # without data: the mark of a deleted key
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise LedgerInvalid("record" if bucket == self._claims else "receipt", "not an answer") from None
 
     async def _write(self, subject: str, value: Mapping[str, Any], revision: int | None) -> None:
         domain = self.js.settings.domain
@@ -374,6 +396,13 @@ async def _keys(js: JetStream, bucket: str) -> list[str]:
         subjects += more
         if not more or len(subjects) >= answer.get("total", 0):
             return [subject.removeprefix(prefix) for subject in subjects]
+
+
+def _decoded(what: str, text: str) -> Any:
+    try:
+        return json.loads(base64.b64decode(text))
+    except (TypeError, ValueError, RecursionError):
+        raise LedgerInvalid(what, "not JSON") from None
 
 
 def _base32(name: str) -> str:

@@ -37,8 +37,8 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
 
     The ``rejected`` ones are terminated instead; their letters must be there by now (:meth:`DeadLetters.copy`).
 
-    Returns when the ledger holds the decision: acknowledgements that stay unconfirmed for 30 s are made good by the
-    next take.
+    Returns when the ledger holds the decision: acknowledgements that stay unconfirmed, none for 30 s, are made good by
+    the next take.
 
     Raises:
         InvalidValue: the value is not JSON, or over 8 KiB; nothing was settled.

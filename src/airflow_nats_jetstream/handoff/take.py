@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -26,7 +26,7 @@ from airflow_nats_jetstream.handoff import answers, consumer, failures, settle
 from airflow_nats_jetstream.handoff.claim import Claim, new_claim_id, new_token
 from airflow_nats_jetstream.handoff.dead_letters import DeadLetters, Holder, dead_letters_of
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger
-from airflow_nats_jetstream.handoff.record import OpenEntry, Owner, Record
+from airflow_nats_jetstream.handoff.record import BELIEVED, DoneEntry, OpenEntry, Owner, Record
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.config import Config
@@ -189,18 +189,20 @@ class Take:
             with suppress(ConsumerNotFound, StreamNotFound):
                 await answers.negative(self.ledger, pulled)
 
-    async def _look(self) -> tuple[str, int]:
-        """Begin a new life in the record if the consumer did; the life."""
+    async def _look(self) -> tuple[Record | None, ConsumerInfo]:
+        """Begin a new life in the record if the consumer did."""
 
         def look(record: Record | None, info: ConsumerInfo) -> Record | None:
             return record.reborn(info) if record and record.new_life(info) else record
 
-        record, info = await self.ledger.change(look)
+        return await self.ledger.change(look)
+
+    async def _life(self) -> tuple[str, int]:
+        record, info = await self._look()
         return (record.created, record.n) if record else (info.created, 0)
 
     async def _mine(self) -> list[Claim]:
-        await self._look()
-        record, _ = await self.ledger.read()
+        record, _ = await self._look()
         created = (await self.ledger.stream.info(patience=PATIENCE)).created
         return [
             self._claim(claim_id, entry, created, record.created)
@@ -231,7 +233,7 @@ class Take:
         waiting = 0
         end, life = deadline, None
         while clock() < end and len(self._pulled) < taking.max_messages:
-            before, life = life, await self._look()
+            before, life = life, await self._life()
             if life != before:
                 self._pulled.clear()  # of an earlier life: it is delivered again
             expires = min(_LONGEST_PULL, max(1.0, end - clock()))
@@ -287,9 +289,14 @@ class Take:
             if not entering.too_large:
                 break
             if len(batch) <= _SMALLEST_BATCH:
-                raise LedgerFull(
-                    f"the record of consumer {self.taking.consumer!r} would pass its limit: settle the open claims"
-                )
+                log.info("giving back %d messages: no room in the record", len(pulled))
+                await answers.negative(self.ledger, Sequences.of(pulled))
+                if entering.full:
+                    raise LedgerFull(
+                        f"the record of consumer {self.taking.consumer!r} would pass its limit: settle the open claims"
+                    )
+                await asyncio.sleep(BELIEVED / 1e9)  # then what is done is forgotten as far as it is acknowledged
+                return []
             batch = batch[: len(batch) // 2]
         if entering.dropped or record is None:
             log.warning("dropped a batch of %d messages, which come again: %s", len(pulled), entering.dropped)
@@ -350,6 +357,8 @@ class _Entering:
         self.again = Sequences()
         self.dropped = ""
         self.too_large = False
+        self.full = False
+        """Too large even when everything done will be forgotten."""
 
     def change(self, old: Record | None, info: ConsumerInfo) -> Record | None:
         if old and self.entries and self.entries.keys() <= old.open.keys():
@@ -358,12 +367,13 @@ class _Entering:
             self.dropped = reason
             return old
         record = old or Record(info.created)
-        if record.new_life(info) or self._delivered_anew(record):
+        pulled = Sequences.of(self._batch)
+        if record.new_life(info) or self._delivered_anew(record, pulled & _all_of(record.done)):
             record = record.reborn(info)
-        batch = Sequences.of(sequence for sequence in self._batch if sequence > record.floor)
-        done = Sequences.from_ranges(each for entry in record.done.values() for each in entry.sequences.ranges)
-        self.again = batch & done
-        rest = batch - done
+        kept = record.note(info).settled(info)
+        batch = pulled - Sequences.from_ranges([(1, record.floor)] if record.floor else [])
+        self.again = batch & _all_of(record.done)
+        rest = batch - self.again
         superseded = {claim_id: entry for claim_id, entry in record.open.items() if entry.sequences & rest}
         opened = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in superseded}
         for claim_id, entry in superseded.items():
@@ -371,11 +381,11 @@ class _Entering:
                 counted = failures.failed(record.failures, claim_id, entry.sequences, "its holder died, or lost it")
                 record = replace(record, failures=counted)
         self.entries = self._cut(record.failures, rest, info.now)
-        entered = Sequences.from_ranges(each for entry in self.entries.values() for each in entry.sequences.ranges)
-        self.left = rest - entered
+        self.left = rest - _all_of(self.entries)
         new = replace(record, open=opened | self.entries).note(info).settled(info)
-        self.too_large = not self._take.ledger.fits(new)
-        return old if self.too_large else new
+        fits = self._take.ledger.fits
+        self.too_large, self.full = not fits(new), not fits(replace(new, done={}))
+        return kept if self.too_large else new
 
     def _stale(self, info: ConsumerInfo) -> str | None:
         if self._take._clock() - self._since > self._take._ack_wait / 2:
@@ -384,12 +394,12 @@ class _Entering:
             return "the consumer was reset or rolled back since it was pulled"
         return None
 
-    def _delivered_anew(self, record: Record) -> bool:
+    def _delivered_anew(self, record: Record, done: Sequences) -> bool:
         """Whether a done message arrives as if it had never been delivered: the consumer began a new life."""
         return any(
-            (delivery.first or delivery.counter <= entry.counter) and delivery.sequence in entry.sequences
-            for entry in record.done.values()
-            for delivery in self._batch.values()
+            self._batch[sequence].first or self._batch[sequence].counter <= entry.counter
+            for entry in (record.done.values() if done else ())
+            for sequence in entry.sequences & done
         )
 
     def _cut(self, failed: failures.Failures, rest: Sequences, now: str) -> dict[str, OpenEntry]:
@@ -412,3 +422,7 @@ class _Entering:
             now,
             self._take.taking.owner,
         )
+
+
+def _all_of(entries: Mapping[str, OpenEntry] | Mapping[str, DoneEntry]) -> Sequences:
+    return Sequences.from_ranges(each for entry in entries.values() for each in entry.sequences.ranges)
