@@ -70,13 +70,13 @@ def count_tries(figures: Figures) -> None:
     write = Ledger._write
     change_together = Ledger._change
 
-    async def counted_write(self: Ledger, subject: str, value: object, revision: int | None) -> None:
+    async def counted_write(self: Ledger, subject: str, value: object, revision: int | None) -> int:
         if subject == self._record_subject:
             figures.writes += 1
             figures.largest_record = max(figures.largest_record, len(json.dumps(value)))
             tries.set(tries.get() + 1)
         try:
-            await write(self, subject, value, revision)  # type: ignore[arg-type]
+            return await write(self, subject, value, revision)  # type: ignore[arg-type]
         except WrongLastSequence:
             figures.lost_races += subject == self._record_subject
             raise

@@ -40,6 +40,13 @@ class Queue:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._waiting: list[Waiting] = []
+        self.read = ""
+        self.record: Record | None = None
+        """What was read last, and what it means."""
+        self.written = 0
+        """The revision that this connection wrote last: another one shows that there are rivals."""
+        self.idle_until = 0.0
+        """On the loop's clock: who has written lets its rivals go first."""
 
     @classmethod
     def of(cls, js: JetStream, subject: str) -> Queue:

@@ -195,6 +195,10 @@ class Take:
         def look(record: Record | None, info: ConsumerInfo) -> Record | None:
             return record.reborn(info) if record and record.new_life(info) else record
 
+        record, _ = await self.ledger.read()
+        info = await self.ledger.consumer.info(patience=PATIENCE)
+        if record is None or not record.new_life(info):
+            return record, info  # looked, without waiting for a turn to change it
         return await self.ledger.change(look)
 
     async def _life(self) -> tuple[str, int]:
@@ -383,8 +387,9 @@ class _Entering:
         self.entries = self._cut(record.failures, rest, info.now)
         self.left = rest - _all_of(self.entries)
         new = replace(record, open=opened | self.entries).note(info).settled(info)
-        fits = self._take.ledger.fits
-        self.too_large, self.full = not fits(new), not fits(replace(new, done={}))
+        ledger = self._take.ledger
+        self.too_large = not ledger.fits(new)
+        self.full = self.too_large and not ledger.fits(replace(new, done={}))
         return kept if self.too_large else new
 
     def _stale(self, info: ConsumerInfo) -> str | None:
