@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +45,18 @@ class DefaultSource(DataSource):
         from pyspark_jetstream.reader import JetStreamReader
 
         check_schema(schema, COLUMNS)
-        return JetStreamReader(Options.parse(self.options), schema)
+        options = Options.parse(self.options)
+        options.check_batch()
+        return JetStreamReader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from pyspark_jetstream.options import Options, check_schema
+        from pyspark_jetstream.stream_reader import JetStreamStreamReader
+
+        check_schema(schema, COLUMNS)
+        options = Options.parse(self.options)
+        options.check_streaming()
+        return JetStreamStreamReader(options, schema)
 
 
 def read_claim(

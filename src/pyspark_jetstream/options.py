@@ -5,20 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue
-from airflow_nats_jetstream.client.names import check_stream_name
+from airflow_nats_jetstream.client.names import check_filter, check_stream_name
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.handoff.claim import Claim
+from pyspark_jetstream import offsets
+from pyspark_jetstream.offsets import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from pyspark_jetstream.offsets import Offset
+
 _SECRETS = ("user", "password", "token", "nkey", "seed", "creds", "secret", "tls_private_key")
-_LARGEST_SEQUENCE = 2**63 - 1  # the column is a long
+_MOST_OFFSETS = 2**31 - 1
 _MOST_PARTITIONS = 100_000  # each is a task for Spark's scheduler
-_KNOWN = ("servers", "connection", "stream", "claim", "startingOffsets", "endingOffsets", "minPartitions")
+_KNOWN = (
+    "servers",
+    "connection",
+    "stream",
+    "subjects",
+    "claim",
+    "startingOffsets",
+    "endingOffsets",
+    "minPartitions",
+    "maxOffsetsPerTrigger",
+    "failOnDataLoss",
+)
 
 
 @dataclass(frozen=True)
@@ -28,19 +43,27 @@ class Options:
     servers:          addresses, without user information; or
     connection:       the id of an Airflow connection whose settings are in the environment.
     stream:           the stream; with a claim it is the claim's.
+    subjects:         filters, separated by commas, e.g. ``orders.*.new``. Of a single one the server sends only what
+                      passes it; with several everything is read and dropped here.
     claim:            the JSON of a claim: exactly its messages are read, and a missing one is an error.
-    startingOffsets:  ``earliest`` (default) or a sequence, inclusive.
-    endingOffsets:    ``latest`` (default) or a sequence, inclusive.
+    startingOffsets:  ``earliest`` (a batch's default), ``latest`` (a new streaming query's default), a sequence or a
+                      time (RFC 3339), inclusive.
+    endingOffsets:    of a batch: ``latest`` (default), a sequence or a time, inclusive.
     minPartitions:    at least so many partitions; default: the driver's cores.
+    maxOffsetsPerTrigger: of a streaming query: so many sequences in a micro-batch at most; default: all there are.
+    failOnDataLoss:   ``true`` (default): what should be read and is gone is an error; ``false``: a warning.
     """
 
     stream: str
     servers: str | None = None
     connection: str | None = None
+    subjects: tuple[str, ...] = ()
     claim: Claim | None = None
-    starting: int | None = None
-    ending: int | None = None
+    starting: Offset | None = None
+    ending: Offset | None = None
     min_partitions: int | None = None
+    max_offsets: int | None = None
+    fail_on_data_loss: bool = True
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
@@ -56,18 +79,48 @@ class Options:
         check_stream_name(stream)
         if claim and stream != claim.stream:
             raise InvalidValue("stream", stream, f"the claim is of stream {claim.stream!r}: leave stream out")
-        for name in ("startingOffsets", "endingOffsets"):
+        for name in ("subjects", "startingOffsets", "endingOffsets", "failOnDataLoss"):
             if claim and name in given:
                 raise InvalidValue(name, given[name], "a claim says itself what to read: leave it out")
-        starting = _offset("startingOffsets", given.get("startingOffsets", "earliest"), "earliest")
-        ending = _offset("endingOffsets", given.get("endingOffsets", "latest"), "latest")
-        if starting and ending and starting > ending:
-            raise InvalidValue("endingOffsets", ending, f"not before startingOffsets={starting}")
-        partitions = None
-        if "minPartitions" in given:
-            remedy = f"give a whole number from 1 to {_MOST_PARTITIONS}"
-            partitions = _positive("minPartitions", given["minPartitions"], remedy, _MOST_PARTITIONS)
-        return cls(str(stream), servers, connection, claim, starting, ending, partitions)
+        subjects = given.get("subjects", "")
+        starting, ending = (
+            offsets.parse(name, given[name]) if name in given else None for name in ("startingOffsets", "endingOffsets")
+        )
+        if offsets.reversed_(starting, ending):
+            raise InvalidValue("endingOffsets", given["endingOffsets"], f"not before {given['startingOffsets']}")
+        return cls(
+            str(stream),
+            servers,
+            connection,
+            tuple(check_filter(each.strip(), "subjects") for each in subjects.split(",")) if subjects else (),
+            claim,
+            starting,
+            ending,
+            _positive("minPartitions", given.get("minPartitions"), _MOST_PARTITIONS),
+            _positive("maxOffsetsPerTrigger", given.get("maxOffsetsPerTrigger"), _MOST_OFFSETS),
+            _truth("failOnDataLoss", given.get("failOnDataLoss", "true")),
+        )
+
+    @property
+    def filter(self) -> str | None:
+        """What the server can filter by."""
+        return self.subjects[0] if len(self.subjects) == 1 else None
+
+    def check_batch(self) -> None:
+        """Raises InvalidValue for what only a streaming query has."""
+        if self.max_offsets is not None:
+            raise InvalidValue("maxOffsetsPerTrigger", self.max_offsets, "it bounds the batches of spark.readStream")
+        if self.starting == LATEST:
+            raise InvalidValue("startingOffsets", LATEST, "a batch would be empty: give earliest, a sequence or a time")
+        if self.ending == EARLIEST:
+            raise InvalidValue("endingOffsets", EARLIEST, "a batch would be empty: give latest, a sequence or a time")
+
+    def check_streaming(self) -> None:
+        """Raises InvalidValue for what only a batch has."""
+        if self.claim is not None:
+            raise InvalidValue("claim", self.claim.id, "a claim is a batch: read it with spark.read")
+        if self.ending is not None:
+            raise InvalidValue("endingOffsets", str(self.ending), "a stream has no end: use the trigger availableNow")
 
     def settings(self) -> ConnectionSettings:
         """On the driver and on executors. Raises InvalidValue when the environment lacks the connection."""
@@ -109,17 +162,15 @@ def _claim(text: str) -> Claim:
         raise InvalidValue("claim", text[:40], str(wrong)) from None
 
 
-def _offset(name: str, value: str, word: str) -> int | None:
-    return None if value == word else _positive(name, value, f"give {word} or a sequence of 1 or more")
+def _positive(name: str, value: str | None, most: int) -> int | None:
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) < 20 and 1 <= int(value) <= most):
+        raise InvalidValue(name, value[:40], f"give a whole number from 1 to {most}")
+    return int(value)
 
 
-def _positive(
-    name: str, value: Any, remedy: str = "give a whole number of 1 or more", most: int = _LARGEST_SEQUENCE
-) -> int:
-    try:
-        number = int(value)
-    except ValueError:
-        number = 0
-    if not 1 <= number <= most:
-        raise InvalidValue(name, str(value)[:40], remedy)
-    return number
+def _truth(name: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise InvalidValue(name, value[:40], "give true or false")
+    return value.lower() == "true"

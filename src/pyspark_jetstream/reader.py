@@ -1,24 +1,32 @@
-"""Batch reading: the driver plans partitions by sequence, executors read them by direct get into Arrow batches."""
+"""Reading: the driver plans partitions by sequence, executors read them by direct get into Arrow batches."""
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from airflow_nats_jetstream.client.direct import DirectMessage, read
-from airflow_nats_jetstream.client.errors import DirectGetDisabled, StreamRecreated
+from airflow_nats_jetstream.client import direct
+from airflow_nats_jetstream.client.errors import DirectGetDisabled, MessageNotFound, MessagesMissing, StreamRecreated
 from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.client.stream import StreamInfo
 from airflow_nats_jetstream.client.wire import Wire
+from pyspark_jetstream.arrow import record_batch
+from pyspark_jetstream.offsets import EARLIEST, LATEST, Time
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from pyspark_jetstream.offsets import Offset
     from pyspark_jetstream.options import Options
+
+log = logging.getLogger(__name__)
 
 ROWS = 2_000
 """Rows after which an Arrow batch is given on, while it is in the processor's caches; 10,000 took a fifth longer. What
@@ -27,23 +35,89 @@ came at once stays together, so the window of direct get bounds the bytes."""
 
 @dataclass
 class Sequenced(InputPartition):
-    """The sequences of one partition, and the stream that they are of."""
+    """The sequences of one partition, and the stream that they are of.
+
+    With a filter the sequences are a span, of which the share ``density`` is expected to pass it.
+    """
 
     sequences: Sequences
     created: str
+    density: float = 1.0
 
-    def __init__(self, sequences: Sequences, created: str) -> None:
+    def __init__(self, sequences: Sequences, created: str, density: float = 1.0) -> None:
         super().__init__(None)
         self.sequences = sequences
         self.created = created
+        self.density = density
 
 
-class JetStreamReader(DataSourceReader):
-    """Reads a claim or a range of a stream, exactly: a planned message that cannot be read is an error."""
+class Reading:
+    """What batches and streams have in common: planning a set of sequences, and reading a partition of it."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._columns = schema.fieldNames()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Sequenced)  # noqa: S101 - Spark hands back what partitions() gave
+        if not partition.sequences:
+            return
+        rows: list[direct.DirectMessage] = []
+        several = _pattern(self._options.subjects) if len(self._options.subjects) > 1 else None
+        for batch in self._messages(partition):
+            rows += batch if several is None else [each for each in batch if several.fullmatch(each.subject)]
+            if len(rows) >= ROWS:
+                yield record_batch(rows, self._options.stream, self._columns)
+                rows = []
+        if rows:
+            yield record_batch(rows, self._options.stream, self._columns)
+
+    def _messages(self, partition: Sequenced) -> Iterator[list[direct.DirectMessage]]:
+        options = self._options
+        try:
+            yield from direct.read(
+                options.settings(),
+                options.stream,
+                partition.sequences,
+                partition.created,
+                subject=options.filter,
+                density=partition.density,
+            )
+        except MessagesMissing as missing:
+            if options.fail_on_data_loss:
+                raise
+            log.warning("%s; failOnDataLoss is false", missing)
+
+    def _present(self, wire: Wire, info: StreamInfo, first: int, last: int) -> Sequences:
+        """What the stream holds of a range now: what was deleted before is a gap, what vanishes later a loss."""
+        first, last = max(first, info.state["first_seq"]), min(last, info.state["last_seq"])
+        if not info.state["messages"] or first > last:
+            return Sequences()
+        present = Sequences.from_ranges([(first, last)])
+        if info.state.get("num_deleted") and self._options.filter is None:
+            details = wire.api(f"STREAM.INFO.{self._options.stream}", {"deleted_details": True})
+            present -= Sequences.of(details["state"].get("deleted") or ())
+        return present
+
+    def _parts(self, wire: Wire, info: StreamInfo, wanted: Sequences, count: int) -> list[Sequenced]:
+        """Even in count, at least one: without any Spark would read a partition of its own making."""
+        if not wanted:
+            return [Sequenced(wanted, info.created)]
+        density = self._density(wire, info)
+        return [Sequenced(part, info.created, density) for part in _split(wanted, min(wanted.count, count))]
+
+    def _density(self, wire: Wire, info: StreamInfo) -> float:
+        """The share of the stream that passes the filter; a guess, to begin with, of how far a request reaches."""
+        if self._options.filter is None:
+            return 1.0
+        span = info.state["last_seq"] - info.state["first_seq"] + 1
+        request = {"subjects_filter": self._options.filter}
+        subjects = wire.api(f"STREAM.INFO.{self._options.stream}", request)["state"].get("subjects") or {}
+        return min(1.0, max(1, int(sum(subjects.values()))) / int(span))
+
+
+class JetStreamReader(Reading, DataSourceReader):
+    """Reads a claim or a range of a stream, exactly: a planned message that cannot be read is an error."""
 
     def partitions(self) -> Sequence[InputPartition]:
         """Even in count.
@@ -53,60 +127,52 @@ class JetStreamReader(DataSourceReader):
         """
         options = self._options
         with Wire.open(options.settings()) as wire:
-            info = wire.api(f"STREAM.INFO.{options.stream}")
-            if options.claim and options.claim.stream_created != info["created"]:
+            info = stream_info(wire, options.stream)
+            if options.claim and options.claim.stream_created != info.created:
                 raise StreamRecreated(
-                    f"stream {options.stream!r} was recreated at {info['created']}; "
+                    f"stream {options.stream!r} was recreated at {info.created}; "
                     f"the claim is of the one of {options.claim.stream_created}"
                 )
-            if not info["config"].get("allow_direct"):
-                raise DirectGetDisabled(options.stream)
-            wanted = options.claim.sequences if options.claim else self._range(wire, info["state"])
-        if not wanted:
-            return [Sequenced(wanted, info["created"])]  # without any Spark would read a partition of its own making
-        # Spark plans in a process that knows nothing of its executors: a cluster is told by minPartitions.
-        count = min(wanted.count, options.min_partitions or os.cpu_count() or 1)
-        return [Sequenced(part, info["created"]) for part in _split(wanted, count)]
+            if options.claim:
+                wanted = options.claim.sequences
+            else:
+                first = first_sequence(wire, info, options.starting or EARLIEST)
+                last = last_sequence(wire, info, options.ending or LATEST)
+                wanted = self._present(wire, info, first, last)
+            # Spark plans in a process that knows nothing of its executors: a cluster is told by minPartitions.
+            return self._parts(wire, info, wanted, options.min_partitions or os.cpu_count() or 1)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Sequenced)  # noqa: S101 - Spark hands back what partitions() gave
-        if not partition.sequences:
-            return
-        options = self._options
-        rows: list[DirectMessage] = []
-        for batch in read(options.settings(), options.stream, partition.sequences, partition.created):
-            rows += batch
-            if len(rows) >= ROWS:
-                yield self._arrow(rows)
-                rows = []
-        if rows:
-            yield self._arrow(rows)
 
-    def _range(self, wire: Wire, state: dict[str, Any]) -> Sequences:
-        """What the stream holds of the range now: what was deleted before is a gap, what vanishes later a loss."""
-        first = max(self._options.starting or 1, state["first_seq"])
-        last = min(self._options.ending or state["last_seq"], state["last_seq"])
-        if not state["messages"] or first > last:
-            return Sequences()
-        wanted = Sequences.from_ranges([(first, last)])
-        if state.get("num_deleted"):
-            details = wire.api(f"STREAM.INFO.{self._options.stream}", {"deleted_details": True})
-            wanted -= Sequences.of(details["state"].get("deleted") or ())
-        return wanted
+def stream_info(wire: Wire, stream: str) -> StreamInfo:
+    """Raises StreamNotFound, and DirectGetDisabled for a stream that cannot be read."""
+    info = StreamInfo(wire.api(f"STREAM.INFO.{stream}"))
+    if not info.config.get("allow_direct"):
+        raise DirectGetDisabled(stream)
+    return info
 
-    def _arrow(self, rows: list[DirectMessage]) -> pa.RecordBatch:
-        import pyarrow as pa
 
-        sequences, subjects, times, headers, data = zip(*rows, strict=True)
-        build = {
-            "stream": lambda: pa.array([self._options.stream]).take(pa.array([0] * len(rows))),
-            "subject": lambda: _texts(subjects),
-            "sequence": lambda: pa.array(sequences, pa.int64()),
-            "timestamp": lambda: _timestamps(times),
-            "headers": lambda: _headers(headers),
-            "data": lambda: pa.array(data, pa.binary()),
-        }
-        return pa.RecordBatch.from_arrays([build[name]() for name in self._columns], names=self._columns)
+def first_sequence(wire: Wire, info: StreamInfo, offset: Offset) -> int:
+    """The first sequence at or after an offset; one past the last when there is none."""
+    if offset == EARLIEST:
+        return max(1, int(info.state["first_seq"]))
+    if offset == LATEST:
+        return int(info.state["last_seq"]) + 1
+    if not isinstance(offset, Time):
+        return int(offset)
+    try:
+        answer = wire.api(f"STREAM.MSG.GET.{info.config['name']}", {"start_time": offset.rfc3339})
+    except MessageNotFound:
+        return int(info.state["last_seq"]) + 1
+    return int(answer["message"]["seq"])
+
+
+def last_sequence(wire: Wire, info: StreamInfo, offset: Offset) -> int:
+    """The last sequence at or before an offset."""
+    if isinstance(offset, int):
+        return offset
+    if isinstance(offset, Time):
+        offset = replace(offset, nanoseconds=offset.nanoseconds + 1)
+    return first_sequence(wire, info, offset) - 1
 
 
 def _split(wanted: Sequences, count: int) -> Iterator[Sequences]:
@@ -117,79 +183,10 @@ def _split(wanted: Sequences, count: int) -> Iterator[Sequences]:
     yield from (wanted - front).windows(size)
 
 
-def _timestamps(times: Sequence[bytes]) -> pa.Array:
-    import pyarrow as pa
-
-    return _texts(times).cast(pa.timestamp("ns", "UTC")).cast(pa.timestamp("us", "UTC"), safe=False)
-
-
-def _headers(blocks: Sequence[bytes]) -> pa.Array:
-    """A map of all values of each name; null for a message without headers."""
-    import pyarrow as pa
-
-    if not any(blocks):
-        return pa.nulls(len(blocks), pa.map_(pa.string(), pa.list_(pa.string())))
-    plain = _plain_headers(blocks)
-    return plain if plain is not None else _any_headers(blocks)
-
-
-def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
-    """Without a loop in Python: UTF-8, a colon in every line, and no name twice in a message; else None."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    try:
-        lines = pc.split_pattern(pa.array(blocks, pa.binary()).cast(pa.string()), "\r\n")
-    except pa.ArrowInvalid:
-        return None
-    filled = pc.not_equal(lines.flatten(), "")  # a block ends with a line break, so its last line is empty
-    parts = pc.split_pattern(lines.flatten().filter(filled), ":", max_splits=1).flatten()
-    counts = pc.subtract(pc.list_value_length(lines), 1)
-    total = pc.sum(counts).as_py()
-    if len(parts) != 2 * total:
-        return None
-    names, values = parts[::2], parts[1::2]
-    codes = names.dictionary_encode()
-    owners = pc.list_parent_indices(lines).filter(filled)
-    pairs = pc.add(pc.multiply(owners, len(codes.dictionary)), codes.indices.cast(pa.int64()))
-    if pc.count_distinct(pairs).as_py() != total:
-        return None
-    one_each = pa.ListArray.from_arrays(pa.array(range(total + 1), pa.int32()), pc.ascii_trim_whitespace(values))
-    ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(counts).cast(pa.int32())])
-    return pa.MapArray.from_arrays(ends, names, one_each, mask=pa.array([not block for block in blocks]))
-
-
-def _any_headers(blocks: Sequence[bytes]) -> pa.Array:
-    import pyarrow as pa
-
-    names: list[bytes] = []
-    values: list[bytes] = []
-    value_ends, ends = [0], [0]
-    for block in blocks:
-        lines = [line.partition(b":") for line in block.split(b"\r\n") if line]
-        for name, each in _grouped([(name, value.strip()) for name, _, value in lines]).items():
-            names.append(name)
-            values.extend(each)
-            value_ends.append(len(values))
-        ends.append(len(names))
-    items = pa.ListArray.from_arrays(pa.array(value_ends, pa.int32()), _texts(values))
-    mask = pa.array([not block for block in blocks])
-    return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), _texts(names), items, mask=mask)
-
-
-def _grouped(entries: Sequence[tuple[bytes, bytes]]) -> dict[bytes, list[bytes]]:
-    """All values of each name, in order."""
-    grouped: dict[bytes, list[bytes]] = {}
-    for name, value in entries:
-        grouped.setdefault(name, []).append(value)
-    return grouped
-
-
-def _texts(values: Sequence[bytes]) -> pa.Array:
-    """As strings; bytes that are not UTF-8 are replaced."""
-    import pyarrow as pa
-
-    try:
-        return pa.array(values, pa.binary()).cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([value.decode("utf-8", "replace") for value in values], pa.string())
+def _pattern(subjects: Sequence[str]) -> re.Pattern[bytes]:
+    """What any of the filters matches."""
+    tokens = {"*": rb"[^.]+", ">": rb".+"}
+    filters = (
+        rb"\.".join(tokens.get(token, re.escape(token.encode())) for token in each.split(".")) for each in subjects
+    )
+    return re.compile(b"|".join(filters), re.DOTALL)

@@ -6,16 +6,45 @@ from hypothesis import strategies as st
 
 from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.settings import environment_name
+from pyspark_jetstream.offsets import Time
 from pyspark_jetstream.options import Options
 from tests.hostile.attack import attack
 from tests.hostile.test_claim import GOOD
 from tests.hostile.values import DEEP, Texts, changed
 
 Name = st.sampled_from(
-    ["servers", "connection", "stream", "claim", "STREAM", "startingOffsets", "endingoffsets", "minPartitions"]
+    [
+        "servers",
+        "connection",
+        "stream",
+        "claim",
+        "STREAM",
+        "startingOffsets",
+        "endingoffsets",
+        "minPartitions",
+        "subjects",
+        "failOnDataLoss",
+    ]
 )
 Number = st.sampled_from(
-    ["0", "-1", "1", "7", "1e3", " 1", "1_0", str(2**63), str(2**64), "9" * 5_000, "latest", "earliest", "²"]
+    [
+        "0",
+        "-1",
+        "1",
+        "7",
+        "1e3",
+        " 1",
+        "1_0",
+        str(2**63),
+        str(2**64),
+        "9" * 5_000,
+        "latest",
+        "earliest",
+        "²",
+        "2026-11-21T03:00:00.1Z",
+        "0001-01-01T00:00:00Z",
+        "a.*,b.>",
+    ]
 )
 
 
@@ -31,7 +60,9 @@ def test_any_options(given: dict[str, str], base: dict[str, str]) -> None:
         return
     assert bool(options.servers) != (options.connection is not None)
     assert options.stream
-    assert all(number is None or 1 <= number < 2**63 for number in (options.starting, options.ending))
+    for offset in (options.starting, options.ending):
+        assert not isinstance(offset, int) or 1 <= offset < 2**63
+        assert not isinstance(offset, Time) or offset.rfc3339
     assert options.min_partitions is None or 1 <= options.min_partitions <= 100_000
 
 

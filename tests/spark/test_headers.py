@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_jetstream.reader import _any_headers, _headers, _plain_headers
+from pyspark_jetstream.arrow import _any_headers, _headers, _plain_headers
 
 Text = st.text(st.characters(exclude_characters="\r\n\x00", exclude_categories=["Cs"]), max_size=6)
 Lines = st.lists(st.tuples(st.sampled_from(["A", "B", "Nats-Msg-Id", "a"]), Text), max_size=4)

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.authentication import check_credentials
 from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.names import subject_matches
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import Stream
 from airflow_nats_jetstream.handoff.claim import Claim
@@ -66,6 +67,36 @@ async def test_ends_are_inclusive_and_partitions_even(
     assert max(sizes) - min(sizes) <= 1
     row = messages.selectExpr("min(sequence)", "max(sequence)", "count(distinct sequence)").collect()[0]
     assert tuple(row) == (11, 20, 10)
+
+
+async def test_a_range_by_time(spark: SparkSession, settings: ConnectionSettings, stream: Stream) -> None:
+    times = []
+    for _ in range(3):
+        publish(settings, stream, 10)
+        last = await stream.js.api(f"STREAM.MSG.GET.{stream.name}", {"last_by_subj": ">"})
+        times.append(last["message"]["time"])
+    whole = load(spark, settings, stream=stream.name, startingOffsets=times[0], endingOffsets=times[1])
+    assert sorted(row.sequence for row in whole.collect()) == list(range(10, 21))  # both ends inclusive
+    after = load(spark, settings, stream=stream.name, startingOffsets="2100-01-01T00:00:00Z")
+    assert after.count() == 0
+    before = load(spark, settings, stream=stream.name, endingOffsets="2001-01-01T00:00:00Z")
+    assert before.count() == 0
+
+
+@pytest.mark.parametrize("subjects", ["{}.1", "{}.*.x", "{}.1,{}.2", "{}.none"])
+async def test_only_some_subjects(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream, subjects: str
+) -> None:
+    names = [f"{stream.name}.{number % 4}" + (".x" if number % 7 == 0 else "") for number in range(1, 9_001)]
+    publish_all(settings, ((name, b"") for name in names))
+    given = subjects.replace("{}", stream.name)
+    wanted = [
+        sequence
+        for sequence, name in enumerate(names, 1)
+        if any(subject_matches(each, name) for each in given.split(","))
+    ]
+    rows = load(spark, settings, stream=stream.name, subjects=given, minPartitions="3").select("sequence").collect()
+    assert sorted(row.sequence for row in rows) == wanted
 
 
 async def test_some_of_the_columns(spark: SparkSession, settings: ConnectionSettings, stream: Stream) -> None:
@@ -161,6 +192,9 @@ async def test_a_stream_without_direct_get_is_named(
         ({"servers": "nats://127.0.0.1:4222", "stream": "S", "startingOffset": "1"}, "startingOffset"),
         ({"servers": "nats://127.0.0.1:4222", "stream": "S", "startingOffsets": "0"}, "startingOffsets"),
         ({"servers": "nats://127.0.0.1:4222", "stream": "S", "startingOffsets": "9", "endingOffsets": "3"}, "ending"),
+        ({"servers": "nats://127.0.0.1:4222", "stream": "S", "maxOffsetsPerTrigger": "3"}, "readStream"),
+        ({"servers": "nats://127.0.0.1:4222", "stream": "S", "startingOffsets": "latest"}, "startingOffsets"),
+        ({"servers": "nats://127.0.0.1:4222", "stream": "S", "subjects": "a.>.b"}, "subjects"),
         ({"servers": "nats://127.0.0.1:4222", "claim": "{}"}, "claim"),
     ],
 )

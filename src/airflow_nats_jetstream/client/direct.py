@@ -102,16 +102,20 @@ class DirectWindow:
     The driver sends each :meth:`next_request` with the reply ``<inbox>.<number>``, reports every frame, and takes what
     is there in order. Requests are sized by what was seen: no more messages than one answer's bytes held, and no more
     than the span has, where most of it was deleted.
+
+    With ``subject``, a filter, ``wanted`` is what is asked for, and what the filter leaves out is not missing; only the
+    end of each span is, if nothing came from there: a replica may not have it yet.
     """
 
-    def __init__(self, wanted: Sequences) -> None:
+    def __init__(self, wanted: Sequences, subject: str | None = None, density: float = 1.0) -> None:
         self._wanted = wanted
+        self._subject = subject
         self._segments = deque(_near(wanted))
         self._outstanding: dict[int, _Segment] = {}
         self._number = 0
         self._missing: list[tuple[int, int]] = []
         self._batch = BATCH
-        self._density = 1.0  # messages for each sequence
+        self._density = density  # messages for each sequence
         self._largest = 1 << 20
         self.last_sequence = 0
         """The last one taken."""
@@ -159,7 +163,10 @@ class DirectWindow:
         segment.request = self._number
         segment.start, segment.count, segment.answered, segment.cost = segment.next, count, 0, cost
         self._outstanding[self._number] = segment
-        return self._number, json.dumps({"seq": segment.next, "batch": count, "max_bytes": MAX_BYTES}).encode()
+        request: dict[str, Any] = {"seq": segment.next, "batch": count, "max_bytes": MAX_BYTES}
+        if self._subject is not None:
+            request["next_by_subj"] = self._subject
+        return self._number, json.dumps(request).encode()
 
     def on_frames(self, frames: Iterable[Frame], skip: int) -> bool:
         """Account for answers; whether any was one. ``skip``: the characters of their subjects before the number of the
@@ -190,7 +197,7 @@ class DirectWindow:
             if sequence != segment.next:
                 if sequence < segment.next:
                     raise JetStreamError(f"direct get answered with sequence {sequence} after {segment.next - 1}")
-                if segment.next <= segment.last:
+                if segment.next <= segment.last and self._subject is None:
                     self._missing.append((segment.next, min(sequence - 1, segment.last)))
             segment.next = sequence + 1
             segment.answered += 1
@@ -234,8 +241,19 @@ class DirectWindow:
         return taken
 
 
-def read(settings: ConnectionSettings, stream: str, wanted: Sequences, created: str) -> Iterator[list[DirectMessage]]:
+def read(
+    settings: ConnectionSettings,
+    stream: str,
+    wanted: Sequences,
+    created: str,
+    *,
+    subject: str | None = None,
+    density: float = 1.0,
+) -> Iterator[list[DirectMessage]]:
     """The wanted messages of a stream, in batches, ascending. Blocking. What only the leader had comes last.
+
+    subject:  a filter; the wanted messages are those that pass it, and of the others none is missing.
+    density:  what share of the wanted sequences is expected to pass.
 
     A lost connection is opened again and reading goes on after the last message, for up to 60 s without progress.
 
@@ -245,7 +263,7 @@ def read(settings: ConnectionSettings, stream: str, wanted: Sequences, created: 
         MessagesMissing: after everything else was given: what the stream's leader does not hold either.
         ConnectionLost: no progress for 60 s; carries the last sequence.
     """
-    window = DirectWindow(wanted)
+    window = DirectWindow(wanted, subject, density)
     progress = time.monotonic()
     while True:
         try:
@@ -255,7 +273,7 @@ def read(settings: ConnectionSettings, stream: str, wanted: Sequences, created: 
                 for batch in _batches(wire, stream, window):
                     yield batch
                     progress = time.monotonic()  # after it: the reader's own pauses do not count
-                found, lost = _confirm(wire, stream, window.missing)
+                found, lost = _confirm(wire, stream, window.missing, subject or ">")
                 if found:
                     yield found
         except (ConnectionFailed, RequestTimeout, ApiError) as error:
@@ -269,7 +287,7 @@ def read(settings: ConnectionSettings, stream: str, wanted: Sequences, created: 
             log.warning("reading stream %s was interrupted after sequence %d: %s", stream, window.last_sequence, error)
             time.sleep(0.2)
         else:
-            if lost:
+            if lost and subject is None:
                 raise MessagesMissing(stream, lost)
             return
 
@@ -304,14 +322,14 @@ def _check(wire: Wire, stream: str, created: str) -> None:
         raise DirectGetDisabled(stream)
 
 
-def _confirm(wire: Wire, stream: str, missing: Sequences) -> tuple[list[DirectMessage], Sequences]:
+def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple[list[DirectMessage], Sequences]:
     """Ask the leader for what a replica may not have had yet: what was found, and what is gone."""
     found: list[DirectMessage] = []
     for first, last in missing.ranges:
         sequence = first
         while sequence <= last:
             try:
-                answer = wire.api(f"STREAM.MSG.GET.{stream}", {"seq": sequence, "next_by_subj": ">"})
+                answer = wire.api(f"STREAM.MSG.GET.{stream}", {"seq": sequence, "next_by_subj": subject})
             except MessageNotFound:
                 break
             message = _stored(answer)

@@ -1,0 +1,47 @@
+"""Where to begin and end: ``earliest``, ``latest``, a sequence, or a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client.protocol import time_nanoseconds
+
+EARLIEST, LATEST = "earliest", "latest"
+_LARGEST_SEQUENCE = 2**63 - 1  # the column is a long
+
+
+@dataclass(frozen=True, order=True)
+class Time:
+    """A moment, in nanoseconds since 1970 UTC, as the server stamps messages."""
+
+    nanoseconds: int
+
+    @property
+    def rfc3339(self) -> str:
+        seconds, nanoseconds = divmod(self.nanoseconds, 10**9)
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{nanoseconds:09}Z"
+
+
+Offset = str | int | Time
+
+
+def parse(name: str, value: str) -> Offset:
+    """Raises InvalidValue."""
+    if value in (EARLIEST, LATEST):
+        return value
+    if value.isascii() and value.isdigit() and len(value) < 20 and 1 <= int(value) <= _LARGEST_SEQUENCE:
+        return int(value)
+    try:
+        return Time(time_nanoseconds(value))
+    except ValueError:
+        remedy = "give earliest, latest, a sequence of 1 or more, or a time such as 2026-11-21T03:00:00Z"
+        raise InvalidValue(name, value[:40], remedy) from None
+
+
+def reversed_(starting: Offset | None, ending: Offset | None) -> bool:
+    """Whether they are known, without the server, to enclose nothing."""
+    if isinstance(starting, Time) and isinstance(ending, Time):
+        return ending < starting
+    return isinstance(starting, int) and isinstance(ending, int) and ending < starting

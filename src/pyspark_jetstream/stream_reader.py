@@ -1,0 +1,149 @@
+"""Streaming reading. An offset is the last sequence that was read, with the creation time of its stream."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from airflow_nats_jetstream.client.errors import (
+    ConnectionDenied,
+    ConnectionFailed,
+    JetStreamNotEnabled,
+    MessagesMissing,
+    RequestTimeout,
+    StreamRecreated,
+)
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.client.wire import Wire
+from pyspark_jetstream.offsets import LATEST
+from pyspark_jetstream.reader import Reading, first_sequence, stream_info
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from airflow_nats_jetstream.client.stream import StreamInfo
+    from pyspark_jetstream.options import Options
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+PATIENCE = 60.0
+"""Seconds that planning goes on while the server is away: a restart need not end the query."""
+WORTH_A_TASK = 10_000
+"""Messages below which a batch is not cut further: another task costs more."""
+
+
+class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Each micro-batch is a range of sequences. Messages that were deleted before it was planned are gaps.
+
+    Nothing is kept on the server: the checkpoint of the query is what knows how far it came.
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._target: dict[str, Any] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """What lies before ``startingOffsets``, by default before what will be published from now on."""
+
+        def before(wire: Wire) -> dict[str, Any]:
+            info = stream_info(wire, self._options.stream)
+            return _offset(info, first_sequence(wire, info, self._options.starting or LATEST) - 1)
+
+        return self._patiently(before)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self._options.max_offsets
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Raises StreamRecreated when the stream is another one, or ends before what was read; or warns and goes on."""
+        name = self._options.stream
+        latest = self._target or self._end()
+        read = start["sequence"]
+        if latest["created"] != start["created"]:
+            self._loss(
+                StreamRecreated(
+                    f"stream {name!r} was recreated at {latest['created']}; this query has read the one of "
+                    f"{start['created']}: with failOnDataLoss=false it goes on at the new one's beginning"
+                )
+            )
+            read = 0
+        elif latest["sequence"] < read:
+            if self._target is None:
+                self._loss(
+                    StreamRecreated(
+                        f"stream {name!r} ends at sequence {latest['sequence']}, but this query has read up to {read}: "
+                        "it was restored from an older copy"
+                    )
+                )
+            return start
+        if isinstance(limit, ReadMaxRows):
+            return latest | {"sequence": min(latest["sequence"], read + limit.max_rows)}
+        return latest
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._end()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """The end of the stream: what is between it and a batch's end is the backlog in the query's progress."""
+        return self._end()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Raises MessagesMissing for what was removed before it was read, unless that is allowed."""
+        first = start["sequence"] + 1 if start["created"] == end["created"] else 1
+
+        def planned(wire: Wire) -> Sequence[InputPartition]:
+            info = stream_info(wire, self._options.stream)
+            if info.created != end["created"]:
+                self._loss(
+                    StreamRecreated(
+                        f"stream {self._options.stream!r} was recreated at {info.created}; this batch is of the one of "
+                        f"{end['created']}"
+                    )
+                )
+                return self._parts(wire, info, Sequences(), 1)
+            removed = min(info.state["first_seq"], end["sequence"] + 1) - 1
+            if first <= removed and start["created"] == end["created"]:
+                self._loss(MessagesMissing(self._options.stream, Sequences.from_ranges([(first, removed)])))
+            wanted = self._present(wire, info, first, end["sequence"])
+            tasks = self._options.min_partitions or min(os.cpu_count() or 1, math.ceil(wanted.count / WORTH_A_TASK))
+            return self._parts(wire, info, wanted, tasks)
+
+        return self._patiently(planned)
+
+    def _end(self) -> dict[str, Any]:
+        def end(wire: Wire) -> dict[str, Any]:
+            info = stream_info(wire, self._options.stream)
+            return _offset(info, info.state["last_seq"])
+
+        return self._patiently(end)
+
+    def _loss(self, error: Exception) -> None:
+        if self._options.fail_on_data_loss:
+            raise error
+        log.warning("%s", error)
+
+    def _patiently(self, ask: Callable[[Wire], Result]) -> Result:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                with Wire.open(self._options.settings()) as wire:
+                    return ask(wire)
+            except (ConnectionFailed, RequestTimeout, JetStreamNotEnabled) as error:
+                if isinstance(error, ConnectionDenied) or time.monotonic() > deadline:
+                    raise
+                log.warning("stream %s cannot be asked, trying again: %s", self._options.stream, error)
+                time.sleep(0.5)
+
+
+def _offset(info: StreamInfo, sequence: int) -> dict[str, Any]:
+    return {"created": info.created, "sequence": int(sequence)}

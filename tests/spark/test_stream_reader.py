@@ -1,0 +1,180 @@
+"""Streaming reading on a real Spark: each message once, whatever dies in between, or an error."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.stream import Stream
+from demo.nats_server import NatsServer
+from demo.service import until
+
+
+def publish(settings: ConnectionSettings, stream: Stream, count: int) -> None:
+    publish_all(settings, ((f"{stream.name}.{number % 3}", b"%d" % number) for number in range(count)))
+
+
+def load(spark: SparkSession, settings: ConnectionSettings, stream: Stream, **options: str) -> DataFrame:
+    given = {"servers": settings.servers[0], "stream": stream.name, "startingOffsets": "earliest"} | options
+    return spark.readStream.format("jetstream").options(**given).load()
+
+
+def run(messages: DataFrame, folder: Path) -> StreamingQuery:
+    """Everything that is there now, to the end."""
+    writer = messages.select("sequence").writeStream.format("parquet").option("checkpointLocation", f"{folder}/state")
+    query = writer.trigger(availableNow=True).start(f"{folder}/out")
+    query.awaitTermination(60)
+    return query
+
+
+def sequences(spark: SparkSession, folder: Path) -> list[int]:
+    return sorted(row.sequence for row in spark.read.parquet(f"{folder}/out").collect())
+
+
+def sizes(query: StreamingQuery) -> list[int]:
+    return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+
+
+async def test_each_run_reads_what_came_since_the_last(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
+) -> None:
+    publish(settings, stream, 250)
+    messages = load(spark, settings, stream, maxOffsetsPerTrigger="100")
+    query = run(messages, tmp_path)
+    assert sizes(query) == [100, 100, 50]
+    source = query.recentProgress[0]["sources"][0]
+    assert (json.loads(source["endOffset"])["sequence"], json.loads(source["latestOffset"])["sequence"]) == (100, 250)
+    publish(settings, stream, 30)
+    await stream.js.api(f"STREAM.MSG.DELETE.{stream.name}", {"seq": 260, "no_erase": True})
+    assert sizes(run(messages, tmp_path)) == [29]
+    assert sizes(run(messages, tmp_path)) == []
+    assert sequences(spark, tmp_path) == [number for number in range(1, 281) if number != 260]
+
+
+async def test_begins_by_default_with_what_is_published_from_now_on(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
+) -> None:
+    publish(settings, stream, 10)
+    messages = load(spark, settings, stream, startingOffsets="latest")
+    writer = messages.select("sequence").writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/state")
+    query = writer.start(f"{tmp_path}/out")
+    try:
+        until("the query has begun", lambda: bool(query.lastProgress), seconds=30, every=0.1)
+        publish(settings, stream, 5)
+        until("it has read", lambda: sum(sizes(query)) == 5, seconds=30, every=0.1)
+    finally:
+        query.stop()
+    assert sequences(spark, tmp_path) == [11, 12, 13, 14, 15]
+
+
+async def named_and_then(
+    spark: SparkSession, stream: Stream, folder: Path, change: Callable[[Stream], Awaitable[None]], named: str
+) -> list[int]:
+    """What is read in the end, when a query that has read 100 goes on, first without and then with loss allowed."""
+    settings = stream.js.settings
+    publish(settings, stream, 100)
+    run(load(spark, settings, stream), folder)
+    publish(settings, stream, 100)
+    await change(stream)
+    with pytest.raises(Exception, match=named):
+        run(load(spark, settings, stream), folder)
+    run(load(spark, settings, stream, failOnDataLoss="false"), folder)
+    return sequences(spark, folder)
+
+
+async def test_what_was_removed_before_it_was_read_is_named(
+    spark: SparkSession, stream: Stream, tmp_path: Path
+) -> None:
+    async def removed(stream: Stream) -> None:
+        await stream.purge(sequence=151)
+
+    read = await named_and_then(spark, stream, tmp_path, removed, "MessagesMissing.*lacks 50 .*101-150")
+    assert read == [*range(1, 101), *range(151, 201)]
+
+
+async def test_a_recreated_stream_is_named(spark: SparkSession, stream: Stream, tmp_path: Path) -> None:
+    async def recreated(stream: Stream) -> None:
+        await stream.delete()
+        await stream.js.create_stream({"name": stream.name, "subjects": [f"{stream.name}.>"], "allow_direct": True})
+        publish(stream.js.settings, stream, 20)
+
+    read = await named_and_then(spark, stream, tmp_path, recreated, "StreamRecreated.*was recreated")
+    assert read == sorted([*range(1, 101), *range(1, 21)])
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"claim": "{}"}, "claim"),
+        ({"endingOffsets": "7"}, "endingOffsets"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger"),
+        ({"failOnDataLoss": "perhaps"}, "failOnDataLoss"),
+        ({"startingOffsets": "yesterday"}, "startingOffsets"),
+        ({"subjects": "a..b"}, "subjects"),
+    ],
+)
+def test_bad_options_are_named(spark: SparkSession, tmp_path: Path, options: dict[str, str], named: str) -> None:
+    given = {"servers": "nats://127.0.0.1:4222", "stream": "S"} | options
+    with pytest.raises(Exception, match=named):
+        run(spark.readStream.format("jetstream").options(**given).load(), tmp_path)
+
+
+DRIVER = """
+import sys
+from pyspark_jetstream import spark_session
+
+servers, folder = sys.argv[1:]
+spark = spark_session("killed", master="local[2]", config={"spark.ui.enabled": "false"})
+options = {"servers": servers, "stream": "S", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "6000"}
+messages = spark.readStream.format("jetstream").options(**options).load().select("sequence")
+query = messages.writeStream.format("parquet").option("checkpointLocation", f"{folder}/state")
+query.trigger(availableNow=True).start(f"{folder}/out").awaitTermination()
+spark.stop()
+"""
+
+
+async def test_a_driver_killed_and_started_again_gives_the_exact_set(
+    spark: SparkSession, settings: ConnectionSettings, tmp_path: Path
+) -> None:
+    server = NatsServer(tmp_path / "server")
+    server.start()
+    own = ConnectionSettings(servers=server.url)
+    commits = tmp_path / "state" / "commits"
+
+    def driver() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", DRIVER, server.url, str(tmp_path)]
+        return subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+
+    def end(process: subprocess.Popen[bytes]) -> None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    try:
+        async with connect(own) as js:
+            await js.create_stream({"name": "S", "subjects": ["s"], "allow_direct": True})
+        publish_all(own, (("s", b"x") for _ in range(60_000)))
+        first = driver()
+        try:
+            until(
+                "some batches are committed", lambda: commits.exists() and len(list(commits.iterdir())) > 4, seconds=120
+            )
+        finally:
+            end(first)
+        committed = len([each for each in commits.iterdir() if each.name.isdigit()])
+        assert committed < 10
+        server.kill()  # and the server with it
+        server.start()
+        second = driver()
+        assert second.wait(200) == 0
+    finally:
+        server.stop()
+    assert sequences(spark, tmp_path) == list(range(1, 60_001))
