@@ -15,7 +15,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down test test-system test-parts machine events chaos bench fmt fuzz audit
+.PHONY: help demo up down test test-system test-parts machine events chaos crowd bench fmt fuzz audit
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,9 @@ audit: $(READY) ## the locked versions against the OSV database of vulnerabiliti
 
 chaos: $(READY) ## SEED=1: 200 kills, freezes and cuts while pipelines run, and what they lost; 40 minutes
 	$(BIN)/python -m tests.chaos --seed $(or $(SEED),1)
+
+crowd: $(READY) ## 10,000 claims through one consumer by 100 sensors: the ledger's record, lost races, memory
+	$(BIN)/python -m tests.chaos.crowd
 
 bench: $(READY) ## ours and the alternatives side by side; prints ratios
 	$(BIN)/python -m benchmarks

@@ -39,7 +39,7 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
 from airflow_nats_jetstream.client.publish import PubAck
 from airflow_nats_jetstream.client.sequences import MOST_RANGES
-from airflow_nats_jetstream.handoff.changes import Change, Queue
+from airflow_nats_jetstream.handoff.changes import Applied, Change, Queue, Waiting
 from airflow_nats_jetstream.handoff.record import DoneEntry, Receipt, Record
 
 if TYPE_CHECKING:
@@ -161,9 +161,10 @@ class Ledger:
 
     async def _receipt(self, claim_id: str) -> tuple[Receipt | None, int]:
         message = await self._last(self._receipts, f"$KV.{self._receipts}.{claim_id}")
-        return (
-            (None, 0) if message is None else (Receipt.from_json(claim_id, _decoded("receipt", message[0])), message[1])
-        )
+        if message is None:
+            return None, 0
+        text, revision = message
+        return Receipt.from_json(claim_id, _decoded("receipt", text)), revision
 
     async def change(self, function: Change) -> tuple[Record | None, ConsumerInfo]:
         """Read the record, then INFO, apply, and write if nobody else did; else again.
@@ -196,22 +197,7 @@ class Ledger:
             together = queue.waiting()
             began = clock()
             try:
-                old, revision = await self.read()
-                info = await self.consumer.info(patience=PATIENCE)
-                applied = queue.apply(together, old, info)
-                new = applied.record
-                if new is not None and new != old:
-                    forgotten = [each for each in self._forgotten(applied.steps) if each.claim_id not in receipted]
-                    if forgotten:
-                        await asyncio.gather(
-                            *(self.write_receipt(each, new=each.state != "done") for each in forgotten)
-                        )
-                        receipted.update(each.claim_id for each in forgotten)
-                        continue  # rather than write on a read that is old by now
-                    rivals = revision != queue.written
-                    queue.written = await self._write(self._record_subject, new.to_json(), revision)
-                    if rivals:
-                        queue.idle_until = clock() + random.uniform(0, 4 * (clock() - began))  # noqa: S311
+                applied = await self._attempt(queue, together, receipted)
             except WrongLastSequence:
                 lost += 1
                 deadline = clock() + PATIENCE  # whoever won has shown that the ledger can be written
@@ -219,15 +205,34 @@ class Ledger:
             except (RequestTimeout, ConnectionLost, JetStreamNotEnabled) as away:
                 if clock() > deadline:
                     error = LedgerUnavailable(f"the ledger could not be written for {PATIENCE:g} s: {away}")
-                    queue.failed(together, error)
-                    return
+                    return queue.failed(together, error)
                 await asyncio.sleep(AWAY)
             except JetStreamError as error:
-                queue.failed(together, error)
-                return
+                return queue.failed(together, error)
             else:
-                queue.done(applied)
-                return
+                if applied is not None:
+                    return queue.done(applied)
+
+    async def _attempt(self, queue: Queue, together: list[Waiting], receipted: set[str]) -> Applied | None:
+        """Read, apply, write. None: only receipts were written, and what was read is old by now."""
+        began = asyncio.get_running_loop().time()
+        old, revision = await self.read()
+        info = await self.consumer.info(patience=PATIENCE)
+        applied = queue.apply(together, old, info)
+        new = applied.record
+        if new is None or new == old:
+            return applied
+        forgotten = [each for each in self._forgotten(applied.steps) if each.claim_id not in receipted]
+        if forgotten:
+            await asyncio.gather(*(self.write_receipt(each, new=each.state != "done") for each in forgotten))
+            receipted.update(each.claim_id for each in forgotten)
+            return None
+        rivals = revision != queue.written
+        queue.written = await self._write(self._record_subject, new.to_json(), revision)
+        if rivals:
+            now = asyncio.get_running_loop().time()
+            queue.idle_until = now + random.uniform(0, 4 * (now - began))  # noqa: S311
+        return applied
 
     async def decide(self, function: Change, claim_id: str) -> Record:
         """A change that hold or settle depends on. Bad news is believed only when a second read says the same.
