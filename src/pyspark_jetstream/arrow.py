@@ -30,7 +30,8 @@ def record_batch(rows: Sequence[DirectMessage], stream: str, columns: Sequence[s
 def _timestamps(times: Sequence[bytes]) -> pa.Array:
     import pyarrow as pa
 
-    return _texts(times).cast(pa.timestamp("ns", "UTC")).cast(pa.timestamp("us", "UTC"), safe=False)
+    moments = _texts(times).cast(pa.int64()) if times[0].isdigit() else _texts(times)
+    return moments.cast(pa.timestamp("ns", "UTC")).cast(pa.timestamp("us", "UTC"), safe=False)
 
 
 def _headers(blocks: Sequence[bytes]) -> pa.Array:

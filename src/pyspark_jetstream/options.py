@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark_jetstream.offsets import Offset
 
 _SECRETS = ("user", "password", "token", "nkey", "seed", "creds", "secret", "tls_private_key")
+AUTO, DIRECT, CONSUMER = "auto", "direct", "consumer"
 _MOST_OFFSETS = 2**31 - 1
 _MOST_PARTITIONS = 100_000  # each is a task for Spark's scheduler
 _KNOWN = (
@@ -31,6 +32,7 @@ _KNOWN = (
     "startingOffsets",
     "endingOffsets",
     "minPartitions",
+    "readMode",
     "maxOffsetsPerTrigger",
     "failOnDataLoss",
 )
@@ -50,6 +52,8 @@ class Options:
                       time (RFC 3339), inclusive.
     endingOffsets:    of a batch: ``latest`` (default), a sequence or a time, inclusive.
     minPartitions:    at least so many partitions; default: the driver's cores.
+    readMode:         ``direct`` (direct get), ``consumer`` (an ephemeral one without acknowledgements), or ``auto``
+                      (default): ``consumer`` where it is faster and the stream and this user's permissions allow it.
     maxOffsetsPerTrigger: of a streaming query: so many sequences in a micro-batch at most; default: all there are.
     failOnDataLoss:   ``true`` (default): what should be read and is gone is an error; ``false``: a warning.
     """
@@ -62,6 +66,7 @@ class Options:
     starting: Offset | None = None
     ending: Offset | None = None
     min_partitions: int | None = None
+    read_mode: str = AUTO
     max_offsets: int | None = None
     fail_on_data_loss: bool = True
 
@@ -97,8 +102,9 @@ class Options:
             starting,
             ending,
             _positive("minPartitions", given.get("minPartitions"), _MOST_PARTITIONS),
+            _one_of("readMode", given.get("readMode", AUTO), (AUTO, DIRECT, CONSUMER)),
             _positive("maxOffsetsPerTrigger", given.get("maxOffsetsPerTrigger"), _MOST_OFFSETS),
-            _truth("failOnDataLoss", given.get("failOnDataLoss", "true")),
+            _one_of("failOnDataLoss", given.get("failOnDataLoss", "true"), ("true", "false")) == "true",
         )
 
     @property
@@ -170,7 +176,7 @@ def _positive(name: str, value: str | None, most: int) -> int | None:
     return int(value)
 
 
-def _truth(name: str, value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise InvalidValue(name, value[:40], "give true or false")
-    return value.lower() == "true"
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+    if value.lower() not in known:
+        raise InvalidValue(name, value[:40], f"give {', '.join(known[:-1])} or {known[-1]}")
+    return value.lower()

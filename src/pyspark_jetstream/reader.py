@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from airflow_nats_jetstream.client import direct
-from airflow_nats_jetstream.client.errors import DirectGetDisabled, MessageNotFound, MessagesMissing, StreamRecreated
+from airflow_nats_jetstream.client import delivery, direct
+from airflow_nats_jetstream.client.errors import (
+    ConsumerRefused,
+    DirectGetDisabled,
+    MessageNotFound,
+    MessagesMissing,
+    StreamRecreated,
+)
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import StreamInfo
 from airflow_nats_jetstream.client.wire import Wire
 from pyspark_jetstream.arrow import record_batch
 from pyspark_jetstream.offsets import EARLIEST, LATEST, Time
+from pyspark_jetstream.options import AUTO, CONSUMER
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,23 +39,29 @@ ROWS = 2_000
 """Rows after which an Arrow batch is given on, while it is in the processor's caches; 10,000 took a fifth longer. What
 came at once stays together, so the window of direct get bounds the bytes."""
 
+WORTH_A_CONSUMER = 1_000
+"""Messages of a partition from which on a consumer is made to read them."""
+
 
 @dataclass
 class Sequenced(InputPartition):
     """The sequences of one partition, and the stream that they are of.
 
     With a filter the sequences are a span, of which the share ``density`` is expected to pass it.
+    ``by_consumer``: rather than by direct get.
     """
 
     sequences: Sequences
     created: str
     density: float = 1.0
+    by_consumer: bool = False
 
-    def __init__(self, sequences: Sequences, created: str, density: float = 1.0) -> None:
+    def __init__(self, sequences: Sequences, created: str, density: float = 1.0, by_consumer: bool = False) -> None:
         super().__init__(None)
         self.sequences = sequences
         self.created = created
         self.density = density
+        self.by_consumer = by_consumer
 
 
 class Reading:
@@ -74,15 +87,18 @@ class Reading:
 
     def _messages(self, partition: Sequenced) -> Iterator[list[direct.DirectMessage]]:
         options = self._options
+        what = (options.settings(), options.stream, partition.sequences, partition.created)
         try:
-            yield from direct.read(
-                options.settings(),
-                options.stream,
-                partition.sequences,
-                partition.created,
-                subject=options.filter,
-                density=partition.density,
-            )
+            if partition.by_consumer:
+                try:
+                    yield from delivery.read(*what, subject=options.filter)
+                except ConsumerRefused as refused:  # before anything was read
+                    if options.read_mode == CONSUMER:
+                        raise
+                    log.info("reading by direct get: %s", refused)
+                else:
+                    return
+            yield from direct.read(*what, subject=options.filter, density=partition.density)
         except MessagesMissing as missing:
             if options.fail_on_data_loss:
                 raise
@@ -104,7 +120,18 @@ class Reading:
         if not wanted:
             return [Sequenced(wanted, info.created)]
         density = self._density(wire, info)
-        return [Sequenced(part, info.created, density) for part in _split(wanted, min(wanted.count, count))]
+        parts = list(_split(wanted, min(wanted.count, count)))
+        by_consumer = self._by_consumer(info, wanted.count / len(parts), wanted)
+        return [Sequenced(part, info.created, density, by_consumer) for part in parts]
+
+    def _by_consumer(self, info: StreamInfo, each: float, wanted: Sequences) -> bool:
+        """A consumer reads everything from its beginning on: most of that must be wanted, and making it must pay."""
+        if self._options.read_mode != AUTO:
+            return self._options.read_mode == CONSUMER
+        span = wanted.last - wanted.first + 1
+        return (
+            info.config.get("retention", "limits") == "limits" and each >= WORTH_A_CONSUMER and wanted.count * 2 >= span
+        )
 
     def _density(self, wire: Wire, info: StreamInfo) -> float:
         """The share of the stream that passes the filter; a guess, to begin with, of how far a request reaches."""

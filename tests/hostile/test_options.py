@@ -24,6 +24,7 @@ Name = st.sampled_from(
         "minPartitions",
         "subjects",
         "failOnDataLoss",
+        "readMode",
     ]
 )
 Number = st.sampled_from(

@@ -6,7 +6,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -97,6 +97,21 @@ async def test_only_some_subjects(
     ]
     rows = load(spark, settings, stream=stream.name, subjects=given, minPartitions="3").select("sequence").collect()
     assert sorted(row.sequence for row in rows) == wanted
+
+
+@pytest.mark.parametrize("mode", ["direct", "consumer"])
+async def test_both_ways_of_reading_give_the_same(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream, mode: str
+) -> None:
+    publish_all(settings, ((f"{stream.name}.{each % 3}", b"%d" % each, {"K": f"{each}"}) for each in range(1, 9_001)))
+    for sequence in (1, 500, 9_000):
+        await stream.js.api(f"STREAM.MSG.DELETE.{stream.name}", {"seq": sequence, "no_erase": True})
+    before = datetime.now(UTC)
+    rows = load(spark, settings, stream=stream.name, readMode=mode, minPartitions="3").collect()
+    assert sorted(row.sequence for row in rows) == [each for each in range(2, 9_000) if each != 500]
+    assert all(row.headers == {"K": [f"{row.sequence}"]} and int(row.data) == row.sequence for row in rows)
+    assert all(timedelta() < before - row.timestamp.astimezone(UTC) < timedelta(minutes=1) for row in rows)
+    assert (await stream.info()).state["consumer_count"] == 0
 
 
 async def test_some_of_the_columns(spark: SparkSession, settings: ConnectionSettings, stream: Stream) -> None:

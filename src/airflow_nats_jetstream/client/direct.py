@@ -67,7 +67,10 @@ _PREFIX = len(HEADER_LINE) + 2
 
 
 class DirectMessage(NamedTuple):
-    """A stored message, undecoded. ``time`` is RFC 3339; ``header`` holds the user's lines, or is empty."""
+    """A stored message, undecoded.
+
+    ``time`` is RFC 3339, or nanoseconds since 1970 in digits; ``header`` holds the user's lines, or is empty.
+    """
 
     sequence: int
     subject: bytes
@@ -268,12 +271,12 @@ def read(
     while True:
         try:
             with Wire.open(settings) as wire:
-                _check(wire, stream, created)
+                check(wire, stream, created)
                 window.restart(wire.max_payload)
                 for batch in _batches(wire, stream, window):
                     yield batch
                     progress = time.monotonic()  # after it: the reader's own pauses do not count
-                found, lost = _confirm(wire, stream, window.missing, subject or ">")
+                found, lost = confirm(wire, stream, window.missing, subject or ">")
                 if found:
                     yield found
         except (ConnectionFailed, RequestTimeout, ApiError) as error:
@@ -314,7 +317,8 @@ def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[list[Dir
             raise RequestTimeout(f"what arrives answers no direct get of stream {stream!r}")
 
 
-def _check(wire: Wire, stream: str, created: str) -> None:
+def check(wire: Wire, stream: str, created: str) -> None:
+    """Raises StreamRecreated, DirectGetDisabled."""
     info = StreamInfo(wire.api(f"STREAM.INFO.{stream}"))
     if info.created != created:
         raise StreamRecreated(f"stream {stream!r} was recreated at {info.created}; expected the one of {created}")
@@ -322,7 +326,7 @@ def _check(wire: Wire, stream: str, created: str) -> None:
         raise DirectGetDisabled(stream)
 
 
-def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple[list[DirectMessage], Sequences]:
+def confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple[list[DirectMessage], Sequences]:
     """Ask the leader for what a replica may not have had yet: what was found, and what is gone."""
     found: list[DirectMessage] = []
     for first, last in missing.ranges:

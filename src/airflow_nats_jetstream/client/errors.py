@@ -23,6 +23,7 @@
     │   └── HeartbeatMissed
     ├── DirectGetDisabled                 the stream has no allow_direct
     ├── StreamRecreated                   same name, another stream
+    ├── ConsumerRefused                   no consumer can be made to read by
     ├── AddressUnknown                    where a consumer in a domain is acknowledged cannot be learned
     ├── MessagesMissing                   sequences that should be there and are not
     └── HandoffError                      the contract of claims
@@ -311,6 +312,10 @@ class DirectGetDisabled(JetStreamError):
 
 class StreamRecreated(JetStreamError):
     """The stream has the name but not the creation time that was expected: its sequences mean other messages."""
+
+
+class ConsumerRefused(JetStreamError):
+    """This user may not make a consumer to read by, or the stream takes none: direct get needs none."""
 
 
 class AddressUnknown(JetStreamError):

@@ -90,14 +90,21 @@ class PullWindow:
         return self._number, body
 
     def on_message(self, now: float) -> None:
+        self.on_messages(1, now)
+
+    def on_messages(self, count: int, now: float) -> None:
+        """So many have arrived, for the oldest requests."""
         self._heard = now
-        self._wanted -= 1
-        for number in self._outstanding:
-            self._received[number] += 1
-            self._outstanding[number] -= 1
+        self._wanted -= count
+        for number in list(self._outstanding):
+            part = min(count, self._outstanding[number])
+            self._received[number] += part
+            self._outstanding[number] -= part
+            count -= part
             if not self._outstanding[number]:
                 del self._outstanding[number]
-            return
+            if not count:
+                return
 
     def on_status(
         self, number: int, status: int, description: str, headers: Mapping[str, Sequence[str]], now: float

@@ -1,0 +1,209 @@
+"""Reading stored messages by an ephemeral pull consumer without acknowledgements: two to three times as fast as direct
+get where most of a span is wanted.
+
+Only streams of limits retention can be read so: on work queues a second consumer is refused, on interest streams it
+would be interest. The consumer lives in the server's memory, on one node; it ends with the reading, or half a minute
+after its reader died. nats-server 2.15.1 spends about 3 µs on such a delivery, and 7 µs on a direct get of a message
+with headers of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from airflow_nats_jetstream.client import direct
+from airflow_nats_jetstream.client.direct import DirectMessage
+from airflow_nats_jetstream.client.errors import (
+    ApiError,
+    ConnectionDenied,
+    ConnectionFailed,
+    ConnectionLost,
+    ConsumerNotFound,
+    ConsumerRefused,
+    HeartbeatMissed,
+    JetStreamError,
+    MessagesMissing,
+    PermissionDenied,
+    PullError,
+    RequestTimeout,
+)
+from airflow_nats_jetstream.client.protocol import (
+    HEADER_LINE,
+    NO_RESPONDERS,
+    Frame,
+    ProtocolError,
+    decode_headers,
+    decode_status,
+    encode_publish,
+)
+from airflow_nats_jetstream.client.pull import PullWindow
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.client.wire import Wire
+
+if TYPE_CHECKING:
+    from airflow_nats_jetstream.client.settings import ConnectionSettings
+
+log = logging.getLogger(__name__)
+
+BATCH = 4_000
+"""Messages in one request; two are on their way. What has arrived stays in the processor's caches."""
+ABANDONED = 30 * 10**9
+"""Nanoseconds after which the server removes a consumer whose reader died."""
+
+_STATUS = HEADER_LINE + b" "
+_PREFIX = len(HEADER_LINE) + 2
+
+
+def read(
+    settings: ConnectionSettings, stream: str, wanted: Sequences, created: str, *, subject: str | None = None
+) -> Iterator[list[DirectMessage]]:
+    """As :func:`direct.read`, and equally exact: what was not delivered is asked of the stream's leader.
+
+    ``time`` of a message is its nanoseconds since 1970 as digits.
+
+    Raises:
+        ConsumerRefused: before anything was read.
+        StreamRecreated, DirectGetDisabled, MessagesMissing, ConnectionLost: as :func:`direct.read`.
+    """
+    reading = _Reading(settings, stream, wanted, subject)
+    progress = time.monotonic()
+    while True:
+        try:
+            with Wire.open(settings) as wire:
+                direct.check(wire, stream, created)
+                for batch in reading.batches(wire):
+                    yield batch
+                    progress = time.monotonic()  # after it: the reader's own pauses do not count
+                found, lost = direct.confirm(wire, stream, reading.missing, subject or ">")
+                if found:
+                    yield found
+        except (ConnectionFailed, RequestTimeout, PullError, HeartbeatMissed, ConsumerNotFound) as error:
+            if isinstance(error, ConnectionDenied):
+                raise
+            if time.monotonic() - progress > direct.RESUMED_WITHIN:
+                raise ConnectionLost(
+                    f"reading stream {stream!r} stopped after sequence {reading.last}: {error}", reading.last
+                ) from error
+            log.warning("reading stream %s was interrupted after sequence %d: %s", stream, reading.last, error)
+            time.sleep(0.2)
+        else:
+            if lost and subject is None:
+                raise MessagesMissing(stream, lost)
+            return
+
+
+class _Reading:
+    """What was read so far, across connections and consumers."""
+
+    def __init__(self, settings: ConnectionSettings, stream: str, wanted: Sequences, subject: str | None) -> None:
+        self._prefix = settings.prefix
+        self._stream = stream
+        self._wanted = wanted
+        self._subject = subject
+        self._gaps = len(wanted.ranges) > 1
+        self._skipped: list[tuple[int, int]] = []
+        self.last = wanted.first - 1
+
+    @property
+    def missing(self) -> Sequences:
+        """Wanted sequences that did not come: with a filter only those behind the last one that came."""
+        behind = [(self.last + 1, self._wanted.last)] if self.last < self._wanted.last else []
+        return Sequences.from_ranges([*self._skipped, *behind]) & self._wanted
+
+    def batches(self, wire: Wire) -> Iterator[list[DirectMessage]]:
+        if self.last >= self._wanted.last:
+            return
+        name = f"read-{secrets.token_hex(8)}"
+        inbox = wire.new_inbox()
+        wire.subscribe(f"{inbox}.*")
+        pending = self._create(wire, name)
+        try:
+            if pending:
+                yield from self._pull(wire, f"{self._prefix}.CONSUMER.MSG.NEXT.{self._stream}.{name}", inbox)
+        finally:
+            with suppress(JetStreamError):
+                wire.send(encode_publish(f"{self._prefix}.CONSUMER.DELETE.{self._stream}.{name}", "", b""))
+
+    def _create(self, wire: Wire, name: str) -> int:
+        """How many messages it has to deliver."""
+        config = {
+            "name": name,
+            "ack_policy": "none",
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self.last + 1,
+            "inactive_threshold": ABANDONED,
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        request = f"CONSUMER.CREATE.{self._stream}.{name}"
+        if self._subject is not None:
+            config["filter_subject"] = self._subject
+            request += f".{self._subject}"
+        try:
+            answer = wire.api(request, {"stream_name": self._stream, "config": config, "action": "create"})
+        except PermissionDenied as denied:
+            raise ConsumerRefused(str(denied)) from denied
+        except ApiError as error:
+            if error.code in (NO_RESPONDERS, 429):
+                raise RequestTimeout(str(error)) from error
+            raise ConsumerRefused(f"stream {self._stream!r} takes no consumer for reading: {error}") from error
+        return int(answer["num_pending"])
+
+    def _pull(self, wire: Wire, subject: str, inbox: str) -> Iterator[list[DirectMessage]]:
+        window = PullWindow(2**62, now=time.monotonic(), largest_request=BATCH)
+        skip = len(inbox) + 1
+        counter = 0
+        while True:
+            while request := window.next_request(time.monotonic()):
+                number, body = request
+                wire.send(encode_publish(subject, f"{inbox}.{number}", json.dumps(body).encode()))
+            try:
+                frames = wire.receive(1.0)
+            except RequestTimeout:
+                window.check_heartbeat(time.monotonic())
+                continue
+            now = time.monotonic()
+            batch: list[DirectMessage] = []
+            pending = -1
+            arrived = 0
+            for frame in frames:
+                if frame.header.startswith(_STATUS) and not frame.reply.startswith(b"$JS.ACK."):
+                    self._on_status(window, int(frame.subject[skip:]), frame, now)
+                    continue
+                arrived += 1
+                sequence, consumer_sequence, stamp, pending = _place(frame.reply)
+                counter += 1
+                if consumer_sequence != counter:
+                    raise ConnectionLost(f"delivery {counter} is missing: {consumer_sequence} came instead")
+                if sequence > self.last + 1 and self._subject is None:
+                    self._skipped.append((self.last + 1, sequence - 1))
+                self.last = sequence
+                if sequence <= self._wanted.last and (not self._gaps or sequence in self._wanted):
+                    fields = (sequence, frame.subject, stamp, frame.header[_PREFIX:-2], frame.data)
+                    batch.append(tuple.__new__(DirectMessage, fields))
+            window.on_messages(arrived, now)
+            if batch:
+                yield batch
+            if self.last >= self._wanted.last or pending == 0:
+                return
+
+    @staticmethod
+    def _on_status(window: PullWindow, number: int, frame: Frame, now: float) -> None:
+        status, description = decode_status(frame.header)
+        window.on_status(number, status, description, decode_headers(frame.header), now)
+
+
+def _place(reply: bytes) -> tuple[int, int, bytes, int]:
+    """Stream sequence, consumer sequence, time and number pending, from a reply subject of 9 tokens, or 11 and more."""
+    tokens = reply.split(b".")
+    first = 5 if len(tokens) == 9 else 7
+    try:
+        return int(tokens[first]), int(tokens[first + 1]), tokens[first + 2], int(tokens[first + 3])
+    except (ValueError, IndexError):
+        raise ProtocolError("a delivery without its place in the stream") from None

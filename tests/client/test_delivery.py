@@ -1,0 +1,122 @@
+"""Reading by a consumer that acknowledges nothing: exactly the wanted messages, and nothing left behind."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect, delivery, direct
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.errors import ConsumerRefused, MessagesMissing, StreamRecreated
+from airflow_nats_jetstream.client.protocol import time_nanoseconds
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.client.stream import Stream
+from demo.nats_server import NatsServer
+
+COUNT = 30_000
+
+
+@pytest.fixture
+async def stream(settings: ConnectionSettings) -> AsyncIterator[Stream]:
+    async with connect(settings) as js:
+        stream = await js.create_stream({"name": "DELIVERY", "subjects": ["delivery.>"], "allow_direct": True})
+        messages = ((f"delivery.{number % 3}", b"%d" % number, {"K": f"{number}"}) for number in range(1, COUNT + 1))
+        publish_all(settings, messages)
+        yield stream
+        await stream.delete()
+
+
+async def read(
+    settings: ConnectionSettings, stream: Stream, wanted: Sequences, subject: str | None = None
+) -> list[direct.DirectMessage]:
+    created = (await stream.info()).created
+    batches = delivery.read(settings, stream.name, wanted, created, subject=subject)
+    return [message for batch in batches for message in batch]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [[(1, COUNT)], [(5, 5)], [(COUNT, COUNT)], [(2, 3), (5, 9), (500, 20_700)]],
+    ids=["all", "one", "last", "ranges"],
+)
+async def test_exactly_what_is_wanted(
+    settings: ConnectionSettings, stream: Stream, wanted: list[tuple[int, int]]
+) -> None:
+    sequences = Sequences.from_ranges(wanted)
+    messages = await read(settings, stream, sequences)
+    assert [message.sequence for message in messages] == list(sequences)
+    assert all(message.data == b"%d" % message.sequence for message in messages)
+    assert all(message.header == b"K: %d\r\n" % message.sequence for message in messages)
+    assert all(message.subject == b"delivery.%d" % (message.sequence % 3) for message in messages)
+    stored = await stream.js.api(f"STREAM.MSG.GET.{stream.name}", {"seq": messages[0].sequence})
+    assert int(messages[0].time) == time_nanoseconds(stored["message"]["time"])
+    assert (await stream.info()).state["consumer_count"] == 0
+
+
+async def test_a_filter_leaves_out_what_it_does_not_match(settings: ConnectionSettings, stream: Stream) -> None:
+    messages = await read(settings, stream, Sequences.from_ranges([(10, 20_000)]), "delivery.1")
+    assert [message.sequence for message in messages] == list(range(10, 20_001, 3))
+    assert await read(settings, stream, Sequences.from_ranges([(10, 20_000)]), "delivery.none") == []
+
+
+async def test_deleted_messages_are_named_after_the_others(settings: ConnectionSettings, stream: Stream) -> None:
+    for sequence in (7, 20_000, COUNT):
+        await stream.js.api(f"STREAM.MSG.DELETE.{stream.name}", {"seq": sequence, "no_erase": True})
+    received: list[int] = []
+    created = (await stream.info()).created
+
+    def read_all() -> None:
+        for batch in delivery.read(settings, stream.name, Sequences.from_ranges([(1, COUNT)]), created):
+            received.extend(message.sequence for message in batch)
+
+    with pytest.raises(MessagesMissing) as lost:
+        read_all()
+    assert list(lost.value.sequences) == [7, 20_000, COUNT]
+    assert received == [number for number in range(1, COUNT) if number not in (7, 20_000)]
+
+
+async def test_another_stream_of_the_name_is_refused(settings: ConnectionSettings, stream: Stream) -> None:
+    with pytest.raises(StreamRecreated):
+        list(delivery.read(settings, stream.name, Sequences.of([1]), "2020-01-01T00:00:00Z"))
+
+
+async def test_a_stream_that_takes_no_more_consumers_says_so(settings: ConnectionSettings) -> None:
+    async with connect(settings) as js:
+        config = {"name": "FULL", "subjects": ["full"], "allow_direct": True, "max_consumers": 1}
+        stream = await js.create_stream(config)
+        await js.api("CONSUMER.CREATE.FULL.c", {"stream_name": "FULL", "config": {"durable_name": "c", "name": "c"}})
+        publish_all(settings, [("full", b"")])
+        with pytest.raises(ConsumerRefused, match="maximum consumers"):
+            await read(settings, stream, Sequences.of([1]))
+        await stream.delete()
+
+
+def test_a_server_killed_twice_while_reading_gives_the_exact_set(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    server.start()
+    try:
+        settings = ConnectionSettings(servers=server.url)
+
+        async def create() -> str:
+            async with connect(settings) as js:
+                stream = await js.create_stream({"name": "S", "subjects": ["s"], "allow_direct": True})
+                return (await stream.info()).created
+
+        created = asyncio.run(create())
+        publish_all(settings, (("s", b"x" * 200) for _ in range(100_000)))
+        time.sleep(1)  # a killed server forgets its last moments
+        received: list[int] = []
+        strikes = [20_000, 60_000]
+        for batch in delivery.read(settings, "S", Sequences.from_ranges([(1, 100_000)]), created):
+            received += [message.sequence for message in batch]
+            if strikes and len(received) > strikes[0]:
+                strikes.pop(0)
+                server.kill()
+                threading.Timer(0.3, server.start).start()
+        assert not strikes
+        assert received == list(range(1, 100_001))
+    finally:
+        server.stop()
