@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client import ConnectionSettings, connect, delivery
 from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.direct import read
 from airflow_nats_jetstream.client.errors import (
     AlreadyDone,
     ClaimInvalid,
+    ConsumerRefused,
     LedgerUnavailable,
     PermissionDenied,
     PublishFailed,
@@ -380,6 +381,16 @@ async def state(js: JetStream) -> list[Any]:
     infos = [await js.stream(stream).consumer(name).info() for stream, name in FOREIGN]
     streams = [(await js.stream(name).info()).state["messages"] for name in ("FLIGHTS", "OTHER")]
     return [*[(info.ack_pending, info.floor) for info in infos], streams]
+
+
+async def test_a_reader_makes_no_consumer_and_is_told_so_before_it_reads(access: Access) -> None:
+    await set_up(access)
+    await asyncio.to_thread(publish, access, "publisher", "flights.ua", 10)
+    async with connect(access.settings("admin")) as js:
+        created = (await js.stream("FLIGHTS").info()).created
+    reading = delivery.read(access.settings("reader"), "FLIGHTS", Sequences.from_ranges([(1, 10)]), created)
+    with pytest.raises(ConsumerRefused, match=r"CONSUMER\.CREATE\.FLIGHTS"):
+        await asyncio.to_thread(next, reading)
 
 
 async def test_a_reader_with_a_forged_claim_reads_nothing_else(access: Access) -> None:
