@@ -12,7 +12,7 @@ from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import ConsumerDeleted, InvalidValue, LedgerFull
 from airflow_nats_jetstream.client.stream import Stream
-from airflow_nats_jetstream.handoff import ledger
+from airflow_nats_jetstream.handoff import ledger, settle
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.record import DoneEntry, Record
@@ -237,6 +237,34 @@ async def test_of_what_does_not_fit_into_the_record_as_much_as_fits_is_taken(
             break
     settled = [sequence for receipt in await book.committed() for sequence in receipt.sequences]
     assert sorted(settled) == [number for number, subject in enumerate(subjects, 1) if subject.endswith("1")]
+
+
+async def test_what_holds_the_floor_finds_room_in_a_record_full_of_what_is_done(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settle, "BELIEVED", 0)
+    await publish(stream, 40)
+    config = {"ack_wait": timedelta(seconds=2), "max_ack_pending": 100}
+    book = Ledger(stream.js, stream.name, CONSUMER)
+    (lost,) = await take(stream, max_messages=1, consumer_config=config, hand_off_timeout=timedelta(seconds=4))
+    for number in range(12):
+        (claim,) = await take(stream, f"run {number}", max_messages=3, consumer_config=config)
+        async with Hold.begin(stream.js, claim, try_number=1) as hold:
+            await hold.settle()
+    record, _ = await book.read()
+    assert record
+    assert len(record.done) == 12
+    monkeypatch.setattr(ledger, "LARGEST_RECORD", len(json.dumps(record.to_json())) - 100)
+    found = await take(stream, "again", max_messages=1, wait=10, consumer_config=config)
+    assert [claim.sequences for claim in found] == [lost.sequences]
+    async with Hold.begin(stream.js, found[0], try_number=1) as hold:
+        await hold.settle()
+    await asyncio.sleep(1.1)
+    (rest,) = await take(stream, "rest", max_messages=10, wait=10, consumer_config=config)
+    assert rest.count == 3
+    record, _ = await book.read()
+    assert record
+    assert not record.done
 
 
 async def test_an_api_prefix_is_refused_with_the_reason(js: JetStream) -> None:

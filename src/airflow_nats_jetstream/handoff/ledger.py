@@ -258,11 +258,11 @@ class Ledger:
                     return record
         raise Superseded(f"claim {claim_id}: the ledger has no record of consumer {self.consumer.name!r}")
 
-    def fits(self, record: Record) -> bool:
-        """Whether the record is within its limits."""
+    def fits(self, record: Record, *, reserve: bool = False) -> bool:
+        """Whether the record is within its limits; ``reserve``: with the room that is kept for what holds the floor."""
         if any(len(entry.sequences.ranges) > MOST_RANGES for entry in record.open.values()):
             return False
-        return len(json.dumps(record.to_json())) <= LARGEST_RECORD
+        return len(json.dumps(record.to_json())) <= LARGEST_RECORD * (1.5 if reserve else 1)
 
     async def write_receipt(self, receipt: Receipt, *, new: bool = True) -> None:
         """A done receipt is never replaced, it may have been reprocessed since; a superseded one replaces nothing.

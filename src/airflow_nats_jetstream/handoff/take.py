@@ -388,7 +388,10 @@ class _Entering:
         self.left = rest - _all_of(self.entries)
         new = replace(record, open=opened | self.entries).note(info).settled(info)
         ledger = self._take.ledger
-        self.too_large = not ledger.fits(new)
+        # What is done is forgotten when the floor passes it: what holds the floor must find room, or nothing would.
+        done = _all_of(record.done)
+        holds_the_floor = bool(done and rest) and rest.first < done.first
+        self.too_large = not ledger.fits(new, reserve=holds_the_floor and len(self._batch) <= _SMALLEST_BATCH)
         self.full = self.too_large and not ledger.fits(replace(new, done={}))
         return kept if self.too_large else new
 
