@@ -111,7 +111,9 @@ def whole() -> None:
     config = {"name": "WHOLE", "subjects": ["whole.>"], "allow_direct": True}
     stream = JetStreamCreateStreamOperator(task_id="stream", config=config)
     publish = JetStreamPublishOperator(task_id="publish", stream="WHOLE", messages=messages)
-    claims = JetStreamPullSensor(task_id="claims", stream="WHOLE", consumer="work", max_messages=COUNT)
+    # One more than there are, so that it gathers for 5 s: a sensor that resumes at once can be failed by Airflow's
+    # scheduler, which then hears too late that the task had deferred.
+    claims = JetStreamPullSensor(task_id="claims", stream="WHOLE", consumer="work", max_messages=COUNT + 1)
     stream >> publish >> claims
     work.expand(claim=claims.output)
 
