@@ -14,7 +14,6 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from airflow_nats_jetstream.client import delivery, direct
 from airflow_nats_jetstream.client.errors import (
     ConsumerRefused,
-    DirectGetDisabled,
     MessageNotFound,
     MessagesMissing,
     StreamRecreated,
@@ -154,7 +153,7 @@ class JetStreamReader(Reading, DataSourceReader):
         """
         options = self._options
         with Wire.open(options.settings()) as wire:
-            info = stream_info(wire, options.stream)
+            info = direct.stream_info(wire, options.stream)
             if options.claim and options.claim.stream_created != info.created:
                 raise StreamRecreated(
                     f"stream {options.stream!r} was recreated at {info.created}; "
@@ -168,14 +167,6 @@ class JetStreamReader(Reading, DataSourceReader):
                 wanted = self._present(wire, info, first, last)
             # Spark plans in a process that knows nothing of its executors: a cluster is told by minPartitions.
             return self._parts(wire, info, wanted, options.min_partitions or os.cpu_count() or 1)
-
-
-def stream_info(wire: Wire, stream: str) -> StreamInfo:
-    """Raises StreamNotFound, and DirectGetDisabled for a stream that cannot be read."""
-    info = StreamInfo(wire.api(f"STREAM.INFO.{stream}"))
-    if not info.config.get("allow_direct"):
-        raise DirectGetDisabled(stream)
-    return info
 
 
 def first_sequence(wire: Wire, info: StreamInfo, offset: Offset) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from airflow_nats_jetstream.client.direct import stream_info
 from airflow_nats_jetstream.client.errors import (
     ConnectionDenied,
     ConnectionFailed,
@@ -23,7 +24,7 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.wire import Wire
 from pyspark_jetstream.offsets import LATEST
-from pyspark_jetstream.reader import Reading, first_sequence, stream_info
+from pyspark_jetstream.reader import Reading, first_sequence
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

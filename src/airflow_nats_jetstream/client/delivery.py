@@ -10,7 +10,6 @@ with headers of its own.
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 import time
 from collections.abc import Iterator
@@ -21,21 +20,14 @@ from airflow_nats_jetstream.client import direct
 from airflow_nats_jetstream.client.direct import DirectMessage
 from airflow_nats_jetstream.client.errors import (
     ApiError,
-    ConnectionDenied,
-    ConnectionFailed,
     ConnectionLost,
-    ConsumerNotFound,
     ConsumerRefused,
-    HeartbeatMissed,
     JetStreamError,
-    MessagesMissing,
     PermissionDenied,
-    PullError,
     RequestTimeout,
 )
 from airflow_nats_jetstream.client.protocol import (
     HEADER_LINE,
-    NO_RESPONDERS,
     Frame,
     ProtocolError,
     decode_headers,
@@ -48,8 +40,6 @@ from airflow_nats_jetstream.client.wire import Wire
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.settings import ConnectionSettings
-
-log = logging.getLogger(__name__)
 
 BATCH = 4_000
 """Messages in one request; two are on their way. What has arrived stays in the processor's caches."""
@@ -72,30 +62,7 @@ def read(
         StreamRecreated, DirectGetDisabled, MessagesMissing, ConnectionLost: as :func:`direct.read`.
     """
     reading = _Reading(settings, stream, wanted, subject)
-    progress = time.monotonic()
-    while True:
-        try:
-            with Wire.open(settings) as wire:
-                direct.check(wire, stream, created)
-                for batch in reading.batches(wire):
-                    yield batch
-                    progress = time.monotonic()  # after it: the reader's own pauses do not count
-                found, lost = direct.confirm(wire, stream, reading.missing, subject or ">")
-                if found:
-                    yield found
-        except (ConnectionFailed, RequestTimeout, PullError, HeartbeatMissed, ConsumerNotFound) as error:
-            if isinstance(error, ConnectionDenied):
-                raise
-            if time.monotonic() - progress > direct.RESUMED_WITHIN:
-                raise ConnectionLost(
-                    f"reading stream {stream!r} stopped after sequence {reading.last}: {error}", reading.last
-                ) from error
-            log.warning("reading stream %s was interrupted after sequence %d: %s", stream, reading.last, error)
-            time.sleep(0.2)
-        else:
-            if lost and subject is None:
-                raise MessagesMissing(stream, lost)
-            return
+    return direct.resumed(settings, stream, created, reading, reading.batches, subject=subject)
 
 
 class _Reading:
@@ -108,16 +75,16 @@ class _Reading:
         self._subject = subject
         self._gaps = len(wanted.ranges) > 1
         self._skipped: list[tuple[int, int]] = []
-        self.last = wanted.first - 1
+        self.last_sequence = wanted.first - 1
 
     @property
     def missing(self) -> Sequences:
         """Wanted sequences that did not come: with a filter only those behind the last one that came."""
-        behind = [(self.last + 1, self._wanted.last)] if self.last < self._wanted.last else []
+        behind = [(self.last_sequence + 1, self._wanted.last)] if self.last_sequence < self._wanted.last else []
         return Sequences.from_ranges([*self._skipped, *behind]) & self._wanted
 
     def batches(self, wire: Wire) -> Iterator[list[DirectMessage]]:
-        if self.last >= self._wanted.last:
+        if self.last_sequence >= self._wanted.last:
             return
         name = f"read-{secrets.token_hex(8)}"
         inbox = wire.new_inbox()
@@ -136,7 +103,7 @@ class _Reading:
             "name": name,
             "ack_policy": "none",
             "deliver_policy": "by_start_sequence",
-            "opt_start_seq": self.last + 1,
+            "opt_start_seq": self.last_sequence + 1,
             "inactive_threshold": ABANDONED,
             "mem_storage": True,
             "num_replicas": 1,
@@ -150,8 +117,10 @@ class _Reading:
         except PermissionDenied as denied:
             raise ConsumerRefused(str(denied)) from denied
         except ApiError as error:
-            if error.code in (NO_RESPONDERS, 429):
-                raise RequestTimeout(str(error)) from error
+            if error.code in direct.PASSING:
+                raise
+            if self.last_sequence >= self._wanted.first:  # too late for another way: what was read would come twice
+                raise RequestTimeout(f"no other consumer to go on with: {error}") from error
             raise ConsumerRefused(f"stream {self._stream!r} takes no consumer for reading: {error}") from error
         return int(answer["num_pending"])
 
@@ -168,30 +137,37 @@ class _Reading:
             except RequestTimeout:
                 window.check_heartbeat(time.monotonic())
                 continue
-            now = time.monotonic()
             batch: list[DirectMessage] = []
+            failed: JetStreamError | None = None
             pending = -1
             arrived = 0
-            for frame in frames:
-                if frame.header.startswith(_STATUS) and not frame.reply.startswith(b"$JS.ACK."):
-                    self._on_status(window, int(frame.subject[skip:]), frame, now)
-                    continue
-                arrived += 1
-                sequence, consumer_sequence, stamp, pending = _place(frame.reply)
-                counter += 1
-                if consumer_sequence != counter:
-                    raise ConnectionLost(f"delivery {counter} is missing: {consumer_sequence} came instead")
-                if sequence > self.last + 1 and self._subject is None:
-                    self._skipped.append((self.last + 1, sequence - 1))
-                self.last = sequence
-                if sequence <= self._wanted.last and (not self._gaps or sequence in self._wanted):
-                    fields = (sequence, frame.subject, stamp, frame.header[_PREFIX:-2], frame.data)
-                    batch.append(tuple.__new__(DirectMessage, fields))
-            window.on_messages(arrived, now)
+            try:
+                for frame in frames:
+                    if frame.header.startswith(_STATUS) and not frame.reply.startswith(b"$JS.ACK."):
+                        window.on_messages(arrived, time.monotonic())
+                        arrived = 0
+                        self._on_status(window, int(frame.subject[skip:]), frame, time.monotonic())
+                        continue
+                    sequence, consumer_sequence, stamp, pending = _place(frame.reply)
+                    arrived += 1
+                    counter += 1
+                    if consumer_sequence != counter:
+                        raise ConnectionLost(f"delivery {counter} is missing: {consumer_sequence} came instead")
+                    if sequence > self.last_sequence + 1 and self._subject is None:
+                        self._skipped.append((self.last_sequence + 1, sequence - 1))
+                    self.last_sequence = sequence
+                    if sequence <= self._wanted.last and (not self._gaps or sequence in self._wanted):
+                        fields = (sequence, frame.subject, stamp, frame.header[_PREFIX:-2], frame.data)
+                        batch.append(tuple.__new__(DirectMessage, fields))
+            except JetStreamError as error:
+                failed = error  # after what came before it: reading goes on behind that
+            window.on_messages(arrived, time.monotonic())
             if batch:
                 yield batch
-            if self.last >= self._wanted.last or pending == 0:
+            if self.last_sequence >= self._wanted.last or pending == 0:
                 return
+            if failed is not None:
+                raise failed
 
     @staticmethod
     def _on_status(window: PullWindow, number: int, frame: Frame, now: float) -> None:

@@ -13,8 +13,8 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from airflow_nats_jetstream.client.errors import (
     ApiError,
@@ -26,6 +26,7 @@ from airflow_nats_jetstream.client.errors import (
     JetStreamNotEnabled,
     MessageNotFound,
     MessagesMissing,
+    PullError,
     RequestTimeout,
     StreamRecreated,
 )
@@ -61,7 +62,7 @@ ANSWERED_WITHIN = 10.0
 RESUMED_WITHIN = 60.0
 """Seconds without progress after which reading gives up."""
 
-_PASSING = (429, NO_RESPONDERS)  # codes of a server that has too much to do, or whose stream has no leader
+PASSING = (429, NO_RESPONDERS)  # codes of a server that has too much to do, or whose stream has no leader
 _STATUS = HEADER_LINE + b" "
 _PREFIX = len(HEADER_LINE) + 2
 
@@ -267,27 +268,60 @@ def read(
         ConnectionLost: no progress for 60 s; carries the last sequence.
     """
     window = DirectWindow(wanted, subject, density)
-    progress = time.monotonic()
+
+    def batches(wire: Wire) -> Iterator[list[DirectMessage]]:
+        window.restart(wire.max_payload)
+        return _batches(wire, stream, window)
+
+    return resumed(settings, stream, created, window, batches, subject=subject)
+
+
+class Progress(Protocol):
+    """How far a reading has come."""
+
+    last_sequence: int
+
+    @property
+    def missing(self) -> Sequences: ...
+
+
+def resumed(
+    settings: ConnectionSettings,
+    stream: str,
+    created: str,
+    progress: Progress,
+    batches: Callable[[Wire], Iterator[list[DirectMessage]]],
+    *,
+    subject: str | None,
+) -> Iterator[list[DirectMessage]]:
+    """What ``batches`` reads over a connection, and over the next one when that is lost, then what only the leader had.
+
+    Raises: as :func:`read`.
+    """
+    moved = time.monotonic()
     while True:
         try:
             with Wire.open(settings) as wire:
-                check(wire, stream, created)
-                window.restart(wire.max_payload)
-                for batch in _batches(wire, stream, window):
+                found_created = stream_info(wire, stream).created
+                if found_created != created:
+                    raise StreamRecreated(
+                        f"stream {stream!r} was recreated at {found_created}; expected the one of {created}"
+                    )
+                for batch in batches(wire):
                     yield batch
-                    progress = time.monotonic()  # after it: the reader's own pauses do not count
-                found, lost = confirm(wire, stream, window.missing, subject or ">")
+                    moved = time.monotonic()  # after it: the reader's own pauses do not count
+                found, lost = _confirm(wire, stream, progress.missing, subject or ">")
                 if found:
                     yield found
-        except (ConnectionFailed, RequestTimeout, ApiError) as error:
-            if isinstance(error, ConnectionDenied) or (isinstance(error, ApiError) and error.code not in _PASSING):
+        except (ConnectionFailed, RequestTimeout, PullError, ApiError) as error:
+            if isinstance(error, ConnectionDenied) or (isinstance(error, ApiError) and error.code not in PASSING):
                 raise
-            if time.monotonic() - progress > RESUMED_WITHIN:
+            last = progress.last_sequence
+            if time.monotonic() - moved > RESUMED_WITHIN:
                 raise ConnectionLost(
-                    f"reading stream {stream!r} stopped after sequence {window.last_sequence}: {error}",
-                    window.last_sequence,
+                    f"reading stream {stream!r} stopped after sequence {last}: {error}", last
                 ) from error
-            log.warning("reading stream %s was interrupted after sequence %d: %s", stream, window.last_sequence, error)
+            log.warning("reading stream %s was interrupted after sequence %d: %s", stream, last, error)
             time.sleep(0.2)
         else:
             if lost and subject is None:
@@ -317,16 +351,15 @@ def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[list[Dir
             raise RequestTimeout(f"what arrives answers no direct get of stream {stream!r}")
 
 
-def check(wire: Wire, stream: str, created: str) -> None:
-    """Raises StreamRecreated, DirectGetDisabled."""
+def stream_info(wire: Wire, stream: str) -> StreamInfo:
+    """Raises StreamNotFound, and DirectGetDisabled for a stream that cannot be read."""
     info = StreamInfo(wire.api(f"STREAM.INFO.{stream}"))
-    if info.created != created:
-        raise StreamRecreated(f"stream {stream!r} was recreated at {info.created}; expected the one of {created}")
     if not info.config.get("allow_direct"):
         raise DirectGetDisabled(stream)
+    return info
 
 
-def confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple[list[DirectMessage], Sequences]:
+def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple[list[DirectMessage], Sequences]:
     """Ask the leader for what a replica may not have had yet: what was found, and what is gone."""
     found: list[DirectMessage] = []
     for first, last in missing.ranges:

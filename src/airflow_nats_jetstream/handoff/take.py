@@ -372,11 +372,12 @@ class _Entering:
             return old
         record = old or Record(info.created)
         pulled = Sequences.of(self._batch)
-        if record.new_life(info) or self._delivered_anew(record, pulled & _all_of(record.done)):
-            record = record.reborn(info)
+        done = _all_of(record.done)
+        if record.new_life(info) or self._delivered_anew(record, pulled & done):
+            record, done = record.reborn(info), Sequences()
         kept = record.note(info).settled(info)
         batch = pulled - Sequences.from_ranges([(1, record.floor)] if record.floor else [])
-        self.again = batch & _all_of(record.done)
+        self.again = batch & done
         rest = batch - self.again
         superseded = {claim_id: entry for claim_id, entry in record.open.items() if entry.sequences & rest}
         opened = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in superseded}
@@ -389,7 +390,6 @@ class _Entering:
         new = replace(record, open=opened | self.entries).note(info).settled(info)
         ledger = self._take.ledger
         # What is done is forgotten when the floor passes it: what holds the floor must find room, or nothing would.
-        done = _all_of(record.done)
         holds_the_floor = bool(done and rest) and rest.first < done.first
         self.too_large = not ledger.fits(new, reserve=holds_the_floor and len(self._batch) <= _SMALLEST_BATCH)
         self.full = self.too_large and not ledger.fits(replace(new, done={}))
