@@ -38,7 +38,7 @@ class Scene:
         record = await observer.record(stream)
         entries: dict[str, dict[str, Any]] = record.get("open", {})
         if self.window == ACKNOWLEDGE:
-            done = any(entry["ranges"] == self.ranges for entry in record.get("done", {}).values())
+            done = all(entry["ranges"] != self.ranges for entry in entries.values())
             return done and (await observer.consumer(stream))["num_ack_pending"] > 0
         if self.window == FETCH:
             mine = set(sequences(self.ranges))

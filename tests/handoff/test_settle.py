@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from airflow_nats_jetstream.client.errors import (
     InvalidValue,
     JetStreamError,
     LedgerUnavailable,
+    RequestTimeout,
     Superseded,
 )
 from airflow_nats_jetstream.client.sequences import Sequences
@@ -51,6 +53,34 @@ async def test_a_second_attempt_learns_that_it_is_done(stream: Stream) -> None:
         async with Hold.begin(stream.js, claim, try_number=2):
             pass
     assert (done.value.value, done.value.token) == ([1, "two"], hold.token)
+
+
+async def test_a_decision_whose_answer_got_lost_is_its_own_when_a_take_has_been_since(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    book = Ledger(stream.js, stream.name, CONSUMER)
+    write = Ledger._write
+
+    async def losing(self: Ledger, subject: str, *arguments: Any) -> int:
+        revision = await write(self, subject, *arguments)
+        if subject != book._record_subject:
+            return revision
+        monkeypatch.setattr(Ledger, "_write", write)
+        record, info = (await book.read())[0], await book.consumer.info()
+        assert record
+        await book.write_receipt(book.done_receipt(claim.id, record.done[claim.id]))
+        await write(book, subject, record.tidied(info).to_json(), revision)  # as a take elsewhere
+        raise RequestTimeout("the answer got lost")
+
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await asyncio.sleep(1)
+        monkeypatch.setattr(Ledger, "_write", losing)
+        await hold.settle("once")
+    assert await unacknowledged(stream) == 0
+    (receipt,) = await book.committed()
+    assert (receipt.attempt_id, receipt.value) == (hold.attempt_id, "once")
 
 
 async def test_heartbeats_keep_the_claim_for_many_leases(stream: Stream) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -16,6 +17,7 @@ from airflow_nats_jetstream.handoff import ledger, settle
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.record import DoneEntry, Record
+from airflow_nats_jetstream.handoff.settled import Settled
 from airflow_nats_jetstream.handoff.take import Take
 from tests.handoff.steps import ACK_WAIT, CONSUMER, floor, publish, reset_by_a_stranger, take, taking, unacknowledged
 
@@ -33,6 +35,15 @@ async def settle_without_acknowledging(stream: Stream, claim_id: str) -> None:
         return Record(record.created, record.n, open=rest, done={**record.done, claim_id: settled})
 
     await Ledger(stream.js, stream.name, CONSUMER).change(done)
+
+
+async def leave_to_receipts(stream: Stream) -> None:
+    """What the next take makes of claims that are done."""
+    book = Ledger(stream.js, stream.name, CONSUMER)
+    record, _ = await book.change(lambda record, info: record.tidied(info) if record else None)
+    assert record
+    assert not record.done
+    assert record.settled
 
 
 async def test_claims_hold_every_message_once_and_acknowledge_none(stream: Stream) -> None:
@@ -96,10 +107,15 @@ async def test_a_trigger_started_again_hands_on_its_own_claims(stream: Stream) -
     assert await take(stream, "another run", wait=0.5) == []
 
 
-async def test_done_messages_that_come_again_are_acknowledged_and_not_handed_on(stream: Stream) -> None:
+@pytest.mark.parametrize("receipted", [False, True])
+async def test_done_messages_that_come_again_are_acknowledged_and_not_handed_on(
+    stream: Stream, receipted: bool
+) -> None:
     await publish(stream, 10)
     (claim,) = await take(stream, hand_off_timeout=ACK_WAIT)
     await settle_without_acknowledging(stream, claim.id)
+    if receipted:
+        await leave_to_receipts(stream)
     await publish(stream, 1)
     new = await take(stream, "next", wait=5, min_messages=1, gather=timedelta(seconds=3))
     assert [sequence for each in new for sequence in each.sequences] == [11]
@@ -119,10 +135,13 @@ async def test_a_reset_processes_again_what_was_done(stream: Stream) -> None:
     assert record.n == 1
 
 
-async def test_a_reset_that_no_counter_shows_is_seen_by_first_deliveries(stream: Stream) -> None:
+@pytest.mark.parametrize("receipted", [False, True])
+async def test_a_reset_that_no_counter_shows_is_seen_by_first_deliveries(stream: Stream, receipted: bool) -> None:
     await publish(stream, 10)
     (claim,) = await take(stream)
     await settle_without_acknowledging(stream, claim.id)
+    if receipted:
+        await leave_to_receipts(stream)
     await reset_by_a_stranger(stream)
     messages = await stream.consumer(CONSUMER).fetch(10, max_wait=2)  # counters as before the reset
     assert len(messages) == 10
@@ -131,6 +150,32 @@ async def test_a_reset_that_no_counter_shows_is_seen_by_first_deliveries(stream:
     await reset_by_a_stranger(stream)
     (again,) = await take(stream, "after")
     assert again.sequences == claim.sequences
+
+
+@pytest.mark.parametrize(("fetched", "later"), [(8, 0), (10, 40)], ids=["first delivery", "consumer sequence"])
+async def test_either_shows_a_reset_that_no_counter_shows(stream: Stream, fetched: int, later: int) -> None:
+    await publish(stream, 10)
+    for claim in await take(stream, messages_per_claim=2):
+        await settle_without_acknowledging(stream, claim.id)
+    await leave_to_receipts(stream)
+    await reset_by_a_stranger(stream)
+    for _ in range(2):  # whoever had them died
+        for message in await stream.consumer(CONSUMER).fetch(fetched, max_wait=2):
+            await message.nak()
+        await asyncio.sleep(0.2)
+    book = Ledger(stream.js, stream.name, CONSUMER)
+    record, _ = await book.read()
+    assert record
+    spans = record.settled.spans
+    assert [counter for _, _, counter in spans] == [2, 4, 6, 8, 10]
+    # As if the claims had come so much later in the consumer's life, and its counters said nothing of the reset:
+    settled = Settled(tuple((first, last, later + counter) for first, last, counter in spans))
+    await book.change(lambda old, info: replace(old, counter=0, settled=settled) if old else None)  # noqa: ARG005
+    (again,) = await take(stream, "after", max_messages=10)
+    assert again.count == 10
+    record, _ = await book.read()
+    assert record
+    assert record.n == 1
 
 
 async def test_a_claim_whose_messages_a_stranger_acknowledged_is_still_processed(stream: Stream) -> None:
@@ -243,28 +288,28 @@ async def test_what_holds_the_floor_finds_room_in_a_record_full_of_what_is_done(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settle, "BELIEVED", 0)
-    await publish(stream, 40)
-    config = {"ack_wait": timedelta(seconds=2), "max_ack_pending": 100}
+    await publish(stream, 900)
+    scattered = {"filter_subject": f"{stream.name}.1", "ack_wait": timedelta(seconds=2), "max_ack_pending": 300}
+    (lost,) = await take(stream, max_messages=1, consumer_config=scattered, hand_off_timeout=timedelta(seconds=4))
+    (claim,) = await take(stream, "many", max_messages=250, consumer_config=scattered)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    await leave_to_receipts(stream)
     book = Ledger(stream.js, stream.name, CONSUMER)
-    (lost,) = await take(stream, max_messages=1, consumer_config=config, hand_off_timeout=timedelta(seconds=4))
-    for number in range(12):
-        (claim,) = await take(stream, f"run {number}", max_messages=3, consumer_config=config)
-        async with Hold.begin(stream.js, claim, try_number=1) as hold:
-            await hold.settle()
     record, _ = await book.read()
     assert record
-    assert len(record.done) == 12
+    assert len(record.settled.spans) == 250
     monkeypatch.setattr(ledger, "LARGEST_RECORD", len(json.dumps(record.to_json())) - 100)
-    found = await take(stream, "again", max_messages=1, wait=10, consumer_config=config)
+    found = await take(stream, "again", max_messages=1, wait=10, consumer_config=scattered)
     assert [claim.sequences for claim in found] == [lost.sequences]
     async with Hold.begin(stream.js, found[0], try_number=1) as hold:
         await hold.settle()
     await asyncio.sleep(1.1)
-    (rest,) = await take(stream, "rest", max_messages=10, wait=10, consumer_config=config)
-    assert rest.count == 3
+    (rest,) = await take(stream, "rest", max_messages=100, wait=10, consumer_config=scattered)
+    assert rest.count == 49
     record, _ = await book.read()
     assert record
-    assert not record.done
+    assert not record.processed
 
 
 async def test_an_api_prefix_is_refused_with_the_reason(js: JetStream) -> None:

@@ -17,6 +17,7 @@ from airflow_nats_jetstream.handoff.failures import Failure, failed, poison
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.record import DoneEntry, OpenEntry, Receipt, Record
+from airflow_nats_jetstream.handoff.settled import Settled
 from demo.nats_server import NatsServer
 from tests.handoff.steps import CONSUMER, publish, take
 from tests.hostile.attack import attack
@@ -35,6 +36,7 @@ RECORD = Record(
         "6f0c9a7be21d": OpenEntry(Sequences.of([6]), 8, 30, CREATED, ("dag", "run", "task", 2, 1)),
     },
     {"7f0c9a7be21d": DoneEntry(Sequences.of([7, 8]), 9, "1-abce", {"count": 2}, Sequences.of([8]), CREATED)},
+    Settled(((10, 12, 12), (15, 15, 11))),
     {"8f0c9a7be21d": Failure(Sequences.of([20]), 1, 2, "ValueError")},
     ("reset-token", CREATED),
 ).to_json()
@@ -64,10 +66,11 @@ def test_a_record_works_or_is_refused(value: Any) -> None:
         return
     # What the ledger does with every record that it has read:
     record.new_life(INFO)
-    noted = record.note(INFO).settled(INFO)
+    noted = record.note(INFO).tidied(INFO)
     json.dumps(noted.to_json()).encode()
     assert all(entry.sequences and entry.counter >= 0 for entry in record.open.values())
     assert all(entry.sequences and entry.counter >= 0 for entry in record.done.values())
+    assert (record.processed & Sequences.from_ranges([(1, 2**64 - 1)])) == record.processed
     assert all(failure.next_size > 0 for failure in record.failures.values())
     json.dumps(failed(record.failures, "9f0c9a7be21d", Sequences.of([20]), "x")["9f0c9a7be21d"].to_json())
     poison(record.failures, 2)

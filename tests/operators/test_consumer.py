@@ -40,7 +40,7 @@ def test_everything_from_the_sequence_is_processed_again(
     task.render_template_fields({"params": {"sequence": 4}})
     task.dry_run()
     wanted = {"stream": stream, "consumer": CONSUMER, "sequence": 4, "superseded": [held["id"]]}
-    assert str({**wanted, "forgotten": [done["id"]], "pending": 0}) in capsys.readouterr().out
+    assert str({**wanted, "forgotten": done["ranges"], "pending": 0}) in capsys.readouterr().out
     assert record(hook, stream) == before[1]
     assert info(hook, stream).raw["delivered"] == before[0]["delivered"]
 

@@ -90,7 +90,7 @@ class Hold:
         try:
             await ledger.decide(take_over, claim.id)
         except AlreadyDone:
-            await _acknowledge_again(ledger, claim)
+            await settle.acknowledge_again(ledger, claim)
             raise
         ack_wait = info.config["ack_wait"] / 1e9
         await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
@@ -261,10 +261,3 @@ async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
             f"claim {claim.id}: its ack_prefix is {claim.address.prefix!r}, the consumer's {address.prefix!r}"
         )
     return consumer
-
-
-async def _acknowledge_again(ledger: Ledger, claim: Claim) -> None:
-    record, _ = await ledger.read()
-    entry = record.done.get(claim.id) if record else None
-    if record is not None and entry is not None:
-        await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences, entry.counter))

@@ -260,7 +260,8 @@ class Ledger:
 
     def fits(self, record: Record, *, reserve: bool = False) -> bool:
         """Whether the record is within its limits; ``reserve``: with the room that is kept for what holds the floor."""
-        if any(len(entry.sequences.ranges) > MOST_RANGES for entry in record.open.values()):
+        ranges = [len(entry.sequences.ranges) for entry in record.open.values()]
+        if max(len(record.settled.spans), *ranges, 0) > MOST_RANGES:
             return False
         return len(json.dumps(record.to_json())) <= LARGEST_RECORD * (1.5 if reserve else 1)
 

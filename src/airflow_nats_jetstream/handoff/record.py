@@ -11,6 +11,7 @@ from airflow_nats_jetstream.client.errors import InvalidValue, LedgerInvalid
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff.failures import Failure, without
+from airflow_nats_jetstream.handoff.settled import Settled
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.consumer import ConsumerInfo
@@ -41,7 +42,7 @@ class OpenEntry:
 
 @dataclass(frozen=True, slots=True)
 class DoneEntry:
-    """A settled claim whose acknowledgements may still be on their way. ``at``: the server's time of settling.
+    """A claim that was settled, until its receipt says so. ``at``: the server's time of settling.
 
     ``rejected`` are those of its sequences that went to the dead letters instead of being processed.
     """
@@ -56,7 +57,11 @@ class DoneEntry:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that is known of one consumer in one life. ``resetting``: our own reset that is under way, and since when."""
+    """All that is known of one consumer in one life.
+
+    ``done`` are claims of which the receipts may not be written yet, ``settled`` the messages of the others above the
+    floor: their acknowledgements may still be on their way. ``resetting``: our own reset under way, and since when.
+    """
 
     created: str
     n: int = 0
@@ -66,6 +71,7 @@ class Record:
     last_counter: int = 0
     open: Mapping[str, OpenEntry] = field(default_factory=dict)
     done: Mapping[str, DoneEntry] = field(default_factory=dict)
+    settled: Settled = field(default_factory=Settled)
     failures: Mapping[str, Failure] = field(default_factory=dict)
     resetting: tuple[str, str] | None = None
 
@@ -93,8 +99,17 @@ class Record:
             candidate = fresh
         return replace(self, floor=floor, counter=counter, candidate=candidate, last_counter=info.counter)
 
-    def settled(self, info: ConsumerInfo) -> Record:
-        """Without what the server holds as acknowledged, because it lies wholly at or below the floor.
+    @property
+    def processed(self) -> Settled:
+        """Every message that is known to be settled in this life."""
+        found = self.settled
+        for entry in self.done.values():
+            found = found.add(entry.sequences, entry.counter)
+        return found
+
+    def tidied(self, info: ConsumerInfo) -> Record:
+        """Without what the server holds as acknowledged, because it lies wholly at or below the floor; how the claims
+        above it were settled is left to their receipts.
 
         An open entry stays: its messages were acknowledged by somebody else, or are gone, and never come again, so it
         is the last that knows of them. Only one that nobody has held for ``ABANDONED`` is forgotten.
@@ -107,7 +122,8 @@ class Record:
                 for claim_id, entry in self.open.items()
                 if entry.sequences.last > self.floor or entry.token is not None or time_nanoseconds(entry.at) > oldest
             },
-            done={claim_id: entry for claim_id, entry in self.done.items() if entry.sequences.last > self.floor},
+            done={},
+            settled=self.processed.above(self.floor),
             failures=without(self.failures, Sequences.from_ranges([(1, self.floor)] if self.floor else [])),
         )
 
@@ -141,6 +157,7 @@ class Record:
                 }
                 for claim_id, entry in self.done.items()
             },
+            "settled": self.settled.to_json(),
             "failed": {claim_id: failure.to_json() for claim_id, failure in self.failures.items()},
             "resetting": list(self.resetting) if self.resetting else None,
         }
@@ -182,6 +199,7 @@ class Record:
                     )
                     for claim_id, entry in value["done"].items()
                 },
+                settled=Settled.from_json(value["settled"]),
                 failures={claim_id: Failure.from_json(failure) for claim_id, failure in value["failed"].items()},
                 resetting=(resetting[0], resetting[1]) if resetting else None,
             )

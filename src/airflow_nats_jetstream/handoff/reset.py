@@ -39,7 +39,7 @@ class Reset:
 
     sequence:    the stream sequence from which on everything is delivered again.
     superseded:  claims that were open: whoever holds them is fenced.
-    forgotten:   claims that the record held as done: what of them lies at or past the sequence is processed again.
+    forgotten:   messages above the floor that were settled: those from the sequence on are processed again.
     pending:     how many messages the consumer now has to deliver.
     """
 
@@ -47,7 +47,7 @@ class Reset:
     consumer: str
     sequence: int
     superseded: tuple[str, ...]
-    forgotten: tuple[str, ...]
+    forgotten: Sequences
     pending: int
 
 
@@ -64,7 +64,7 @@ async def plan(ledger: Ledger, sequence: int | None = None) -> Reset:
     await ledger.check()
     info = await _allowed(ledger, sequence)
     record, _ = await ledger.read()
-    superseded, forgotten = (tuple(record.open), tuple(record.done)) if record else ((), ())
+    superseded, forgotten = (tuple(record.open), record.processed.sequences) if record else ((), Sequences())
     names = (ledger.stream.name, ledger.consumer.name)
     return Reset(*names, sequence or info.floor + 1, superseded, forgotten, info.pending)
 
@@ -111,7 +111,7 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
         ledger.consumer.name,
         int(answer["reset_seq"]),
         tuple(sorted(work.superseded)),
-        tuple(sorted(work.forgotten)),
+        work.forgotten,
         int(answer["num_pending"]),
     )
 
@@ -122,18 +122,19 @@ class _Resetting:
     def __init__(self, token: str, sequence: int | None) -> None:
         self._token = token
         self._sequence = sequence
-        self.confirmed: set[str] = set()
+        self.confirmed = Sequences()
         self.superseded: set[str] = set()
-        self.forgotten: set[str] = set()
+        self.forgotten = Sequences()
 
     def new_life(self, record: Record | None, info: ConsumerInfo) -> Record:
         record = record or Record(info.created)
         if (other := record.resetting) and other[0] != self._token and _age(other[1], info) < UNDER_WAY:
             raise ResetRefused(f"another reset of this consumer has been under way since {other[1]}: wait for it")
-        if not record.done.keys() <= self.confirmed:
+        settled = record.processed.sequences
+        if settled - self.confirmed:
             raise _Settled
         self.superseded.update(record.open)
-        self.forgotten.update(record.done)
+        self.forgotten |= settled
         return replace(record.reborn(info), resetting=(self._token, info.now))
 
     def last_look(self, record: Record | None, info: ConsumerInfo) -> Record:
@@ -143,8 +144,8 @@ class _Resetting:
         if _age(record.resetting[1], info) > UNDER_WAY / 2:
             raise _Settled
         _check_skip(self._sequence, info)
-        self.confirmed = set()
-        return self.new_life(record, info) if record.open or record.done else record
+        self.confirmed = Sequences()
+        return self.new_life(record, info) if record.open or record.processed else record
 
     def ended(self, record: Record | None, info: ConsumerInfo) -> Record | None:  # noqa: ARG002
         ours = record is not None and record.resetting is not None and record.resetting[0] == self._token
@@ -183,27 +184,23 @@ def check_sequence(sequence: object) -> int | None:
     return sequence
 
 
-async def _confirm(ledger: Ledger, patience: float) -> set[str]:
-    """Acknowledge, confirmed, what claims that are done may have left; their ids. Raises ResetRefused."""
+async def _confirm(ledger: Ledger, patience: float) -> Sequences:
+    """Acknowledge, confirmed, what claims that are done may have left; what is done. Raises ResetRefused."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + patience
     while True:
         record, _ = await ledger.read()
         info = await ledger.consumer.info(patience=PATIENCE)
-        if record is None or record.new_life(info):
-            return set(record.done) if record else set()  # of an earlier life: there is nothing to acknowledge any more
-        above = {claim_id: entry for claim_id, entry in record.done.items() if entry.sequences.last > info.floor}
-        if not above:
-            return set(record.done)
-        left = Sequences.from_ranges(each for entry in above.values() for each in entry.sequences.ranges)
-        counter = max(entry.counter for entry in above.values())
-        left = await answers.acknowledge(ledger, answers.Delivered.of(record, left, counter), deadline - clock())
+        if record is None or record.new_life(info):  # of an earlier life there is nothing to acknowledge any more
+            return record.processed.sequences if record else Sequences()
+        above = record.processed.above(info.floor)
+        delivered = answers.Delivered.of(record, above.sequences, above.counter)
+        left = await answers.acknowledge(ledger, delivered, deadline - clock()) if above else above.sequences
         if not left:
-            return set(record.done)
+            return record.processed.sequences
         if clock() > deadline:
-            ids = [claim_id for claim_id, entry in above.items() if entry.sequences & left]
             raise ResetRefused(
                 f"consumer {ledger.consumer.name!r} is not reset: {left.count} acknowledgements of what is done are "
-                f"unconfirmed, of claims {', '.join(ids)}: {left}; see that server and permissions let them through",
+                f"unconfirmed: {left}; see that server and permissions let them through",
                 left,
             )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client.errors import (
+    AlreadyDone,
     ConsumerNotFound,
     PermissionDenied,
     StreamNotFound,
@@ -61,7 +62,13 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         failed = failures.without(record.failures, entry.sequences)
         return replace(record, open=still_open, done={**record.done, **settled}, failures=failed).note(info)
 
-    record = await ledger.decide(done, claim.id)
+    try:
+        record = await ledger.decide(done, claim.id)
+    except AlreadyDone as already:
+        if already.token != token:
+            raise
+        await acknowledge_again(ledger, claim)  # our own write, whose answer got lost, and a take has been since
+        return
     entry = record.done[claim.id]
     await ledger.write_receipt(ledger.done_receipt(claim.id, entry))
     log.info("claim %s is done: acknowledging %d messages", claim.id, claim.count - rejected.count)
@@ -137,6 +144,13 @@ async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timede
         await answers.negative(ledger, claim.sequences, delay)
         log.info("claim %s is released: %d messages", claim.id, claim.count)
     return ours
+
+
+async def acknowledge_again(ledger: Ledger, claim: Claim) -> None:
+    """What may be left of a claim that is done."""
+    record, _ = await ledger.read()
+    if record is not None and (done := record.processed & claim.sequences):
+        await answers.acknowledge(ledger, answers.Delivered.of(record, done.sequences, done.counter))
 
 
 def _held(record: Record | None, claim: Claim, token: str) -> tuple[Record, OpenEntry]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -26,7 +26,8 @@ from airflow_nats_jetstream.handoff import answers, consumer, failures, settle
 from airflow_nats_jetstream.handoff.claim import Claim, new_claim_id, new_token
 from airflow_nats_jetstream.handoff.dead_letters import DeadLetters, Holder, dead_letters_of
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger
-from airflow_nats_jetstream.handoff.record import BELIEVED, DoneEntry, OpenEntry, Owner, Record
+from airflow_nats_jetstream.handoff.record import BELIEVED, OpenEntry, Owner, Record
+from airflow_nats_jetstream.handoff.settled import Settled
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.config import Config
@@ -372,12 +373,12 @@ class _Entering:
             return old
         record = old or Record(info.created)
         pulled = Sequences.of(self._batch)
-        done = _all_of(record.done)
-        if record.new_life(info) or self._delivered_anew(record, pulled & done):
-            record, done = record.reborn(info), Sequences()
-        kept = record.note(info).settled(info)
+        if record.new_life(info) or self._delivered_anew(record.processed & pulled):
+            record = record.reborn(info)
+        kept = record.note(info).tidied(info)
+        done = record.processed
         batch = pulled - Sequences.from_ranges([(1, record.floor)] if record.floor else [])
-        self.again = batch & done
+        self.again = (done & batch).sequences
         rest = batch - self.again
         superseded = {claim_id: entry for claim_id, entry in record.open.items() if entry.sequences & rest}
         opened = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in superseded}
@@ -386,13 +387,15 @@ class _Entering:
                 counted = failures.failed(record.failures, claim_id, entry.sequences, "its holder died, or lost it")
                 record = replace(record, failures=counted)
         self.entries = self._cut(record.failures, rest, info.now)
-        self.left = rest - _all_of(self.entries)
-        new = replace(record, open=opened | self.entries).note(info).settled(info)
+        self.left = rest - Sequences.from_ranges(
+            each for entry in self.entries.values() for each in entry.sequences.ranges
+        )
+        new = replace(record, open=opened | self.entries).note(info).tidied(info)
         ledger = self._take.ledger
         # What is done is forgotten when the floor passes it: what holds the floor must find room, or nothing would.
         holds_the_floor = bool(done and rest) and rest.first < done.first
         self.too_large = not ledger.fits(new, reserve=holds_the_floor and len(self._batch) <= _SMALLEST_BATCH)
-        self.full = self.too_large and not ledger.fits(replace(new, done={}))
+        self.full = self.too_large and not ledger.fits(replace(new, settled=Settled()))
         return kept if self.too_large else new
 
     def _stale(self, info: ConsumerInfo) -> str | None:
@@ -402,12 +405,12 @@ class _Entering:
             return "the consumer was reset or rolled back since it was pulled"
         return None
 
-    def _delivered_anew(self, record: Record, done: Sequences) -> bool:
+    def _delivered_anew(self, done: Settled) -> bool:
         """Whether a done message arrives as if it had never been delivered: the consumer began a new life."""
         return any(
-            self._batch[sequence].first or self._batch[sequence].counter <= entry.counter
-            for entry in (record.done.values() if done else ())
-            for sequence in entry.sequences & done
+            self._batch[sequence].first or self._batch[sequence].counter <= counter
+            for first, last, counter in done.spans
+            for sequence in range(first, last + 1)
         )
 
     def _cut(self, failed: failures.Failures, rest: Sequences, now: str) -> dict[str, OpenEntry]:
@@ -430,7 +433,3 @@ class _Entering:
             now,
             self._take.taking.owner,
         )
-
-
-def _all_of(entries: Mapping[str, OpenEntry] | Mapping[str, DoneEntry]) -> Sequences:
-    return Sequences.from_ranges(each for entry in entries.values() for each in entry.sequences.ranges)

@@ -31,8 +31,8 @@ class JetStreamResetConsumerOperator(BaseOperator):
     processed again, by new claims. Takes a few seconds, and fails instead of losing a message: while acknowledgements
     are unconfirmed, while claims go on being settled, or while another reset is under way.
 
-    Returns ``{"stream", "consumer", "sequence", "superseded": [claim id, …], "forgotten": [claim id, …], "pending"}``:
-    the claims that were open, those that were done, and how many messages are delivered now. ``dry_run`` prints it.
+    Returns ``{"stream", "consumer", "sequence", "superseded": [claim id, …], "forgotten": ranges, "pending"}``: the
+    claims that were open, messages above the floor that were settled, and how many come now. ``dry_run`` prints it.
 
     Raises:
         InvalidValue: names or sequence; when the DAG is parsed, unless they are templated.
@@ -97,4 +97,4 @@ class JetStreamResetConsumerOperator(BaseOperator):
 
 
 def _plain(made: Reset) -> dict[str, Any]:
-    return {**asdict(made), "superseded": list(made.superseded), "forgotten": list(made.forgotten)}
+    return {**asdict(made), "superseded": list(made.superseded), "forgotten": made.forgotten.to_json()}
