@@ -309,7 +309,7 @@ async def test_what_holds_the_floor_finds_room_in_a_record_full_of_what_is_done(
     assert rest.count == 49
     record, _ = await book.read()
     assert record
-    assert not record.processed
+    assert not record.all_settled
 
 
 async def test_an_api_prefix_is_refused_with_the_reason(js: JetStream) -> None:

@@ -70,7 +70,7 @@ def test_a_record_works_or_is_refused(value: Any) -> None:
     json.dumps(noted.to_json()).encode()
     assert all(entry.sequences and entry.counter >= 0 for entry in record.open.values())
     assert all(entry.sequences and entry.counter >= 0 for entry in record.done.values())
-    assert (record.processed & Sequences.from_ranges([(1, 2**64 - 1)])) == record.processed
+    assert (record.all_settled & Sequences.from_ranges([(1, 2**64 - 1)])) == record.all_settled
     assert all(failure.next_size > 0 for failure in record.failures.values())
     json.dumps(failed(record.failures, "9f0c9a7be21d", Sequences.of([20]), "x")["9f0c9a7be21d"].to_json())
     poison(record.failures, 2)

@@ -100,7 +100,7 @@ class Record:
         return replace(self, floor=floor, counter=counter, candidate=candidate, last_counter=info.counter)
 
     @property
-    def processed(self) -> Settled:
+    def all_settled(self) -> Settled:
         """Every message that is known to be settled in this life."""
         found = self.settled
         for entry in self.done.values():
@@ -123,7 +123,7 @@ class Record:
                 if entry.sequences.last > self.floor or entry.token is not None or time_nanoseconds(entry.at) > oldest
             },
             done={},
-            settled=self.processed.above(self.floor),
+            settled=self.all_settled.above(self.floor),
             failures=without(self.failures, Sequences.from_ranges([(1, self.floor)] if self.floor else [])),
         )
 

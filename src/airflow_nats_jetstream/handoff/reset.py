@@ -64,7 +64,7 @@ async def plan(ledger: Ledger, sequence: int | None = None) -> Reset:
     await ledger.check()
     info = await _allowed(ledger, sequence)
     record, _ = await ledger.read()
-    superseded, forgotten = (tuple(record.open), record.processed.sequences) if record else ((), Sequences())
+    superseded, forgotten = (tuple(record.open), record.all_settled.sequences) if record else ((), Sequences())
     names = (ledger.stream.name, ledger.consumer.name)
     return Reset(*names, sequence or info.floor + 1, superseded, forgotten, info.pending)
 
@@ -130,7 +130,7 @@ class _Resetting:
         record = record or Record(info.created)
         if (other := record.resetting) and other[0] != self._token and _age(other[1], info) < UNDER_WAY:
             raise ResetRefused(f"another reset of this consumer has been under way since {other[1]}: wait for it")
-        settled = record.processed.sequences
+        settled = record.all_settled.sequences
         if settled - self.confirmed:
             raise _Settled
         self.superseded.update(record.open)
@@ -145,7 +145,7 @@ class _Resetting:
             raise _Settled
         _check_skip(self._sequence, info)
         self.confirmed = Sequences()
-        return self.new_life(record, info) if record.open or record.processed else record
+        return self.new_life(record, info) if record.open or record.all_settled else record
 
     def ended(self, record: Record | None, info: ConsumerInfo) -> Record | None:  # noqa: ARG002
         ours = record is not None and record.resetting is not None and record.resetting[0] == self._token
@@ -192,12 +192,12 @@ async def _confirm(ledger: Ledger, patience: float) -> Sequences:
         record, _ = await ledger.read()
         info = await ledger.consumer.info(patience=PATIENCE)
         if record is None or record.new_life(info):  # of an earlier life there is nothing to acknowledge any more
-            return record.processed.sequences if record else Sequences()
-        above = record.processed.above(info.floor)
+            return record.all_settled.sequences if record else Sequences()
+        above = record.all_settled.above(info.floor)
         delivered = answers.Delivered.of(record, above.sequences, above.counter)
         left = await answers.acknowledge(ledger, delivered, deadline - clock()) if above else above.sequences
         if not left:
-            return record.processed.sequences
+            return record.all_settled.sequences
         if clock() > deadline:
             raise ResetRefused(
                 f"consumer {ledger.consumer.name!r} is not reset: {left.count} acknowledgements of what is done are "

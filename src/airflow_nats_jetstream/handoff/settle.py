@@ -149,7 +149,7 @@ async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timede
 async def acknowledge_again(ledger: Ledger, claim: Claim) -> None:
     """What may be left of a claim that is done."""
     record, _ = await ledger.read()
-    if record is not None and (done := record.processed & claim.sequences):
+    if record is not None and (done := record.all_settled & claim.sequences):
         await answers.acknowledge(ledger, answers.Delivered.of(record, done.sequences, done.counter))
 
 

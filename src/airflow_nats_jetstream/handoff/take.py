@@ -373,10 +373,10 @@ class _Entering:
             return old
         record = old or Record(info.created)
         pulled = Sequences.of(self._batch)
-        if record.new_life(info) or self._delivered_anew(record.processed & pulled):
+        if record.new_life(info) or self._delivered_anew(record.all_settled & pulled):
             record = record.reborn(info)
         kept = record.note(info).tidied(info)
-        done = record.processed
+        done = record.all_settled
         batch = pulled - Sequences.from_ranges([(1, record.floor)] if record.floor else [])
         self.again = (done & batch).sequences
         rest = batch - self.again
