@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from tests.chaos import pipelines, windows
 from tests.chaos.judge import Faults, Verdict, count, judge
 from tests.chaos.observer import Observer, sequences
 from tests.chaos.pipelines import PIPELINES
-from tests.chaos.plan import DRIVER, EXECUTOR, Blow, plan
+from tests.chaos.plan import DRIVER, EXECUTOR, TASK, Blow, plan
 from tests.chaos.proxy import Proxy
 from tests.chaos.publisher import Publisher
 from tests.chaos.record import Record
@@ -40,6 +40,9 @@ TO_RECOVER = 360.0
 """Seconds at the end in which everything must come to rest. A retry's lease alone is five minutes."""
 LOOK_AHEAD = 60
 """Blows of the plan that are tried on what is in a window now."""
+SPARKS = (DRIVER, EXECUTOR)
+TO_MEET = 60.0
+"""Seconds that the last strikes at Spark wait for its pipeline."""
 BETWEEN_SPARK = 35.0
 """Seconds between two runs of a Spark pipeline: a JVM costs ten of both cores."""
 ENOUGH = 20
@@ -153,12 +156,16 @@ class Run:
     def _strike(self) -> None:
         left = list(self._plan)
         until = self._deadline - min(TO_RECOVER, (self._deadline - self._began) / 3)
-        next_blow = time.monotonic() + 5
+        next_blow = struck = time.monotonic() + 5
         while left and time.monotonic() < until:
             self._tend()
             if time.monotonic() < next_blow:
                 continue
+            if time.monotonic() > struck + TO_MEET and all(blow.target in SPARKS for blow in left):
+                self._say(f"{len(left)} strikes at Spark go to task processes instead: Spark is not in the window")
+                left = [replace(blow, target=TASK) for blow in left]
             if strike := self._one(left):
+                struck = time.monotonic()
                 self._struck.append(asdict(strike))
                 pace = max(0.0, until - time.monotonic()) / max(1, len(left))
                 next_blow = time.monotonic() + self._chance.uniform(0.2, 1.2) * min(pace, 8.0)
@@ -170,7 +177,7 @@ class Run:
         scenes = self._scenes.now()
         self._chance.shuffle(scenes)
         # What only few pipelines feel comes first, or the end waits for their next run.
-        for blow in sorted(left[:LOOK_AHEAD], key=lambda blow: blow.target not in (DRIVER, EXECUTOR)):
+        for blow in sorted(left[:LOOK_AHEAD], key=lambda blow: blow.target not in SPARKS):
             for scene in list(scenes):
                 if not self._striker.suits(blow, scene):
                     continue
