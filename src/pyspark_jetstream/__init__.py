@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +37,7 @@ COLUMNS = {
 
 
 class DefaultSource(DataSource):
-    """``format("jetstream")``. Its options are described in ``options``."""
+    """``format("jetstream")``. Its options are described in ``options``, and those of writing in ``write_options``."""
 
     @classmethod
     def name(cls) -> str:
@@ -57,6 +63,22 @@ class DefaultSource(DataSource):
         options = Options.parse(self.options)
         options.check_streaming()
         return JetStreamStreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from pyspark_jetstream.write_options import WriteOptions, check_append, check_columns
+        from pyspark_jetstream.writer import JetStreamWriter
+
+        check_append(overwrite)
+        check_columns(schema)
+        return JetStreamWriter(WriteOptions.parse(self.options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from pyspark_jetstream.write_options import WriteOptions, check_append, check_columns
+        from pyspark_jetstream.writer import JetStreamStreamWriter
+
+        check_append(overwrite)
+        check_columns(schema)
+        return JetStreamStreamWriter(WriteOptions.parse(self.options))
 
 
 def read_claim(

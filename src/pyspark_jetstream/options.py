@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,7 @@ class Options:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
         """Raises InvalidValue: which option, its value, and what to do."""
-        given = {_name(name): value for name, value in options.items()}
+        given = {option_name(name, _KNOWN): value for name, value in options.items()}
         servers, connection = given.get("servers"), given.get("connection")
         if (servers is None) == (connection is None):
             raise InvalidValue("servers", servers, "give the option servers or the option connection, one of them")
@@ -150,15 +150,15 @@ def claim_options(claim: Claim, servers: str | None, connection: str | None) -> 
     return {**given, "claim": json.dumps(claim.to_json())}
 
 
-def _name(option: str) -> str:
-    """Spark hands options on in lower case or as given: their case does not matter."""
-    for known in _KNOWN:
+def option_name(option: str, names: Sequence[str]) -> str:
+    """As it is known: Spark hands options on in lower case or as given. Raises InvalidValue for any other."""
+    for known in names:
         if option.lower() == known.lower():
             return known
     if any(secret in option.lower() for secret in _SECRETS):
         remedy = "credentials are never an option, which Spark shows in plans: use the option connection"
         raise InvalidValue("option", option, remedy)
-    raise InvalidValue("option", option, f"the options are {', '.join(_KNOWN)}")
+    raise InvalidValue("option", option, f"the options are {', '.join(names)}")
 
 
 def _claim(text: str) -> Claim:

@@ -1,0 +1,91 @@
+"""The options and columns of writing with ``format("jetstream")``, checked before Spark runs anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client.names import check_stream_name
+from airflow_nats_jetstream.client.settings import ConnectionSettings
+from pyspark_jetstream.options import option_name
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_OPTIONS = ("servers", "connection", "stream", "acceptDuplicates")
+_OF_A_QUERY = ("checkpointLocation", "queryName")  # Spark's own, which it hands on
+_COLUMNS = {
+    "subject": ("string",),
+    "data": ("binary", "string"),
+    "headers": ("map<string,array<string>>", "map<string,string>"),
+    "msg_id": ("string",),
+}
+_REQUIRED = ("subject", "data")
+_MODES = (
+    "messages are added to a stream and replace nothing: use mode append; to start anew, purge the stream first, or "
+    "create it with max_msgs_per_subject=1 where the last message of a subject is the one that counts"
+)
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """Where to write.
+
+    servers:           addresses, without user information; or
+    connection:        the id of an Airflow connection whose settings are in the environment.
+    stream:            the stream that must store every message; required.
+    acceptDuplicates:  ``true``: a task that runs again sends, too, when it cannot be found out what it stored before.
+                       Default ``false``: it fails then.
+    """
+
+    stream: str
+    servers: str | None = None
+    connection: str | None = None
+    accept_duplicates: bool = False
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        """Raises InvalidValue: which option, its value, and what to do."""
+        given = {option_name(name, _OPTIONS + _OF_A_QUERY): value for name, value in options.items()}
+        servers, connection = given.get("servers"), given.get("connection")
+        if (servers is None) == (connection is None):
+            raise InvalidValue("servers", servers, "give the option servers or the option connection, one of them")
+        if servers is not None:
+            ConnectionSettings(servers=servers)
+        if "stream" not in given:
+            raise InvalidValue("stream", None, "name the stream that must store the messages")
+        accept = given.get("acceptDuplicates", "false")
+        if accept.lower() not in ("true", "false"):
+            raise InvalidValue("acceptDuplicates", accept, "give true or false")
+        return cls(check_stream_name(given["stream"]), servers, connection, accept.lower() == "true")
+
+    def settings(self) -> ConnectionSettings:
+        """On the driver and on executors. Raises InvalidValue when the environment lacks the connection."""
+        if self.connection is not None:
+            return ConnectionSettings.from_environment(self.connection)
+        return ConnectionSettings(servers=self.servers or "")
+
+
+def check_append(overwrite: bool) -> None:
+    """Raises InvalidValue for the modes that replace: ``overwrite``, and a stream's ``complete``."""
+    if overwrite:
+        raise InvalidValue("mode", "overwrite", _MODES)
+
+
+def check_columns(schema: StructType) -> None:
+    """Raises InvalidValue for a column that is missing, unknown, or of another type."""
+    known = ", ".join(f"{name} {' or '.join(kinds)}" for name, kinds in _COLUMNS.items())
+    for each in schema.fields:
+        kind = each.dataType.simpleString()
+        if kind not in _COLUMNS.get(each.name, ()):
+            raise InvalidValue("schema", f"{each.name} {kind}", f"the columns are {known}: select or cast them")
+    for name in _REQUIRED:
+        if name not in schema.fieldNames():
+            raise InvalidValue(
+                "schema", schema.simpleString(), f"the column {name} is missing; the columns are {known}"
+            )
+    repeated = {name for name in schema.fieldNames() if schema.fieldNames().count(name) > 1}
+    if repeated:
+        raise InvalidValue("schema", ", ".join(sorted(repeated)), "a column is given once")
