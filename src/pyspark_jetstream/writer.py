@@ -22,6 +22,7 @@ from airflow_nats_jetstream.client.errors import (
     PermissionDenied,
     PublishFailed,
     RequestTimeout,
+    StreamNotFound,
     WrongStream,
 )
 from airflow_nats_jetstream.client.position import Position
@@ -53,8 +54,9 @@ class Written(WriterCommitMessage):
 class JetStreamWriter(DataSourceArrowWriter):
     """A batch job. Made once on the driver and sent to every attempt of every task.
 
-    Raises:
-        StreamNotFound, ConnectionFailed: when it is made, before anything is published.
+    Raises, before anything is published:
+        InvalidValue: there is no such stream.
+        ConnectionFailed: no connection.
         RequestTimeout: the account may not ask for the stream, see ``acceptDuplicates``.
     """
 
@@ -99,6 +101,8 @@ def _position(options: WriteOptions) -> Position | None:
     """Where the stream ends now: what a task finds behind it under its ids, an earlier attempt has stored."""
     try:
         return Position.current(options.settings(), options.stream)
+    except StreamNotFound:
+        raise InvalidValue("stream", options.stream, "there is none of this name here: create it first") from None
     except (PermissionDenied, RequestTimeout) as silence:
         if not options.accept_duplicates:
             raise

@@ -37,7 +37,7 @@ def spark(nats_server: NatsServer, secure: ConnectionSettings) -> Iterator[Spark
         patch.setenv("JETSTREAM_SECRET_NATS_SECURE", secure.to_json())
         patch.setenv("JETSTREAM_SECRET_NATS_MISTRUSTED", replace(secure, tls_ca=None).to_json())
         session = spark_session(
-            "tests", master="local[2]", config={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+            "tests", master="local[2,3]", config={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
         )
         session.sparkContext.setLogLevel("FATAL")
         gateway = session.sparkContext._gateway
