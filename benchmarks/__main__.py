@@ -5,12 +5,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import acknowledge, publish, spark_read
+from benchmarks import acknowledge, publish, spark_read, spark_write
 from benchmarks.comparison import Comparison
 from demo.java import java_home
 from demo.nats_server import NatsServer
 
-BENCHMARKS = (publish.compare, acknowledge.compare, spark_read.bare, spark_read.with_headers)
+BENCHMARKS = (publish.compare, acknowledge.compare, spark_read.bare, spark_read.with_headers, spark_write.compare)
 
 
 def main() -> int:

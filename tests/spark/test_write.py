@@ -1,13 +1,12 @@
 """Writing on a real Spark: the stream holds each row once, whatever dies meanwhile, or an error names what is wrong."""
 
-import asyncio
 import os
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -16,8 +15,9 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_nats_jetstream.client import ConnectionSettings
+from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.stream import Stream
+from airflow_nats_jetstream.client.wire import Wire
 from demo.service import until
 
 ROWS = int(os.environ.get("ROWS", "40000"))
@@ -32,20 +32,33 @@ def write(rows: DataFrame, settings: ConnectionSettings, stream: str, **options:
 
 async def counted(stream: Stream) -> Counter[bytes]:
     """How often the stream holds each payload."""
-    held = (await stream.info()).state["messages"]
+    messages = (await stream.info()).state["messages"]
     reader = await stream.create_consumer({"ack_policy": "none"})
     counter: Counter[bytes] = Counter()
-    while counter.total() < held:
-        counter.update(message.data for message in await reader.fetch(min(10_000, held - counter.total())))
+    while counter.total() < messages:
+        counter.update(message.data for message in await reader.fetch(min(10_000, messages - counter.total())))
     return counter
 
 
-def contents(spark: SparkSession, stream: Stream, rows: int) -> DataFrame:
+def held(settings: ConnectionSettings, stream: Stream) -> int:
+    with Wire.open(settings) as wire:
+        return int(wire.api(f"STREAM.INFO.{stream.name}")["state"]["messages"])
+
+
+def contents(spark: SparkSession, stream: Stream, rows: int, size: int = 128) -> DataFrame:
     """Four rows of each content, two in each of two partitions."""
     content = f"id % {rows // 4}"
     return spark.range(0, rows, 1, 2).selectExpr(
-        f"concat('{stream.name}.', {content} % 7) as subject", f"cast({content} as string) as data"
+        f"concat('{stream.name}.', {content} % 7) as subject", f"lpad({content}, {size}, '0') as data"
     )
+
+
+@contextmanager
+def batches_of(spark: SparkSession, rows: int) -> Iterator[None]:
+    """Spark hands rows on in Arrow batches of 10,000: one that is not full waits for the end of its partition."""
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", rows)
+    yield
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
 def in_another_order(folder: Path, stops: int) -> Callable[[Batches], Batches]:
@@ -83,34 +96,45 @@ async def test_killed_tasks_and_rows_in_another_order_store_each_once(
 ) -> None:
     rows = contents(spark, stream, ROWS)
     mixed = rows.mapInArrow(in_another_order(tmp_path, stops=2), rows.schema)
-    with ThreadPoolExecutor() as threads:
-        job = threads.submit(write, mixed, settings, stream.name)
-        while not job.done() and (await stream.info()).state["messages"] < ROWS / 10:
-            pass
-        kill_workers()  # while they publish
-        until("both tasks wait", lambda: job.done() or len(list(tmp_path.glob("1-*"))) == 2, seconds=200)
-        published = (await stream.info()).state["messages"]
-        kill_workers()  # with everything sent
-        job.result()
-    assert ROWS / 2 < published < ROWS
-    held = await counted(stream)
-    assert (len(held), set(held.values())) == (ROWS // 4, {4})
+
+    def strike() -> tuple[int, int]:
+        until("they publish", lambda: held(settings, stream) > ROWS / 10, seconds=100, every=0.01)
+        kill_workers()
+        first = held(settings, stream)
+        until("both wait", lambda: len(list(tmp_path.glob("1-*"))) == 2, seconds=200)
+        until("all sent is stored", lambda: held(settings, stream) > ROWS * 6 // 10, seconds=100)
+        kill_workers()
+        return first, held(settings, stream)
+
+    with ThreadPoolExecutor() as threads, batches_of(spark, 500):
+        struck = threads.submit(strike)
+        write(mixed, settings, stream.name)
+        first, second = struck.result()
+    assert ROWS / 10 < first < second < ROWS
+    counts = await counted(stream)
+    assert (len(counts), set(counts.values())) == (ROWS // 4, {4})
 
 
 async def test_a_task_that_runs_again_after_the_duplicate_window_stores_nothing_twice(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
 ) -> None:
     await stream.update({"duplicate_window": 100_000_000})
-    rows = contents(spark, stream, 400)
+    rows = contents(spark, stream, 400, 1_000)
     mixed = rows.mapInArrow(in_another_order(tmp_path, stops=1), rows.schema)
-    with ThreadPoolExecutor() as threads:
-        job = threads.submit(write, mixed, settings, stream.name)
-        until("both tasks wait", lambda: job.done() or len(list(tmp_path.glob("0-*"))) == 2, seconds=100)
-        await asyncio.sleep(0.5)
+
+    def strike() -> int:
+        until("both wait", lambda: len(list(tmp_path.glob("0-*"))) == 2, seconds=100)
+        until("some is stored", lambda: held(settings, stream) > 100, seconds=100)
+        time.sleep(0.5)
         kill_workers()
-        job.result()
-    held = await counted(stream)
-    assert (len(held), set(held.values())) == (100, {4})
+        return held(settings, stream)
+
+    with ThreadPoolExecutor() as threads, batches_of(spark, 50):
+        struck = threads.submit(strike)
+        write(mixed, settings, stream.name)
+        assert 100 < struck.result() < 400
+    counts = await counted(stream)
+    assert (len(counts), set(counts.values())) == (100, {4})
 
 
 async def test_two_jobs_store_their_rows_both(
@@ -125,7 +149,7 @@ async def test_two_jobs_store_their_rows_both(
 async def test_a_restarted_query_stores_its_batch_once(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
 ) -> None:
-    rows = contents(spark, stream, 400)
+    rows = contents(spark, stream, 400, 1_000)
     rows.write.parquet(str(tmp_path / "rows"))
     repaired = tmp_path / "repaired"
 
@@ -134,6 +158,7 @@ async def test_a_restarted_query_stores_its_batch_once(
             order = random.sample(range(batch.num_rows), batch.num_rows)
             yield batch.take(pa.array(order[: batch.num_rows * 3 // 4]))
             if not repaired.exists():
+                until("the writer has some", lambda: held(settings, stream) > 0, seconds=100)
                 raise RuntimeError("broken")
             yield batch.take(pa.array(order[batch.num_rows * 3 // 4 :]))
 
@@ -144,7 +169,7 @@ async def test_a_restarted_query_stores_its_batch_once(
         query = written.options(servers=settings.servers[0], **options).trigger(availableNow=True).start()
         query.awaitTermination()
 
-    with pytest.raises(Exception, match="broken"):
+    with batches_of(spark, 50), pytest.raises(Exception, match="broken"):
         run()
     assert 0 < (await stream.info()).state["messages"] < 400
     repaired.touch()
@@ -153,8 +178,8 @@ async def test_a_restarted_query_stores_its_batch_once(
         commit.unlink()  # what a driver leaves that is killed when its tasks have published everything
     run()
     assert list((tmp_path / "checkpoint" / "commits").glob("0"))
-    held = await counted(stream)
-    assert (len(held), set(held.values())) == (100, {4})
+    counts = await counted(stream)
+    assert (len(counts), set(counts.values())) == (100, {4})
 
 
 async def test_the_second_batch_of_a_query_is_another(
@@ -235,10 +260,10 @@ async def test_a_row_that_is_no_message_is_named(
     rows = good.unionByName(bad, allowMissingColumns=True).coalesce(1)
     with pytest.raises(Exception, match=named.replace("{}", name)):
         write(rows, settings, name)
-    held = await counted(stream)
-    assert set(held) <= {b"good"}
+    stored = await counted(stream)
+    assert set(stored) <= {b"good"}
     if "None: row" in named:
-        assert not held
+        assert not stored
 
 
 @pytest.mark.parametrize(
@@ -307,8 +332,6 @@ async def test_a_refusal_fails_the_job_and_the_driver_says_what_stays(
 
 
 async def test_a_connection_of_the_environment_writes_over_tls(spark: SparkSession, secure: ConnectionSettings) -> None:
-    from airflow_nats_jetstream.client import connect
-
     async with connect(secure) as js:
         stream = await js.create_stream({"name": "WRITTEN", "subjects": ["WRITTEN.>"]})
         rows = contents(spark, stream, 400)
