@@ -40,9 +40,9 @@ async def counted(stream: Stream) -> Counter[bytes]:
     return counter
 
 
-def held(settings: ConnectionSettings, stream: Stream) -> int:
+def held(settings: ConnectionSettings, stream: str) -> int:
     with Wire.open(settings) as wire:
-        return int(wire.api(f"STREAM.INFO.{stream.name}")["state"]["messages"])
+        return int(wire.api(f"STREAM.INFO.{stream}")["state"]["messages"])
 
 
 def contents(spark: SparkSession, stream: Stream, rows: int, size: int = 128) -> DataFrame:
@@ -74,7 +74,7 @@ def in_another_order(folder: Path, stops: int) -> Callable[[Batches], Batches]:
         random.Random(f"{context.partitionId()} {attempt}").shuffle(order)
         mixed = rows.take(pa.array(order))
         if attempt < stops:
-            yield from mixed.slice(0, rows.num_rows * 3 // 4).to_batches(max_chunksize=1_000)
+            yield from mixed.slice(0, rows.num_rows * 3 // 4).to_batches(max_chunksize=rows.num_rows // 20)
             (folder / f"{attempt}-{context.partitionId()}").touch()
             time.sleep(300)
         yield from mixed.to_batches(max_chunksize=1_000)
@@ -98,13 +98,13 @@ async def test_killed_tasks_and_rows_in_another_order_store_each_once(
     mixed = rows.mapInArrow(in_another_order(tmp_path, stops=2), rows.schema)
 
     def strike() -> tuple[int, int]:
-        until("they publish", lambda: held(settings, stream) > ROWS / 10, seconds=100, every=0.01)
+        until("they publish", lambda: held(settings, stream.name) > ROWS / 10, seconds=100, every=0.01)
         kill_workers()
-        first = held(settings, stream)
+        first = held(settings, stream.name)
         until("both wait", lambda: len(list(tmp_path.glob("1-*"))) == 2, seconds=200)
-        until("all sent is stored", lambda: held(settings, stream) > ROWS * 6 // 10, seconds=100)
+        until("all sent is stored", lambda: held(settings, stream.name) > ROWS * 6 // 10, seconds=100)
         kill_workers()
-        return first, held(settings, stream)
+        return first, held(settings, stream.name)
 
     with ThreadPoolExecutor() as threads, batches_of(spark, 500):
         struck = threads.submit(strike)
@@ -119,17 +119,17 @@ async def test_a_task_that_runs_again_after_the_duplicate_window_stores_nothing_
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
 ) -> None:
     await stream.update({"duplicate_window": 100_000_000})
-    rows = contents(spark, stream, 400, 1_000)
+    rows = contents(spark, stream, 400, 10_000)
     mixed = rows.mapInArrow(in_another_order(tmp_path, stops=1), rows.schema)
 
     def strike() -> int:
         until("both wait", lambda: len(list(tmp_path.glob("0-*"))) == 2, seconds=100)
-        until("some is stored", lambda: held(settings, stream) > 100, seconds=100)
+        until("some is stored", lambda: held(settings, stream.name) > 100, seconds=100)
         time.sleep(0.5)
         kill_workers()
-        return held(settings, stream)
+        return held(settings, stream.name)
 
-    with ThreadPoolExecutor() as threads, batches_of(spark, 50):
+    with ThreadPoolExecutor() as threads, batches_of(spark, 10):
         struck = threads.submit(strike)
         write(mixed, settings, stream.name)
         assert 100 < struck.result() < 400
@@ -149,18 +149,18 @@ async def test_two_jobs_store_their_rows_both(
 async def test_a_restarted_query_stores_its_batch_once(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
 ) -> None:
-    rows = contents(spark, stream, 400, 1_000)
+    rows = contents(spark, stream, 400, 10_000)
     rows.write.parquet(str(tmp_path / "rows"))
-    repaired = tmp_path / "repaired"
+    repaired, name = tmp_path / "repaired", stream.name
 
     def broken(batches: Batches) -> Batches:
-        for batch in batches:
-            order = random.sample(range(batch.num_rows), batch.num_rows)
-            yield batch.take(pa.array(order[: batch.num_rows * 3 // 4]))
-            if not repaired.exists():
-                until("the writer has some", lambda: held(settings, stream) > 0, seconds=100)
-                raise RuntimeError("broken")
-            yield batch.take(pa.array(order[batch.num_rows * 3 // 4 :]))
+        table = pa.Table.from_batches(list(batches))
+        mixed = table.take(pa.array(random.sample(range(table.num_rows), table.num_rows)))
+        yield from mixed.slice(0, table.num_rows * 3 // 4).to_batches(max_chunksize=10)
+        if not repaired.exists():
+            until("the writer has some", lambda: held(settings, name) > 50, seconds=100)
+            raise RuntimeError("broken")
+        yield from mixed.slice(table.num_rows * 3 // 4).to_batches()
 
     def run() -> None:
         messages = spark.readStream.schema(rows.schema).parquet(str(tmp_path / "rows"))
@@ -169,7 +169,7 @@ async def test_a_restarted_query_stores_its_batch_once(
         query = written.options(servers=settings.servers[0], **options).trigger(availableNow=True).start()
         query.awaitTermination()
 
-    with batches_of(spark, 50), pytest.raises(Exception, match="broken"):
+    with batches_of(spark, 10), pytest.raises(Exception, match="broken"):
         run()
     assert 0 < (await stream.info()).state["messages"] < 400
     repaired.touch()
