@@ -292,7 +292,7 @@ async def test_other_columns_are_named(
         ({"connection": "nats_tests", "stream": "a.b"}, "stream"),
         ({"connection": "nats_tests", "stream": "MISSING"}, "stream='MISSING': .*create it first"),
         ({"connection": "nats_tests", "stream": "S", "password": "hidden"}, "credentials"),
-        ({"connection": "nats_tests", "stream": "S", "startingOffsets": "1"}, "startingOffsets"),
+        ({"connection": "nats_tests", "stream": "S", "startingOffsets": "1"}, "(?i)startingOffsets"),
         ({"connection": "nats_tests", "stream": "S", "acceptDuplicates": "maybe"}, "give true or false"),
     ],
 )
