@@ -153,6 +153,8 @@ class _Feed:
         self._messages = enumerate(messages)
         self._window = window
         self._expected = {"Nats-Expected-Stream": stream} if stream else {}
+        self._plain = encode_headers(self._expected) if stream else b""
+        self._before_id, self._after_id = encode_headers({"Nats-Msg-Id": "…", **self._expected}).split("…".encode())
         self.ids = MessageIds(scope) if scope is not None else None
         self._stop = stop
         self.stored: Mapping[bytes, int] = {}
@@ -211,12 +213,7 @@ class _Feed:
             subject, data = check_subject(message[0]), message[1]
             if not isinstance(data, bytes):
                 raise InvalidValue("data", type(data).__name__, "give bytes")
-            headers = dict(message[2]) if len(message) == 3 else {}
-            if self.ids and "Nats-Msg-Id" not in headers:
-                plain = encode_headers(headers) if headers else b""
-                headers["Nats-Msg-Id"] = self.ids.next(subject, data, plain)
-            headers |= self._expected
-            outgoing = Outgoing(position, subject, data, encode_headers(headers) if headers else b"")
+            outgoing = Outgoing(position, subject, data, self._header(subject, data, message[2] if message[2:] else {}))
             if outgoing.size > self.max_payload:
                 remedy = f"the server takes at most {self.max_payload} bytes with headers (max_payload)"
                 raise InvalidValue("data", f"{outgoing.size} bytes", remedy)
@@ -228,6 +225,16 @@ class _Feed:
             return None
         return outgoing
 
+    def _header(self, subject: str, data: bytes, given: Mapping[str, str | Sequence[str]]) -> bytes:
+        if not given:  # nearly always, and nothing in it needs a check
+            if self.ids is None:
+                return self._plain
+            return self._before_id + self.ids.next(subject, data).encode() + self._after_id
+        headers = dict(given)
+        if self.ids and "Nats-Msg-Id" not in headers:
+            headers["Nats-Msg-Id"] = self.ids.next(subject, data, encode_headers(headers))
+        return encode_headers(headers | self._expected)
+
 
 def _receive(wire: Wire, window: PublishWindow, seconds: float) -> None:
     try:
@@ -238,7 +245,8 @@ def _receive(wire: Wire, window: PublishWindow, seconds: float) -> None:
         window.on_denied(denied)
         return
     for frame in arrived:
-        window.on_reply(inbox_number(frame.subject), decode_status(frame.header)[0], frame.data)
+        status = decode_status(frame.header)[0] if frame.header else 0
+        window.on_reply(inbox_number(frame.subject), status, frame.data)
 
 
 def _drive_wire(

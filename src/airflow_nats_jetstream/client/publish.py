@@ -28,6 +28,8 @@ WINDOW_BYTES = 8 << 20
 
 _TAG = 6  # characters of an id that name its scope, before "~"
 _made_here = re.compile(rb"[\w-]{6}~[\w-]{22}(?:-\d+)?").fullmatch
+_plain_ack = re.compile(rb'\{"stream":"([\w-]+)", ?"seq":(\d{1,19})(,"duplicate": ?true)?\}', re.ASCII).fullmatch
+"""What servers answer nearly always; anything else is read as JSON."""
 _find_id = re.compile(rb"(?:^|\r\n)Nats-Msg-Id: *([^\r\n]*)").search
 
 
@@ -42,6 +44,8 @@ class PubAck(NamedTuple):
     @classmethod
     def parse(cls, data: bytes) -> PubAck:
         """Raises ApiError for a refusal, ProtocolError for anything that is no PubAck."""
+        if plain := _plain_ack(data):
+            return cls(plain[1].decode(), int(plain[2]), plain[3] is not None)
         answer = decode_object(data, "the answer to a publish")
         if "error" in answer:
             raise ApiError.from_response(answer["error"])
@@ -83,16 +87,17 @@ class MessageIds:
     """
 
     def __init__(self, scope: str) -> None:
-        self._key = hashlib.blake2b(scope.encode(), digest_size=32).digest()
-        self._tag = base64.urlsafe_b64encode(self._key)[:_TAG].decode()
+        key = hashlib.blake2b(scope.encode(), digest_size=32).digest()
+        self._keyed = hashlib.blake2b(digest_size=16, key=key)
+        self._tag = base64.urlsafe_b64encode(key)[:_TAG].decode()
         self._seen: dict[bytes, int] = {}
 
     def next(self, subject: str, data: bytes, header: bytes = b"") -> str:
-        digest = hashlib.blake2b(
-            b"%d %d %b%b%b" % (len(subject), len(header), subject.encode(), header, data), digest_size=16, key=self._key
-        ).digest()
+        content = self._keyed.copy()
+        content.update(b"%d %d %b%b%b" % (len(subject), len(header), subject.encode(), header, data))
+        digest = content.digest()
         occurrence = self._seen[digest] = self._seen.get(digest, 0) + 1
-        text = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        text = base64.urlsafe_b64encode(digest)[:-2].decode()
         return f"{self._tag}~{text}" if occurrence == 1 else f"{self._tag}~{text}-{occurrence}"
 
     def foreign(self, identity: bytes) -> bool:
@@ -121,6 +126,7 @@ class Outgoing(NamedTuple):
 
 class _Unanswered(NamedTuple):
     message: Outgoing
+    size: int
     last: int  # the highest sequence that was known when it was sent first: it can only be stored behind it
     sent: float
 
@@ -190,13 +196,13 @@ class PublishWindow:
         return self._failure is not None
 
     def add(self, message: Outgoing, now: float = 0.0) -> None:
-        self._unanswered[message.position] = _Unanswered(message, self._last, now)
-        self._bytes += message.size
+        entry = self._unanswered[message.position] = _Unanswered(message, message.size, self._last, now)
+        self._bytes += entry.size
 
     def found(self, position: int, sequence: int) -> None:
         """The stream holds the message of a position, as a look into it has shown: nothing needs to be sent."""
         if entry := self._unanswered.pop(position, None):
-            self._bytes -= entry.message.size
+            self._bytes -= entry.size
             self._stored += 1
         else:
             self._duplicates += 1
@@ -221,7 +227,7 @@ class PublishWindow:
         except JetStreamError as error:
             refusal = error
         del self._unanswered[position]
-        self._bytes -= entry.message.size
+        self._bytes -= entry.size
         if refusal is not None:
             self.fail(position, entry.message.subject, refusal)
             return
