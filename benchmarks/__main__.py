@@ -3,14 +3,15 @@
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import acknowledge, publish, spark_read, spark_write
+from benchmarks import acknowledge, publish, spark
 from benchmarks.comparison import Comparison
 from demo.java import java_home
 from demo.nats_server import NatsServer
 
-BENCHMARKS = (publish.compare, acknowledge.compare, spark_read.bare, spark_read.with_headers, spark_write.compare)
+BENCHMARKS: Sequence[Callable[[str], Comparison]] = (publish.compare, acknowledge.compare, *spark.BENCHMARKS)
 
 
 def main() -> int:

@@ -10,29 +10,36 @@ ROUNDS = 3
 
 @dataclass
 class Comparison:
-    """Rates in messages a second. The ratio is of the medians."""
+    """Rates in messages a second. The ratio is of the medians. ``limit``: what nothing of the kind can exceed."""
 
     what: str
     required: float
     aim: float
     ours: list[float] = field(default_factory=list)
     baseline: list[float] = field(default_factory=list)
+    limit: list[float] = field(default_factory=list)
 
     @property
     def ratio(self) -> float:
         return statistics.median(self.ours) / statistics.median(self.baseline)
 
-    def run(self, ours: Callable[[], int], baseline: Callable[[], int], rounds: int = ROUNDS) -> "Comparison":
+    def run(
+        self, ours: Callable[[], int], baseline: Callable[[], int], limit: Callable[[], int] | None = None
+    ) -> "Comparison":
         """Each returns how many messages it handled; they take turns, so that a slow moment strikes both."""
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             self.baseline.append(_rate(baseline))
             self.ours.append(_rate(ours))
+            if limit:
+                self.limit.append(_rate(limit))
         return self
 
     def __str__(self) -> str:
+        share = statistics.median(self.ours) / statistics.median(self.limit) if self.limit else 0
+        of_the_limit = f"; {share:.0%} of the limit" if self.limit else ""
         return (
             f"{self.what}: {statistics.median(self.ours):,.0f}/s against {statistics.median(self.baseline):,.0f}/s, "
-            f"{self.ratio:.1f} times (required {self.required:g}, aim {self.aim:g})"
+            f"{self.ratio:.1f} times (required {self.required:g}, aim {self.aim:g}){of_the_limit}"
         )
 
 
