@@ -14,7 +14,7 @@ import functools
 import itertools
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -133,7 +133,11 @@ def write(url: str) -> Comparison:
         return Comparison("write 128 B", required=4, aim=8).run(ours, alternative)
 
 
-BENCHMARKS = (*(functools.partial(read, load) for load in LOADS), wire, write)
+BENCHMARKS: Sequence[Callable[[str], Comparison]] = (
+    *(functools.partial(read, load) for load in LOADS),
+    wire,
+    write,
+)
 
 
 class Prebuilt(DataSource):

@@ -213,9 +213,8 @@ class _Feed:
             subject, data = check_subject(message[0]), message[1]
             if not isinstance(data, bytes):
                 raise InvalidValue("data", type(data).__name__, "give bytes")
-            outgoing = Outgoing(
-                position, subject, data, self._header(subject, data, message[2] if len(message) == 3 else {})
-            )
+            header = self._header(subject, data, message[2] if len(message) == 3 else {})
+            outgoing = Outgoing(position, subject, data, header)
             if outgoing.size > self.max_payload:
                 remedy = f"the server takes at most {self.max_payload} bytes with headers (max_payload)"
                 raise InvalidValue("data", f"{outgoing.size} bytes", remedy)
