@@ -40,6 +40,9 @@ came at once stays together, so the window of direct get bounds the bytes."""
 
 WORTH_A_CONSUMER = 1_000
 """Messages of a partition from which on a consumer is made to read them."""
+WORTH_HEADERS_ONLY = 1_024
+"""Bytes of a stream's average message from which on its data is left out where no column needs it. Of smaller ones
+the server's extra header costs more than their data."""
 
 
 @dataclass
@@ -47,20 +50,29 @@ class Sequenced(InputPartition):
     """The sequences of one partition, and the stream that they are of.
 
     With a filter the sequences are a span, of which the share ``density`` is expected to pass it.
-    ``by_consumer``: rather than by direct get.
+    ``by_consumer``: rather than by direct get; and then, with ``headers_only``, without their data.
     """
 
     sequences: Sequences
     created: str
     density: float = 1.0
     by_consumer: bool = False
+    headers_only: bool = False
 
-    def __init__(self, sequences: Sequences, created: str, density: float = 1.0, by_consumer: bool = False) -> None:
+    def __init__(
+        self,
+        sequences: Sequences,
+        created: str,
+        density: float = 1.0,
+        by_consumer: bool = False,
+        headers_only: bool = False,
+    ) -> None:
         super().__init__(None)
         self.sequences = sequences
         self.created = created
         self.density = density
         self.by_consumer = by_consumer
+        self.headers_only = headers_only
 
 
 class Reading:
@@ -90,7 +102,7 @@ class Reading:
         try:
             if partition.by_consumer:
                 try:
-                    yield from delivery.read(*what, subject=options.filter)
+                    yield from delivery.read(*what, subject=options.filter, headers_only=partition.headers_only)
                 except ConsumerRefused as refused:  # before anything was read
                     if options.read_mode == CONSUMER:
                         raise
@@ -121,7 +133,9 @@ class Reading:
         density = self._density(wire, info)
         parts = list(_split(wanted, min(wanted.count, count)))
         by_consumer = self._by_consumer(info, wanted.count / len(parts), wanted)
-        return [Sequenced(part, info.created, density, by_consumer) for part in parts]
+        average = info.state["bytes"] / max(1, info.state["messages"])
+        headers_only = "data" not in self._columns and average >= WORTH_HEADERS_ONLY
+        return [Sequenced(part, info.created, density, by_consumer, headers_only) for part in parts]
 
     def _by_consumer(self, info: StreamInfo, each: float, wanted: Sequences) -> bool:
         """A consumer reads everything from its beginning on: most of that must be wanted, and making it must pay."""

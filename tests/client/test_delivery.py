@@ -11,9 +11,10 @@ import pytest
 from airflow_nats_jetstream.client import ConnectionSettings, connect, delivery, direct
 from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.errors import ConsumerRefused, MessagesMissing, StreamRecreated
-from airflow_nats_jetstream.client.protocol import time_nanoseconds
+from airflow_nats_jetstream.client.protocol import encode_publish, time_nanoseconds
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import Stream
+from airflow_nats_jetstream.client.wire import Wire
 from demo.nats_server import NatsServer
 
 COUNT = 30_000
@@ -30,10 +31,15 @@ async def stream(settings: ConnectionSettings) -> AsyncIterator[Stream]:
 
 
 async def read(
-    settings: ConnectionSettings, stream: Stream, wanted: Sequences, subject: str | None = None
+    settings: ConnectionSettings,
+    stream: Stream,
+    wanted: Sequences,
+    subject: str | None = None,
+    *,
+    headers_only: bool = False,
 ) -> list[direct.DirectMessage]:
     created = (await stream.info()).created
-    batches = delivery.read(settings, stream.name, wanted, created, subject=subject)
+    batches = delivery.read(settings, stream.name, wanted, created, subject=subject, headers_only=headers_only)
     return [message for batch in batches for message in batch]
 
 
@@ -145,3 +151,81 @@ def test_a_server_killed_twice_while_reading_gives_the_exact_set(tmp_path: Path)
         assert received == list(range(1, 100_001))
     finally:
         server.stop()
+
+
+BLOCKS = [
+    b"",
+    b"NATS/1.0\r\nA: 1\r\nB: 2\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Size: 7\r\n\r\n",  # the publisher's own, which stays
+    b"NATS/1.0\r\nNats-Msg-Size: 7\r\nA: 1\r\nNats-Msg-Size: 9\r\n\r\n",
+    b"NATS/1.0\r\nnats-msg-size: 7\r\n\r\n",
+    b"NATS/1.0\r\nA: Nats-Msg-Size: 5\r\n\r\n",
+    b"NATS/1.0 503\r\n\r\n",
+    b"NATS/1.0\r\n\r\n",
+    b"NATS/1.0",
+    b"NATS/1.0\r\nA: 1",
+    b"NATS/1.0\r\nA: 1\r\n",
+    b"Nats-Msg-Size: 5\r\n",
+    b"xy",
+]
+
+
+def publish_blocks(settings: ConnectionSettings, subject: str, blocks: list[bytes]) -> None:
+    with Wire.open(settings) as wire:
+        inbox = wire.new_inbox()
+        wire.subscribe(inbox)
+        wire.send(*(encode_publish(subject, inbox, b"data", block) for block in blocks))
+        answers = 0
+        while answers < len(blocks):
+            answers += len(wire.receive(5))
+
+
+async def test_headers_only_says_the_same_but_the_data(settings: ConnectionSettings, stream: Stream) -> None:
+    publish_blocks(settings, "delivery.x", BLOCKS)
+    wanted = Sequences.from_ranges([(COUNT - 9, COUNT + len(BLOCKS))])
+    whole = await read(settings, stream, wanted)
+    assert [message.data for message in whole[10:]] == [b"data"] * len(BLOCKS)
+    expected = [message._replace(data=b"") for message in whole]
+    assert await read(settings, stream, wanted, headers_only=True) == expected
+    filtered = await read(settings, stream, wanted, "delivery.x", headers_only=True)
+    assert filtered == expected[10:]
+
+
+def test_a_header_block_that_ends_the_server_ends_it_once(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    server.start()
+    restarts = 0
+    over = threading.Event()
+
+    def supervise() -> None:
+        nonlocal restarts
+        while not over.wait(0.05):
+            if not server.running:
+                restarts += 1
+                server.launch()
+
+    supervisor = threading.Thread(target=supervise)
+    try:
+        settings = ConnectionSettings(servers=server.url)
+
+        async def create() -> str:
+            async with connect(settings) as js:
+                stream = await js.create_stream({"name": "S", "subjects": ["s"], "allow_direct": True})
+                return (await stream.info()).created
+
+        created = asyncio.run(create())
+        publish_all(settings, (("s", b"x" * 200) for _ in range(20_000)))
+        publish_blocks(settings, "s", [b"x"])  # one byte
+        publish_all(settings, (("s", b"x" * 200) for _ in range(20_000)))
+        time.sleep(1)  # a server that ends forgets its last moments
+        supervisor.start()
+        wanted = Sequences.from_ranges([(1, 40_001)])
+        batches = delivery.read(settings, "S", wanted, created, headers_only=True)
+        received = [message.sequence for batch in batches for message in batch]
+    finally:
+        over.set()
+        if supervisor.is_alive():
+            supervisor.join()
+        server.stop()
+    assert restarts == 1  # the server's error, known in 2.15.1: once it is mended, the guard in delivery.py can go
+    assert received == list(range(1, 40_002))
