@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import operator
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard, TypeVar
 
 import airflow
 
@@ -273,19 +274,23 @@ class HeldClaim:
         """What was rejected so far."""
         return self._hold.rejected
 
-    def reject(self, sequences: SupportsIndex | Iterable[SupportsIndex] | Sequences, reason: str) -> None:
+    def reject(
+        self, sequences: SupportsIndex | Iterable[SupportsIndex] | Sequences | DataFrame, reason: str | None = None
+    ) -> None:
         """These messages cannot be processed. When the work succeeds, they are copied with the reason to the
         dead-letter stream, and the rest is acknowledged; when it fails, nothing is rejected.
 
-        sequences: one, or many, e.g. ``[row.sequence for row in bad.select("sequence").collect()]``.
-        reason:    why, in one line.
+        sequences: one, or many; or a DataFrame with a column ``sequence``, which is collected here.
+        reason:    why, in one line. By default what a DataFrame's column ``reason`` says of each, as the malformed
+                   messages of :func:`pyspark_jetstream.decoded` have it.
 
         Raises:
             InvalidValue: a sequence that this claim does not hold, or no reason.
             DeadLettersUnsuitable: the dead-letter stream breaks a rule.
             HoldLost: the claim is not held any more.
         """
-        self._portal.call(self._hold.reject, _sequences(sequences), reason, self._dead_letters)
+        for why, which in _by_reason(sequences, reason):
+            self._portal.call(self._hold.reject, which, why, self._dead_letters)
 
     @property
     def ended(self) -> bool:
@@ -350,14 +355,36 @@ class HeldClaim:
             threading.Thread(target=_cancel_jobs, args=[spark], daemon=True).start()
 
 
-def _sequences(value: SupportsIndex | Iterable[SupportsIndex] | Sequences) -> Sequences:
+def _by_reason(
+    rejected: SupportsIndex | Iterable[SupportsIndex] | Sequences | DataFrame, reason: str | None
+) -> list[tuple[str, Sequences]]:
+    if not _is_dataframe(rejected):
+        return [(reason or "", _sequences(rejected))]
+    for name in ("sequence",) if reason is not None else ("sequence", "reason"):
+        if name not in rejected.columns:
+            raise InvalidValue("sequences", rejected.columns, f"the rejected messages need a column {name}")
+    if reason is not None:
+        return [(reason, _sequences([row[0] for row in rejected.select("sequence").collect()]))]
+    reasons: dict[str, list[int]] = {}
+    for row in rejected.select("sequence", "reason").collect():
+        reasons.setdefault(row[1] or "", []).append(row[0])
+    return [(why, _sequences(which)) for why, which in reasons.items()]
+
+
+def _is_dataframe(value: object) -> TypeGuard[DataFrame]:
+    spark = sys.modules.get("pyspark.sql")  # whoever gives a DataFrame has it
+    return spark is not None and isinstance(value, spark.DataFrame)
+
+
+def _sequences(value: object) -> Sequences:
     """As a set of plain numbers: what comes out of a DataFrame may be NumPy's."""
     from airflow_nats_jetstream.client.sequences import Sequences
 
     if isinstance(value, Sequences):
         return value
     try:
-        return Sequences.of(operator.index(each) for each in (value if isinstance(value, Iterable) else [value]))
+        many: Iterable[Any] = value if isinstance(value, Iterable) else [value]
+        return Sequences.of(operator.index(each) for each in many)
     except TypeError:
         remedy = "give numbers of messages, e.g. [row.sequence for row in bad.collect()]"
         raise InvalidValue("sequences", type(value).__name__, remedy) from None

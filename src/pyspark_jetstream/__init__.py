@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from airflow_nats_jetstream.handoff.claim import Claim
 
-__all__ = ["DefaultSource", "read_claim", "spark_session"]
+__all__ = ["DefaultSource", "decoded", "read_claim", "spark_session"]
 
 COLUMNS = {
     "stream": "string",
@@ -97,6 +97,32 @@ def read_claim(
     if connection is not None:
         check_environment(spark, connection)
     return spark.read.format("jetstream").options(**claim_options(claim, servers, connection)).load()
+
+
+def decoded(
+    messages: DataFrame,
+    schema: StructType | str,
+    *,
+    format: str = "json",  # noqa: A002 - as in spark.read
+    options: Mapping[str, str] | None = None,
+) -> tuple[DataFrame, DataFrame]:
+    """The messages with their payload as columns, and the malformed ones: each message is in one of the two.
+
+    messages:  what was read, with its column ``data``.
+    schema:    of JSON a struct type or its DDL, e.g. ``"id INT, name STRING"``; of Avro the writer's schema as JSON.
+    format:    ``"json"`` or ``"avro"``.
+    options:   those of Spark's ``from_json``, e.g. ``{"timestampFormat": "dd.MM.yyyy HH:mm"}``.
+
+    The first has the messages' columns, but the schema's instead of ``data``. The second has all of the messages'
+    columns and ``reason``; ``claim.reject`` takes it as it is. Reading both reads the messages twice, unless they are
+    persisted.
+
+    Raises:
+        InvalidValue: no ``data``, a schema that cannot be used, or one of its names that the messages have as well.
+    """
+    from pyspark_jetstream.payload import decoding, split
+
+    return split(messages, decoding(format, schema, options or {}))
 
 
 def spark_session(

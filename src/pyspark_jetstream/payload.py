@@ -1,0 +1,125 @@
+"""Payloads as columns, and the messages whose payload is malformed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.types import ArrayType, BinaryType, BooleanType, DataType, StringType, StructField, StructType
+
+from airflow_nats_jetstream.client.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_RESERVED = ("mode", "columnnameofcorruptrecord")
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How one format is decoded.
+
+    fields:  the names of the columns.
+    decode:  from ``data`` to a column that the others are taken from.
+    value:   from that to a struct of the fields.
+    reason:  from that and ``data`` to what is wrong, null for what is right.
+    """
+
+    fields: list[str]
+    decode: Callable[[Column], Column]
+    value: Callable[[Column], Column]
+    reason: Callable[[Column, Column], Column]
+
+
+def split(messages: DataFrame, decoding: Decoding) -> tuple[DataFrame, DataFrame]:
+    """See :func:`pyspark_jetstream.decoded`."""
+    if StructField("data", BinaryType()) not in messages.schema.fields:
+        raise InvalidValue("messages", messages.columns, "they need their column data, which is binary")
+    kept = [name for name in messages.columns if name != "data"]
+    taken = {name.lower() for name in kept}
+    for name in decoding.fields:
+        if name.lower() in taken:
+            remedy = f"the messages have a column of this name: messages.withColumnRenamed({name!r}, …) first"
+            raise InvalidValue("schema", name, remedy)
+    # explode(array(…)) of one value changes nothing, but Spark moves no filter and no field's access to below it.
+    # Without it each payload would be decoded once for the filter, and again for the columns.
+    name = f"decoded_{secrets.token_hex(8)}"
+    decoded = messages.select("*", F.explode(F.array(decoding.decode(messages["data"]))).alias(name))
+    value, reason = decoding.value(decoded[name]), decoding.reason(decoded[name], decoded["data"])
+    fields = [value.getField(each).alias(each) for each in decoding.fields]
+    good = decoded.filter(reason.isNull()).select(*(decoded[each] for each in kept), *fields)
+    columns = (decoded[each] for each in messages.columns)
+    return good, decoded.filter(reason.isNotNull()).select(*columns, reason.alias("reason"))
+
+
+def decoding(format: str, schema: StructType | str, options: Mapping[str, str]) -> Decoding:  # noqa: A002
+    """Raises InvalidValue."""
+    if format == "json":
+        return json_decoding(schema, options)
+    if format != "avro":
+        raise InvalidValue("format", format, "give json or avro")
+    if options:
+        raise InvalidValue("options", ", ".join(options), "they are those of JSON; Avro has none")
+    try:
+        from pyspark_jetstream.avro import avro_decoding
+    except ModuleNotFoundError as missing:
+        remedy = "Avro needs fastavro, here and on executors: install airflow-provider-nats-jetstream[avro]"
+        raise InvalidValue("format", "avro", remedy) from missing
+    return avro_decoding(schema)
+
+
+def json_decoding(schema: StructType | str, options: Mapping[str, str]) -> Decoding:
+    """By Spark's ``from_json``, which alone would do two things that lose data: it ignores whatever follows the first
+    value, and takes bytes that are not UTF-8.
+
+    So each payload is parsed as the first of two elements, ``{"<mark>": [<payload>, {"<mark>": true}]}``. The mark is
+    random, so that no payload can hold it: only what is one JSON value leaves the second element in its place.
+    """
+    row = _struct(schema)
+    for name in options:
+        if name.lower() in _RESERVED:
+            raise InvalidValue("options", name, "it is set here: malformed messages are kept apart")
+    mark, corrupt = secrets.token_hex(8), f"corrupt_{secrets.token_hex(8)}"
+    element = StructType([*row.fields, StructField(mark, BooleanType())])
+    whole = StructType([StructField(mark, ArrayType(element)), StructField(corrupt, StringType())])
+
+    def decode(data: Column) -> Column:
+        # The line break ends a comment, which the option allowComments allows.
+        wrapped = F.concat(F.lit(f'{{"{mark}":['), _text(data), F.lit(f'\n,{{"{mark}":true}}]}}'))
+        return F.from_json(wrapped, whole, {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt})
+
+    def value(decoded: Column) -> Column:
+        return F.get(decoded.getField(mark), 0)
+
+    def reason(decoded: Column, data: Column) -> Column:
+        elements = decoded.getField(mark)
+        one = F.coalesce(
+            (F.size(elements) == 2) & F.get(elements, 1).getField(mark) & F.get(elements, 0).isNotNull(), F.lit(False)
+        )
+        return (
+            F.when(one & decoded.getField(corrupt).isNull(), F.lit(None).cast("string"))
+            .when(one, "a JSON object, but not of the schema")
+            .when(F.length(data) == 0, "empty")
+            .when(_text(data).isNull(), "not UTF-8")
+            .otherwise("no JSON object of the schema")
+        )
+
+    return Decoding(row.fieldNames(), decode, value, reason)
+
+
+def _text(data: Column) -> Column:
+    """Null for what is not UTF-8."""
+    return F.try_validate_utf8(data.cast("string"))
+
+
+def _struct(schema: StructType | str) -> StructType:
+    try:
+        parsed: DataType = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    except Exception as error:
+        raise InvalidValue("schema", str(schema)[:100], "give a struct type, or its DDL such as 'id INT'") from error
+    if not isinstance(parsed, StructType) or not parsed.fields:
+        raise InvalidValue("schema", str(schema)[:100], "give a struct type with fields, or its DDL such as 'id INT'")
+    return parsed
