@@ -83,7 +83,7 @@ sys.path.insert(0, {str(DAGS)!r})
 import airflow_nats_jetstream.hooks, airflow_nats_jetstream.sensors, airflow_nats_jetstream.triggers
 import airflow_nats_jetstream.operators.stream, airflow_nats_jetstream.operators.publish
 import airflow_nats_jetstream.operators.process
-import flight_delays
+import flight_delays, flight_delays_stream
 print(json.dumps(sorted({{"nats", "pyspark", "pyspark_jetstream", "pyarrow"}} & set(sys.modules))))
 """
     assert alone(code) == []
