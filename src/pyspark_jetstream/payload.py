@@ -36,7 +36,7 @@ class Decoding:
 
 def split(messages: DataFrame, decoding: Decoding) -> tuple[DataFrame, DataFrame]:
     """See :func:`pyspark_jetstream.decoded`."""
-    if StructField("data", BinaryType()) not in messages.schema.fields:
+    if not any(each.name == "data" and each.dataType == BinaryType() for each in messages.schema.fields):
         raise InvalidValue("messages", messages.columns, "they need their column data, which is binary")
     kept = [name for name in messages.columns if name != "data"]
     taken = {name.lower() for name in kept}
