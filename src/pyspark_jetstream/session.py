@@ -6,6 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
+from pyspark.util import default_api_mode
 
 from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.settings import ENVIRONMENT_PREFIX, environment_name
@@ -16,17 +18,27 @@ if TYPE_CHECKING:
 
 def start(app_name: str, master: str | None, memory: str | None, config: Mapping[str, str]) -> SparkSession:
     """See :func:`pyspark_jetstream.spark_session`."""
-    builder = SparkSession.builder.appName(app_name)
-    if master is not None:
-        builder = builder.master(master)
-    if memory is not None:
-        builder = builder.config("spark.driver.memory", memory)
-    for name, value in os.environ.items():
-        if name.startswith(ENVIRONMENT_PREFIX):
-            builder = builder.config(f"spark.executorEnv.{name}", value)  # redacted: its name contains "secret"
-    for name, value in config.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+    options = {"spark.master": master, "spark.driver.memory": memory}
+    options |= {
+        f"spark.executorEnv.{name}": os.environ[name] for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)
+    }
+    given = {name: value for name, value in {**options, **config}.items() if value is not None}
+    plain = {name: value for name, value in given.items() if ENVIRONMENT_PREFIX not in name}
+    builder = SparkSession.builder.appName(app_name).config(map={**plain})
+    if _remote(plain):
+        return builder.getOrCreate()  # the executors are the Connect server's, and their environment is its own
+    from pyspark import SparkConf, SparkContext
+
+    # PySpark would start the JVM with all of this on the command line (pyspark/java_gateway.py), which everybody on the
+    # machine can read. So the JVM starts without the connections, and hears of them through its socket.
+    SparkContext._ensure_initialized(conf=SparkConf().setAll([("spark.app.name", app_name), *plain.items()]))
+    return builder.config(map={**given}).getOrCreate()  # redacted where it is shown: the names contain "secret"
+
+
+def _remote(config: Mapping[str, str]) -> bool:
+    """Whether the session will be Spark Connect's, decided as SparkSession.Builder.getOrCreate does."""
+    mode = config.get("spark.api.mode") or os.environ.get("SPARK_API_MODE") or default_api_mode()
+    return mode.lower() == "connect" or is_remote() or "spark.remote" in config or "SPARK_REMOTE" in os.environ
 
 
 def check_environment(spark: SparkSession, connection: str) -> None:

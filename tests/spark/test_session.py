@@ -6,6 +6,7 @@ import sys
 
 SCRIPT = """
 import os
+import psutil
 from pyspark_jetstream import spark_session
 
 name = "JETSTREAM_SECRET_NATS_TESTS"
@@ -13,6 +14,9 @@ spark = spark_session(config={"spark.ui.enabled": "false", "spark.log.level": "F
 print("master", spark.sparkContext.master)
 print("worker", spark.sparkContext.parallelize([0], 1).map(lambda _: os.environ.get(name) == "hidden").collect())
 print("shown", [tuple(row) for row in spark.sql("SET").collect() if name in row.key])
+commands = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+print("jvm", any("pyspark-shell" in command for command in commands))
+print("argument", any(os.environ[name] in command for command in commands))
 spark.stop()
 """
 
@@ -30,4 +34,6 @@ def test_where_spark_runs_is_not_overridden_and_the_connection_is_carried_unseen
     assert said["master"] == "local[3]"
     assert said["worker"] == "[True]"
     assert "redacted" in said["shown"]
+    # Everybody on the machine can read a command line.
+    assert (said["jvm"], said["argument"]) == ("True", "False")
     assert "hidden" not in run.stdout + run.stderr
