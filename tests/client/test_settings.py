@@ -1,5 +1,7 @@
 """Settings: contradictions are named, and no secret is shown, whatever goes wrong."""
 
+from pathlib import Path
+
 import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings
@@ -99,6 +101,24 @@ def test_the_environment_names_a_connection(monkeypatch: pytest.MonkeyPatch) -> 
     assert ConnectionSettings.from_environment("my-nats.1") == settings
     with pytest.raises(InvalidValue, match="JETSTREAM_SECRET_OTHER"):
         ConnectionSettings.from_environment("other")
+
+
+def test_the_environment_may_name_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = ConnectionSettings(servers="nats://a:1,nats://b:2", user="u", password="hidden")
+    file = tmp_path / "settings.json"
+    file.write_text(settings.to_json())
+    monkeypatch.setenv("JETSTREAM_SECRET_X", str(file))
+    assert ConnectionSettings.from_environment("x") == settings
+    for content, named in ((b"hidden", "not the JSON"), (b"\xff hidden", "no text"), (None, "No such file")):
+        file.write_bytes(content) if content else file.unlink()
+        with pytest.raises(InvalidValue, match=named) as refused:
+            ConnectionSettings.from_environment("x")
+        assert "hidden" not in str(refused.value)
+    assert "JETSTREAM_SECRET_X" in str(refused.value)
+    monkeypatch.setenv("JETSTREAM_SECRET_X", "/hidden")  # a token, pasted into the wrong place
+    with pytest.raises(InvalidValue) as refused:
+        ConnectionSettings.from_environment("x")
+    assert "hidden" not in str(refused.value)
 
 
 def test_the_prefix_of_the_api() -> None:

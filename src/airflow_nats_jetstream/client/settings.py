@@ -192,19 +192,33 @@ class ConnectionSettings:
 
     @classmethod
     def from_environment(cls, connection: str) -> ConnectionSettings:
-        """The settings that the environment variable of an Airflow connection id holds, see :func:`environment_name`.
+        """The settings of an Airflow connection id, from its environment variable, see :func:`environment_name`.
+
+        The variable holds them as :meth:`to_json` writes them, or it is the absolute path of a file that does: on a
+        cluster the executors may have such a file where the task that starts the work has the text.
 
         Raises:
-            InvalidValue: the variable is not set, or holds something else.
+            InvalidValue: the variable is not set, its file cannot be read, or what it holds is something else.
         """
         name = environment_name(connection)
         text = os.environ.get(name)
         if text is None:
             remedy = (
-                f"the environment variable {name} is not set here. @task.jetstream sets it before its body runs; a "
-                "Spark session that was started before does not see it: stop that session and start it in the body"
+                f"the environment variable {name} is not set here. @task.jetstream sets it before its body runs, and "
+                "spark_session() sends it to the executors; a Spark session that was started before, or otherwise, "
+                "does not see it: stop that session and start it with spark_session() in the body"
             )
             raise InvalidValue("connection", connection, remedy)
+        if text.startswith("/"):  # JSON of settings begins with a brace
+            try:
+                text = Path(text).read_text()
+            except (OSError, ValueError) as wrong:
+                reason = wrong.strerror if isinstance(wrong, OSError) else "it is no text"
+                remedy = (
+                    f"the environment variable {name} names a file that cannot be read here ({reason}): it must lie at "
+                    "that path wherever the driver or an executor runs, readable by the user that runs them"
+                )
+                raise InvalidValue("connection", connection, remedy) from None
         return cls.from_json(text)
 
 
