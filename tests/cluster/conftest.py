@@ -1,0 +1,114 @@
+"""One standalone Spark for the run, a session on it, and a server that asks for a password."""
+
+import asyncio
+import secrets
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.bulk import publish_all
+from demo.nats_server import NatsServer
+from demo.service import free_port
+from pyspark_jetstream import spark_session
+from tests.cluster.environment import PROJECT, environment, spark_home
+from tests.cluster.standalone import Standalone
+
+STREAM = "CLUSTER"
+COUNT = 300_000
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """What the executors run: pyspark, pyarrow and the wheel."""
+    return environment(PROJECT / "build" / "tests" / "executors", installed=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory, spark_environment: None, python: Path) -> Iterator[Standalone]:
+    cluster = Standalone(tmp_path_factory.mktemp("cluster"), spark_home(python))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A server with a password: the stream ``CLUSTER`` with ``COUNT`` messages of 300 bytes."""
+
+    server: NatsServer
+    settings: ConnectionSettings
+    monitor: str
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    password, monitor = f"planted-{secrets.token_hex(12)}", free_port()
+    config = f'authorization {{ user: spark, password: "{password}" }}\nhttp: "127.0.0.1:{monitor}"'
+    server = NatsServer(tmp_path_factory.mktemp("secured"), config)
+    settings = ConnectionSettings(servers=server.url, user="spark", password=password)
+
+    async def create() -> None:
+        async with connect(settings) as js:
+            await js.create_stream({"name": STREAM, "subjects": [STREAM], "allow_direct": True})
+
+    server.start()
+    try:
+        asyncio.run(create())
+        publish_all(settings, ((STREAM, b"%0300d" % number) for number in range(1, COUNT + 1)))
+        yield Secured(server, settings, f"http://127.0.0.1:{monitor}")
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Spark logs its events."""
+    return tmp_path_factory.mktemp("events")
+
+
+@pytest.fixture(scope="session")
+def spark(
+    cluster: Standalone, secured: Secured, python: Path, events: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
+    """A session on the cluster that knows three connections.
+
+    ``by_environment`` as a task of Airflow has it; ``by_file``, which the executors read from a file while this process
+    has the text; and ``by_lost_file``, whose file they do not have.
+    """
+    file = tmp_path_factory.mktemp("credentials") / "by_file.json"
+    file.touch(mode=0o600)
+    file.write_text(secured.settings.to_json())
+    config = {
+        "spark.cores.max": "2",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.eventLog.compress": "false",  # to be searched
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.enabled": "true",
+        "spark.executor.memory": "512m",
+        "spark.executorEnv.JETSTREAM_SECRET_BY_FILE": str(file),
+        "spark.executorEnv.JETSTREAM_SECRET_BY_LOST_FILE": "/nowhere/by_lost_file.json",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "240s",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # work begins when both executors are there
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.port": str(free_port()),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("BY_ENVIRONMENT", "BY_FILE", "BY_LOST_FILE"):
+            patch.setenv(f"JETSTREAM_SECRET_{name}", secured.settings.to_json())
+        patch.setenv("PYSPARK_PYTHON", str(python))
+        patch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
+        session = spark_session("cluster", master=cluster.url, memory="1g", config=config)
+        session.sparkContext.setLogLevel("FATAL")
+        gateway = session.sparkContext._gateway
+        yield session
+        session.stop()
+        assert gateway is not None
+        gateway.shutdown()  # or its sockets are left to the garbage collector, which warns

@@ -1,0 +1,202 @@
+"""Reading on a standalone Spark whose executors have pyspark, pyarrow and this project's wheel, and nothing else."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import urllib.request
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_nats_jetstream.client import connect
+from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.handoff.claim import Claim
+from demo.service import until
+from pyspark_jetstream import read_claim
+from tests.cluster.conftest import COUNT, STREAM, Secured
+from tests.cluster.environment import PROJECT, environment, spark_home, zipped
+from tests.cluster.standalone import Standalone
+
+TOTALS = ("count(*)", "count(distinct sequence)", "min(sequence)", "max(sequence)", "sum(int(string(data)) - sequence)")
+"""How many messages, and whether each is the one that was published."""
+
+
+async def claimed(secured: Secured, sequences: Sequences) -> Claim:
+    async with connect(secured.settings) as js:
+        created = (await js.stream(STREAM).info()).created
+    return Claim(
+        id="5f0c9a7be21d",
+        stream=STREAM,
+        stream_created=created,
+        consumer="c",
+        consumer_created=created,
+        sequences=sequences,
+        bytes=0,
+        consumer_sequence=sequences.last,
+        taken_at=created,
+    )
+
+
+def load(spark: SparkSession, connection: str, **options: str) -> DataFrame:
+    return spark.read.format("jetstream").options(connection=connection, stream=STREAM, **options).load()
+
+
+def totals(messages: DataFrame) -> tuple[int, ...]:
+    return tuple(messages.selectExpr(*TOTALS).collect()[0])
+
+
+def text(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as page:
+        content: str = page.read().decode()
+        return content
+
+
+def test_executors_have_nothing_but_spark_and_the_wheel(spark: SparkSession, python: Path) -> None:
+    def look(_: Iterable[int]) -> Iterator[tuple[int, str, list[str], list[str]]]:
+        import sys
+
+        modules = ("airflow", "anyio", "cryptography", "nats", "pandas", "pyspark_jetstream", "airflow_nats_jetstream")
+        found = [name for name in modules if importlib.util.find_spec(name)]
+        yield os.getppid(), sys.prefix, found, sorted(each.name for each in importlib.metadata.distributions())
+
+    # A barrier runs its tasks at the same time: one on each executor, which has one core.
+    seen = spark.sparkContext.parallelize(range(2), 2).barrier().mapPartitions(look).collect()
+    assert len({parent for parent, *_ in seen}) == 2
+    for _, prefix, found, distributions in seen:
+        assert prefix == str(python.parent.parent)
+        assert found == ["pyspark_jetstream", "airflow_nats_jetstream"]
+        assert distributions == ["airflow-provider-nats-jetstream", "py4j", "pyarrow", "pyspark"]
+
+
+@pytest.mark.parametrize("connection", ["by_environment", "by_file"])
+async def test_a_claim_is_read_with_credentials(spark: SparkSession, secured: Secured, connection: str) -> None:
+    claim = await claimed(secured, Sequences.from_ranges([(1, 10), (12, 12), (7_001, 40_000)]))
+    assert totals(read_claim(spark, claim, connection=connection)) == (33_011, 33_011, 1, 40_000, 0)
+
+
+def test_a_range_has_the_partitions_that_were_asked_for(spark: SparkSession) -> None:
+    messages = load(spark, "by_environment", startingOffsets="100", endingOffsets="20099", minPartitions="5")
+    assert totals(messages) == (20_000, 20_000, 100, 20_099, 0)
+    assert messages.rdd.getNumPartitions() == 5
+
+
+def test_a_file_that_the_executors_do_not_have_is_named(spark: SparkSession) -> None:
+    with pytest.raises(Exception, match=r"JETSTREAM_SECRET_BY_LOST_FILE names a file .* \(No such file or directory\)"):
+        load(spark, "by_lost_file", endingOffsets="10").count()
+
+
+def test_a_killed_executor_gives_the_exact_set(spark: SparkSession, cluster: Standalone, secured: Secured) -> None:
+    def sent() -> int:
+        return int(json.loads(text(f"{secured.monitor}/varz"))["out_msgs"])
+
+    before = sent()
+    victim = cluster.executors()[0]
+
+    def strike() -> int:
+        until("Spark reads", lambda: sent() > before + 10_000, seconds=120, every=0.01)
+        victim.kill()
+        return sent() - before
+
+    with ThreadPoolExecutor() as threads:
+        struck = threads.submit(strike)
+        assert totals(load(spark, "by_environment", minPartitions="6")) == (COUNT, COUNT, 1, COUNT, 0)
+        assert 10_000 < struck.result() < COUNT * 5 // 6
+    executors = json.loads(
+        text(f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}/allexecutors")
+    )
+    assert sum(not each["isActive"] for each in executors) == 1
+
+
+async def test_secrets_are_nowhere_but_in_environments_and_files(
+    spark: SparkSession, cluster: Standalone, secured: Secured, events: Path
+) -> None:
+    password = str(secured.settings.password)
+    claim = await claimed(secured, Sequences.from_ranges([(1, 10)]))
+    messages = read_claim(spark, claim, connection="by_environment")
+    assert messages.count() == 10
+
+    context = spark.sparkContext
+    driver, application = context.uiWebUrl, context.applicationId
+    api = [f"{driver}/api/v1/applications/{application}/{each}" for each in ("environment", "allexecutors", "sql")]
+    pages = [*(f"{driver}/{each}/" for each in ("jobs", "stages", "environment", "executors", "SQL")), *api]
+    pages += [page for url in cluster.pages for page in (url, f"{url}/json/")]
+    pages += [f"{cluster.pages[0]}/app/?appId={application}"]
+    shown = {page: text(page) for page in pages}
+    assert "JETSTREAM_SECRET_BY_ENVIRONMENT" in shown[api[0]]
+    assert "redacted" in shown[api[0]]
+    shown["plan"] = messages._jdf.queryExecution().toString()
+    shown |= {f"command line of {each.pid}": " ".join(each.cmdline()) for each in cluster.processes()}
+    jvm = [each for each in psutil.Process().children(recursive=True) if "pyspark-shell" in each.cmdline()]
+    shown |= {f"command line of {each.pid}": " ".join(each.cmdline()) for each in jvm}
+    files = [path for folder in (cluster.folder, events) for path in folder.rglob("*") if path.is_file()]
+    shown |= {str(path): path.read_bytes().decode(errors="replace") for path in files}
+    assert any("Executor" in shown[str(path)] for path in files if path.name == "stderr")  # logs of executors, too
+    assert any("JETSTREAM_SECRET_BY_ENVIRONMENT" in shown[str(path)] for path in files if path.is_relative_to(events))
+    assert jvm
+    assert [name for name, content in shown.items() if password in content] == []
+    # The search can find: the environment of the executors holds it.
+    assert any(password in str(each.environ()) for each in cluster.executors())
+
+
+SCRIPT = f"""
+import importlib.util
+import os
+import sys
+from pyspark.sql import SparkSession
+
+for name in ("airflow", "anyio", "cryptography", "nats"):
+    assert importlib.util.find_spec(name) is None, name
+from pyspark_jetstream import DefaultSource
+
+spark = SparkSession.builder.getOrCreate()
+spark.dataSource.register(DefaultSource)
+messages = spark.read.format("jetstream").option("connection", "by_files").option("stream", "{STREAM}")
+messages = messages.option("endingOffsets", 50_000).option("minPartitions", 2).load()
+print("totals", *messages.selectExpr({", ".join(f'"{each}"' for each in TOTALS)}).collect()[0])
+
+
+def where(batches):
+    import pyarrow
+    import pyspark_jetstream
+
+    yield from (pyarrow.RecordBatch.from_pydict({{"path": [pyspark_jetstream.__file__]}}) for _ in batches)
+
+
+print("path", *(row.path for row in spark.range(1).mapInArrow(where, "path string").collect()))
+spark.stop()
+"""
+
+
+def test_a_stranger_reads_with_the_package_in_py_files(cluster: Standalone, secured: Secured, tmp_path: Path) -> None:
+    """Neither the driver nor the executors have the package installed; the credentials are in a file."""
+    python = environment(PROJECT / "build" / "tests" / "strangers", installed=False)
+    file, script = tmp_path / "by_files.json", tmp_path / "script.py"
+    file.write_text(secured.settings.to_json())
+    script.write_text(SCRIPT)
+    options = {
+        "spark.cores.max": "2",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.memory": "512m",
+        "spark.executorEnv.JETSTREAM_SECRET_BY_FILES": str(file),
+        "spark.log.level": "ERROR",
+        "spark.ui.enabled": "false",
+    }
+    submit = [str(spark_home(python) / "bin" / "spark-submit"), "--master", cluster.url]
+    submit += ["--py-files", str(zipped(tmp_path))]
+    submit += [word for name, value in options.items() for word in ("--conf", f"{name}={value}")]
+    variables = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
+    variables |= {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1", "JETSTREAM_SECRET_BY_FILES": str(file)}
+    run = subprocess.run(
+        [*submit, str(script)], env=variables, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    said = dict(line.split(" ", 1) for line in run.stdout.splitlines())
+    assert said["totals"] == "50000 50000 1 50000 0"
+    assert "jetstream.zip" in said["path"]
