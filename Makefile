@@ -15,7 +15,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down test test-system test-parts machine events chaos crowd bench fmt fuzz audit
+.PHONY: help demo up down test test-system test-parts test-cluster machine events chaos crowd bench fmt fuzz audit
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
@@ -34,13 +34,16 @@ test: $(READY) ## lint, types, imports and tests
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-system test-parts
+	@$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-system test-parts test-cluster
 
 test-system: # what shares one stack of Airflow, or one Spark session, in one process
 	$(BIN)/pytest tests/airflow_system tests/spark
 
 test-parts: # everything else, beside it: these tests wait more than they compute
-	$(BIN)/pytest --numprocesses 2 --ignore tests/airflow_system --ignore tests/spark
+	$(BIN)/pytest --numprocesses 2 --ignore tests/airflow_system --ignore tests/spark --ignore tests/cluster
+
+test-cluster: # what shares one standalone Spark, in one process
+	$(BIN)/pytest tests/cluster
 
 machine: $(READY) ## the hand-off's state machine for longer; SEED=1 and EXAMPLES=100 choose another walk
 	EXAMPLES=$(or $(EXAMPLES),100) $(BIN)/pytest tests/handoff/test_machine.py --hypothesis-seed=$(or $(SEED),1) --timeout=0

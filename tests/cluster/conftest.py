@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,25 +85,20 @@ def spark(
     file.touch(mode=0o600)
     file.write_text(secured.settings.to_json())
     config = {
-        "spark.cores.max": "2",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.eventLog.compress": "false",  # to be searched
         "spark.eventLog.dir": events.as_uri(),
         "spark.eventLog.enabled": "true",
-        "spark.executor.memory": "512m",
         "spark.executorEnv.JETSTREAM_SECRET_BY_FILE": str(file),
         "spark.executorEnv.JETSTREAM_SECRET_BY_LOST_FILE": "/nowhere/by_lost_file.json",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime": "240s",
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # work begins when both executors are there
-        "spark.sql.shuffle.partitions": "2",
         "spark.ui.port": str(free_port()),
     }
     with pytest.MonkeyPatch.context() as patch:
         for name in ("BY_ENVIRONMENT", "BY_FILE", "BY_LOST_FILE"):
             patch.setenv(f"JETSTREAM_SECRET_{name}", secured.settings.to_json())
         patch.setenv("PYSPARK_PYTHON", str(python))
-        patch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
+        patch.setenv("SPARK_CONF_DIR", str(PROJECT / "docker" / "spark"))  # the one of docker/compose.yaml
         session = spark_session("cluster", master=cluster.url, memory="1g", config=config)
         session.sparkContext.setLogLevel("FATAL")
         gateway = session.sparkContext._gateway

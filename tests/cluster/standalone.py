@@ -14,7 +14,7 @@ EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 
 class Standalone:
-    """A master and two workers of one core each, on 127.0.0.1 and free ports, in one folder."""
+    """A master and two workers on 127.0.0.1 and free ports, in one folder: room for two applications at once."""
 
     def __init__(self, folder: Path, spark_home: Path) -> None:
         """`spark_home` is where the workers have Spark; they know nothing of the environment that we run in."""
@@ -31,7 +31,7 @@ class Standalone:
             name = f"worker{number}" if number else "master"
             where = ["--host", host, "--webui-port", page.rpartition(":")[2]]
             if number:
-                own = ["worker.Worker", *where, "--cores", "1", "--memory", "1g", self.url]
+                own = ["worker.Worker", *where, "--cores", "2", "--memory", "2g", self.url]
             else:
                 own = ["master.Master", *where, "--port", port]
             command = [start[0], f"{start[1]}.{own[0]}", *own[1:]]
@@ -59,7 +59,12 @@ class Standalone:
 
     def executors(self) -> list[psutil.Process]:
         """The JVMs that run tasks, and not what they started."""
-        return [process for process in self.processes() if EXECUTOR in process.cmdline()]
+        return [process for process in self.processes() if EXECUTOR in command(process)]
+
+    def pythons(self) -> set[str]:
+        """The Python programs that run on the executors."""
+        commands = [command(process) for process in self.processes()]
+        return {words[0] for words in commands if "pyspark.daemon" in words}
 
     def _state(self) -> dict[str, Any]:
         for service in self._services:
@@ -70,3 +75,11 @@ class Standalone:
                 return state
         except OSError:
             return {}
+
+
+def command(process: psutil.Process) -> list[str]:
+    """A process's command line; empty when it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

@@ -21,7 +21,7 @@ from demo.service import until
 from pyspark_jetstream import read_claim
 from tests.cluster.conftest import COUNT, STREAM, Secured
 from tests.cluster.environment import PROJECT, environment, spark_home, zipped
-from tests.cluster.standalone import Standalone
+from tests.cluster.standalone import Standalone, command
 
 TOTALS = ("count(*)", "count(distinct sequence)", "min(sequence)", "max(sequence)", "sum(int(string(data)) - sequence)")
 """How many messages, and whether each is the one that was published."""
@@ -75,9 +75,12 @@ def test_executors_have_nothing_but_spark_and_the_wheel(spark: SparkSession, pyt
 
 
 @pytest.mark.parametrize("connection", ["by_environment", "by_file"])
-async def test_a_claim_is_read_with_credentials(spark: SparkSession, secured: Secured, connection: str) -> None:
+async def test_a_claim_is_read_with_credentials(
+    spark: SparkSession, cluster: Standalone, secured: Secured, python: Path, connection: str
+) -> None:
     claim = await claimed(secured, Sequences.from_ranges([(1, 10), (12, 12), (7_001, 40_000)]))
     assert totals(read_claim(spark, claim, connection=connection)) == (33_011, 33_011, 1, 40_000, 0)
+    assert cluster.pythons() == {str(python)}
 
 
 def test_a_range_has_the_partitions_that_were_asked_for(spark: SparkSession) -> None:
@@ -131,9 +134,8 @@ async def test_secrets_are_nowhere_but_in_environments_and_files(
     assert "JETSTREAM_SECRET_BY_ENVIRONMENT" in shown[api[0]]
     assert "redacted" in shown[api[0]]
     shown["plan"] = messages._jdf.queryExecution().toString()
-    shown |= {f"command line of {each.pid}": " ".join(each.cmdline()) for each in cluster.processes()}
-    jvm = [each for each in psutil.Process().children(recursive=True) if "pyspark-shell" in each.cmdline()]
-    shown |= {f"command line of {each.pid}": " ".join(each.cmdline()) for each in jvm}
+    jvm = [each for each in psutil.Process().children(recursive=True) if "pyspark-shell" in command(each)]
+    shown |= {f"command line of {each.pid}": " ".join(command(each)) for each in [*jvm, *cluster.processes()]}
     files = [path for folder in (cluster.folder, events) for path in folder.rglob("*") if path.is_file()]
     shown |= {str(path): path.read_bytes().decode(errors="replace") for path in files}
     assert any("Executor" in shown[str(path)] for path in files if path.name == "stderr")  # logs of executors, too
@@ -160,15 +162,8 @@ messages = spark.read.format("jetstream").option("connection", "by_files").optio
 messages = messages.option("endingOffsets", 50_000).option("minPartitions", 2).load()
 print("totals", *messages.selectExpr({", ".join(f'"{each}"' for each in TOTALS)}).collect()[0])
 
-
-def where(batches):
-    import pyarrow
-    import pyspark_jetstream
-
-    yield from (pyarrow.RecordBatch.from_pydict({{"path": [pyspark_jetstream.__file__]}}) for _ in batches)
-
-
-print("path", *(row.path for row in spark.range(1).mapInArrow(where, "path string").collect()))
+path = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("pyspark_jetstream").__file__)
+print("path", *path.collect())
 spark.stop()
 """
 
@@ -181,6 +176,7 @@ def test_a_stranger_reads_with_the_package_in_py_files(cluster: Standalone, secu
     script.write_text(SCRIPT)
     options = {
         "spark.cores.max": "2",
+        "spark.executor.cores": "1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.executor.memory": "512m",
@@ -196,7 +192,7 @@ def test_a_stranger_reads_with_the_package_in_py_files(cluster: Standalone, secu
     run = subprocess.run(
         [*submit, str(script)], env=variables, capture_output=True, text=True, timeout=280, check=False
     )
-    assert run.returncode == 0, run.stderr
+    assert run.returncode == 0, run.stdout + run.stderr
     said = dict(line.split(" ", 1) for line in run.stdout.splitlines())
     assert said["totals"] == "50000 50000 1 50000 0"
     assert "jetstream.zip" in said["path"]
