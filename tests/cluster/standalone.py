@@ -24,6 +24,9 @@ class Standalone:
         """The addresses of the user interfaces: the master's, and the workers'."""
         environment = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
         environment |= {"SPARK_HOME": str(spark_home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
+        environment |= {
+            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false"
+        }  # it would listen on a port of its own
         start = [str(spark_home / "bin" / "spark-class"), "org.apache.spark.deploy"]
         host, port = self.url.removeprefix("spark://").split(":")
         self._services = []
@@ -73,7 +76,7 @@ class Standalone:
             with urllib.request.urlopen(f"{self.pages[0]}/json/", timeout=30) as page:
                 state: dict[str, Any] = json.load(page)
                 return state
-        except OSError:
+        except (OSError, ValueError):  # the page is there before what is to be on it
             return {}
 
 

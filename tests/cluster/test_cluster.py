@@ -158,9 +158,14 @@ from pyspark_jetstream import DefaultSource
 
 spark = SparkSession.builder.getOrCreate()
 spark.dataSource.register(DefaultSource)
-messages = spark.read.format("jetstream").option("connection", "by_files").option("stream", "{STREAM}")
-messages = messages.option("endingOffsets", 50_000).option("minPartitions", 2).load()
-print("totals", *messages.selectExpr({", ".join(f'"{each}"' for each in TOTALS)}).collect()[0])
+options = {{"connection": "by_files", "stream": "{STREAM}", "minPartitions": "2"}}
+totals = {TOTALS}
+messages = spark.read.format("jetstream").options(**options, endingOffsets="50000").load()
+print("batch", *messages.selectExpr(*totals).collect()[0])
+messages = spark.readStream.format("jetstream").options(**options, startingOffsets="250001").load()
+query = messages.writeStream.format("memory").queryName("streamed").trigger(availableNow=True).start()
+query.awaitTermination()
+print("stream", *spark.table("streamed").selectExpr(*totals).collect()[0])
 
 path = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("pyspark_jetstream").__file__)
 print("path", *path.collect())
@@ -185,14 +190,17 @@ def test_a_stranger_reads_with_the_package_in_py_files(cluster: Standalone, secu
         "spark.ui.enabled": "false",
     }
     submit = [str(spark_home(python) / "bin" / "spark-submit"), "--master", cluster.url]
-    submit += ["--py-files", str(zipped(tmp_path))]
+    package = str(zipped(tmp_path))
+    submit += ["--py-files", package]
     submit += [word for name, value in options.items() for word in ("--conf", f"{name}={value}")]
     variables = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
     variables |= {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1", "JETSTREAM_SECRET_BY_FILES": str(file)}
+    variables |= {"PYTHONPATH": package}  # of the driver: where Spark plans a stream it forgets the files of the job
     run = subprocess.run(
         [*submit, str(script)], env=variables, capture_output=True, text=True, timeout=280, check=False
     )
     assert run.returncode == 0, run.stdout + run.stderr
     said = dict(line.split(" ", 1) for line in run.stdout.splitlines())
-    assert said["totals"] == "50000 50000 1 50000 0"
+    assert said["batch"] == "50000 50000 1 50000 0"
+    assert said["stream"] == "50000 50000 250001 300000 0"
     assert "jetstream.zip" in said["path"]
