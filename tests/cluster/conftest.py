@@ -15,7 +15,7 @@ from demo.nats_server import NatsServer
 from demo.service import free_port
 from pyspark_jetstream import spark_session
 from tests.cluster.environment import PROJECT, environment, spark_home
-from tests.cluster.standalone import Standalone
+from tests.cluster.standalone import QUICK, Standalone
 
 STREAM = "CLUSTER"
 COUNT = 300_000
@@ -86,10 +86,12 @@ def spark(
     file.write_text(secured.settings.to_json())
     config = {
         "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": QUICK,
         "spark.driver.host": "127.0.0.1",
         "spark.eventLog.compress": "false",  # to be searched
         "spark.eventLog.dir": events.as_uri(),
         "spark.eventLog.enabled": "true",
+        "spark.executor.extraJavaOptions": QUICK,
         "spark.executorEnv.JETSTREAM_SECRET_BY_FILE": str(file),
         "spark.executorEnv.JETSTREAM_SECRET_BY_LOST_FILE": "/nowhere/by_lost_file.json",
         "spark.ui.port": str(free_port()),

@@ -21,7 +21,7 @@ from demo.service import until
 from pyspark_jetstream import read_claim
 from tests.cluster.conftest import COUNT, STREAM, Secured
 from tests.cluster.environment import PROJECT, environment, spark_home, zipped
-from tests.cluster.standalone import Standalone, command
+from tests.cluster.standalone import QUICK, Standalone, command
 
 TOTALS = ("count(*)", "count(distinct sequence)", "min(sequence)", "max(sequence)", "sum(int(string(data)) - sequence)")
 """How many messages, and whether each is the one that was published."""
@@ -180,10 +180,12 @@ def test_a_stranger_reads_with_the_package_in_py_files(cluster: Standalone, secu
     file.write_text(secured.settings.to_json())
     script.write_text(SCRIPT)
     options = {
-        "spark.cores.max": "2",
+        "spark.cores.max": "1",
         "spark.executor.cores": "1",
         "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": QUICK,
         "spark.driver.host": "127.0.0.1",
+        "spark.executor.extraJavaOptions": QUICK,
         "spark.executor.memory": "512m",
         "spark.executorEnv.JETSTREAM_SECRET_BY_FILES": str(file),
         "spark.log.level": "ERROR",
