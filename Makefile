@@ -15,7 +15,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down test test-system test-parts test-cluster machine events chaos crowd bench fmt fuzz audit
+.PHONY: help demo up down test test-system test-parts test-cluster cluster machine events chaos crowd bench fmt fuzz audit
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,9 @@ test-parts: # everything else, beside it: these tests wait more than they comput
 
 test-cluster: # what shares one standalone Spark, in one process
 	$(BIN)/pytest tests/cluster
+
+cluster: $(READY) ## a standalone Spark whose executors hold little, and a job whose executors hold nothing of ours
+	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/stranger.py
 
 machine: $(READY) ## the hand-off's state machine for longer; SEED=1 and EXAMPLES=100 choose another walk
 	EXAMPLES=$(or $(EXAMPLES),100) $(BIN)/pytest tests/handoff/test_machine.py --hypothesis-seed=$(or $(SEED),1) --timeout=0

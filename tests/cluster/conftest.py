@@ -19,6 +19,8 @@ from tests.cluster.standalone import QUICK, Standalone
 
 STREAM = "CLUSTER"
 COUNT = 300_000
+TOTALS = ("count(*)", "count(distinct sequence)", "min(sequence)", "max(sequence)", "sum(int(string(data)) - sequence)")
+"""How many messages, and whether each is the one that was published."""
 
 
 @pytest.fixture(scope="session")
