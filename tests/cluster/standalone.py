@@ -26,11 +26,13 @@ class Standalone:
         self.pages = [f"http://127.0.0.1:{free_port()}" for _ in range(3)]
         """The addresses of the user interfaces: the master's, and the workers'."""
         environment = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
-        environment |= {"SPARK_HOME": str(spark_home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
         environment |= {
-            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false"
-        }  # it would listen on a port of its own
-        start = [str(spark_home / "bin" / "spark-class"), "org.apache.spark.deploy"]
+            "SPARK_DAEMON_JAVA_OPTS": QUICK,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_HOME": str(spark_home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # it would listen on a port of its own
+        }
         host, port = self.url.removeprefix("spark://").split(":")
         self._services = []
         for number, page in enumerate(self.pages):
@@ -40,15 +42,9 @@ class Standalone:
                 own = ["worker.Worker", *where, "--cores", "2", "--memory", "2g", self.url]
             else:
                 own = ["master.Master", *where, "--port", port]
-            command = [start[0], f"{start[1]}.{own[0]}", *own[1:]]
-            self._services.append(
-                Service(
-                    name,
-                    command,
-                    folder=folder / name,
-                    environment=environment | {"SPARK_WORKER_DIR": str(folder / name / "work")},
-                )
-            )
+            command = [str(spark_home / "bin" / "spark-class"), f"org.apache.spark.deploy.{own[0]}", *own[1:]]
+            known = environment | {"SPARK_WORKER_DIR": str(folder / name / "work")}
+            self._services.append(Service(name, command, folder=folder / name, environment=known))
 
     def start(self) -> None:
         for service in self._services:
