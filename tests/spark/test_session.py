@@ -14,9 +14,9 @@ spark = spark_session(config={"spark.ui.enabled": "false", "spark.log.level": "F
 print("master", spark.sparkContext.master)
 print("worker", spark.sparkContext.parallelize([0], 1).map(lambda _: os.environ.get(name) == "hidden").collect())
 print("shown", [tuple(row) for row in spark.sql("SET").collect() if name in row.key])
-commands = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
-print("jvm", any("pyspark-shell" in command for command in commands))
-print("argument", any(os.environ[name] in command for command in commands))
+command = " ".join(psutil.Process(spark.sparkContext._gateway.proc.pid).cmdline())
+print("jvm", "pyspark-shell" in command)
+print("argument", os.environ[name] in command)
 spark.stop()
 """
 
