@@ -15,7 +15,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down test test-system test-parts test-cluster cluster machine events chaos crowd bench fmt fuzz audit
+.PHONY: help demo up down test test-system test-spark test-parts cluster machine events chaos crowd bench fmt fuzz audit
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
@@ -34,16 +34,17 @@ test: $(READY) ## lint, types, imports and tests
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-system test-parts test-cluster
+	@$(MAKE) --no-print-directory --jobs=3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-system test-parts test-cluster
 
-test-system: # what shares one stack of Airflow, or one Spark session, in one process
-	$(BIN)/pytest tests/airflow_system tests/spark
+test-system: # what shares one stack of Airflow, in one process
+	$(BIN)/pytest tests/airflow_system
+
+test-spark: # what shares one Spark session, in one process, and then what shares one standalone Spark
+	$(BIN)/pytest tests/spark
+	$(BIN)/pytest tests/cluster
 
 test-parts: # everything else, beside it: these tests wait more than they compute
 	$(BIN)/pytest --numprocesses 2 --ignore tests/airflow_system --ignore tests/spark --ignore tests/cluster
-
-test-cluster: # what shares one standalone Spark, in one process
-	$(BIN)/pytest tests/cluster
 
 cluster: $(READY) ## a standalone Spark whose executors hold little, and a job whose executors hold nothing of ours
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/stranger.py

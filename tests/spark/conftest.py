@@ -58,4 +58,5 @@ async def stream(settings: ConnectionSettings) -> AsyncIterator[Stream]:
         name = f"S{secrets.token_hex(4)}"
         stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
         yield stream
+        await stream.info(patience=60)  # Spark's jobs block the loop: the connection may have been lost meanwhile
         await stream.delete()

@@ -32,7 +32,7 @@ def write(rows: DataFrame, settings: ConnectionSettings, stream: str, **options:
 
 async def counted(stream: Stream) -> Counter[bytes]:
     """How often the stream holds each payload."""
-    messages = (await stream.info()).state["messages"]
+    messages = (await stream.info(patience=60)).state["messages"]
     reader = await stream.create_consumer({"ack_policy": "none"})
     counter: Counter[bytes] = Counter()
     while counter.total() < messages:
@@ -98,11 +98,11 @@ async def test_killed_tasks_and_rows_in_another_order_store_each_once(
     mixed = rows.mapInArrow(in_another_order(tmp_path, stops=2), rows.schema)
 
     def strike() -> tuple[int, int]:
-        until("they publish", lambda: held(settings, stream.name) > ROWS / 10, seconds=100, every=0.01)
+        until("they publish", lambda: held(settings, stream.name) > ROWS / 10, seconds=300, every=0.01)
         kill_workers()
         first = held(settings, stream.name)
-        until("both wait", lambda: len(list(tmp_path.glob("1-*"))) == 2, seconds=200)
-        until("all sent is stored", lambda: held(settings, stream.name) > ROWS * 6 // 10, seconds=100)
+        until("both wait", lambda: len(list(tmp_path.glob("1-*"))) == 2, seconds=300)
+        until("all sent is stored", lambda: held(settings, stream.name) > ROWS * 6 // 10, seconds=300)
         kill_workers()
         return first, held(settings, stream.name)
 
@@ -123,8 +123,8 @@ async def test_a_task_that_runs_again_after_the_duplicate_window_stores_nothing_
     mixed = rows.mapInArrow(in_another_order(tmp_path, stops=1), rows.schema)
 
     def strike() -> int:
-        until("both wait", lambda: len(list(tmp_path.glob("0-*"))) == 2, seconds=100)
-        until("some is stored", lambda: held(settings, stream.name) > 100, seconds=100)
+        until("both wait", lambda: len(list(tmp_path.glob("0-*"))) == 2, seconds=300)
+        until("some is stored", lambda: held(settings, stream.name) > 100, seconds=300)
         time.sleep(0.5)
         kill_workers()
         return held(settings, stream.name)
@@ -149,6 +149,7 @@ async def test_two_jobs_store_their_rows_both(
 async def test_a_restarted_query_stores_its_batch_once(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
 ) -> None:
+    await stream.update({"duplicate_window": 3600 * 10**9})
     rows = contents(spark, stream, 400, 10_000)
     rows.write.parquet(str(tmp_path / "rows"))
     repaired, name = tmp_path / "repaired", stream.name
@@ -172,7 +173,7 @@ async def test_a_restarted_query_stores_its_batch_once(
 
     with batches_of(spark, 10), pytest.raises(Exception, match="broken"):
         run()
-    assert 0 < (await stream.info()).state["messages"] < 400
+    assert 0 < (await stream.info(patience=60)).state["messages"] < 400
     repaired.touch()
     run()
     for commit in (tmp_path / "checkpoint" / "commits").iterdir():
