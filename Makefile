@@ -34,7 +34,7 @@ test: $(READY) ## lint, types, imports and tests
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@$(MAKE) --no-print-directory --jobs=3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-system test-parts test-cluster
+	@$(MAKE) --no-print-directory --jobs=3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-system test-spark test-parts
 
 test-system: # what shares one stack of Airflow, in one process
 	$(BIN)/pytest tests/airflow_system
