@@ -187,12 +187,12 @@ class JetStreamHook(BaseHook):
         async def probe(js: JetStream) -> str:
             seconds = await js.connection.round_trip()
             account = await js.account_info()
-            limits = account["limits"]
+            limits = account.limits
             return (
                 f"nats-server {js.connection.server_version}, round trip {seconds * 1000:.1f} ms; JetStream: "
-                f"{account['streams']} streams ({_limit(limits['max_streams'])}), "
-                f"storage {account['storage']} bytes ({_limit(limits['max_storage'])}), "
-                f"memory {account['memory']} bytes ({_limit(limits['max_memory'])})"
+                f"{account.streams} streams ({_limit(limits.max_streams)}), "
+                f"storage {account.storage} bytes ({_limit(limits.max_storage)}), "
+                f"memory {account.memory} bytes ({_limit(limits.max_memory)})"
             )
 
         try:

@@ -40,7 +40,7 @@ async def pretend(
 
 async def works(settings: ConnectionSettings) -> None:
     async with connect(settings) as js:
-        assert "memory" in await js.account_info()
+        assert (await js.account_info()).memory >= 0
 
 
 async def test_an_unreachable_server_has_a_time_limit_and_says_where() -> None:

@@ -17,6 +17,8 @@ CONSTRUCTED = [
     errors.DuplicatesPossible("S", "purged"),
     errors.PermissionDenied("a.b"),
     errors.WrongLastSequence(400, 10071, "wrong last sequence: 3"),
+    errors.ServerTooOld("allow_atomic", "2.12", "2.11.0"),
+    errors.ListingIncomplete("STREAM.LIST", ["S"]),
     errors.NoStreamResponse("a.b"),
     errors.PublishFailed(3, "a.b", 2, errors.NoStreamResponse("a.b")),
     errors.ConsumerDeleted(409, "Consumer Deleted"),

@@ -11,7 +11,8 @@ from airflow_nats_jetstream.client.errors import ApiError, JetStreamError
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.protocol import ProtocolError, Reply, decode_headers, decode_status
 from airflow_nats_jetstream.client.publish import Outgoing, PubAck, PublishWindow
-from airflow_nats_jetstream.client.stream import StreamInfo, stored_message
+from airflow_nats_jetstream.client.stored import stored_message
+from airflow_nats_jetstream.client.stream import StreamInfo
 from tests.hostile.attack import attack
 from tests.hostile.values import DEEP, Json, Texts, changed
 

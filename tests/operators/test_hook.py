@@ -118,7 +118,7 @@ accounts {
 
 async def test_an_asynchronous_task_gets_a_context(hook: JetStreamHook) -> None:
     async with hook.context() as js:
-        assert (await js.account_info())["streams"] >= 0
+        assert (await js.account_info()).streams >= 0
     assert hook.get_conn() == hook.settings
 
 

@@ -21,7 +21,7 @@ from airflow_nats_jetstream.client.errors import (
     RequestTimeout,
     StreamNotFound,
 )
-from airflow_nats_jetstream.client.stream import StoredMessage
+from airflow_nats_jetstream.client.stored import StoredMessage
 from airflow_nats_jetstream.client.wire import Wire
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator

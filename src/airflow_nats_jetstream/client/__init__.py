@@ -6,18 +6,19 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from airflow_nats_jetstream.client.settings import ConnectionSettings
+from airflow_nats_jetstream.client.trace import RequestSent, ResponseReceived, Trace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from airflow_nats_jetstream.client.context import JetStream
 
-__all__ = ["ConnectionSettings", "connect"]
+__all__ = ["ConnectionSettings", "RequestSent", "ResponseReceived", "Trace", "connect"]
 
 
 @asynccontextmanager
-async def connect(settings: ConnectionSettings) -> AsyncIterator[JetStream]:
-    """A JetStream context on a connection of its own, closed at the end.
+async def connect(settings: ConnectionSettings, *, trace: Trace | None = None) -> AsyncIterator[JetStream]:
+    """A JetStream context on a connection of its own, closed at the end. ``trace`` sees its requests.
 
     nats-py is imported here and not before, so that a Spark executor can use the bulk connection without it.
 
@@ -29,4 +30,4 @@ async def connect(settings: ConnectionSettings) -> AsyncIterator[JetStream]:
     from airflow_nats_jetstream.client.context import JetStream
 
     async with Connection.open(settings) as connection:
-        yield JetStream(connection)
+        yield JetStream(connection, trace=trace)

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_nats_jetstream.client.errors import InvalidValue
-from airflow_nats_jetstream.client.names import check_consumer_name, check_filter, check_stream_name
+from airflow_nats_jetstream.client.names import check_consumer_name, check_filter, check_stream_name, check_subject
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
 
 Config = Mapping[str, Any]
 Difference = dict[str, tuple[Any, Any]]
 """Field → (the server's value, the wanted value)."""
 
-_SERVER_METADATA = "_nats."  # added by the server, ADR-44
+_NO_STREAM_FIELDS = {
+    "template_owner": "stream templates are gone from JetStream: leave it out",
+    "max_messages_per_stream": "JetStream has no such field: max_msgs bounds a stream",
+}
+_EITHER = ("filter_subject", "filter_subjects")  # one takes the place of the other
 
 
 def nanoseconds(duration: timedelta) -> int:
@@ -68,7 +72,7 @@ def _normalise(name: str, value: Any) -> Any:
 
 
 def _is_time(name: object) -> bool:
-    return isinstance(name, str) and name.endswith("_time")
+    return isinstance(name, str) and name.endswith(("_time", "_until"))
 
 
 def _check_metadata(wanted: Config) -> None:
@@ -79,19 +83,47 @@ def _check_metadata(wanted: Config) -> None:
         raise InvalidValue("config['metadata']", metadata, "give a mapping of texts")
 
 
-def check_stream_config(config: object) -> dict[str, Any]:
-    """Normalised. Raises InvalidValue for what JetStream forbids in names and subjects."""
+def check_stream_config(config: object, name: str | None = None) -> dict[str, Any]:
+    """Normalised, a source's ``domain`` as its ``external``. ``name``: of the stream that it belongs to.
+
+    Raises InvalidValue for what JetStream forbids in names and subjects, and for fields that it does not have.
+    """
     if not isinstance(config, Mapping):
         raise InvalidValue("config", config, "a stream configuration is a mapping with at least a name")
-    wanted = normalise(config)
+    wanted = normalise(config if name is None else {"name": name, **config})
     check_stream_name(wanted.get("name"), "config['name']")
+    if name is not None and wanted["name"] != name:
+        raise InvalidValue("config['name']", wanted["name"], f"the stream's name is {name!r}, and stays")
     subjects = wanted.get("subjects", [])
     if not isinstance(subjects, list):
         raise InvalidValue("config['subjects']", subjects, "give a list of subjects")
     for subject in subjects:
         check_filter(subject, "config['subjects']")
+    for field, remedy in _NO_STREAM_FIELDS.items():
+        if field in wanted:
+            raise InvalidValue(f"config[{field!r}]", wanted[field], remedy)
+    if "mirror" in wanted:
+        wanted["mirror"] = _source("config['mirror']", wanted["mirror"])
+    if "sources" in wanted:
+        if not isinstance(wanted["sources"], list):
+            raise InvalidValue("config['sources']", wanted["sources"], "give a list of sources, each with a name")
+        wanted["sources"] = [_source("config['sources']", each) for each in wanted["sources"]]
     _check_metadata(wanted)
     return wanted
+
+
+def _source(field: str, source: Any) -> dict[str, Any]:
+    """A mirror or source as the server knows it: a ``domain`` is the API that it is asked for by (nats.go)."""
+    if not isinstance(source, Mapping):
+        raise InvalidValue(field, source, "a source is a mapping with at least a name")
+    rest = dict(source)
+    if "domain" not in rest:
+        return rest
+    domain = rest.pop("domain")
+    if "external" in rest:
+        raise InvalidValue(f"{field}['domain']", domain, "give domain or external, not both")
+    check_subject(domain, f"{field}['domain']")
+    return {**rest, "external": {"api": f"$JS.{domain}.API", "deliver": ""}}
 
 
 def check_consumer_config(config: object) -> dict[str, Any]:
@@ -111,6 +143,12 @@ def check_consumer_config(config: object) -> dict[str, Any]:
         check_filter(subject, "config['filter_subject']")
     _check_metadata(wanted)
     return wanted
+
+
+def consumer_name(config: object) -> str:
+    """The name that a consumer configuration must have to be updated. Raises InvalidValue."""
+    wanted = check_consumer_config(config)
+    return check_consumer_name(wanted.get("name"), "config['name']")
 
 
 def difference(current: Config, wanted: Config) -> Difference:
@@ -133,17 +171,21 @@ def _equal(name: str, current: Any, wanted: Any) -> bool:
     return False
 
 
-def merge(current: Config, wanted: Config) -> dict[str, Any]:
-    """The server's configuration with the wanted fields in it; the server's own metadata stays."""
-    merged = {**current, **wanted}
-    if "metadata" in wanted:
-        before = current.get("metadata")
-        kept = {
-            name: value
-            for name, value in (before.items() if isinstance(before, Mapping) else ())
-            if name.startswith(_SERVER_METADATA)
-        }
-        merged["metadata"] = {**kept, **wanted["metadata"]}
+def merge(current: Config, wanted: Config, remove: Iterable[str] = ()) -> dict[str, Any]:
+    """The server's configuration with the wanted fields in it, nested ones, too; everything else stays as it is.
+
+    ``remove``: fields that go before the wanted ones come: a mirror's ``mirror``, or ``metadata`` to have no other.
+    """
+    gone = {*remove, *(other for one, other in (_EITHER, _EITHER[::-1]) if wanted.get(one))}
+    return _merged({name: value for name, value in current.items() if name not in gone}, wanted)
+
+
+def _merged(current: Config, wanted: Config) -> dict[str, Any]:
+    merged = dict(current)
+    for name, value in wanted.items():
+        before = merged.get(name)
+        inside = isinstance(before, Mapping) and isinstance(value, Mapping)
+        merged[name] = _merged(before or {}, value) if inside else value
     return merged
 
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from airflow_nats_jetstream.client import config as configs
 from airflow_nats_jetstream.client import pull as pulls
 from airflow_nats_jetstream.client.errors import (
     ConsumerDeleted,
@@ -22,7 +23,7 @@ from airflow_nats_jetstream.client.names import check_consumer_name, check_strea
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, ProtocolError, inbox_number, time_nanoseconds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from airflow_nats_jetstream.client.connection import Inbox
     from airflow_nats_jetstream.client.context import JetStream
@@ -86,23 +87,55 @@ class ConsumerInfo:
 
 
 class Consumer:
-    """A handle; :meth:`Stream.consumer` makes one without a round trip."""
+    """A handle: :meth:`Stream.consumer` makes one without a round trip, :meth:`Stream.get_consumer` with one."""
 
-    def __init__(self, js: JetStream, stream: str, name: str) -> None:
+    def __init__(self, js: JetStream, stream: str, name: str, info: ConsumerInfo | None = None) -> None:
         self.js = js
         self.stream = check_stream_name(stream)
         self.name = check_consumer_name(name)
+        self._info = info
 
     def __repr__(self) -> str:
         return f"<Consumer {self.name} of {self.stream}>"
 
     async def info(self, *, patience: float = 0) -> ConsumerInfo:
         """Fresh. Raises ConsumerNotFound, StreamNotFound."""
-        return ConsumerInfo(await self.js.api(f"CONSUMER.INFO.{self.stream}.{self.name}", patience=patience))
+        self._info = ConsumerInfo(await self.js.api(f"CONSUMER.INFO.{self.stream}.{self.name}", patience=patience))
+        return self._info
+
+    @property
+    def cached_info(self) -> ConsumerInfo | None:
+        """What the last :meth:`info`, :meth:`update` or creation through this handle answered, without a round trip."""
+        return self._info
+
+    async def update(self, config: configs.Config, *, remove: Iterable[str] = ()) -> ConsumerInfo:
+        """Change the given fields and no other: the current configuration is read, merged and written.
+
+        ``filter_subjects`` takes the place of ``filter_subject``, and the reverse. A field inside another one, such as
+        a key of ``metadata``, leaves its neighbours as they are.
+
+        remove:  fields that go back to the server's default.
+
+        Raises:
+            ConsumerNotFound: there is none; it is not created.
+            ConsumerCreateFailed: the server does not allow the change.
+            ServerTooOld, InvalidRequest: the server does not know a field.
+        """
+        wanted = configs.check_consumer_config(config)
+        if wanted.get("name", self.name) != self.name:
+            raise InvalidValue("config['name']", wanted["name"], f"the consumer's name is {self.name!r}, and stays")
+        current = (await self.info()).config
+        if "pause_until" in configs.difference(current, wanted):
+            raise InvalidValue("config['pause_until']", wanted["pause_until"], "the server ignores it in an update")
+        merged = configs.merge(current, wanted, remove)
+        request, body = consumer_request(self.stream, merged, "update")
+        self._info = ConsumerInfo(await self.js.configure(request, body, wanted))
+        return self._info
 
     async def delete(self) -> None:
         """Raises ConsumerNotFound."""
         await self.js.api(f"CONSUMER.DELETE.{self.stream}.{self.name}")
+        self._info = None
 
     async def fetch(self, batch: int, *, max_wait: float = pulls.EXPIRES) -> list[Message]:
         """Up to ``batch`` messages: ends when they are there or ``max_wait`` seconds are over.
@@ -130,6 +163,16 @@ class Consumer:
             pull.inbox = inbox
             await pull._ask()
             yield pull
+
+
+def consumer_request(stream: str, config: dict[str, Any], action: str) -> tuple[str, dict[str, Any]]:
+    """Request and body of ``CONSUMER.CREATE`` with the action ``create`` or ``update`` (``CreateConsumerRequest``).
+
+    Name and filter stand in the subject, where permissions can be given for them.
+    """
+    name, subject = config.get("name"), config.get("filter_subject")
+    tokens = [stream, *([name] if name else ()), *([subject] if name and subject else ())]
+    return f"CONSUMER.CREATE.{'.'.join(tokens)}", {"stream_name": stream, "config": config, "action": action}
 
 
 class Pull:

@@ -4,41 +4,92 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client import config as configs
+from airflow_nats_jetstream.client import listing, requirements
+from airflow_nats_jetstream.client.account import AccountInfo
 from airflow_nats_jetstream.client.errors import (
     ApiError,
     ConnectionLost,
+    InvalidRequest,
     JetStreamNotEnabled,
     NoStreamResponse,
+    PermissionDenied,
     RequestTimeout,
+    ServerTooOld,
+    StreamNameInUse,
     StreamNotFound,
     WrongDomain,
 )
-from airflow_nats_jetstream.client.names import check_subject
+from airflow_nats_jetstream.client.names import check_filter, check_subject
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, decode_object
 from airflow_nats_jetstream.client.publish import PubAck
-from airflow_nats_jetstream.client.stream import Stream
+from airflow_nats_jetstream.client.stream import Stream, StreamInfo
+from airflow_nats_jetstream.client.trace import RequestSent, ResponseReceived, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     from airflow_nats_jetstream.client.connection import Connection
+    from airflow_nats_jetstream.client.consumer import Consumer, ConsumerInfo
+    from airflow_nats_jetstream.client.protocol import Reply
+    from airflow_nats_jetstream.client.requirements import Requirement
     from airflow_nats_jetstream.client.settings import ConnectionSettings
+
+DEFAULT_PREFIX = "$JS.API"
 
 _PATIENCE_STEP = 0.1  # seconds between two attempts of a patient request
 
 
 class JetStream:
-    """What :func:`airflow_nats_jetstream.client.connect` gives."""
+    """What :func:`airflow_nats_jetstream.client.connect` gives. :meth:`with_options`: another on its connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, trace: Trace | None = None) -> None:
         self.connection = connection
+        self.trace = trace or Trace()
+        self._settings: ConnectionSettings | None = None
+
+    def with_options(
+        self,
+        *,
+        domain: str | None = None,
+        api_prefix: str | None = None,
+        request_timeout: float | None = None,
+        trace: Trace | None = None,
+    ) -> JetStream:
+        """Another context on the same connection.
+
+        domain, api_prefix:  one of them: another JetStream, see :class:`ConnectionSettings`.
+        request_timeout:     seconds for one answer of the API.
+        trace:               see :class:`Trace`.
+
+        What is not given stays as it is here. Raises InvalidValue.
+        """
+        options: dict[str, Any] = {}
+        if domain is not None or api_prefix is not None:
+            options |= {"domain": domain, "api_prefix": api_prefix}
+        if request_timeout is not None:
+            options["request_timeout"] = request_timeout
+        other = JetStream(self.connection, trace=trace or self.trace)
+        other._settings = replace(self.settings, **options)
+        return other
 
     @property
     def settings(self) -> ConnectionSettings:
-        return self.connection.settings
+        """The connection's, with this context's own options."""
+        return self._settings or self.connection.settings
+
+    async def request(self, subject: str, data: bytes = b"") -> Reply:
+        """One request and its answer, traced. Raises as :meth:`Connection.request`."""
+        clock = asyncio.get_running_loop()
+        start = clock.time()
+        self.trace.sent(RequestSent(subject, data))
+        reply = await self.connection.request(subject, data, timeout=self.settings.request_timeout)
+        seconds = clock.time() - start
+        self.trace.received(ResponseReceived(subject, reply.data, reply.headers, reply.status, seconds))
+        return reply
 
     async def api(self, request: str, payload: Mapping[str, Any] | None = None, *, patience: float = 0) -> Any:
         """One request of the JetStream API, e.g. ``STREAM.INFO.ORDERS``; the decoded answer.
@@ -57,7 +108,7 @@ class JetStream:
         data = json.dumps(payload).encode() if payload is not None else b""
         while True:
             try:
-                return self._decoded(subject, await self.connection.request(subject, data))
+                return self._decoded(subject, await self.request(subject, data))
             except (ConnectionLost, RequestTimeout, JetStreamNotEnabled, _Unavailable):
                 if clock.time() + _PATIENCE_STEP > deadline:
                     raise
@@ -77,29 +128,80 @@ class JetStream:
             raise error
         return answer
 
-    async def account_info(self) -> dict[str, Any]:
-        """Memory, storage, streams, consumers, their limits, and the API level (``api.level``)."""
-        answer: dict[str, Any] = await self.api("INFO")
-        return answer
+    async def configure(self, request: str, body: Mapping[str, Any], wanted: configs.Config) -> Any:
+        """A request that configures a stream or consumer; ``wanted`` are the fields that the caller asks for.
+
+        Raises:
+            ServerTooOld: a wanted field is known to need a newer server; nothing was sent.
+            InvalidRequest: the server does not know a field; the error names the server's version.
+            ApiError: as :meth:`api`.
+        """
+        needed = requirements.newest(wanted)
+        if needed is not None and not await self._met(needed):
+            raise ServerTooOld(needed.field, "{}.{}".format(*needed.version), self.connection.server_version)
+        try:
+            return await self.api(request, body)
+        except InvalidRequest as error:
+            found = f"{error.description}; this is nats-server {self.connection.server_version}"
+            raise InvalidRequest(error.code, error.err_code, found) from None
+
+    async def _met(self, needed: Requirement) -> bool:
+        """The server that this is connected to may be another than the one that configures: that one's level counts."""
+        if needed.met_by(self.connection.server_version) and self.settings.prefix == DEFAULT_PREFIX:
+            return True
+        if needed.level == 0:
+            return self.settings.prefix != DEFAULT_PREFIX
+        try:
+            return (await self.account_info()).level >= needed.level
+        except PermissionDenied:  # it cannot be known before
+            return True
+
+    async def account_info(self) -> AccountInfo:
+        """Memory, storage, streams, consumers, their limits, and the API level."""
+        return AccountInfo.parse(await self.api("INFO"))
 
     def stream(self, name: str) -> Stream:
         """A handle, without a round trip. Raises InvalidValue for a name that JetStream forbids."""
         return Stream(self, name)
 
+    async def get_stream(self, name: str) -> Stream:
+        """A handle to one that is there. Raises StreamNotFound."""
+        stream = Stream(self, name)
+        await stream.info()
+        return stream
+
     async def create_stream(self, config: configs.Config) -> Stream:
         """Create; an equal one that exists is fine.
 
+        config:  the server's own JSON (nats-server ``StreamConfig``); durations as ``timedelta`` or nanoseconds, times
+                 as ``datetime`` with a zone or RFC 3339. A mirror's or source's ``domain`` is its ``external.api``.
+
         Raises:
             StreamNameInUse: one with another configuration exists.
+            InvalidStreamConfig: the server does not allow the configuration.
+            ServerTooOld, InvalidRequest: the server does not know a field.
+            InvalidValue: what JetStream forbids in names and subjects; nothing was sent.
         """
         wanted = configs.check_stream_config(config)
-        await self.api(f"STREAM.CREATE.{wanted['name']}", wanted)
-        return Stream(self, wanted["name"])
+        answer = await self.configure(f"STREAM.CREATE.{wanted['name']}", wanted, wanted)
+        return Stream(self, wanted["name"], StreamInfo(answer))
+
+    async def update_stream(self, config: configs.Config, *, remove: Iterable[str] = ()) -> Stream:
+        """Change the given fields of the stream that ``config["name"]`` names and no other, see :meth:`Stream.update`.
+
+        Raises:
+            StreamNotFound: there is none; it is not created.
+        """
+        stream = Stream(self, configs.check_stream_config(config)["name"])
+        await stream.update(config, remove=remove)
+        return stream
 
     async def create_or_update_stream(self, config: configs.Config) -> tuple[Stream, configs.Difference | None]:
         """Make the stream as wanted: create it, or update what differs and leave every other field as it is.
 
         Returns the stream and the difference that was updated: ``{}`` when nothing differed, ``None`` when created.
+
+        Raises: as :meth:`create_stream` and :meth:`update_stream`.
         """
         wanted = configs.check_stream_config(config)
         stream = Stream(self, wanted["name"])
@@ -110,6 +212,86 @@ class JetStream:
         if changes:
             await stream.update(wanted)
         return stream, changes
+
+    async def get_or_create_stream(self, config: configs.Config) -> Stream:
+        """The stream as it is, or else created. What it is configured as is not looked at: see ``cached_info``.
+
+        Raises: as :meth:`create_stream`, but never StreamNameInUse.
+        """
+        name = configs.check_stream_config(config)["name"]
+        try:
+            return await self.get_stream(name)
+        except StreamNotFound:
+            try:
+                return await self.create_stream(config)
+            except StreamNameInUse:  # somebody else was faster
+                return await self.get_stream(name)
+
+    async def delete_stream(self, name: str) -> None:
+        """With all its messages and consumers. Raises StreamNotFound."""
+        await self.stream(name).delete()
+
+    async def stream_names(self, *, subject: str | None = None) -> AsyncIterator[str]:
+        """The names of all streams, page by page (1,024 each); with ``subject`` of those whose subjects overlap it."""
+        async for name in listing.items(self, "STREAM.NAMES", "streams", _listening(subject)):
+            yield str(name)
+
+    async def list_streams(self, *, subject: str | None = None) -> AsyncIterator[StreamInfo]:
+        """The state of all streams, page by page (256 each); with ``subject`` of those whose subjects overlap it.
+
+        Raises:
+            ListingIncomplete: at the end, in a cluster: the leaders of some did not answer.
+        """
+        async for info in listing.items(self, "STREAM.LIST", "streams", _listening(subject)):
+            yield StreamInfo(info)
+
+    async def stream_name_by_subject(self, subject: str) -> str:
+        """The stream that listens on the subject. Of a wildcard the first: :meth:`stream_names` has all of them.
+
+        Raises:
+            StreamNotFound: none listens on it.
+        """
+        for name in (await self.api("STREAM.NAMES", _listening(subject))).get("streams") or ():
+            return str(name)
+        raise StreamNotFound(404, 10059, f"no stream listens on {subject!r}")
+
+    def consumer(self, stream: str, name: str) -> Consumer:
+        """A handle, without a round trip. Raises InvalidValue for a name that JetStream forbids."""
+        return self.stream(stream).consumer(name)
+
+    async def get_consumer(self, stream: str, name: str) -> Consumer:
+        """See :meth:`Stream.get_consumer`."""
+        return await self.stream(stream).get_consumer(name)
+
+    async def create_consumer(self, stream: str, config: configs.Config) -> Consumer:
+        """See :meth:`Stream.create_consumer`."""
+        return await self.stream(stream).create_consumer(config)
+
+    async def update_consumer(self, stream: str, config: configs.Config, *, remove: Iterable[str] = ()) -> Consumer:
+        """See :meth:`Stream.update_consumer`."""
+        return await self.stream(stream).update_consumer(config, remove=remove)
+
+    async def create_or_update_consumer(
+        self, stream: str, config: configs.Config
+    ) -> tuple[Consumer, configs.Difference | None]:
+        """See :meth:`Stream.create_or_update_consumer`."""
+        return await self.stream(stream).create_or_update_consumer(config)
+
+    async def get_or_create_consumer(self, stream: str, config: configs.Config) -> Consumer:
+        """See :meth:`Stream.get_or_create_consumer`."""
+        return await self.stream(stream).get_or_create_consumer(config)
+
+    async def delete_consumer(self, stream: str, name: str) -> None:
+        """See :meth:`Stream.delete_consumer`."""
+        await self.stream(stream).delete_consumer(name)
+
+    def consumer_names(self, stream: str) -> AsyncIterator[str]:
+        """See :meth:`Stream.consumer_names`."""
+        return self.stream(stream).consumer_names()
+
+    def list_consumers(self, stream: str) -> AsyncIterator[ConsumerInfo]:
+        """See :meth:`Stream.list_consumers`."""
+        return self.stream(stream).list_consumers()
 
     async def publish(
         self, subject: str, data: bytes = b"", *, headers: Mapping[str, str] | None = None, msg_id: str | None = None
@@ -134,6 +316,10 @@ class JetStream:
         if domain and ack.domain != domain:
             raise WrongDomain(subject, ack.domain, domain)
         return ack
+
+
+def _listening(subject: str | None) -> dict[str, Any] | None:
+    return None if subject is None else {"subject": check_filter(subject, "subject")}
 
 
 class _Unavailable(ApiError):

@@ -11,9 +11,19 @@
     ├── RequestTimeout (TimeoutError)     no answer in time
     ├── PermissionDenied                  the account may not publish or subscribe there
     ├── ApiError                          the server's own refusal: code, err_code, description
-    │   ├── StreamNotFound, StreamNameInUse, ConsumerNotFound, ConsumerNameInUse, ConsumerDoesNotExist,
-    │   │   MessageNotFound, BadRequest, WrongLastSequence, WrongLastMessageId, WrongStream, TooManyRequests
+    │   ├── StreamNotFound, StreamNameInUse, BadRequest, InvalidRequest, InvalidStreamConfig, ConsumerCreateFailed,
+    │   │   MessageDeleteFailed, PurgeFailed, TooManyResults, WrongLastSequence, WrongLastMessageId, WrongStream,
+    │   │   TooManyRequests
+    │   ├── ConsumerNotFound
+    │   │   └── ConsumerDoesNotExist      an update of one
+    │   ├── ConsumerNameInUse
+    │   │   └── ConsumerAlreadyExists     created where one with another configuration exists
+    │   ├── MessageNotFound
+    │   │   └── SequenceNotFound          a deletion of one
     │   └── JetStreamNotEnabled
+    │       └── JetStreamNotEnabledForAccount
+    ├── ServerTooOld                      the server does not know a field yet
+    ├── ListingIncomplete                 the server could not answer for everything in a list
     ├── NoStreamResponse                  published where no stream listens
     ├── WrongDomain                       published, and stored by a stream of another domain alone
     ├── PublishFailed                     which message was refused or unanswered, how many were stored
@@ -154,7 +164,11 @@ class ApiError(JetStreamError):
 
 
 class JetStreamNotEnabled(ApiError):
-    """JetStream is off on the server (10076) or for the account (10039), or nobody answers its API."""
+    """JetStream is off on the server (10076), or nobody answers its API."""
+
+
+class JetStreamNotEnabledForAccount(JetStreamNotEnabled):
+    """10039."""
 
 
 class StreamNotFound(ApiError):
@@ -165,24 +179,56 @@ class StreamNameInUse(ApiError):
     """10058: a stream of this name exists with another configuration."""
 
 
+class InvalidStreamConfig(ApiError):
+    """10052: a configuration, or a change of one, that JetStream does not allow."""
+
+
 class ConsumerNotFound(ApiError):
     """10014."""
 
 
-class ConsumerNameInUse(ApiError):
-    """10148, 10105, 10013: created where one with another configuration exists."""
-
-
-class ConsumerDoesNotExist(ApiError):
+class ConsumerDoesNotExist(ConsumerNotFound):
     """10149: an update of a consumer that is not there."""
+
+
+class ConsumerNameInUse(ApiError):
+    """10013."""
+
+
+class ConsumerAlreadyExists(ConsumerNameInUse):
+    """10148, 10105: created where one with another configuration exists, or one that is still active."""
+
+
+class ConsumerCreateFailed(ApiError):
+    """10012: a consumer, or a change of one, that the server cannot make: some fields stay for life."""
 
 
 class MessageNotFound(ApiError):
     """10037."""
 
 
+class SequenceNotFound(MessageNotFound):
+    """10043: a deletion of a message that is not there."""
+
+
+class MessageDeleteFailed(ApiError):
+    """10057: for example in a stream with ``deny_delete``."""
+
+
+class PurgeFailed(ApiError):
+    """10110: for example in a stream with ``deny_purge``."""
+
+
 class BadRequest(ApiError):
     """10003."""
+
+
+class InvalidRequest(ApiError):
+    """10025: a field that this server does not know, or a value that is not of its type."""
+
+
+class TooManyResults(ApiError):
+    """413 of a direct get: the subjects match more than 1,024 others (ADR-31)."""
 
 
 class WrongLastSequence(ApiError):
@@ -203,22 +249,48 @@ class TooManyRequests(ApiError):
 
 _BY_CODE: dict[int, type[ApiError]] = {
     10003: BadRequest,
+    10012: ConsumerCreateFailed,
     10013: ConsumerNameInUse,
     10014: ConsumerNotFound,
+    10025: InvalidRequest,
     10037: MessageNotFound,
-    10039: JetStreamNotEnabled,
+    10039: JetStreamNotEnabledForAccount,
+    10043: SequenceNotFound,
+    10052: InvalidStreamConfig,
+    10057: MessageDeleteFailed,
     10058: StreamNameInUse,
     10059: StreamNotFound,
     10060: WrongStream,
     10070: WrongLastMessageId,
     10071: WrongLastSequence,
     10076: JetStreamNotEnabled,
-    10105: ConsumerNameInUse,
-    10148: ConsumerNameInUse,
+    10105: ConsumerAlreadyExists,
+    10110: PurgeFailed,
+    10148: ConsumerAlreadyExists,
     10149: ConsumerDoesNotExist,
     10164: WrongLastSequence,
     10167: TooManyRequests,
 }
+
+
+class ServerTooOld(JetStreamError):
+    """A field that came with a later nats-server: ``field``, the ``version`` that has it, and the one ``found``."""
+
+    def __init__(self, field: str, version: str, found: str) -> None:
+        super().__init__(f"{field} needs nats-server {version} or newer, and this is {found}: leave it out, or update")
+        self.field = field
+        self.version = version
+        self.found = found
+
+
+class ListingIncomplete(JetStreamError):
+    """Everything that the server could tell was listed, and these ``names`` were not: their leaders did not answer it
+    in time, or they are offline."""
+
+    def __init__(self, request: str, names: list[str]) -> None:
+        super().__init__(f"{request} lacks {len(names)}, which did not answer: {_shown(names)}; ask again")
+        self.request = request
+        self.names = names
 
 
 class NoStreamResponse(JetStreamError):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client import config as configs
-from airflow_nats_jetstream.client.consumer import Consumer
-from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client import listing, stored
+from airflow_nats_jetstream.client.consumer import Consumer, ConsumerInfo, consumer_request
+from airflow_nats_jetstream.client.errors import ConsumerAlreadyExists, ConsumerNotFound, InvalidValue
 from airflow_nats_jetstream.client.names import check_filter, check_stream_name
-from airflow_nats_jetstream.client.protocol import ProtocolError, decode_headers, time_nanoseconds
+from airflow_nats_jetstream.client.protocol import ProtocolError, time_nanoseconds
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from datetime import datetime
+
     from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.client.stored import StoredMessage
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class StreamInfo:
 
     @property
     def state(self) -> dict[str, Any]:
-        """messages, bytes, first_seq, last_seq, consumer_count, …"""
+        """messages, bytes, first_seq, first_ts, last_seq, last_ts, num_subjects, num_deleted, consumer_count. An empty
+        stream has first_seq = last_seq + 1."""
         return dict(self.raw["state"])
 
     @property
@@ -54,62 +59,96 @@ class StreamInfo:
         """The JetStream domain that the stream is in; empty without one."""
         return str(self.raw.get("domain") or "")
 
+    @property
+    def cluster(self) -> dict[str, Any]:
+        """name, leader, replicas (each name, current, offline, active, lag); empty without a cluster."""
+        return dict(self.raw.get("cluster") or {})
 
-@dataclass(frozen=True)
-class StoredMessage:
-    """A message as its stream holds it."""
+    @property
+    def mirror(self) -> dict[str, Any] | None:
+        """name, lag, active (nanoseconds since it was heard of) of what this stream mirrors; None if it does not."""
+        mirror = self.raw.get("mirror")
+        return None if mirror is None else dict(mirror)
 
-    subject: str
-    sequence: int
-    time: str
-    headers: dict[str, list[str]] = field(repr=False)
-    data: bytes = field(repr=False)
-
-
-def stored_message(message: Any) -> StoredMessage:
-    """The ``message`` of an answer to ``STREAM.MSG.GET``. Raises ProtocolError."""
-    try:
-        return StoredMessage(
-            str(message["subject"]),
-            int(message["seq"]),
-            str(message["time"]),
-            decode_headers(base64.b64decode(message.get("hdrs", ""))),
-            base64.b64decode(message.get("data", "")),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise ProtocolError("the answer to STREAM.MSG.GET is not what the API promises") from None
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """name, lag, active of each stream that this one sources from."""
+        return list(self.raw.get("sources") or ())
 
 
 class Stream:
-    """A handle; :meth:`JetStream.stream` makes one without a round trip."""
+    """A handle: :meth:`JetStream.stream` makes one without a round trip, :meth:`JetStream.get_stream` with one."""
 
-    def __init__(self, js: JetStream, name: str) -> None:
+    def __init__(self, js: JetStream, name: str, info: StreamInfo | None = None) -> None:
         self.js = js
         self.name = check_stream_name(name)
+        self._info = info
 
     def __repr__(self) -> str:
         return f"<Stream {self.name}>"
 
-    async def info(self, *, deleted: bool = False, patience: float = 0) -> StreamInfo:
-        """Fresh; with ``deleted``, ``state["deleted"]`` lists what is missing between first and last sequence, if
-        anything is. Raises StreamNotFound."""
-        request = {"deleted_details": True} if deleted else None
-        return StreamInfo(await self.js.api(f"STREAM.INFO.{self.name}", request, patience=patience))
+    @property
+    def cached_info(self) -> StreamInfo | None:
+        """What the last :meth:`info`, :meth:`update` or creation through this handle answered, without a round trip."""
+        return self._info
 
-    async def update(self, config: configs.Config) -> None:
-        """Change the given fields and no other: the current configuration is read, merged and written.
+    async def info(
+        self, *, deleted: bool = False, subjects_filter: str | None = None, patience: float = 0
+    ) -> StreamInfo:
+        """Fresh.
+
+        deleted:          ``state["deleted"]`` lists the sequences that are missing between first and last, if any are.
+        subjects_filter:  ``state["subjects"]`` holds the number of messages of each subject that matches, of all pages
+                          (the server gives 100,000 subjects at a time). ``>`` for all of them.
+        patience:         see :meth:`JetStream.api`.
 
         Raises:
             StreamNotFound: there is none.
-            ApiError: the server refuses a change.
         """
-        wanted = configs.normalise(config)
-        merged = configs.merge((await self.info()).config, wanted)
-        await self.js.api(f"STREAM.UPDATE.{self.name}", merged)
+        body: dict[str, Any] = {}
+        if deleted:
+            body["deleted_details"] = True
+        if subjects_filter is not None:
+            body["subjects_filter"] = check_filter(subjects_filter, "subjects_filter")
+        request = f"STREAM.INFO.{self.name}"
+        answer = await self.js.api(request, body or None, patience=patience)
+        if subjects_filter is not None:
+            pager = listing.Pager(request, {"subjects_filter": subjects_filter})
+            state, page = answer["state"], answer
+            subjects = dict(state.get("subjects") or {})
+            while subjects:
+                pager.take(page)
+                if pager.done:
+                    break
+                page = await self.js.api(request, pager.body(), patience=patience)
+                subjects |= page["state"].get("subjects") or {}
+            state["subjects"] = subjects
+        self._info = StreamInfo(answer)
+        return self._info
+
+    async def update(self, config: configs.Config, *, remove: Iterable[str] = ()) -> StreamInfo:
+        """Change the given fields and no other: the current configuration is read, merged and written.
+
+        A field inside another one, such as ``placement.cluster``, leaves its neighbours as they are. Lists are new.
+        Two updates at the same moment can undo each other: JetStream has no revision of a configuration.
+
+        remove:  fields that go back to the server's default. ``remove=["mirror"]`` makes a mirror a stream of its own
+                 (nats-server 2.12); ``remove=["metadata"]`` with a new ``metadata`` leaves nothing of the old one.
+
+        Raises:
+            StreamNotFound: there is none.
+            InvalidStreamConfig: the server does not allow the change.
+            ServerTooOld, InvalidRequest: the server does not know a field.
+        """
+        wanted = configs.check_stream_config(config, self.name)
+        merged = configs.merge((await self.info()).config, wanted, remove)
+        self._info = StreamInfo(await self.js.configure(f"STREAM.UPDATE.{self.name}", merged, wanted))
+        return self._info
 
     async def delete(self) -> None:
-        """Raises StreamNotFound."""
+        """With all its messages and consumers. Raises StreamNotFound."""
         await self.js.api(f"STREAM.DELETE.{self.name}")
+        self._info = None
 
     async def purge(self, *, subject: str | None = None, sequence: int | None = None, keep: int | None = None) -> int:
         """Remove messages; returns how many.
@@ -119,41 +158,184 @@ class Stream:
         keep:     all but the last so many. Not together with ``sequence``.
 
         0 is refused for both: the server takes it for "not given" and purges everything.
+
+        Raises:
+            PurgeFailed: for example because of ``deny_purge``.
         """
         body = purge_request(subject=subject, sequence=sequence, keep=keep)
         answer = await self.js.api(f"STREAM.PURGE.{self.name}", body or None)
         return int(answer["purged"])
 
-    async def get_message(self, sequence: int | None = None, *, last_by_subject: str | None = None) -> StoredMessage:
-        """One stored message from the stream's leader, by sequence or the last one on a subject.
+    async def get_message(
+        self,
+        sequence: int | None = None,
+        *,
+        next_by_subject: str | None = None,
+        last_by_subject: str | None = None,
+        start_time: datetime | str | None = None,
+        direct: bool = False,
+    ) -> StoredMessage:
+        """One stored message.
+
+        sequence:         the one with this sequence; with ``next_by_subject`` the first from there on.
+        next_by_subject:  the first whose subject matches this filter, from the stream's beginning if nothing else says.
+        last_by_subject:  the last whose subject matches this filter.
+        start_time:       the first that was stored then or later (nats-server 2.11).
+        direct:           by direct get (the stream needs ``allow_direct``): any replica answers, and it may be behind
+                          its leader. Without it the leader answers.
 
         Raises:
-            MessageNotFound: the leader has none.
+            MessageNotFound: there is none.
+            DirectGetDisabled: ``direct``, and the stream does not allow it.
+            InvalidValue: a choice that contradicts itself.
         """
-        body: dict[str, Any] = {"seq": sequence} if sequence is not None else {"last_by_subj": last_by_subject}
-        message = await self.js.api(f"STREAM.MSG.GET.{self.name}", body)
-        return stored_message(message.get("message"))
+        body = stored.selection(sequence, next_by_subject, last_by_subject, start_time)
+        return await (stored.get_direct if direct else stored.get)(self, body)
+
+    def get_messages(
+        self,
+        sequence: int | None = None,
+        *,
+        count: int | None = None,
+        next_by_subject: str | None = None,
+        start_time: datetime | str | None = None,
+    ) -> AsyncIterator[StoredMessage]:
+        """Stored messages in order, by batched direct get (ADR-31, nats-server 2.11): no consumer is created.
+
+        From ``sequence`` or ``start_time`` on, those that match ``next_by_subject``; ``count`` at most, by default all
+        there are. With none of them the whole stream. They are read in pages, so what is stored meanwhile comes, too.
+
+        Raises:
+            DirectGetDisabled: the stream does not allow direct get.
+            RequestTimeout, ConnectionLost: not everything arrived. :func:`airflow_nats_jetstream.client.direct.read`
+                resumes by itself.
+        """
+        if sequence is None and start_time is None:
+            sequence = 1
+        if count is not None:
+            stored.check_sequence(count, "count")
+        return stored.batch(self, stored.selection(sequence, next_by_subject, None, start_time), count)
+
+    def get_last_messages(
+        self,
+        subjects: Iterable[str],
+        *,
+        up_to_sequence: int | None = None,
+        up_to_time: datetime | str | None = None,
+    ) -> AsyncIterator[StoredMessage]:
+        """The last message of each subject that matches one of these filters, by sequence (ADR-31, nats-server 2.11).
+
+        ``up_to_sequence`` or ``up_to_time``: as it was then. All of it is the state of one moment.
+
+        Raises:
+            TooManyResults: more than 1,024 subjects match.
+            DirectGetDisabled, RequestTimeout, ConnectionLost: as for :meth:`get_messages`.
+        """
+        return stored.batch(self, stored.last_selection(subjects, up_to_sequence, up_to_time), None)
+
+    async def delete_message(self, sequence: int) -> None:
+        """Remove one message; its bytes stay on the disk until their block is rewritten.
+
+        Raises:
+            SequenceNotFound: there is none (any more).
+            MessageDeleteFailed: past the stream's end, or because of ``deny_delete``.
+        """
+        await self._delete(sequence, {"no_erase": True})
+
+    async def secure_delete_message(self, sequence: int) -> None:
+        """Remove one message and overwrite its bytes on the disk, which is slow. Raises as :meth:`delete_message`."""
+        await self._delete(sequence, {})
+
+    async def _delete(self, sequence: int, how: dict[str, Any]) -> None:
+        body = {"seq": stored.check_sequence(sequence), **how}
+        answer = await self.js.api(f"STREAM.MSG.DELETE.{self.name}", body)
+        if not answer.get("success"):
+            raise ProtocolError("the answer to STREAM.MSG.DELETE is not what the API promises")
 
     def consumer(self, name: str) -> Consumer:
         """A handle, without a round trip."""
         return Consumer(self.js, self.name, name)
 
+    async def get_consumer(self, name: str) -> Consumer:
+        """A handle to one that is there. Raises ConsumerNotFound, StreamNotFound."""
+        consumer = self.consumer(name)
+        await consumer.info()
+        return consumer
+
     async def create_consumer(self, config: configs.Config) -> Consumer:
-        """Create; an equal one that exists is fine.
+        """Create; an equal one that exists is fine. Without ``name`` or ``durable_name`` the server names it.
 
         Raises:
-            ConsumerNameInUse: one with another configuration exists.
+            ConsumerAlreadyExists: one with another configuration exists.
+            ConsumerCreateFailed, ApiError: the server does not allow the configuration.
+            ServerTooOld, InvalidRequest: the server does not know a field.
             StreamNotFound: there is no such stream.
         """
         wanted = configs.check_consumer_config(config)
-        body = {"stream_name": self.name, "config": wanted, "action": "create"}
-        if "name" not in wanted:
-            answer = await self.js.api(f"CONSUMER.CREATE.{self.name}", body)
-            return Consumer(self.js, self.name, answer["name"])
-        filters = wanted.get("filter_subject")
-        suffix = f".{filters}" if filters else ""
-        await self.js.api(f"CONSUMER.CREATE.{self.name}.{wanted['name']}{suffix}", body)
-        return Consumer(self.js, self.name, wanted["name"])
+        request, body = consumer_request(self.name, wanted, "create")
+        answer = await self.js.configure(request, body, wanted)
+        return Consumer(self.js, self.name, str(answer["name"]), ConsumerInfo(answer))
+
+    async def update_consumer(self, config: configs.Config, *, remove: Iterable[str] = ()) -> Consumer:
+        """Change the given fields of the consumer that ``name`` or ``durable_name`` names, see :meth:`Consumer.update`.
+
+        Raises:
+            ConsumerNotFound: there is none; it is not created.
+        """
+        consumer = self.consumer(configs.consumer_name(config))
+        await consumer.update(config, remove=remove)
+        return consumer
+
+    async def create_or_update_consumer(self, config: configs.Config) -> tuple[Consumer, configs.Difference | None]:
+        """Make the consumer as wanted: create it, or update what differs and leave every other field as it is.
+
+        Returns the consumer and the difference that was updated: ``{}`` when nothing differed, ``None`` when created.
+
+        Raises: as :meth:`create_consumer` and :meth:`update_consumer`.
+        """
+        wanted = configs.check_consumer_config(config)
+        consumer = self.consumer(configs.consumer_name(wanted))
+        try:
+            changes = configs.difference((await consumer.info()).config, wanted)
+        except ConsumerNotFound:
+            return await self.create_consumer(wanted), None
+        if changes:
+            await consumer.update(wanted)
+        return consumer, changes
+
+    async def get_or_create_consumer(self, config: configs.Config) -> Consumer:
+        """The consumer as it is, or else created. What it is configured as is not looked at: see ``cached_info``.
+
+        Raises: as :meth:`create_consumer`, but never ConsumerAlreadyExists.
+        """
+        wanted = configs.check_consumer_config(config)
+        name = configs.consumer_name(wanted)
+        try:
+            return await self.get_consumer(name)
+        except ConsumerNotFound:
+            try:
+                return await self.create_consumer(wanted)
+            except ConsumerAlreadyExists:  # somebody else was faster
+                return await self.get_consumer(name)
+
+    async def delete_consumer(self, name: str) -> None:
+        """Raises ConsumerNotFound."""
+        await self.consumer(name).delete()
+
+    async def consumer_names(self) -> AsyncIterator[str]:
+        """The names of all consumers, page by page (1,024 each). Raises StreamNotFound."""
+        async for name in listing.items(self.js, f"CONSUMER.NAMES.{self.name}", "consumers"):
+            yield str(name)
+
+    async def list_consumers(self) -> AsyncIterator[ConsumerInfo]:
+        """The state of all consumers, page by page (256 each).
+
+        Raises:
+            StreamNotFound.
+            ListingIncomplete: at the end, in a cluster: the leaders of some did not answer.
+        """
+        async for info in listing.items(self.js, f"CONSUMER.LIST.{self.name}", "consumers"):
+            yield ConsumerInfo(info)
 
 
 def purge_request(*, subject: str | None, sequence: int | None, keep: int | None) -> dict[str, Any]:

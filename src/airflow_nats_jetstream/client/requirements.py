@@ -1,0 +1,64 @@
+"""Which nats-server a configuration field needs.
+
+From 2.12 on a server refuses a field that it does not know (10025), and names only that one; an older one drops it
+without a word. So what is known to be too new is refused before it is sent.
+
+Sources: server/jetstream_versioning.go (API levels, ADR-44), and the structs ``StreamConfig``, ``StreamSource`` and
+``ConsumerConfig`` at the tags 2.9.0, 2.10.0, 2.11.0, 2.12.0 and 2.14.0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Requirement(NamedTuple):
+    """``field`` needs this ``version`` of nats-server; ``level`` is its API level, 0 for servers without levels."""
+
+    level: int
+    version: tuple[int, int]
+    field: str
+
+    def met_by(self, version: str) -> bool:
+        found = re.match(r"v?(\d+)\.(\d+)", version)
+        return found is not None and (int(found[1]), int(found[2])) >= self.version
+
+
+_2_10, _2_11, _2_12, _2_14 = (0, (2, 10)), (1, (2, 11)), (2, (2, 12)), (4, (2, 14))
+
+_FIELDS = {
+    "compression": _2_10,
+    "first_seq": _2_10,
+    "subject_transform": _2_10,
+    "consumer_limits": _2_10,
+    "metadata": _2_10,
+    "filter_subjects": _2_10,
+    "allow_msg_ttl": _2_11,
+    "subject_delete_marker_ttl": _2_11,
+    "pause_until": _2_11,
+    "priority_groups": _2_11,
+    "priority_policy": _2_11,
+    "priority_timeout": _2_11,
+    "allow_msg_counter": _2_12,
+    "allow_atomic": _2_12,
+    "allow_msg_schedules": _2_12,
+    "persist_mode": _2_12,
+    "allow_batched": _2_14,
+}
+_VALUES = {("priority_policy", "prioritized"): _2_12, ("ack_policy", "flow_control"): _2_14}
+_SOURCE = {"subject_transforms": _2_10, "consumer": _2_14}
+
+
+def newest(config: Mapping[str, Any]) -> Requirement | None:
+    """What of a configuration needs the newest server; None for one that every server knows, as far as we do."""
+    found = [Requirement(*_FIELDS[name], name) for name, value in config.items() if name in _FIELDS and value]
+    for (name, value), since in _VALUES.items():
+        if config.get(name) == value:
+            found.append(Requirement(*since, f"{name}={value!r}"))
+    sources = config.get("sources")
+    for place, source in [("mirror", config.get("mirror")), *(("sources", each) for each in sources or ())]:
+        if isinstance(source, Mapping):
+            found += [Requirement(*_SOURCE[name], f"{place}.{name}") for name in source if name in _SOURCE]
+    return max(found, default=None)
