@@ -12,18 +12,25 @@ class NatsServer(Service):
     """A nats-server with JetStream on 127.0.0.1; its port and store survive kill and restart."""
 
     def __init__(
-        self, folder: Path, config: str = "", *, port: int = 0, environment: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        config: str = "",
+        *,
+        port: int = 0,
+        environment: Mapping[str, str] | None = None,
+        program: Path | None = None,
     ) -> None:
-        """`config` is the text of a nats-server configuration: authorization, tls, limits. Port 0 takes a free one."""
+        """`config` is the text of a nats-server configuration: authorization, tls, limits. Port 0 takes a free one.
+        `program` is another nats-server than the environment's."""
         folder = folder.absolute()
         self.port = port or free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
         self.store = folder / "store"
         self._config = config
         self._settings = folder / "nats-server.conf"
-        program = str(Path(sysconfig.get_path("scripts")) / "nats-server")
+        program = program or Path(sysconfig.get_path("scripts")) / "nats-server"
         listen = ["--addr", "127.0.0.1", "--port", str(self.port), "--config", str(self._settings)]
-        command = [program, *listen, "--jetstream", "--store_dir", str(self.store)]
+        command = [str(program), *listen, "--jetstream", "--store_dir", str(self.store)]
         super().__init__("nats-server", command, folder=folder, environment=environment)
 
     def launch(self) -> None:

@@ -1,14 +1,18 @@
 """The ladder: servers, settings, a JetStream context."""
 
+import json
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
+import nats
 import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.context import JetStream
 from demo.nats_server import NatsServer
-from tests.client.servers import Authority, Serve
+from tests.client.servers import Ask, Authority, Serve
 
 
 @pytest.fixture
@@ -38,6 +42,25 @@ def settings(nats_server: NatsServer) -> ConnectionSettings:
 
 
 @pytest.fixture
+async def ask(settings: ConnectionSettings) -> AsyncIterator[Ask]:
+    """The server by itself, past this client: one raw request of the JetStream API, the decoded answer."""
+    connection = await nats.connect(settings.servers[0])
+
+    async def request(subject: str, body: object = None) -> Any:
+        data = b"" if body is None else json.dumps(body).encode()
+        return json.loads((await connection.request(f"$JS.API.{subject}", data, timeout=30)).data)
+
+    yield request
+    await connection.close()
+
+
+@pytest.fixture
 async def js(settings: ConnectionSettings) -> AsyncIterator[JetStream]:
     async with connect(settings) as context:
         yield context
+
+
+@pytest.fixture
+def name() -> str:
+    """Of a stream that nobody else has."""
+    return f"S{secrets.token_hex(4)}"

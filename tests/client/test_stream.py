@@ -1,6 +1,5 @@
 """Streams on a real server: created, changed and purged as asked, and nothing else."""
 
-import secrets
 from datetime import timedelta
 
 import pytest
@@ -14,11 +13,6 @@ from airflow_nats_jetstream.client.errors import (
     StreamNameInUse,
     StreamNotFound,
 )
-
-
-@pytest.fixture
-def name() -> str:
-    return f"S{secrets.token_hex(4)}"
 
 
 async def test_an_update_changes_the_asked_field_and_no_other(js: JetStream, name: str) -> None:

@@ -22,7 +22,7 @@
     │   │   └── SequenceNotFound          a deletion of one
     │   └── JetStreamNotEnabled
     │       └── JetStreamNotEnabledForAccount
-    ├── ServerTooOld                      the server does not know a field yet
+    ├── ServerTooOld                      names the version that is needed
     ├── ListingIncomplete                 the server could not answer for everything in a list
     ├── NoStreamResponse                  published where no stream listens
     ├── WrongDomain                       published, and stored by a stream of another domain alone
@@ -274,13 +274,13 @@ _BY_CODE: dict[int, type[ApiError]] = {
 
 
 class ServerTooOld(JetStreamError):
-    """A field that came with a later nats-server: ``field``, the ``version`` that has it, and the one ``found``."""
+    """The server is older than what was asked of it: ``version`` is the first that has ``what``. Nothing was sent."""
 
-    def __init__(self, field: str, version: str, found: str) -> None:
-        super().__init__(f"{field} needs nats-server {version} or newer, and this is {found}: leave it out, or update")
-        self.field = field
+    def __init__(self, what: str, version: str, server: str) -> None:
+        super().__init__(f"{what}: needs nats-server {version} or newer; this is {server}")
+        self.what = what
         self.version = version
-        self.found = found
+        self.server = server
 
 
 class ListingIncomplete(JetStreamError):

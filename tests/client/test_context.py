@@ -1,0 +1,212 @@
+"""The context: account, domain, time-outs, tracing; streams and consumers, one by one and listed."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings, RequestSent, ResponseReceived, Trace, connect
+from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.errors import (
+    ConsumerAlreadyExists,
+    ConsumerNotFound,
+    InvalidValue,
+    JetStreamNotEnabled,
+    ListingIncomplete,
+    RequestTimeout,
+    StreamNameInUse,
+    StreamNotFound,
+)
+from airflow_nats_jetstream.client.listing import Pager
+from demo.nats_server import NatsServer
+from tests.client.servers import PASSWORD, USER, Ask, Serve
+
+
+async def test_the_account_loses_nothing(js: JetStream, ask: Ask) -> None:
+    account = await js.account_info()
+    answer = await ask("INFO")
+    assert account.raw.keys() == answer.keys()
+    assert account.limits.raw == answer["limits"]
+    assert (account.limits.max_streams, account.limits.max_storage) == (-1, -1)
+    assert account.level == answer["api"]["level"] > 0
+    assert account.api.keys() == answer["api"].keys()
+
+
+async def test_domain_prefix_and_time_out(serve: Serve) -> None:
+    """Three ways to one JetStream, and one to none."""
+    server = serve("jetstream { domain: hub }\nping_interval: 60")
+    async with connect(ConnectionSettings(servers=server.url)) as js:
+        await js.create_stream({"name": "S", "subjects": ["s"]})
+        for same in (js.with_options(domain="hub"), js.with_options(api_prefix="$JS.hub.API.")):
+            assert [name async for name in same.stream_names()] == ["S"]
+            assert (await same.stream("S").info()).domain == "hub"
+        with pytest.raises(JetStreamNotEnabled):
+            await js.with_options(domain="elsewhere").account_info()
+        with pytest.raises(InvalidValue, match="not both"):
+            js.with_options(domain="hub", api_prefix="$JS.hub.API")
+        # Somebody listens, and does not answer.
+        async with js.connection.listen("SILENT.INFO", lambda _: None):
+            start = asyncio.get_running_loop().time()
+            with pytest.raises(RequestTimeout):
+                await js.with_options(api_prefix="SILENT", request_timeout=0.1).account_info()
+            assert asyncio.get_running_loop().time() - start < js.settings.request_timeout
+
+
+async def test_requests_are_traced(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    server = serve(USER)
+    sent: list[RequestSent] = []
+    received: list[ResponseReceived] = []
+    settings = ConnectionSettings(servers=server.url, user="airflow", password=PASSWORD)
+    async with connect(settings, trace=Trace(sent.append, received.append)) as js:
+        stream = await js.create_stream({"name": "S", "subjects": ["s"], "allow_direct": True})
+        await js.publish("s", b"data of the message", headers={"X": "value"})
+        await stream.get_message(1, direct=True)
+        with pytest.raises(StreamNotFound):
+            await js.get_stream("NONE")
+        subjects = ["$JS.API.STREAM.CREATE.S", "$JS.API.DIRECT.GET.S", "$JS.API.STREAM.INFO.NONE"]
+        assert [event.subject for event in sent] == [event.subject for event in received] == subjects
+        assert b'"subjects": ["s"]' in sent[0].data
+        assert received[1].data == b"data of the message"
+        assert received[1].headers["X"] == ["value"]
+        assert b"10059" in received[2].data
+        assert all(0 < event.seconds < 30 for event in received)
+        data = [event.data for event in sent] + [event.data for event in received]
+        assert PASSWORD not in f"{sent}{received}{data}"
+        assert "data of the message" not in str(received)
+
+        def fail(event: object) -> None:
+            raise RuntimeError("the trace's own")
+
+        await js.with_options(trace=Trace(fail, fail)).delete_stream("S")
+        assert caplog.text.count("a trace callback failed") == 2
+        assert [name async for name in js.stream_names()] == []
+
+
+async def test_streams_are_made_got_and_deleted(js: JetStream, ask: Ask, name: str) -> None:
+    config = {"name": name, "subjects": [f"{name}.>"]}
+    for absent in (js.get_stream(name), js.update_stream(config), js.delete_stream(name)):
+        with pytest.raises(StreamNotFound):
+            await absent
+    with pytest.raises(StreamNotFound, match="no stream listens"):
+        await js.stream_name_by_subject(f"{name}.a")
+    assert js.stream(name).cached_info is None
+
+    made = await js.get_or_create_stream(config)
+    assert made.cached_info
+    assert made.cached_info.raw["did_create"]
+    created = (await ask(f"STREAM.INFO.{name}"))["created"]
+    assert made.cached_info.created == created
+    with pytest.raises(StreamNameInUse):
+        await js.create_stream({**config, "max_msgs": 5})
+    got = await js.get_or_create_stream({**config, "max_msgs": 5})
+    assert got.cached_info
+    assert (got.cached_info.created, got.cached_info.config["max_msgs"]) == (created, -1)
+
+    updated = await js.update_stream({"name": name, "max_msgs": 7})
+    assert updated.cached_info
+    assert updated.cached_info.config["max_msgs"] == 7
+    assert (await ask(f"STREAM.INFO.{name}"))["config"]["max_msgs"] == 7
+    assert (await js.create_or_update_stream({"name": name, "max_msgs": 8}))[1] == {"max_msgs": (7, 8)}
+    assert (await js.create_or_update_stream({"name": name, "max_msgs": 8}))[1] == {}
+    assert await js.stream_name_by_subject(f"{name}.a") == name
+    assert [each async for each in js.stream_names(subject=f"{name}.a")] == [name]
+    assert [each.config["name"] async for each in js.list_streams(subject=f"{name}.>")] == [name]
+    assert [each async for each in js.stream_names(subject="nobody.listens")] == []
+    await js.delete_stream(name)
+    assert (await ask(f"STREAM.INFO.{name}"))["error"]["err_code"] == 10059
+
+
+async def test_consumers_are_made_got_and_deleted(js: JetStream, ask: Ask, name: str) -> None:
+    await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+    config = {"durable_name": "c", "ack_policy": "explicit", "filter_subject": f"{name}.a"}
+    for absent in (js.get_consumer(name, "c"), js.update_consumer(name, config), js.delete_consumer(name, "c")):
+        with pytest.raises(ConsumerNotFound):
+            await absent
+    assert (await ask(f"CONSUMER.NAMES.{name}"))["total"] == 0
+    assert js.consumer(name, "c").cached_info is None
+
+    made = await js.get_or_create_consumer(name, config)
+    created = (await ask(f"CONSUMER.INFO.{name}.c"))["created"]
+    assert made.cached_info
+    assert made.cached_info.created == created
+    await js.create_consumer(name, config)  # an equal one
+    with pytest.raises(ConsumerAlreadyExists):
+        await js.create_consumer(name, {**config, "max_ack_pending": 5})
+    got = await js.get_or_create_consumer(name, {**config, "max_ack_pending": 5})
+    assert got.cached_info
+    assert (got.cached_info.created, got.cached_info.config["max_ack_pending"]) == (created, 1000)
+
+    await js.update_consumer(name, {"durable_name": "c", "max_ack_pending": 7})
+    found = (await ask(f"CONSUMER.INFO.{name}.c"))["config"]
+    assert (found["max_ack_pending"], found["filter_subject"]) == (7, f"{name}.a")
+    wanted = {"durable_name": "c", "filter_subjects": [f"{name}.a", f"{name}.b"]}
+    assert (await js.create_or_update_consumer(name, wanted))[1] == {
+        "filter_subjects": (None, wanted["filter_subjects"])
+    }
+    assert (await js.create_or_update_consumer(name, wanted))[1] == {}
+    found = (await ask(f"CONSUMER.INFO.{name}.c"))["config"]
+    assert "filter_subject" not in found
+    assert (found["filter_subjects"], found["max_ack_pending"]) == (wanted["filter_subjects"], 7)
+    _, changes = await js.create_or_update_consumer(name, {"name": "d", "inactive_threshold": 10**12})
+    assert changes is None
+
+    ephemeral = await js.create_consumer(name, {"ack_policy": "none"})
+    names = [each async for each in js.consumer_names(name)]
+    assert names == (await ask(f"CONSUMER.NAMES.{name}"))["consumers"] == sorted(["c", "d", ephemeral.name])
+    assert [each.raw["name"] async for each in js.list_consumers(name)] == names
+    await js.delete_consumer(name, "c")
+    assert (await ask(f"CONSUMER.INFO.{name}.c"))["error"]["err_code"] == 10014
+
+
+async def test_lists_are_complete(tmp_path: Path) -> None:
+    """More than a page of each: 256 states, 1,024 names."""
+
+    def stream(name: str) -> dict[str, Any]:
+        return {"name": name, "storage": "memory"}
+
+    def consumer(name: str) -> dict[str, Any]:
+        return {"stream_name": "S0000", "config": {"name": name, "inactive_threshold": 10**12}}
+
+    server = NatsServer(tmp_path)
+    server.start()
+    try:
+        async with connect(ConnectionSettings(servers=server.url, request_timeout=60)) as js:
+            streams = [f"S{number:04}" for number in range(1_030)]
+            consumers = [f"c{number:03}" for number in range(260)]
+            await create(js, "STREAM.CREATE", streams[:309], stream)
+            await create(js, "CONSUMER.CREATE.S0000", consumers, consumer)
+            assert [each.config["name"] async for each in js.list_streams()] == streams[:309]
+            assert [each.raw["name"] async for each in js.list_consumers("S0000")] == consumers
+            assert [each async for each in js.consumer_names("S0000")] == consumers
+            await create(js, "STREAM.CREATE", streams[309:], stream)
+            assert [each async for each in js.stream_names()] == streams
+
+            asked: list[RequestSent] = []
+            async for _ in js.with_options(trace=Trace(asked.append)).list_streams():
+                break
+            assert len(asked) == 1  # a page is asked for when the one before it has been read
+    finally:
+        server.stop()
+
+
+async def create(js: JetStream, request: str, names: list[str], body: Callable[[str], dict[str, Any]]) -> None:
+    for start in range(0, len(names), 100):
+        await asyncio.gather(*(js.api(f"{request}.{name}", body(name)) for name in names[start : start + 100]))
+
+
+def test_a_list_that_lacks_something_says_so() -> None:
+    """What the server could not ask takes its place in the page: 250 items of 256 are not the end of 300."""
+    pager = Pager("STREAM.LIST", {"subject": "a.>"})
+    first = {"total": 300, "offset": 0, "limit": 256, "streams": [{}] * 254, "missing": ["B"], "offline": {"A": "…"}}
+    bodies, done = [], []
+    for page in (first, {"total": 300, "offset": 256, "limit": 256, "streams": [{}] * 44}):
+        bodies.append(pager.body())
+        pager.take(page)
+        done.append(pager.done)
+    assert bodies == [{"subject": "a.>", "offset": 0}, {"subject": "a.>", "offset": 256}]
+    assert done == [False, True]
+    with pytest.raises(ListingIncomplete) as incomplete:
+        pager.check()
+    assert incomplete.value.names == ["A", "B"]
