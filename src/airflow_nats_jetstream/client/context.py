@@ -137,24 +137,31 @@ class JetStream:
             ApiError: as :meth:`api`.
         """
         needed = requirements.newest(wanted)
-        if needed is not None and not await self._met(needed):
-            raise ServerTooOld(needed.field, "{}.{}".format(*needed.version), self.connection.server_version)
+        if needed is not None and (found := await self._too_old(needed)):
+            raise ServerTooOld(needed.field, "{}.{}".format(*needed.version), found)
         try:
             return await self.api(request, body)
         except InvalidRequest as error:
             found = f"{error.description}; this is nats-server {self.connection.server_version}"
             raise InvalidRequest(error.code, error.err_code, found) from None
 
-    async def _met(self, needed: Requirement) -> bool:
-        """The server that this is connected to may be another than the one that configures: that one's level counts."""
-        if needed.met_by(self.connection.server_version) and self.settings.prefix == DEFAULT_PREFIX:
-            return True
-        if needed.level == 0:
-            return self.settings.prefix != DEFAULT_PREFIX
+    async def _too_old(self, needed: Requirement) -> str:
+        """What the server is, if it is too old; empty if it is not, or if that cannot be known before.
+
+        The server that this is connected to may be another than the one that answers: there the API level counts.
+        """
+        version, here = self.connection.server_version, self.settings.prefix == DEFAULT_PREFIX
+        if here and needed.met_by(version):
+            return ""
+        if not needed.level:
+            return version if here else ""
         try:
-            return (await self.account_info()).level >= needed.level
-        except PermissionDenied:  # it cannot be known before
-            return True
+            level = (await self.account_info()).level
+        except PermissionDenied:
+            return ""
+        if level >= needed.level:
+            return ""
+        return version if here else f"a server of API level {level}"
 
     async def account_info(self) -> AccountInfo:
         """Memory, storage, streams, consumers, their limits, and the API level."""
