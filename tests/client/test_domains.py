@@ -1,5 +1,6 @@
 """Publishing and reading in another domain than the connected server's, which holds a stream of the same name."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator
 
@@ -38,6 +39,20 @@ async def name(sides: list[JetStream]) -> str:
         subjects = [f"{name}.both.>", f"{name}.{side}.>"]
         await js.create_stream({"name": name, "subjects": subjects, "allow_direct": True})
     return name
+
+
+async def test_a_source_in_another_domain(sides: list[JetStream]) -> None:
+    hub, leaf = sides
+    origin, copy = f"O{secrets.token_hex(4)}", f"C{secrets.token_hex(4)}"
+    await hub.create_stream({"name": origin, "subjects": [f"{origin}.>"]})
+    await hub.publish(f"{origin}.a", b"from the hub")
+    stream = await leaf.create_stream({"name": copy, "sources": [{"name": origin, "domain": "hub"}]})
+    assert (await leaf.api(f"STREAM.INFO.{copy}"))["config"]["sources"][0]["external"]["api"] == "$JS.hub.API"
+    async with asyncio.timeout(30):
+        while not (await stream.info()).state["messages"]:  # noqa: ASYNC110 # a server has no event
+            await asyncio.sleep(0.05)
+    assert (await stream.get_message(1)).data == b"from the hub"
+    assert (await leaf.with_options(domain="hub").stream(origin).get_message(1)).data == b"from the hub"
 
 
 async def stored(sides: list[JetStream], name: str) -> list[int]:

@@ -237,8 +237,8 @@ class Stream:
         """Remove one message; its bytes stay on the disk until their block is rewritten.
 
         Raises:
-            SequenceNotFound: there is none (any more).
-            MessageDeleteFailed: past the stream's end, or because of ``deny_delete``.
+            SequenceNotFound: it was deleted before.
+            MessageDeleteFailed: the stream begins after it or ends before it, or because of ``deny_delete``.
         """
         await self._delete(sequence, {"no_erase": True})
 
