@@ -160,6 +160,22 @@ async def test_consumers_are_made_got_and_deleted(js: JetStream, ask: Ask, name:
     assert (await ask(f"CONSUMER.INFO.{name}.c"))["error"]["err_code"] == 10014
 
 
+async def test_who_was_slower_gets_what_is_there(js: JetStream, ask: Ask, name: str) -> None:
+    """All ask before one of them has created it, each with a configuration of its own."""
+    subjects = [f"{name}.>"]
+    streams = await asyncio.gather(
+        *(js.get_or_create_stream({"name": name, "subjects": subjects, "max_msgs": each}) for each in range(1, 6))
+    )
+    consumers = await asyncio.gather(
+        *(js.get_or_create_consumer(name, {"durable_name": "c", "max_waiting": each}) for each in range(1, 6))
+    )
+    stream, consumer = await ask(f"STREAM.INFO.{name}"), await ask(f"CONSUMER.INFO.{name}.c")
+    for handles, server in ((streams, stream), (consumers, consumer)):
+        for handle in handles:
+            assert handle.cached_info
+            assert (handle.cached_info.config, handle.cached_info.created) == (server["config"], server["created"])
+
+
 async def test_lists_are_complete(tmp_path: Path) -> None:
     """More than a page of each: 256 states, 1,024 names."""
 
