@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings, RequestSent, ResponseReceived, Trace, connect
+from airflow_nats_jetstream.client.consumer import ConsumerInfo
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
     ConsumerAlreadyExists,
+    ConsumerDoesNotExist,
     ConsumerNotFound,
     InvalidValue,
     JetStreamNotEnabled,
@@ -158,6 +160,23 @@ async def test_consumers_are_made_got_and_deleted(js: JetStream, ask: Ask, name:
     assert [each.raw["name"] async for each in js.list_consumers(name)] == names
     await js.delete_consumer(name, "c")
     assert (await ask(f"CONSUMER.INFO.{name}.c"))["error"]["err_code"] == 10014
+
+
+async def test_an_update_makes_nothing(js: JetStream, ask: Ask, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it is deleted between the reading and the writing."""
+    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+    consumer = await stream.create_consumer({"durable_name": "c"})
+    info = consumer.info
+
+    async def last_info() -> ConsumerInfo:
+        found = await info()
+        await ask(f"CONSUMER.DELETE.{name}.c")
+        return found
+
+    monkeypatch.setattr(consumer, "info", last_info)
+    with pytest.raises(ConsumerDoesNotExist):
+        await consumer.update({"description": "new"})
+    assert (await ask(f"CONSUMER.NAMES.{name}"))["total"] == 0
 
 
 async def test_who_was_slower_gets_what_is_there(js: JetStream, ask: Ask, name: str) -> None:

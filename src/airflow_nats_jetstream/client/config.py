@@ -175,7 +175,11 @@ def merge(current: Config, wanted: Config, remove: Iterable[str] = ()) -> dict[s
     """The server's configuration with the wanted fields in it, nested ones, too; everything else stays as it is.
 
     ``remove``: fields that go before the wanted ones come: a mirror's ``mirror``, or ``metadata`` to have no other.
+
+    Raises InvalidValue for one text instead of a list of them.
     """
+    if isinstance(remove, str):
+        raise InvalidValue("remove", remove, "give a list of fields")
     gone = {*remove, *(other for one, other in (_EITHER, _EITHER[::-1]) if wanted.get(one))}
     return _merged({name: value for name, value in current.items() if name not in gone}, wanted)
 

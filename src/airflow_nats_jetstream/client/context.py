@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ class JetStream:
         self.connection = connection
         self.trace = trace or Trace()
         self._settings: ConnectionSettings | None = None
+        self._level = 0  # the API level, as far as it had to be asked for
 
     def with_options(
         self,
@@ -136,32 +138,31 @@ class JetStream:
             InvalidRequest: the server does not know a field; the error names the server's version.
             ApiError: as :meth:`api`.
         """
-        needed = requirements.newest(wanted)
-        if needed is not None and (found := await self._too_old(needed)):
-            raise ServerTooOld(needed.field, "{}.{}".format(*needed.version), found)
+        if needed := requirements.newest(wanted):
+            await self.require(needed)
         try:
             return await self.api(request, body)
         except InvalidRequest as error:
             found = f"{error.description}; this is nats-server {self.connection.server_version}"
             raise InvalidRequest(error.code, error.err_code, found) from None
 
-    async def _too_old(self, needed: Requirement) -> str:
-        """What the server is, if it is too old; empty if it is not, or if that cannot be known before.
+    async def require(self, needed: Requirement) -> None:
+        """Raises ServerTooOld when it is known that the server does not have this.
 
         The server that this is connected to may be another than the one that answers: there the API level counts.
         """
         version, here = self.connection.server_version, self.settings.prefix == DEFAULT_PREFIX
         if here and needed.met_by(version):
-            return ""
-        if not needed.level:
-            return version if here else ""
-        try:
-            level = (await self.account_info()).level
-        except PermissionDenied:
-            return ""
-        if level >= needed.level:
-            return ""
-        return version if here else f"a server of API level {level}"
+            return
+        if needed.level and self._level < needed.level:
+            try:
+                self._level = (await self.account_info()).level
+            except PermissionDenied:
+                self._level = sys.maxsize  # it cannot be known: the server decides
+        if self._level >= needed.level and (needed.level or not here):
+            return
+        found = version if here else f"a server of API level {self._level}"
+        raise ServerTooOld(needed.what, "{}.{}".format(*needed.version), found)
 
     async def account_info(self) -> AccountInfo:
         """Memory, storage, streams, consumers, their limits, and the API level."""

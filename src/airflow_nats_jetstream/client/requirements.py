@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 
 class Requirement(NamedTuple):
-    """``field`` needs this ``version`` of nats-server; ``level`` is its API level, 0 for servers without levels."""
+    """``what`` needs this ``version`` of nats-server; ``level`` is its API level, 0 for servers without levels."""
 
     level: int
     version: tuple[int, int]
-    field: str
+    what: str
 
     def met_by(self, version: str) -> bool:
         found = re.match(r"v?(\d+)\.(\d+)", version)
@@ -27,6 +27,9 @@ class Requirement(NamedTuple):
 
 
 _2_10, _2_11, _2_12, _2_14 = (0, (2, 10)), (1, (2, 11)), (2, (2, 12)), (4, (2, 14))
+
+BATCHED_DIRECT_GET = Requirement(*_2_11, "batched direct get")
+START_TIME = Requirement(*_2_11, "start_time")
 
 _FIELDS = {
     "compression": _2_10,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_nats_jetstream.client import config as configs
+from airflow_nats_jetstream.client import requirements
 from airflow_nats_jetstream.client.errors import (
     ApiError,
     BadRequest,
@@ -166,10 +167,11 @@ async def batch(stream: Stream, body: Mapping[str, Any], count: int | None) -> A
     The next page is asked for when one has been read; between them nothing is held on the server.
 
     Raises:
-        DirectGetDisabled, TooManyResults, TooManyRequests.
+        ServerTooOld, DirectGetDisabled, TooManyResults, TooManyRequests.
         RequestTimeout: no message within the context's ``request_timeout``.
         ConnectionLost: messages were lost on their way, so the rest is not what was asked for.
     """
+    await stream.js.require(requirements.BATCHED_DIRECT_GET)
     page, given = dict(body), 0
     while count is None or given < count:
         page |= {"batch": BATCH if count is None else min(BATCH, count - given), "max_bytes": MAX_BYTES}

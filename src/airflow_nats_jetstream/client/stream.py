@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client import config as configs
-from airflow_nats_jetstream.client import listing, stored
+from airflow_nats_jetstream.client import listing, requirements, stored
 from airflow_nats_jetstream.client.consumer import Consumer, ConsumerInfo, consumer_request
 from airflow_nats_jetstream.client.errors import ConsumerAlreadyExists, ConsumerNotFound, InvalidValue
 from airflow_nats_jetstream.client.names import check_filter, check_stream_name
@@ -187,9 +187,12 @@ class Stream:
         Raises:
             MessageNotFound: there is none.
             DirectGetDisabled: ``direct``, and the stream does not allow it.
+            ServerTooOld: ``start_time`` before nats-server 2.11.
             InvalidValue: a choice that contradicts itself.
         """
         body = stored.selection(sequence, next_by_subject, last_by_subject, start_time)
+        if start_time is not None:
+            await self.js.require(requirements.START_TIME)
         return await (stored.get_direct if direct else stored.get)(self, body)
 
     def get_messages(
@@ -203,9 +206,10 @@ class Stream:
         """Stored messages in order, by batched direct get (ADR-31, nats-server 2.11): no consumer is created.
 
         From ``sequence`` or ``start_time`` on, those that match ``next_by_subject``; ``count`` at most, by default all
-        there are. With none of them the whole stream. They are read in pages, so what is stored meanwhile comes, too.
+        there are. With none of them the whole stream. What is stored while the pages are read may come, too.
 
         Raises:
+            ServerTooOld: before nats-server 2.11.
             DirectGetDisabled: the stream does not allow direct get.
             RequestTimeout, ConnectionLost: not everything arrived. :func:`airflow_nats_jetstream.client.direct.read`
                 resumes by itself.
@@ -229,7 +233,7 @@ class Stream:
 
         Raises:
             TooManyResults: more than 1,024 subjects match.
-            DirectGetDisabled, RequestTimeout, ConnectionLost: as for :meth:`get_messages`.
+            ServerTooOld, DirectGetDisabled, RequestTimeout, ConnectionLost: as for :meth:`get_messages`.
         """
         return stored.batch(self, stored.last_selection(subjects, up_to_sequence, up_to_time), None)
 
