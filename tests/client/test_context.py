@@ -67,12 +67,15 @@ async def test_requests_are_traced(serve: Serve, caplog: pytest.LogCaptureFixtur
         await stream.get_message(1, direct=True)
         with pytest.raises(StreamNotFound):
             await js.get_stream("NONE")
-        subjects = ["$JS.API.STREAM.CREATE.S", "$JS.API.DIRECT.GET.S", "$JS.API.STREAM.INFO.NONE"]
+        assert [message.sequence async for message in stream.get_messages()] == [1]
+        direct = "$JS.API.DIRECT.GET.S"
+        subjects = ["$JS.API.STREAM.CREATE.S", direct, "$JS.API.STREAM.INFO.NONE", direct]
         assert [event.subject for event in sent] == [event.subject for event in received] == subjects
         assert b'"subjects": ["s"]' in sent[0].data
         assert received[1].data == b"data of the message"
         assert received[1].headers["X"] == ["value"]
         assert b"10059" in received[2].data
+        assert [event.status for event in received] == [0, 0, 0, 204]
         assert all(0 < event.seconds < 30 for event in received)
         data = [event.data for event in sent] + [event.data for event in received]
         assert PASSWORD not in f"{sent}{received}{data}"
@@ -133,6 +136,8 @@ async def test_consumers_are_made_got_and_deleted(js: JetStream, ask: Ask, name:
     created = (await ask(f"CONSUMER.INFO.{name}.c"))["created"]
     assert made.cached_info
     assert made.cached_info.created == created
+    fresh, server = (await made.info()).raw, await ask(f"CONSUMER.INFO.{name}.c")
+    assert {**fresh, "ts": ""} == {**server, "ts": ""}
     await js.create_consumer(name, config)  # an equal one
     with pytest.raises(ConsumerAlreadyExists):
         await js.create_consumer(name, {**config, "max_ack_pending": 5})

@@ -89,8 +89,7 @@ class JetStream:
         start = clock.time()
         self.trace.sent(RequestSent(subject, data))
         reply = await self.connection.request(subject, data, timeout=self.settings.request_timeout)
-        seconds = clock.time() - start
-        self.trace.received(ResponseReceived(subject, reply.data, reply.headers, reply.status, seconds))
+        self.trace.received(ResponseReceived.of(subject, reply, clock.time() - start))
         return reply
 
     async def api(self, request: str, payload: Mapping[str, Any] | None = None, *, patience: float = 0) -> Any:

@@ -28,6 +28,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.names import check_filter, check_subject
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, ProtocolError, decode_headers
+from airflow_nats_jetstream.client.trace import RequestSent, ResponseReceived
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -188,12 +189,14 @@ async def batch(stream: Stream, body: Mapping[str, Any], count: int | None) -> A
 
 
 async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMessage], Reply]:
-    """The messages of one request and the status that ends them: 204, or 404 for nothing."""
+    """The messages of one request and the status that ends them: 204, or 404 for nothing. Traced without them."""
     js = stream.js
     subject, data = f"{js.settings.prefix}.DIRECT.GET.{stream.name}", json.dumps(body).encode()
     arrived: asyncio.Queue[Reply] = asyncio.Queue()
     messages: list[StoredMessage] = []
     last = 0
+    start = asyncio.get_running_loop().time()
+    js.trace.sent(RequestSent(subject, data))
     async with js.connection.inbox(arrived.put_nowait) as inbox:
         await js.connection.publish(subject, data, reply=inbox.subject(1))
         while not (reply := await _next(stream, subject, arrived)).status:
@@ -202,6 +205,7 @@ async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMes
                 raise ConnectionLost(f"messages of stream {stream.name!r} were lost on their way", last)
             last = message.sequence
             messages.append(message)
+    js.trace.received(ResponseReceived.of(subject, reply, asyncio.get_running_loop().time() - start))
     if reply.status not in (204, 404):
         await _refused(stream, reply)
     if reply.status == 204 and _int(reply, "Nats-Last-Sequence") != last:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from airflow_nats_jetstream.client.protocol import Reply
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,10 @@ class ResponseReceived:
     headers: Mapping[str, Sequence[str]] = field(repr=False)
     status: int
     seconds: float
+
+    @classmethod
+    def of(cls, subject: str, reply: Reply, seconds: float) -> ResponseReceived:
+        return cls(subject, reply.data, reply.headers, reply.status, seconds)
 
 
 _Event = TypeVar("_Event", RequestSent, ResponseReceived)
