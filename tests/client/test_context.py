@@ -22,6 +22,7 @@ from airflow_nats_jetstream.client.errors import (
     StreamNotFound,
 )
 from airflow_nats_jetstream.client.listing import Pager
+from airflow_nats_jetstream.client.protocol import ProtocolError
 from demo.nats_server import NatsServer
 from tests.client.servers import PASSWORD, USER, Ask, Serve
 
@@ -243,10 +244,12 @@ def test_a_list_that_lacks_something_says_so() -> None:
     bodies, done = [], []
     for page in (first, {"total": 300, "offset": 256, "limit": 256, "streams": [{}] * 44}):
         bodies.append(pager.body())
-        pager.take(page)
+        pager.take(page, len(page["streams"]))  # type: ignore[arg-type]
         done.append(pager.done)
     assert bodies == [{"subject": "a.>", "offset": 0}, {"subject": "a.>", "offset": 256}]
     assert done == [False, True]
     with pytest.raises(ListingIncomplete) as incomplete:
         pager.check()
     assert incomplete.value.names == ["A", "B"]
+    with pytest.raises(ProtocolError, match="empty page before the end"):
+        Pager("STREAM.LIST").take({"total": 300, "offset": 0, "limit": 256, "streams": []}, 0)

@@ -155,6 +155,27 @@ async def test_what_was_lost_on_its_way_is_not_silent(
     assert ended.value.last_sequence == lost - 1
 
 
+@pytest.mark.parametrize(("sequence", "before"), [("4", "0"), ("9", "x"), ("-1", "0")])
+async def test_a_batch_that_is_none(js: JetStream, name: str, sequence: str, before: str) -> None:
+    """What a stranger answers, here before what was asked for or with no number, ends at once as an error."""
+    headers = {"Nats-Sequence": sequence, "Nats-Last-Sequence": before, "Nats-Subject": "s", "Nats-Time-Stamp": "t"}
+    asked: asyncio.Queue[str] = asyncio.Queue()
+    async with (
+        js.connection.listen(f"{name}.DIRECT.GET.S", lambda request: asked.put_nowait(request.reply)),
+        asyncio.TaskGroup() as tasks,
+    ):
+        messages = js.with_options(api_prefix=name).stream("S").get_messages(5)
+        getting = tasks.create_task(refused(messages))
+        await js.connection.publish(await asked.get(), b"x", headers=headers)
+        assert await getting is ProtocolError
+
+
+async def refused(messages: Any) -> type[BaseException]:
+    with pytest.raises(ProtocolError) as error:
+        await listed(messages)
+    return error.type
+
+
 async def test_a_batch_of_a_server_that_is_gone(tmp_path: Path) -> None:
     server = NatsServer(tmp_path)
     server.start()

@@ -156,8 +156,8 @@ class JetStream:
         if needed.level and self._level < needed.level:
             try:
                 self._level = (await self.account_info()).level
-            except PermissionDenied:
-                self._level = sys.maxsize  # it cannot be known: the server decides
+            except (PermissionDenied, JetStreamNotEnabled, RequestTimeout):
+                self._level = sys.maxsize  # an import of some requests only: the server decides
         if self._level >= needed.level and (needed.level or not here):
             return
         found = version if here else f"a server of API level {self._level}"

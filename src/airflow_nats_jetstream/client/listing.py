@@ -32,14 +32,17 @@ class Pager:
         """Of the request for the next page."""
         return {**self._body, "offset": self._offset}
 
-    def take(self, answer: Mapping[str, Any]) -> None:
-        """Account for a page. Raises ProtocolError for what is none."""
+    def take(self, answer: Mapping[str, Any], given: int) -> None:
+        """Account for a page with so many items. Raises ProtocolError for what is none, or leads nowhere."""
         total, limit = answer.get("total"), answer.get("limit")
         if type(total) is not int or type(limit) is not int or (limit < 1 and total > 0):
             raise ProtocolError(f"the answer to {self.request} is not a page")
-        self._left_out += [str(name) for name in (*(answer.get("missing") or ()), *(answer.get("offline") or ()))]
+        left_out = [str(name) for name in (*(answer.get("missing") or ()), *(answer.get("offline") or ()))]
+        self._left_out += left_out
         self._offset += limit
         self.done = self._offset >= total
+        if not (given or left_out or self.done):
+            raise ProtocolError(f"the answer to {self.request} is an empty page before the end")
 
     def check(self) -> None:
         """After the last page. Raises ListingIncomplete when the server could not answer for all of the list."""
@@ -57,7 +60,8 @@ async def items(js: JetStream, request: str, field: str, body: Mapping[str, Any]
     pager = Pager(request, body)
     while not pager.done:
         answer = await js.api(request, pager.body())
-        for item in answer.get(field) or ():
+        page = answer.get(field) or ()
+        pager.take(answer, len(page))
+        for item in page:
             yield item
-        pager.take(answer)
     pager.check()

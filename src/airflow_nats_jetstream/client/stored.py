@@ -201,6 +201,8 @@ async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMes
         await js.connection.publish(subject, data, reply=inbox.subject(1))
         while not (reply := await _next(stream, subject, arrived)).status:
             message, before = direct_message(reply)
+            if message.sequence < max(body.get("seq", 1), last + 1) or len(messages) == body["batch"]:
+                raise ProtocolError(f"direct get answered with sequence {message.sequence}, which was not asked for")
             if before != last:
                 raise ConnectionLost(f"messages of stream {stream.name!r} were lost on their way", last)
             last = message.sequence
@@ -210,6 +212,8 @@ async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMes
         await _refused(stream, reply)
     if reply.status == 204 and _int(reply, "Nats-Last-Sequence") != last:
         raise ConnectionLost(f"messages of stream {stream.name!r} were lost on their way", last)
+    if reply.status == 204 and not messages:
+        raise ProtocolError("direct get ended a batch that has no message")
     return messages, reply
 
 

@@ -114,15 +114,16 @@ class Stream:
         answer = await self.js.api(request, body or None, patience=patience)
         if subjects_filter is not None:
             pager = listing.Pager(request, {"subjects_filter": subjects_filter})
-            state, page = answer["state"], answer
-            subjects = dict(state.get("subjects") or {})
-            while subjects:
-                pager.take(page)
+            subjects: dict[str, int] = {}
+            page = answer
+            while True:
+                more = page["state"].get("subjects") or {}
+                subjects |= more
+                pager.take(page, len(more))
                 if pager.done:
                     break
                 page = await self.js.api(request, pager.body(), patience=patience)
-                subjects |= page["state"].get("subjects") or {}
-            state["subjects"] = subjects
+            answer["state"]["subjects"] = subjects
         self._info = StreamInfo(answer)
         return self._info
 
