@@ -57,6 +57,28 @@ async def test_domain_prefix_and_time_out(serve: Serve) -> None:
             assert asyncio.get_running_loop().time() - start < js.settings.request_timeout
 
 
+async def test_the_jetstream_of_another_account(serve: Serve) -> None:
+    """By an import under a prefix of its own. INFO is not among it, so no level can be asked for."""
+    server = serve("""accounts {
+        A { jetstream: enabled, users: [{ user: a, password: open }]
+            exports: [{ service: "$JS.API.STREAM.>", response: stream }] }
+        B { users: [{ user: b, password: open }]
+            imports: [{ service: { account: A, subject: "$JS.API.STREAM.>" }, to: "JS.a.API.STREAM.>" }] }
+    }""")
+    theirs = ConnectionSettings(servers=server.url, user="b", password="open", api_prefix="JS.a.API.")
+    async with (
+        connect(theirs) as js,
+        connect(ConnectionSettings(servers=server.url, user="a", password="open")) as owner,
+    ):
+        with pytest.raises(JetStreamNotEnabled):
+            await js.account_info()
+        stream = await js.create_stream({"name": "S", "subjects": ["s"], "allow_atomic": True})
+        await owner.publish("s", b"theirs")
+        assert (await stream.get_message(1)).data == b"theirs"
+        assert [info.config["allow_atomic"] async for info in owner.list_streams()] == [True]
+        assert [name async for name in js.stream_names()] == ["S"]
+
+
 async def test_requests_are_traced(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     server = serve(USER)
     sent: list[RequestSent] = []

@@ -153,12 +153,13 @@ class JetStream:
         version, here = self.connection.server_version, self.settings.prefix == DEFAULT_PREFIX
         if here and needed.met_by(version):
             return
-        if needed.level and self._level < needed.level:
+        if self._level < needed.level:
             try:
                 self._level = (await self.account_info()).level
             except (PermissionDenied, JetStreamNotEnabled, RequestTimeout):
-                self._level = sys.maxsize  # an import of some requests only: the server decides
-        if self._level >= needed.level and (needed.level or not here):
+                # Through an import of some requests only, INFO may have no answer: there the server decides.
+                self._level = 0 if here else sys.maxsize
+        if self._level >= needed.level:
             return
         found = version if here else f"a server of API level {self._level}"
         raise ServerTooOld(needed.what, "{}.{}".format(*needed.version), found)

@@ -1,10 +1,10 @@
-"""Which nats-server a configuration field needs.
+"""Which nats-server a configuration field needs, where 2.10 does not have it.
 
 From 2.12 on a server refuses a field that it does not know (10025), and names only that one; an older one drops it
 without a word. So what is known to be too new is refused before it is sent.
 
 Sources: server/jetstream_versioning.go (API levels, ADR-44), and the structs ``StreamConfig``, ``StreamSource`` and
-``ConsumerConfig`` at the tags 2.9.0, 2.10.0, 2.11.0, 2.12.0 and 2.14.0.
+``ConsumerConfig`` at the tags 2.10.0, 2.11.0, 2.12.0 and 2.14.0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 
 class Requirement(NamedTuple):
-    """``what`` needs this ``version`` of nats-server; ``level`` is its API level, 0 for servers without levels."""
+    """``what`` needs this ``version`` of nats-server; ``level`` is its API level."""
 
     level: int
     version: tuple[int, int]
@@ -26,18 +26,12 @@ class Requirement(NamedTuple):
         return found is not None and (int(found[1]), int(found[2])) >= self.version
 
 
-_2_10, _2_11, _2_12, _2_14 = (0, (2, 10)), (1, (2, 11)), (2, (2, 12)), (4, (2, 14))
+_2_11, _2_12, _2_14 = (1, (2, 11)), (2, (2, 12)), (4, (2, 14))
 
 BATCHED_DIRECT_GET = Requirement(*_2_11, "batched direct get")
 START_TIME = Requirement(*_2_11, "start_time")
 
 _FIELDS = {
-    "compression": _2_10,
-    "first_seq": _2_10,
-    "subject_transform": _2_10,
-    "consumer_limits": _2_10,
-    "metadata": _2_10,
-    "filter_subjects": _2_10,
     "allow_msg_ttl": _2_11,
     "subject_delete_marker_ttl": _2_11,
     "pause_until": _2_11,
@@ -51,7 +45,6 @@ _FIELDS = {
     "allow_batched": _2_14,
 }
 _VALUES = {("priority_policy", "prioritized"): _2_12, ("ack_policy", "flow_control"): _2_14}
-_SOURCE = {"subject_transforms": _2_10, "consumer": _2_14}
 
 
 def newest(config: Mapping[str, Any]) -> Requirement | None:
@@ -62,6 +55,6 @@ def newest(config: Mapping[str, Any]) -> Requirement | None:
             found.append(Requirement(*since, f"{name}={value!r}"))
     sources = config.get("sources")
     for place, source in [("mirror", config.get("mirror")), *(("sources", each) for each in sources or ())]:
-        if isinstance(source, Mapping):
-            found += [Requirement(*_SOURCE[name], f"{place}.{name}") for name in source if name in _SOURCE]
+        if isinstance(source, Mapping) and source.get("consumer") is not None:
+            found.append(Requirement(*_2_14, f"{place}.consumer"))
     return max(found, default=None)
