@@ -1,6 +1,7 @@
 """The context: account, domain, time-outs, tracing; streams and consumers, one by one and listed."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,12 +267,42 @@ def test_a_list_that_lacks_something_says_so() -> None:
     bodies, done = [], []
     for page in (first, {"total": 300, "offset": 256, "limit": 256, "streams": [{}] * 44}):
         bodies.append(pager.body())
-        pager.take(page, len(page["streams"]))  # type: ignore[arg-type]
+        pager.take(page, page["streams"])
         done.append(pager.done)
     assert bodies == [{"subject": "a.>", "offset": 0}, {"subject": "a.>", "offset": 256}]
     assert done == [False, True]
     with pytest.raises(ListingIncomplete) as incomplete:
         pager.check()
     assert incomplete.value.names == ["A", "B"]
-    with pytest.raises(ProtocolError, match="empty page before the end"):
-        Pager("STREAM.LIST").take({"total": 300, "offset": 0, "limit": 256, "streams": []}, 0)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"streams": "S"},
+        {"streams": 1},
+        {"total": "300"},
+        {"limit": 0},
+        {"missing": 3, "streams": ["S"]},
+        {"offline": "x"},
+    ],
+)
+async def test_a_page_that_leads_nowhere(js: JetStream, name: str, more: dict[str, Any]) -> None:
+    """A stranger answers on the prefix."""
+    answer = json.dumps({"total": 300, "offset": 0, "limit": 256, "streams": [], **more}).encode()
+    asked: asyncio.Queue[str] = asyncio.Queue()
+
+    async def read() -> list[str]:
+        with pytest.raises(ProtocolError, match=r"STREAM.NAMES is (not a page|an empty page before the end)"):
+            async for _ in js.with_options(api_prefix=name).stream_names():
+                pass
+        return ["ended"]
+
+    async with (
+        js.connection.listen(f"{name}.STREAM.NAMES", lambda request: asked.put_nowait(request.reply)),
+        asyncio.TaskGroup() as tasks,
+    ):
+        reading = tasks.create_task(read())
+        await js.connection.publish(await asked.get(), answer)
+        assert await reading == ["ended"]

@@ -54,7 +54,8 @@ class AccountInfo:
     @property
     def api(self) -> dict[str, Any]:
         """``total`` requests and ``errors`` since the server started, and ``level``, see :attr:`level`."""
-        return dict(self.raw.get("api") or {})
+        api = self.raw.get("api")
+        return dict(api) if isinstance(api, dict) else {}
 
     @property
     def level(self) -> int:

@@ -32,16 +32,20 @@ class Pager:
         """Of the request for the next page."""
         return {**self._body, "offset": self._offset}
 
-    def take(self, answer: Mapping[str, Any], given: int) -> None:
-        """Account for a page with so many items. Raises ProtocolError for what is none, or leads nowhere."""
-        total, limit = answer.get("total"), answer.get("limit")
-        if type(total) is not int or type(limit) is not int or (limit < 1 and total > 0):
+    def take(self, answer: Mapping[str, Any], items: object) -> None:
+        """Account for a page with these items. Raises ProtocolError for what is none, or leads nowhere."""
+        total, limit, missing = answer.get("total"), answer.get("limit"), answer.get("missing") or []
+        offline = answer.get("offline") or {}
+        if (
+            not (isinstance(items, list | dict) and isinstance(missing, list) and isinstance(offline, dict))
+            or not (type(total) is int and type(limit) is int)
+            or (limit < 1 and total > 0)
+        ):
             raise ProtocolError(f"the answer to {self.request} is not a page")
-        left_out = [str(name) for name in (*(answer.get("missing") or ()), *(answer.get("offline") or ()))]
-        self._left_out += left_out
+        self._left_out += map(str, [*missing, *offline])
         self._offset += limit
         self.done = self._offset >= total
-        if not (given or left_out or self.done):
+        if not (items or missing or offline or self.done):
             raise ProtocolError(f"the answer to {self.request} is an empty page before the end")
 
     def check(self) -> None:
@@ -60,8 +64,8 @@ async def items(js: JetStream, request: str, field: str, body: Mapping[str, Any]
     pager = Pager(request, body)
     while not pager.done:
         answer = await js.api(request, pager.body())
-        page = answer.get(field) or ()
-        pager.take(answer, len(page))
+        page = answer.get(field) or []
+        pager.take(answer, page)
         for item in page:
             yield item
     pager.check()

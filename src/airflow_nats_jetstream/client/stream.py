@@ -111,21 +111,21 @@ class Stream:
         if subjects_filter is not None:
             body["subjects_filter"] = check_filter(subjects_filter, "subjects_filter")
         request = f"STREAM.INFO.{self.name}"
-        answer = await self.js.api(request, body or None, patience=patience)
+        info = StreamInfo(await self.js.api(request, body or None, patience=patience))
         if subjects_filter is not None:
             pager = listing.Pager(request, {"subjects_filter": subjects_filter})
             subjects: dict[str, int] = {}
-            page = answer
+            page = info
             while True:
-                more = page["state"].get("subjects") or {}
+                more = page.state.get("subjects") or {}
+                pager.take(page.raw, more)
                 subjects |= more
-                pager.take(page, len(more))
                 if pager.done:
                     break
-                page = await self.js.api(request, pager.body(), patience=patience)
-            answer["state"]["subjects"] = subjects
-        self._info = StreamInfo(answer)
-        return self._info
+                page = StreamInfo(await self.js.api(request, pager.body(), patience=patience))
+            info.raw["state"]["subjects"] = subjects
+        self._info = info
+        return info
 
     async def update(self, config: configs.Config, *, remove: Iterable[str] = ()) -> StreamInfo:
         """Change the given fields and no other: the current configuration is read, merged and written.
