@@ -130,7 +130,7 @@ class Stream:
     async def update(self, config: configs.Config, *, remove: Iterable[str] = ()) -> StreamInfo:
         """Change the given fields and no other: the current configuration is read, merged and written.
 
-        A field inside another one, such as ``placement.cluster``, leaves its neighbours as they are. Lists are new.
+        A field inside another one, such as ``placement.cluster``, leaves its neighbours as they are; a list is new.
         Two updates at the same moment can undo each other: JetStream has no revision of a configuration.
 
         remove:  fields that go back to the server's default. ``remove=["mirror"]`` makes a mirror a stream of its own
