@@ -52,8 +52,12 @@ class Proxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
+                self._sockets.append(client)
                 server = socket.create_connection(("127.0.0.1", self._target))
-                self._sockets += [client, server]
+                self._sockets.append(server)
+                if self._listening.fileno() < 0:  # it ended meanwhile
+                    self._close()
+                    return
                 threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
                 threading.Thread(target=self._forward, args=(server, client, True), daemon=True).start()
 

@@ -13,6 +13,7 @@ from airflow.sdk import DAG
 
 from airflow_nats_jetstream.client import ConnectionSettings
 from airflow_nats_jetstream.client.errors import (
+    BatchesDisabled,
     DuplicatesPossible,
     InvalidValue,
     NoStreamResponse,
@@ -20,6 +21,7 @@ from airflow_nats_jetstream.client.errors import (
     PublishFailed,
     RequestTimeout,
     StreamNotFound,
+    WrongLastSequence,
 )
 from airflow_nats_jetstream.client.stored import StoredMessage
 from airflow_nats_jetstream.client.wire import Wire
@@ -266,3 +268,76 @@ def test_what_is_wrong_is_said_when_the_dag_is_parsed() -> None:
         first = publishing("A", [])
         second = JetStreamPublishOperator(task_id="second", stream="{{ params.stream }}", messages=first.output)  # type: ignore[arg-type]
     assert second.upstream_task_ids == {"publish"}
+
+
+@pytest.fixture
+def batches(hook: JetStreamHook, stream: str) -> str:
+    """The stream, which allows what the tests of batches and options need."""
+    hook.run(lambda js: js.stream(stream).update({"allow_atomic": True, "allow_msg_ttl": True}))
+    return stream
+
+
+def test_all_of_a_batch_or_none(hook: JetStreamHook, batches: str) -> None:
+    state = State()
+    messages = [(f"{batches}.{number}", {"number": number}) for number in range(1_000)]
+    outcome = execute(publishing(batches, messages, atomic=True, expected_last_sequence=0), state=state)
+    told = {"stream": batches, "stored": 1_000, "duplicates": 0, "first": 1, "last": 1_000, "in_order": True}
+    assert outcome == told
+    assert stored(hook, batches, 1_000).headers["Nats-Batch-Commit"] == ["1"]
+    forgotten(hook, batches)
+    again = execute(publishing(batches, lambda: messages, atomic=True), try_number=2, state=state)
+    assert again == told | {"stored": 0, "duplicates": 1_000}
+    with pytest.raises(DuplicatesPossible, match="some of the messages"):
+        execute(publishing(batches, [*messages[:5], (f"{batches}.x", "new")], atomic=True), state=state)
+    with pytest.raises(WrongLastSequence):
+        execute(publishing(batches, messages[:3], atomic=True, expected_last_sequence="7"), run_id="next")
+    with pytest.raises(InvalidValue, match=r"a\.\*"):
+        execute(publishing(batches, [*messages[:3], ("a.*", "")], atomic=True), run_id="next")
+    assert held(hook, batches) == 1_000
+
+
+def test_a_batch_past_the_limit_is_refused_before_anything_is_sent(hook: JetStreamHook, batches: str) -> None:
+    messages = [(f"{batches}.x", b"")] * 1_001
+    with pytest.raises(InvalidValue, match=r"messages=.*1000"):
+        publishing(batches, messages, atomic=True)
+    with pytest.raises(InvalidValue, match="1000"):
+        execute(publishing(batches, lambda: messages, atomic=True))
+    with pytest.raises(InvalidValue, match="messages=0"):
+        publishing(batches, [], atomic=True)
+    assert held(hook, batches) == 0
+
+
+def test_a_stream_without_batches_is_said(hook: JetStreamHook, stream: str) -> None:
+    with pytest.raises(BatchesDisabled):
+        execute(publishing(stream, [(f"{stream}.x", b""), (f"{stream}.y", b"")], atomic=True))
+    assert held(hook, stream) == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"ttl": timedelta(0)}, {"expected_last_sequence": 5}, {"atomic": True, "expected_last_sequence": "five"}],
+)
+def test_options_that_can_be_refused_when_the_dag_is_parsed(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValue, match=next(reversed(changes))):
+        publishing("S", [("S.x", b"")], **changes)
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_options_of_single_messages(hook: JetStreamHook, batches: str, tmp_path: Path, atomic: bool) -> None:
+    lines = [
+        {"subject": f"{batches}.a", "data": "1", "headers": {"Kind": ["x", "y"]}, "msg_id": "mine"},
+        {"subject": f"{batches}.b", "data": "2", "ttl": 90, "expected_last_subject_sequence": 0},
+    ]
+    file = tmp_path / "messages.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert execute(publishing(batches, str(file), ttl="never", atomic=atomic))["stored"] == 2
+    first, second = stored(hook, batches, 1).headers, stored(hook, batches, 2).headers
+    assert (first["Kind"], first["Nats-Msg-Id"], first["Nats-TTL"]) == (["x", "y"], ["mine"], ["never"])
+    assert (second["Nats-TTL"], second["Nats-Expected-Last-Subject-Sequence"]) == (["90s"], ["0"])
+
+
+def test_an_option_that_is_wrong_is_the_messages_own(hook: JetStreamHook, batches: str) -> None:
+    messages = [(f"{batches}.a", "1"), {"subject": f"{batches}.a", "data": "2", "rollup": "everything"}]
+    with pytest.raises(PublishFailed, match="rollup") as failed:
+        execute(publishing(batches, messages))
+    assert (failed.value.position, failed.value.stored, held(hook, batches)) == (1, 1, 1)

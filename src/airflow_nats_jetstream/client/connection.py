@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +42,15 @@ from airflow_nats_jetstream.client.protocol import (
     decode_headers,
     decode_info,
     decode_status,
+    encode_headers,
+    encode_publish,
     is_authentication_error,
     parse_violation,
 )
 from airflow_nats_jetstream.client.tls import SILENCE, check_plain, tls_failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator
 
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
@@ -66,15 +69,22 @@ MOST_DENIED = 10_000
 """Refused subjects that are remembered: an account that lacks a permission may try it for each of its messages."""
 
 Denied = dict[str, PermissionDenied]
+Lost = set[Callable[[], None]]
+Headers = Mapping[str, str | Sequence[str]] | bytes
+"""Of a message that is sent: by name, or a block that is encoded already."""
 
 
 class Connection:
     """One nats-py connection. Get one from :meth:`open`."""
 
-    def __init__(self, settings: ConnectionSettings, client: nats.aio.client.Client, denied: Denied) -> None:
+    def __init__(
+        self, settings: ConnectionSettings, client: nats.aio.client.Client, denied: Denied, lost: Lost
+    ) -> None:
         self.settings = settings
         self._client = client
         self._denied = denied
+        self.when_lost = lost
+        """Called when the connection ends, for good or until it is made again: no answer comes to what was sent."""
 
     @classmethod
     @asynccontextmanager
@@ -87,9 +97,10 @@ class Connection:
         """
         client = _Client(settings)
         denied: Denied = {}
-        await _connect(settings, client, denied)
+        lost: Lost = set()
+        await _connect(settings, client, denied, lost)
         try:
-            yield cls(settings, client, denied)
+            yield cls(settings, client, denied, lost)
         finally:
             # A cancelled task closes its socket, too. That it was reset meanwhile must not hide what ended the block.
             with anyio.CancelScope(shield=True), suppress(OSError):
@@ -124,17 +135,15 @@ class Connection:
         """Wait until the server has taken in everything that was published before."""
         await self.round_trip()
 
-    async def publish(
-        self, subject: str, data: bytes = b"", reply: str = "", headers: Mapping[str, str] | None = None
-    ) -> None:
+    async def publish(self, subject: str, data: bytes = b"", reply: str = "", headers: Headers | None = None) -> None:
         """Raises ConnectionLost when there is no connection at this moment: nothing is buffered."""
         if self._denied:
             self._denied.pop(subject.lower(), None)  # it may be allowed by now
         with _Translated(subject):
-            await self._client.publish(subject, data, reply, dict(headers) if headers else None)
+            await self._client.publish(subject, data, reply, _block(headers))
 
     async def request(
-        self, subject: str, data: bytes = b"", *, timeout: float | None = None, headers: Mapping[str, str] | None = None
+        self, subject: str, data: bytes = b"", *, timeout: float | None = None, headers: Headers | None = None
     ) -> Reply:
         """One request, one reply; ``status`` 503 when nobody listens.
 
@@ -146,9 +155,7 @@ class Connection:
         limit = self.settings.request_timeout if timeout is None else timeout
         with _Translated(subject):
             try:
-                return _reply(
-                    await self._client.request(subject, data, timeout=limit, headers=dict(headers) if headers else None)
-                )
+                return _reply(await self._client.request(subject, data, timeout=limit, headers=_block(headers)))
             except nats.errors.TimeoutError:
                 self.check_permitted(subject)
                 raise
@@ -170,19 +177,21 @@ class Connection:
     async def inbox(self, deliver: Callable[[Reply], None]) -> AsyncIterator[Inbox]:
         """An own inbox whose arrivals go to ``deliver``. Unsubscribed at the end, so that the server stops serving
         pulls that nobody reads."""
+        inbox = await self.open_inbox(deliver)
+        try:
+            yield inbox
+        finally:
+            await inbox.close()
+
+    async def open_inbox(self, deliver: Callable[[Reply], None]) -> Inbox:
+        """The same, to be closed by :meth:`Inbox.close`, or with the connection."""
         prefix = self.new_inbox()
 
         async def receive(message: Msg) -> None:
             deliver(_reply(message))
 
         with _Translated(prefix):
-            subscription = await self._client.subscribe(f"{prefix}.*", cb=receive)
-        inbox = Inbox(prefix, subscription)
-        try:
-            yield inbox
-        finally:
-            if not (inbox.drained or self._client.is_closed):
-                await subscription.unsubscribe()
+            return Inbox(prefix, await self._client.subscribe(f"{prefix}.*", cb=receive))
 
     @asynccontextmanager
     async def listen(self, subject: str, deliver: Callable[[Reply], None]) -> AsyncIterator[None]:
@@ -224,6 +233,16 @@ class Inbox:
         with _Translated(self._prefix):
             await asyncio.shield(self._subscription.drain())  # type: ignore[no-untyped-call] # it flushes
 
+    async def close(self) -> None:
+        if not (self.drained or self._subscription._conn.is_closed):
+            await self._subscription.unsubscribe()
+
+
+def _block(headers: Headers | None) -> Any:  # nats-py hands it on to our client's _send_publish
+    if not headers:
+        return None
+    return headers if isinstance(headers, bytes) else encode_headers(headers)
+
 
 def _reply(message: Msg) -> Reply:
     headers = message.headers
@@ -254,7 +273,7 @@ class _Translated:
             raise JetStreamError(f"nats-py: {error}") from None
 
 
-async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client, denied: Denied) -> None:
+async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client, denied: Denied, lost: Lost) -> None:
     failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
     last: list[Exception] = []
 
@@ -273,6 +292,7 @@ async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client,
             failure.set_result(final)
 
     async def on_disconnect() -> None:
+        _tell(lost)
         if not client.is_closed:
             log.warning("NATS connection lost, reconnecting")
 
@@ -312,6 +332,11 @@ async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client,
         if not client.is_connected:
             with anyio.CancelScope(shield=True):
                 await _abandon(client)
+
+
+def _tell(lost: Lost) -> None:
+    for call in list(lost):
+        call()
 
 
 async def _abandon(client: nats.aio.client.Client) -> None:
@@ -414,6 +439,15 @@ class _Client(nats.aio.client.Client):
         # nats-py 2.16 stops reading for good at a block that is only "NATS/1.0", and takes a publisher's own header
         # named Status for the server's word.
         return _Headers(headers) if headers else None
+
+    async def _send_publish(self, subject: str, reply: str, payload: bytes, payload_size: int, headers: Any) -> None:
+        # nats-py's headers have one value each, and it does not count them: the server would end the connection.
+        block = headers or b""
+        if len(block) + payload_size > self._max_payload:
+            raise nats.errors.MaxPayloadError
+        await self._send_command(encode_publish(subject, reply, payload, block))
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
 
     def _connect_command(self) -> bytes:
         transport: Any = self._transport

@@ -16,17 +16,15 @@ from airflow_nats_jetstream.client.errors import (
     ConnectionLost,
     InvalidRequest,
     JetStreamNotEnabled,
-    NoStreamResponse,
     PermissionDenied,
     RequestTimeout,
     ServerTooOld,
     StreamNameInUse,
     StreamNotFound,
-    WrongDomain,
 )
-from airflow_nats_jetstream.client.names import check_filter, check_subject
+from airflow_nats_jetstream.client.names import check_filter
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, decode_object
-from airflow_nats_jetstream.client.publish import PubAck
+from airflow_nats_jetstream.client.publishing import Publishing
 from airflow_nats_jetstream.client.stream import Stream, StreamInfo
 from airflow_nats_jetstream.client.trace import RequestSent, ResponseReceived, Trace
 
@@ -44,7 +42,7 @@ DEFAULT_PREFIX = "$JS.API"
 _PATIENCE_STEP = 0.1  # seconds between two attempts of a patient request
 
 
-class JetStream:
+class JetStream(Publishing):
     """What :func:`airflow_nats_jetstream.client.connect` gives. :meth:`with_options`: another on its connection."""
 
     def __init__(self, connection: Connection, *, trace: Trace | None = None) -> None:
@@ -300,30 +298,6 @@ class JetStream:
     def list_consumers(self, stream: str) -> AsyncIterator[ConsumerInfo]:
         """See :meth:`Stream.list_consumers`."""
         return self.stream(stream).list_consumers()
-
-    async def publish(
-        self, subject: str, data: bytes = b"", *, headers: Mapping[str, str] | None = None, msg_id: str | None = None
-    ) -> PubAck:
-        """Publish one message and wait for the stream's answer.
-
-        Raises:
-            NoStreamResponse: no stream listens on the subject.
-            WrongDomain: the connection has a domain, and a stream of another one was the first to answer.
-            ApiError: the stream refused it.
-            RequestTimeout, ConnectionLost: it may have been stored.
-        """
-        check_subject(subject)
-        sent = dict(headers or {})
-        if msg_id is not None:
-            sent["Nats-Msg-Id"] = msg_id
-        reply = await self.connection.request(subject, data, headers=sent or None)
-        if reply.status == NO_RESPONDERS:
-            raise NoStreamResponse(subject)
-        ack = PubAck.parse(reply.data)
-        domain = self.settings.domain
-        if domain and ack.domain != domain:
-            raise WrongDomain(subject, ack.domain, domain)
-        return ack
 
 
 def _listening(subject: str | None) -> dict[str, Any] | None:

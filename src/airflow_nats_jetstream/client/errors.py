@@ -14,6 +14,10 @@
     │   ├── StreamNotFound, StreamNameInUse, BadRequest, InvalidRequest, InvalidStreamConfig, ConsumerCreateFailed,
     │   │   MessageDeleteFailed, PurgeFailed, TooManyResults, WrongLastSequence, WrongLastMessageId, WrongStream,
     │   │   TooManyRequests
+    │   ├── StreamSealed, MessageTooLarge, StoreFailed, ResourcesExceeded, LastSequenceNotReady, ApiLevelRequired
+    │   ├── TtlRefused, CounterRefused, ScheduleRefused
+    │   ├── BatchRefused
+    │   │   └── BatchesDisabled, BatchIncomplete, BatchTooLarge, BatchDuplicate, BatchUnknown, TooManyBatches
     │   ├── ConsumerNotFound
     │   │   └── ConsumerDoesNotExist      an update of one
     │   ├── ConsumerNameInUse
@@ -24,9 +28,11 @@
     │       └── JetStreamNotEnabledForAccount
     ├── ServerTooOld                      names the version that is needed
     ├── ListingIncomplete                 the server could not answer for everything in a list
+    ├── TooManyPending                    publish_async has as many unanswered messages as it may
     ├── NoStreamResponse                  published where no stream listens
     ├── WrongDomain                       published, and stored by a stream of another domain alone
     ├── PublishFailed                     which message was refused or unanswered, how many were stored
+    │   └── BatchGap                      a fast-ingest batch ended at messages that did not arrive
     ├── DuplicatesPossible                what an earlier attempt stored cannot be found out
     ├── PullError                         a status line that ends a pull and does not mean "empty"
     │   ├── ConsumerDeleted, ConsumerIsPushBased, PullLimitExceeded, LeadershipChanged
@@ -220,7 +226,7 @@ class PurgeFailed(ApiError):
 
 
 class BadRequest(ApiError):
-    """10003."""
+    """10003. 10193: an expected subject without a sequence that is expected there."""
 
 
 class InvalidRequest(ApiError):
@@ -247,7 +253,76 @@ class TooManyRequests(ApiError):
     """10167: dropped, because more messages waited for the stream than ``max_buffered_msgs`` (10,000) allows."""
 
 
+class StreamSealed(ApiError):
+    """10109: a sealed stream takes no message any more, and cannot be opened again."""
+
+
+class MessageTooLarge(ApiError):
+    """10054: data and headers are more than the stream's ``max_msg_size``."""
+
+
+class StoreFailed(ApiError):
+    """10077: the stream did not store it. ``description`` says why: a limit with ``discard`` ``new``, a full disk."""
+
+
+class ResourcesExceeded(ApiError):
+    """10002, 10047: the account's or the server's storage is used up."""
+
+
+class LastSequenceNotReady(ApiError):
+    """10163: what is on its way to the subject is not decided yet. Try again."""
+
+
+class ApiLevelRequired(ApiError):
+    """10185: the server is older than the ``Nats-Required-Api-Level`` of the request."""
+
+
+class TtlRefused(ApiError):
+    """10166: the stream has no ``allow_msg_ttl``. 10165: no TTL that the server reads."""
+
+
+class CounterRefused(ApiError):
+    """10168: the stream has no ``allow_msg_counter``. 10169: it has, and takes nothing but increments. 10170: an
+    increment with data. 10171: no integer, or with a header that counters do not allow. 10172: what is stored on the
+    subject is no counter."""
+
+
+class ScheduleRefused(ApiError):
+    """10188: the stream has no ``allow_msg_schedules``. Else what is wrong: 10189 the schedule, 10190 its target, 10191
+    its TTL, 10192 its rollup, 10203 its source, 10212 its scheduler, 10223 its time zone."""
+
+
+class BatchRefused(ApiError):
+    """A batch, of which nothing is stored. 10175: without sequence. 10177: a header that batches do not allow. 10179,
+    10207: an id that the server does not take. 10200: no way to commit. 10206: no reply subject of a batch."""
+
+
+class BatchesDisabled(BatchRefused):
+    """10174: the stream has no ``allow_atomic``. 10205: no ``allow_batched``."""
+
+
+class BatchIncomplete(BatchRefused):
+    """10176: a message of the batch did not arrive, or nothing came for 10 s and the server gave it up."""
+
+
+class BatchTooLarge(BatchRefused):
+    """10199: more messages than the server takes in one batch: 1,000, or its ``max_batch_size``."""
+
+
+class BatchDuplicate(BatchRefused):
+    """10201: the stream has the ``Nats-Msg-Id`` of one of the messages: the batch was stored before, or is not one."""
+
+
+class BatchUnknown(BatchRefused):
+    """10208: the server knows no such batch (any more): nothing came for 10 s, or it was restarted."""
+
+
+class TooManyBatches(BatchRefused):
+    """10210, 10211: as many batches are open as the stream or the server allows. Try again when some have ended."""
+
+
 _BY_CODE: dict[int, type[ApiError]] = {
+    10002: ResourcesExceeded,
     10003: BadRequest,
     10012: ConsumerCreateFailed,
     10013: ConsumerNameInUse,
@@ -256,7 +331,9 @@ _BY_CODE: dict[int, type[ApiError]] = {
     10037: MessageNotFound,
     10039: JetStreamNotEnabledForAccount,
     10043: SequenceNotFound,
+    10047: ResourcesExceeded,
     10052: InvalidStreamConfig,
+    10054: MessageTooLarge,
     10057: MessageDeleteFailed,
     10058: StreamNameInUse,
     10059: StreamNotFound,
@@ -264,12 +341,46 @@ _BY_CODE: dict[int, type[ApiError]] = {
     10070: WrongLastMessageId,
     10071: WrongLastSequence,
     10076: JetStreamNotEnabled,
+    10077: StoreFailed,
     10105: ConsumerAlreadyExists,
+    10109: StreamSealed,
     10110: PurgeFailed,
     10148: ConsumerAlreadyExists,
     10149: ConsumerDoesNotExist,
+    10163: LastSequenceNotReady,
     10164: WrongLastSequence,
+    10165: TtlRefused,
+    10166: TtlRefused,
     10167: TooManyRequests,
+    10168: CounterRefused,
+    10169: CounterRefused,
+    10170: CounterRefused,
+    10171: CounterRefused,
+    10172: CounterRefused,
+    10174: BatchesDisabled,
+    10175: BatchRefused,
+    10176: BatchIncomplete,
+    10177: BatchRefused,
+    10179: BatchRefused,
+    10185: ApiLevelRequired,
+    10188: ScheduleRefused,
+    10189: ScheduleRefused,
+    10190: ScheduleRefused,
+    10191: ScheduleRefused,
+    10192: ScheduleRefused,
+    10193: BadRequest,
+    10199: BatchTooLarge,
+    10200: BatchRefused,
+    10201: BatchDuplicate,
+    10203: ScheduleRefused,
+    10205: BatchesDisabled,
+    10206: BatchRefused,
+    10207: BatchRefused,
+    10208: BatchUnknown,
+    10210: TooManyBatches,
+    10211: TooManyBatches,
+    10212: ScheduleRefused,
+    10223: ScheduleRefused,
 }
 
 
@@ -281,6 +392,14 @@ class ServerTooOld(JetStreamError):
         self.what = what
         self.version = version
         self.server = server
+
+
+class TooManyPending(JetStreamError):
+    """``publish_async`` has as many unanswered messages as it may: nothing was sent."""
+
+    def __init__(self, pending: int) -> None:
+        super().__init__(f"{pending} messages wait for the stream's answer: publish less at once, or raise max_pending")
+        self.pending = pending
 
 
 class ListingIncomplete(JetStreamError):
@@ -327,6 +446,18 @@ class PublishFailed(JetStreamError):
         self.subject = subject
         self.stored = stored
         self.cause = cause
+
+
+class BatchGap(PublishFailed):
+    """Messages of a fast-ingest batch did not reach the stream, which ended it there: those before are stored.
+
+    ``position`` is the first that is missing, ``arrived`` the one that came instead, -1 if that is not known.
+    """
+
+    def __init__(self, position: int, arrived: int, stored: int) -> None:
+        cause = JetStreamError(f"it did not arrive, message {arrived} came instead" if arrived >= 0 else "nothing came")
+        super().__init__(position, "", stored, cause)
+        self.arrived = arrived
 
 
 class DuplicatesPossible(JetStreamError):

@@ -23,6 +23,8 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, ProtocolError, decode_object
 
+RETRY_ATTEMPTS, RETRY_WAIT = 2, 0.25
+"""How often a publish that nobody answers is tried again, and the seconds before each: a stream without a leader."""
 WINDOW_MESSAGES = 4_096
 WINDOW_BYTES = 8 << 20
 
@@ -30,16 +32,27 @@ _TAG = 6  # characters of an id that name its scope, before "~"
 _made_here = re.compile(rb"[\w-]{6}~[\w-]{22}(?:-\d+)?").fullmatch
 _plain_ack = re.compile(rb'\{"stream":"([\w-]+)", ?"seq":(\d{1,19})(,"duplicate": ?true)?\}', re.ASCII).fullmatch
 """What servers answer nearly always; anything else is read as JSON."""
+_integer = re.compile(r"[+-]?\d{1,4000}", re.ASCII).fullmatch  # Python reads no longer ones
 _find_id = re.compile(rb"(?:^|\r\n)Nats-Msg-Id: *([^\r\n]*)").search
 
 
 class PubAck(NamedTuple):
-    """The stream's answer to one message."""
+    """The stream's answer to one message, or to a batch.
+
+    seq:        the message's sequence; of a duplicate that of the first; of a batch its last one.
+    duplicate:  the stream has a message with this id, and did not store another.
+    domain:     the JetStream domain of the server that stored it.
+    value:      of a counter, after the increment.
+    batch_id, batch_size:  which batch was committed, and how many messages the server counts in it.
+    """
 
     stream: str
     seq: int
     duplicate: bool = False
     domain: str = ""
+    value: int | None = None
+    batch_id: str = ""
+    batch_size: int = 0
 
     @classmethod
     def parse(cls, data: bytes) -> PubAck:
@@ -53,9 +66,12 @@ class PubAck(NamedTuple):
         duplicate, domain = answer.get("duplicate", False), answer.get("domain", "")
         if not (isinstance(stream, str) and stream and type(seq) is int and seq >= 0):
             raise ProtocolError("the answer to a publish is no PubAck")
-        if not (isinstance(duplicate, bool) and isinstance(domain, str)):
+        batch, size, value = answer.get("batch", ""), answer.get("count", 0), answer.get("val")
+        if not (isinstance(duplicate, bool) and isinstance(domain, str) and isinstance(batch, str)):
             raise ProtocolError("the answer to a publish is no PubAck")
-        return cls(stream, seq, duplicate, domain)
+        if not (type(size) is int and size >= 0 and (value is None or (isinstance(value, str) and _integer(value)))):
+            raise ProtocolError("the answer to a publish is no PubAck")
+        return cls(stream, seq, duplicate, domain, None if value is None else int(value), batch, size)
 
 
 @dataclass(frozen=True, slots=True)

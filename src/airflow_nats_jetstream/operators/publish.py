@@ -6,14 +6,17 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
-from airflow_nats_jetstream.client.errors import InvalidValue, PermissionDenied, RequestTimeout
+from airflow_nats_jetstream.client.errors import DuplicatesPossible, InvalidValue, PermissionDenied, RequestTimeout
 from airflow_nats_jetstream.client.names import check_stream_name
+from airflow_nats_jetstream.client.options import outgoing
+from airflow_nats_jetstream.client.schedule import Schedule, Ttl, ttl_text
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.stream import templated
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.execution_time.context import TaskStateStoreAccessor
 
+    from airflow_nats_jetstream.client.options import PublishOptions
     from airflow_nats_jetstream.client.position import Position
     from airflow_nats_jetstream.client.settings import ConnectionSettings
 
@@ -39,9 +43,16 @@ class JetStreamPublishOperator(BaseOperator):
                * a list, or another task's output;
                * the path of a file of JSON lines.
 
-               Each is ``(subject, data)`` or ``(subject, data, headers)``, or a mapping of these names. ``data`` is
-               bytes, a text (sent as UTF-8) or any other JSON value (sent as JSON).
+               Each is ``(subject, data)`` or ``(subject, data, headers)``, or a mapping of these names and of options
+               for this message: ``msg_id``, ``expected_last_subject_sequence``, ``expected_last_subject``, ``rollup``,
+               ``ttl`` (a ``timedelta``, seconds, or "never"), ``schedule`` (a :class:`Schedule`, or a mapping of its
+               fields), ``increment``; see :class:`PublishOptions`. ``data`` is bytes, a text (sent as UTF-8) or any
+               other JSON value (sent as JSON).
 
+    ttl:       of each message that names none: a ``timedelta`` or "never". The stream needs ``allow_msg_ttl``.
+    atomic:    publish all of them or none, as one batch of at most 1,000 messages: one more is an error before anything
+               is sent, for a list when the DAG is parsed. The stream needs ``allow_atomic`` (nats-server 2.12).
+    expected_last_sequence:  with ``atomic``: of the stream, before the batch; else nothing is stored. (templated)
     accept_duplicates:  publish, too, when it cannot be found out what an earlier attempt has stored. Default False.
 
     One run of the task stores each message once, however often it is tried or cleared. Each gets a ``Nats-Msg-Id`` from
@@ -55,10 +66,11 @@ class JetStreamPublishOperator(BaseOperator):
     Raises:
         DuplicatesPossible: before anything is sent: it cannot be found out what an earlier attempt has stored.
         PublishFailed: the first message that was not stored, why, and how many were.
+        BatchRefused, WrongLastSequence: with ``atomic``; nothing is stored.
         StreamNotFound: there is no such stream.
     """
 
-    template_fields: Sequence[str] = ("stream", "messages", "nats_conn_id")
+    template_fields: Sequence[str] = ("stream", "messages", "expected_last_sequence", "nats_conn_id")
     ui_color = "#27aae1"
     ui_fgcolor = "#ffffff"
 
@@ -67,6 +79,9 @@ class JetStreamPublishOperator(BaseOperator):
         *,
         stream: str,
         messages: Messages,
+        ttl: Ttl | None = None,
+        atomic: bool = False,
+        expected_last_sequence: int | str | None = None,
         accept_duplicates: bool = False,
         nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
@@ -76,6 +91,9 @@ class JetStreamPublishOperator(BaseOperator):
         # Airflow calls a callable that it finds in a template field, with arguments of its own.
         self.producer = messages if callable(messages) else None
         self.messages = None if callable(messages) else messages
+        self.ttl = ttl
+        self.atomic = atomic
+        self.expected_last_sequence = expected_last_sequence
         self.accept_duplicates = accept_duplicates
         self.nats_conn_id = nats_conn_id
         self._stop = threading.Event()
@@ -84,6 +102,15 @@ class JetStreamPublishOperator(BaseOperator):
         if not (self.producer or isinstance(messages, str | list | tuple) or templated(messages)):
             remedy = "give a callable, a list, a path, or another task's output"
             raise InvalidValue("messages", type(messages).__name__, remedy)
+        if ttl is not None:
+            ttl_text(ttl)
+        if expected_last_sequence is not None and not atomic:
+            remedy = "only a batch as a whole expects a sequence of the stream: set atomic=True"
+            raise InvalidValue("expected_last_sequence", expected_last_sequence, remedy)
+        if expected_last_sequence is not None and not templated(expected_last_sequence):
+            _sequence(expected_last_sequence)
+        if atomic and isinstance(messages, list | tuple):
+            _check_size(len(messages))
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_nats_jetstream.client.bulk import publish_all
@@ -105,11 +132,14 @@ class JetStreamPublishOperator(BaseOperator):
         state, key = context["task_state_store"], f"jetstream_position_{self.stream}"
         kept = state.get(key)
         since = self._begin(settings, state, key) if kept is None else Position.from_json(kept)
+        scope = "/".join((ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)))
+        if self.atomic:
+            return self._publish_batch(settings, messages, scope, since if kept is not None else None)
         published = publish_all(
             settings,
-            map(_message, messages),
+            map(self._message, messages),
             stream=self.stream,
-            scope="/".join((ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index))),
+            scope=scope,
             since=since,
             first=kept is None,
             accept_duplicates=self.accept_duplicates,
@@ -152,6 +182,64 @@ class JetStreamPublishOperator(BaseOperator):
         state.set(key, position.to_json(), retention=NEVER_EXPIRE)
         return position
 
+    def _message(self, value: Any) -> Any:
+        """A message as the client takes it; what is none is passed on and refused there, by its position."""
+        options: dict[str, Any] = {}
+        if isinstance(value, Mapping) and {"subject", "data"} <= value.keys():
+            names = ("subject", "data", "headers")
+            options = _options({name: option for name, option in value.items() if name not in names})
+            value = (value["subject"], value["data"], value.get("headers") or {})
+        if not isinstance(value, list | tuple) or len(value) not in (2, 3):
+            return value
+        subject, data, *headers = value
+        if isinstance(data, str):
+            data = data.encode()
+        elif not isinstance(data, bytes):
+            data = b"" if data is None and "increment" in options else json.dumps(data).encode()
+        if self.ttl is not None:
+            options.setdefault("ttl", self.ttl)
+        if not options:
+            return (subject, data, *headers)
+        message = outgoing(subject, data, headers[0] if headers else {}, cast("PublishOptions", options))
+        return subject, data, message.headers
+
+    def _publish_batch(
+        self, settings: ConnectionSettings, messages: Iterable[Any], scope: str, since: Position | None
+    ) -> dict[str, Any]:
+        """All or none. ``since`` is given to a later try: what the stream holds since then is looked for first."""
+        from airflow_nats_jetstream.client.position import find
+        from airflow_nats_jetstream.client.protocol import encode_headers
+        from airflow_nats_jetstream.client.publish import MessageIds
+
+        ids = MessageIds(scope)
+        batch: list[tuple[str, bytes, dict[str, Any]]] = []
+        for value in messages:
+            _check_size(len(batch) + 1)
+            message = self._message(value)
+            if not isinstance(message, tuple) or not isinstance(message[0], str):
+                raise InvalidValue("messages", type(value).__name__, "(subject, data) or (subject, data, headers)")
+            headers = dict(message[2]) if len(message) == 3 else {}
+            identity = ids.next(message[0], message[1], encode_headers(headers) if headers else b"")
+            batch.append((message[0], message[1], {"Nats-Msg-Id": identity} | headers))
+        _check_size(len(batch))
+        result: dict[str, Any] = {"stream": self.stream, "stored": 0, "duplicates": 0, "in_order": True}
+        if since is not None:
+            found = find(settings, since, ids)
+            known = [found.ids.get(str(headers["Nats-Msg-Id"]).encode(), 0) for *_, headers in batch]
+            if all(known):
+                self.log.info("stream %s holds the batch since an earlier attempt", self.stream)
+                return {**result, "duplicates": len(batch), "first": min(known), "last": max(known)}
+            if any(known):
+                raise DuplicatesPossible(self.stream, "an earlier attempt stored a batch that had some of the messages")
+            if found.unclear and not self.accept_duplicates:
+                raise DuplicatesPossible(self.stream, found.unclear)
+        expected = None if self.expected_last_sequence in (None, "") else _sequence(self.expected_last_sequence)
+        ack = JetStreamHook(self.nats_conn_id).run(
+            lambda js: js.publish_batch(batch, expected_stream=self.stream, expected_last_sequence=expected)
+        )
+        self.log.info("stream %s has stored all %s messages as one batch", self.stream, f"{len(batch):,}")
+        return {**result, "stored": len(batch), "first": ack.seq - len(batch) + 1, "last": ack.seq}
+
     def _messages(self) -> Iterable[Any]:
         if self.producer is not None:
             return self.producer()
@@ -178,15 +266,30 @@ def _lines(path: Path) -> Iterator[Any]:
                 raise InvalidValue("messages", f"{path}:{number}", "this line is not JSON") from None
 
 
-def _message(value: Any) -> Any:
-    """A message as the client takes it; what is none is passed on and refused there, by its position."""
-    if isinstance(value, Mapping) and {"subject", "data"} <= value.keys() <= {"subject", "data", "headers"}:
-        value = (value["subject"], value["data"], value.get("headers") or {})
-    if not isinstance(value, list | tuple) or len(value) not in (2, 3):
-        return value
-    subject, data, *headers = value
-    if isinstance(data, str):
-        data = data.encode()
-    elif not isinstance(data, bytes):
-        data = json.dumps(data).encode()
-    return (subject, data, *headers)
+def _check_size(count: int) -> None:
+    from airflow_nats_jetstream.client.batch import MAX_MESSAGES
+
+    if not 1 <= count <= MAX_MESSAGES:
+        remedy = f"an atomic batch has 1 to {MAX_MESSAGES} messages: several tasks, or atomic=False"
+        raise InvalidValue("messages", f"{count} or more" if count > MAX_MESSAGES else count, remedy)
+
+
+def _sequence(value: int | str) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or not (text.isascii() and text.isdigit()):
+        raise InvalidValue("expected_last_sequence", value, "a sequence is an integer from 0")
+    return int(text)
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as JSON can hold them, too: a TTL as seconds, a schedule as a mapping of its fields."""
+    options = dict(given)
+    for place in (options, options.get("schedule")):
+        if isinstance(place, dict) and isinstance(ttl := place.get("ttl"), int | float):
+            place["ttl"] = timedelta(seconds=ttl)
+    if isinstance(schedule := options.get("schedule"), Mapping):
+        try:
+            options["schedule"] = Schedule(**schedule)
+        except TypeError as error:
+            raise InvalidValue("schedule", dict(schedule), str(error)) from None
+    return options

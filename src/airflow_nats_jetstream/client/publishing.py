@@ -1,0 +1,243 @@
+"""Publishing from a JetStream context: one message, many without waiting for each, and batches."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from airflow_nats_jetstream.client import features
+from airflow_nats_jetstream.client.batch import MAX_MESSAGES, Batch
+from airflow_nats_jetstream.client.errors import (
+    InvalidValue,
+    JetStreamError,
+    NoStreamResponse,
+    PermissionDenied,
+    ServerTooOld,
+    WrongDomain,
+)
+from airflow_nats_jetstream.client.fast_batch import FastBatch, FastWindow
+from airflow_nats_jetstream.client.options import outgoing
+from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
+from airflow_nats_jetstream.client.publish import RETRY_ATTEMPTS, RETRY_WAIT, PubAck
+from airflow_nats_jetstream.client.publish_async import ACK_TIMEOUT, MAX_PENDING, AsyncPublisher
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from typing import Unpack
+
+    from airflow_nats_jetstream.client.bulk import Publishable
+    from airflow_nats_jetstream.client.connection import Connection
+    from airflow_nats_jetstream.client.features import Feature
+    from airflow_nats_jetstream.client.options import Headers, OutgoingMessage, PublishOptions
+    from airflow_nats_jetstream.client.publish_async import PublishFuture
+    from airflow_nats_jetstream.client.settings import ConnectionSettings
+
+
+class Publishing:
+    """What :class:`JetStream` can do to publish."""
+
+    connection: Connection
+    _known_level: tuple[str, int] | None = None
+    """The server's version, and its API level."""
+
+    @property
+    def settings(self) -> ConnectionSettings:
+        raise NotImplementedError
+
+    async def api(self, request: str, payload: Mapping[str, Any] | None = None, *, patience: float = 0) -> Any:
+        raise NotImplementedError
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        headers: Headers | None = None,
+        timeout: float | None = None,
+        retry_attempts: int = RETRY_ATTEMPTS,
+        retry_wait: float = RETRY_WAIT,
+        **options: Unpack[PublishOptions],
+    ) -> PubAck:
+        """Publish one message and wait for the stream's answer.
+
+        headers: are copied. One that contradicts an option is refused.
+        timeout: seconds for the answer, by default ``settings.request_timeout`` (5 s).
+        retry_attempts, retry_wait: how often, and after how many seconds, it is sent again when nobody listens: a
+                 stream has no leader for a moment. 2 and 0.25 s, as in nats.go.
+        options: see :class:`PublishOptions`.
+
+        Raises:
+            InvalidValue: a subject, header or option that can be refused before anything is sent.
+            ServerTooOld: the server is too old for an option; nothing was sent.
+            NoStreamResponse: no stream listens on the subject.
+            WrongDomain: the connection has a domain, and a stream of another one was the first to answer.
+            WrongStream, WrongLastSequence, WrongLastMessageId: what was expected is not so.
+            ApiError: or another subclass, the stream refused it.
+            RequestTimeout, ConnectionLost: it may have been stored. Publish it again with the same ``msg_id``.
+        """
+        message = outgoing(subject, data, headers, options)
+        await self.require_headers_of(message)
+        limit = self.settings.request_timeout if timeout is None else timeout
+        for attempt in range(retry_attempts + 1):
+            if attempt:
+                await asyncio.sleep(retry_wait)
+            reply = await self.connection.request(subject, data, headers=message.block, timeout=limit)
+            if reply.status != NO_RESPONDERS:
+                return self.acknowledged(subject, reply.data)
+        raise NoStreamResponse(subject)
+
+    @asynccontextmanager
+    async def publisher(
+        self,
+        *,
+        max_pending: int = MAX_PENDING,
+        stall_timeout: float | None = None,
+        ack_timeout: float = ACK_TIMEOUT,
+        on_error: Callable[[OutgoingMessage, Exception], object] | None = None,
+    ) -> AsyncIterator[AsyncPublisher]:
+        """An :class:`AsyncPublisher` of its own, with its settings. Its end waits until every message is answered."""
+        publisher = AsyncPublisher(
+            self, max_pending=max_pending, stall_timeout=stall_timeout, ack_timeout=ack_timeout, on_error=on_error
+        )
+        try:
+            yield publisher
+            await publisher.complete()
+        finally:
+            await publisher.close()
+
+    async def publish_async(
+        self, subject: str, data: bytes = b"", *, headers: Headers | None = None, **options: Unpack[PublishOptions]
+    ) -> PublishFuture:
+        """Send one message, and get a future of the stream's answer: :meth:`AsyncPublisher.publish`.
+
+        At most 4,000 are without an answer at a time, and each waits for it for at most 30 s; :meth:`publisher` takes
+        other values, and a handler for errors.
+        """
+        return await self._publisher.publish(subject, data, headers=headers, **options)
+
+    @property
+    def publish_async_pending(self) -> int:
+        """Messages of :meth:`publish_async` without an answer."""
+        return self._publisher.pending
+
+    async def publish_async_complete(self, timeout: float | None = None) -> None:
+        """Wait until all of :meth:`publish_async` are answered: :meth:`AsyncPublisher.complete`."""
+        await self._publisher.complete(timeout)
+
+    @asynccontextmanager
+    async def batch(self, batch_id: str | None = None, *, max_messages: int = MAX_MESSAGES) -> AsyncIterator[Batch]:
+        """An atomic batch: all of its messages are stored, or none. The stream needs ``allow_atomic`` (2.12).
+
+        batch_id:     up to 64 bytes; random by default.
+        max_messages: how many it may have: 1,000, unless the server's ``max_batch_size`` is another.
+
+        The block has to end with :meth:`Batch.commit` or :meth:`Batch.discard`; an exception discards it, too.
+
+        Raises:
+            ServerTooOld: before anything is sent.
+            JetStreamError: at the end of the block: neither committed nor discarded.
+        """
+        batch = Batch(self, batch_id, max_messages)
+        try:
+            await self.require_feature(features.ATOMIC_BATCHES)
+            yield batch
+            if not batch.ended:
+                raise JetStreamError(f"batch {batch.id} was neither committed nor discarded: nothing of it is stored")
+        finally:
+            await batch.close()
+
+    async def publish_batch(
+        self,
+        messages: Iterable[Publishable],
+        *,
+        batch_id: str | None = None,
+        expected_stream: str | None = None,
+        expected_last_sequence: int | None = None,
+        max_messages: int = MAX_MESSAGES,
+        timeout: float | None = None,
+    ) -> PubAck:
+        """Publish all of the messages or none, as one atomic batch: :meth:`batch`.
+
+        messages: ``(subject, data)`` or ``(subject, data, headers)``. Each is checked before the first is sent.
+        expected_stream: of every message.
+        expected_last_sequence: of the stream, before the batch.
+
+        Raises:
+            InvalidValue: a message, none at all, or more than ``max_messages``. Nothing was sent.
+            As :meth:`Batch.add` and :meth:`Batch.commit`. Unless it says otherwise nothing is stored.
+        """
+        checked: list[OutgoingMessage] = []
+        for message in messages:
+            if not isinstance(message, tuple | list) or len(message) not in (2, 3):
+                raise InvalidValue("messages", type(message).__name__, "(subject, data) or (subject, data, headers)")
+            if len(checked) == max_messages:
+                raise InvalidValue("messages", f"more than {max_messages}", "an atomic batch has no more: make several")
+            headers = message[2] if len(message) == 3 else {}
+            checked.append(outgoing(message[0], message[1], headers, {"expected_stream": expected_stream}))
+        async with self.batch(batch_id, max_messages=max_messages) as batch:
+            expected = expected_last_sequence
+            for each in checked:
+                await batch.add(each.subject, each.data, headers=each.headers, expected_last_sequence=expected)
+                expected = None
+            return await batch.commit(timeout)
+
+    @asynccontextmanager
+    async def fast_batch(self) -> AsyncIterator[FastBatch]:
+        """A fast-ingest batch: any number of messages, few answers. The stream needs ``allow_batched`` (2.14).
+
+        For very many, :func:`bulk.publish_fast` is faster. The block has to end with :meth:`FastBatch.commit`; what was
+        added is stored also if it does not.
+
+        Raises:
+            ServerTooOld: before anything is sent.
+            JetStreamError: at the end of the block: it was not committed.
+        """
+        await self.require_feature(features.FAST_BATCHES)
+        window = FastWindow(self.connection.new_inbox(), self.settings.domain)
+        batch = FastBatch(self, window)
+        async with self.connection.listen(window.answers, batch.deliver):
+            self.connection.when_lost.add(batch.lost)
+            keeper = asyncio.ensure_future(batch.keep_open())
+            try:
+                yield batch
+                if not batch.ended:
+                    raise JetStreamError(f"batch {batch.id} was not committed: how much of it is stored is not known")
+            finally:
+                self.connection.when_lost.discard(batch.lost)
+                keeper.cancel()
+
+    def acknowledged(self, subject: str, answer: bytes) -> PubAck:
+        """The PubAck in a stream's answer. Raises ApiError, WrongDomain, ProtocolError."""
+        ack = PubAck.parse(answer)
+        domain = self.settings.domain
+        if domain and ack.domain != domain:
+            raise WrongDomain(subject, ack.domain, domain)
+        return ack
+
+    async def require_feature(self, feature: Feature | None) -> None:
+        """Raises ServerTooOld when the servers lack the feature: they would ignore what they do not know.
+
+        Asked once a connection and server version, by ``$JS.API.INFO``. Without the permission for it, the server that
+        this is connected to decides.
+        """
+        if feature is None:
+            return
+        server = self.connection.server_version
+        if self._known_level is None or self._known_level[0] != server:
+            try:
+                level = (await self.api("INFO"))["api"].get("level", 0)
+            except PermissionDenied:
+                level = features.level_of(server)
+            self._known_level = server, level
+        if self._known_level[1] < feature.level:
+            raise ServerTooOld(feature.words, feature.version, server)
+
+    async def require_headers_of(self, message: OutgoingMessage) -> None:
+        """Raises ServerTooOld for a header that the servers do not know."""
+        await self.require_feature(features.needed(message.headers))
+
+    @cached_property
+    def _publisher(self) -> AsyncPublisher:
+        return AsyncPublisher(self)
