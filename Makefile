@@ -36,12 +36,12 @@ test: $(READY) ## lint, types, imports and tests
 	$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory --jobs=3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-system test-spark test-parts
 
-test-system: # what shares one stack of Airflow, in one process
+test-system: # what shares one stack of Airflow, in one process, and then what shares one standalone Spark
 	$(BIN)/pytest tests/airflow_system
-
-test-spark: # what shares one Spark session, in one process, and then what shares one standalone Spark
-	$(BIN)/pytest tests/spark
 	$(BIN)/pytest tests/cluster
+
+test-spark: # what shares one Spark session, in one process
+	$(BIN)/pytest tests/spark
 
 test-parts: # everything else, beside it: these tests wait more than they compute
 	$(BIN)/pytest --numprocesses 2 --ignore tests/airflow_system --ignore tests/spark --ignore tests/cluster
