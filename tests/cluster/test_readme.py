@@ -1,5 +1,6 @@
 """The script of the README, where only pyspark, pyarrow and this wheel are installed."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -19,10 +20,12 @@ async def test_the_readmes_script_writes_and_reads_a_stream(
     assert found
     script = tmp_path / "orders.py"
     script.write_text(found[1].replace("nats://127.0.0.1:4222", nats_server.url))
+    kept = {name: os.environ[name] for name in ("HOME", "JAVA_HOME", "SPARK_LOCAL_IP") if name in os.environ}
+    activated = {**kept, "PATH": f"{python.parent}:{os.environ['PATH']}"}  # and nothing of the other tests' Spark
     async with connect(ConnectionSettings(servers=nats_server.url)) as js:
         stream = await js.create_stream(STREAM)
         run = subprocess.run(  # noqa: ASYNC221 - nothing else goes on here
-            [python, script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+            [python, script], cwd=tmp_path, env=activated, capture_output=True, text=True, timeout=300, check=False
         )
         assert run.returncode == 0, run.stderr
         shown = re.findall(r"\|(orders\.\d)\|\s*(\d+)\|", run.stdout)
