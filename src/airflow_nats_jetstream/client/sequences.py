@@ -174,14 +174,23 @@ class Sequences:
         return cls(tuple(checked))
 
 
-def _unpack(text: str, field: str, most: int) -> Iterator[tuple[int, int]]:
+def inflated(text: str, most: int) -> bytes:
+    """What a text of zlib and base64 holds, which may be so many bytes. Raises ValueError for anything else."""
     unzip = zlib.decompressobj()
     try:
-        packed = unzip.decompress(base64.b64decode(text, validate=True), most * _LONGEST_RANGE)
-    except (binascii.Error, ValueError, zlib.error):
-        packed = b""
+        found = unzip.decompress(base64.b64decode(text, validate=True), most)
+    except (binascii.Error, zlib.error):
+        found = b""
     if not unzip.eof or unzip.unconsumed_tail or unzip.unused_data:
-        raise InvalidValue(field, text[:40], "this is not a packed text of ranges")
+        raise ValueError("not packed")
+    return found
+
+
+def _unpack(text: str, field: str, most: int) -> Iterator[tuple[int, int]]:
+    try:
+        packed = inflated(text, most * _LONGEST_RANGE)
+    except ValueError:
+        raise InvalidValue(field, text[:40], "this is not a packed text of ranges") from None
     start: int | None = None
     number = shift = before = 0
     for byte in packed:

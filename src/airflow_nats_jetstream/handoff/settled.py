@@ -7,7 +7,6 @@ recognised should it come again. So of a settled claim the record keeps no more 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import zlib
 from bisect import bisect_left, bisect_right
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from airflow_nats_jetstream.client.sequences import MOST_RANGES, Sequences
+from airflow_nats_jetstream.client.sequences import MOST_RANGES, Sequences, inflated
 
 _LONGEST = 8 << 10  # bytes of JSON; more is packed
 _MOST = 4 * MOST_RANGES
@@ -113,14 +112,7 @@ class Settled:
 
 
 def _unpacked(text: str) -> Any:
-    unzip = zlib.decompressobj()
     try:
-        packed = unzip.decompress(base64.b64decode(text, validate=True), _LARGEST)
-    except (binascii.Error, zlib.error):
-        raise ValueError("not packed") from None
-    if not unzip.eof or unzip.unconsumed_tail or unzip.unused_data:
-        raise ValueError("not packed")
-    try:
-        return json.loads(packed)
+        return json.loads(inflated(text, _LARGEST))
     except RecursionError:
         raise ValueError("not packed") from None

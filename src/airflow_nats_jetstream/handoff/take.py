@@ -373,10 +373,10 @@ class _Entering:
             return old
         record = old or Record(info.created)
         pulled = Sequences.of(self._batch)
-        if record.new_life(info) or self._delivered_anew(record.all_settled & pulled):
-            record = record.reborn(info)
-        kept = record.note(info).tidied(info)
         done = record.all_settled
+        if record.new_life(info) or self._delivered_anew(done & pulled):
+            record, done = record.reborn(info), Settled()
+        without_the_batch = record
         batch = pulled - Sequences.from_ranges([(1, record.floor)] if record.floor else [])
         self.again = (done & batch).sequences
         rest = batch - self.again
@@ -396,7 +396,7 @@ class _Entering:
         holds_the_floor = bool(done and rest) and rest.first < done.first
         self.too_large = not ledger.fits(new, reserve=holds_the_floor and len(self._batch) <= _SMALLEST_BATCH)
         self.full = self.too_large and not ledger.fits(replace(new, settled=Settled()))
-        return kept if self.too_large else new
+        return without_the_batch.note(info).tidied(info) if self.too_large else new
 
     def _stale(self, info: ConsumerInfo) -> str | None:
         if self._take._clock() - self._since > self._take._ack_wait / 2:
