@@ -48,7 +48,7 @@ async def test_an_unreachable_server_has_a_time_limit_and_says_where() -> None:
     start = time.monotonic()
     with pytest.raises(ConnectionFailed, match=address):
         await works(ConnectionSettings(servers=address, connect_timeout=1))
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < ConnectionSettings.connect_timeout
 
 
 async def test_a_server_that_says_nothing_has_a_time_limit() -> None:
@@ -90,7 +90,7 @@ async def test_a_server_that_stops_in_the_middle_of_the_handshake_has_a_time_lim
         start = time.monotonic()
         with pytest.raises(ConnectionFailed, match="within 1 s"):
             await (works(settings) if driver == "connection" else asyncio.to_thread(Wire.open, settings))
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < ConnectionSettings.connect_timeout
 
 
 async def test_nothing_is_buffered_while_disconnected(serve: Serve) -> None:
@@ -105,7 +105,7 @@ async def test_nothing_is_buffered_while_disconnected(serve: Serve) -> None:
             await asyncio.sleep(0.1)
             if connection.is_connected:
                 break
-        assert await connection.round_trip() < 1
+        assert 0 < await connection.round_trip() < connection.settings.request_timeout
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,10 +222,8 @@ async def test_airflow_is_not_loaded_for_a_server(stream: Stream) -> None:
         f"main(['claims', '--server', '{server}', '--ledger', 'none'])\n"
         "assert not {name.partition('.')[0] for name in sys.modules} & {'airflow', 'pyspark', 'pyarrow'}"
     )
-    begin = time.monotonic()
     said = await call(sys.executable, "-c", code)
     assert said.code == 0, said.err
-    assert time.monotonic() - begin < 10
 
 
 async def test_airflow_has_it_as_a_command(

@@ -21,7 +21,8 @@ from airflow_nats_jetstream.client.wire import Wire
 from tests.hostile.attack import attack
 
 PASSWORD = "hidden-5e1"
-LIMIT = 1.5  # seconds to connect; what takes three times as long hangs
+LIMIT = 1.5  # seconds to connect
+HANGS = 20  # seconds, on a machine that is busy with other tests too
 INFO = b'INFO {"server_id":"x","version":"2.15.1","max_payload":1048576,"headers":true}\r\n'
 GARBAGE = bytes(range(256)) * 256
 
@@ -172,7 +173,7 @@ REFUSED = [
 
 
 def bounded(error: BaseException, begin: float, memory: int) -> None:
-    assert time.monotonic() - begin < 3 * LIMIT + 3
+    assert time.monotonic() - begin < HANGS
     assert PASSWORD not in str(error)
     assert len(str(error)) < 2_000
     assert peak() - memory < 400 << 20

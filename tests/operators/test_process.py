@@ -154,7 +154,7 @@ def test_a_kill_releases_and_refuses_to_settle(hook: JetStreamHook, stream: str)
         started = time.monotonic()
         task.on_kill()
         while record(hook, stream).open[value["id"]].token is not None:  # type: ignore[union-attr]
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 20
             time.sleep(0.05)
         return claim.count
 
