@@ -49,8 +49,9 @@ test-parts: # everything else, beside it: these tests wait more than they comput
 cluster: $(READY) ## a standalone Spark whose executors hold little, and a job whose executors hold nothing of ours
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/stranger.py
 
-machine: $(READY) ## the hand-off's state machine for longer; SEED=1 and EXAMPLES=100 choose another walk
+machine: $(READY) ## the hand-off's state machine for longer, and its largest claim; SEED=1 and EXAMPLES=100 choose another walk
 	EXAMPLES=$(or $(EXAMPLES),100) $(BIN)/pytest tests/handoff/test_machine.py --hypothesis-seed=$(or $(SEED),1) --timeout=0
+	SCATTERED=300000 $(BIN)/pytest tests/handoff/test_take.py --timeout=0
 
 events: $(READY) ## Airflow's own events on the real Airflow, row by row; writes the table in docs/airflow-events.md
 	$(BIN)/pytest tests/airflow_system/every_event.py --capture=no

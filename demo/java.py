@@ -11,6 +11,9 @@ from pathlib import Path
 
 OLDEST = 17  # Spark 4 runs on 17, 21 and 25
 
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For Javas that live for a minute, half the processor time: to compile well and collect in parallel costs more."""
+
 LAUNCHER = """\
 #!/bin/sh
 # Spark passes --add-modules=jdk.incubator.vector, a module that the wheel's runtime does not contain.

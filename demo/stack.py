@@ -21,7 +21,7 @@ from typing import Any, Self
 import psutil
 
 from demo.airflow import Airflow, TaskInstance
-from demo.java import java_home
+from demo.java import QUICK, java_home
 from demo.nats_server import NatsServer
 from demo.postgres import Postgres
 from demo.service import MARK, Service, ServiceFailed, end, free_port, marked, session, until
@@ -179,6 +179,7 @@ class Stack:
             "PYSPARK_PYTHON": sys.executable,
             # Spark otherwise asks for the address of the machine's name, which may have none.
             "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_SUBMIT_OPTS": QUICK,
         }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.java import java_home
+from demo.java import QUICK, java_home
 from demo.nats_server import NatsServer
 
 # Importing Airflow writes its configuration to AIRFLOW_HOME, by default into the user's home.
@@ -37,3 +37,4 @@ def spark_environment() -> None:
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["SPARK_SUBMIT_OPTS"] = QUICK

@@ -18,6 +18,7 @@ DAGS = Path(__file__).parent / "dags"
 # Airflow's defaults make a single kill cost from half a minute (triggerer) to ten (worker and retry).
 IMPATIENT = {
     "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1",
+    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "2",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "15",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",

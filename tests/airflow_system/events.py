@@ -71,7 +71,7 @@ def clear_while_running(run: Run) -> Iterator[None]:
     (token,) = run.judge.tokens(run.id).values()
     assert first.endswith(str(token))
     run.stack.airflow.clear(run.dag_id, run.id, "work", 0)
-    until("the claim to be let go", lambda: list(run.judge.tokens(run.id).values()) == [None], 30, every=0.05)
+    until("the claim to be let go", lambda: list(run.judge.tokens(run.id).values()) == [None], 240, every=0.05)
     second = run.at_work(attempts=2)
     assert not alive(process)
     assert run.judge.done(run.stream) == {}
@@ -94,7 +94,7 @@ def clear_after_success(run: Run) -> Iterator[None]:
     run.start()
     run.ends()
     run.stack.airflow.clear(run.dag_id, run.id, "work", 0)
-    until("the second try", lambda: (task := run.task()) and (task.try_number, task.state) == (2, "success"), 120)
+    until("the second try", lambda: (task := run.task()) and (task.try_number, task.state) == (2, "success"), 240)
     yield
 
 
@@ -104,8 +104,8 @@ def killed_by_airflow(run: Run) -> Iterator[None]:
     process = run.process()
     run.at_work()
     yield
-    until("the claim to be let go", lambda: run.judge.ledger(run.stream) == ["open"], 60)
-    until("the end of the process", lambda: not alive(process), 30)
+    until("the claim to be let go", lambda: run.judge.ledger(run.stream) == ["open"], 240)
+    until("the end of the process", lambda: not alive(process), 240)
 
 
 @event(
@@ -165,7 +165,7 @@ def time_out_beside_a_sensor(run: Run) -> Iterator[None]:
     run.start(first_try="hangs")
     run.at_work()
     other = run.another().claim(run.count)
-    until("the other run's sensor to pull", lambda: run.judge.pulls(run.stream), 120)
+    until("the other run's sensor to pull", lambda: run.judge.pulls(run.stream), 240)
     run.open_the_gate()
     run.ends()
     yield
@@ -202,7 +202,7 @@ def sigterm(run: Run) -> Iterator[None]:
     run.start()
     run.at_work()
     run.process().send_signal(signal.SIGTERM)
-    until("the claim to be let go", lambda: run.judge.ledger(run.stream) == ["open"], 60)
+    until("the claim to be let go", lambda: run.judge.ledger(run.stream) == ["open"], 240)
     assert run.state() == "running"
     run.open_the_gate()
     run.ends()
@@ -243,7 +243,7 @@ def supervisor_killed(run: Run) -> Iterator[None]:
     assert alive(orphan)
     run.open_the_gate()
     run.ends()
-    until("the orphan's end", lambda: not alive(orphan), 30)
+    until("the orphan's end", lambda: not alive(orphan), 240)
     (receipt,) = run.judge.done(run.stream).values()
     assert second.endswith(receipt["token"])
     yield
@@ -261,7 +261,7 @@ def xcom_push_fails(run: Run) -> Iterator[None]:
     run.at_work()
     with refusing_xcoms_of(run):
         run.open_the_gate()
-        until("the retry", lambda: run.state() == "up_for_retry" or run.task().try_number > 1, 60, every=0.05)  # type: ignore[union-attr]
+        until("the retry", lambda: run.state() == "up_for_retry" or run.task().try_number > 1, 240, every=0.05)  # type: ignore[union-attr]
         assert run.judge.ledger(run.stream) == ["done"]
     run.ends()
     assert run.stack.airflow.xcom(run.dag_id, run.id, "work", map_index=0) == run.count
@@ -279,8 +279,8 @@ def refusing_xcoms_of(run: Run) -> Iterator[None]:
 
 def longer_than_ack_wait(run: Run, waits: Callable[[], bool]) -> None:
     """Until the claim is there and its task waits, and then longer than ack_wait (5 s)."""
-    until("the claim", lambda: run.judge.ledger(run.stream) == ["open"], 120)
-    until("its task to wait", waits, 120)
+    until("the claim", lambda: run.judge.ledger(run.stream) == ["open"], 240)
+    until("its task to wait", waits, 240)
     time.sleep(8)
 
 
@@ -315,9 +315,9 @@ def queued_longer_than_hand_off_timeout(run: Run) -> Iterator[None]:
     run.dag_id = "queued_too_long"
     run.open_the_gate()
     run.start()
-    until("the claim", lambda: run.judge.ledger(run.stream) == ["open"], 120)
+    until("the claim", lambda: run.judge.ledger(run.stream) == ["open"], 240)
     run.another().claim(run.count).ends()
-    until("its task to wait", lambda: run.state() == "scheduled", 120)
+    until("its task to wait", lambda: run.state() == "scheduled", 240)
     yield
     run.stack.airflow.pool(run.dag_id, 4)
     run.ends()

@@ -42,8 +42,8 @@ class Run:
         self.judge.publish(self.stream, 0)
         self.claim(self.count, **parameters)
         heard = re.compile(f"Received executor event with state success .*'claims'.*{re.escape(self.id)}")
-        until("the deferral", lambda: heard.search(self.stack.scheduler.log.read_text()), 120)
-        until("the sensor to pull", lambda: self.judge.pulls(self.stream), 60)
+        until("the deferral", lambda: heard.search(self.stack.scheduler.log.read_text()), 240)
+        until("the sensor to pull", lambda: self.judge.pulls(self.stream), 240)
 
     def claim(self, count: int, **parameters: Any) -> Self:
         """Start over what is there, so many messages."""
@@ -70,7 +70,7 @@ class Run:
             task = self.task()
             return self.stack.task_process(task) if task and task.state == "running" else None
 
-        return until("the work's process", running, 120)
+        return until("the work's process", running, 240)
 
     def attempts(self) -> list[str]:
         """The attempts that have begun to work, in that order."""
@@ -82,7 +82,7 @@ class Run:
 
     def at_work(self, attempts: int = 1) -> str:
         """The newest attempt, once so many have begun."""
-        until(f"attempt {attempts}", lambda: len(self.attempts()) >= attempts, 120)
+        until(f"attempt {attempts}", lambda: len(self.attempts()) >= attempts, 240)
         return self.attempts()[-1]
 
     def open_the_gate(self) -> None:

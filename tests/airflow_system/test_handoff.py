@@ -36,7 +36,7 @@ def test_sparks_process_is_killed_in_the_middle_of_the_job(run: Run, judge: Judg
     run.start(tries_with_spark=9)
     first = run.at_work()
     folder = judge.out / run.stream / f"attempt={first}"
-    until("a partition to be written", lambda: list(folder.glob("_temporary/0/task_*/*.parquet")), 60, every=0.05)
+    until("a partition to be written", lambda: list(folder.glob("_temporary/0/task_*/*.parquet")), 240, every=0.05)
     process = run.process()
     (java,) = [child for child in process.children(recursive=True) if "java" in child.name()]
     java.kill()
@@ -49,7 +49,7 @@ def test_sparks_process_is_killed_in_the_middle_of_the_job(run: Run, judge: Judg
 def test_the_triggerer_is_killed_between_fetch_and_event(run: Run, stack: Stack, judge: Judge) -> None:
     run.open_the_gate()
     run.start(most=run.count + 1)  # so that it gathers for 4 s after the last message
-    until("the messages to be fetched", lambda: judge.pending(run.stream)[1] == run.count, 60, every=0.02)
+    until("the messages to be fetched", lambda: judge.pending(run.stream)[1] == run.count, 240, every=0.02)
     stack.triggerer.kill()
     assert judge.pending(run.stream) == (0, run.count)
     assert judge.tokens(run.id) == {}
@@ -60,7 +60,7 @@ def test_the_triggerer_is_killed_between_fetch_and_event(run: Run, stack: Stack,
 
 def test_nats_server_is_killed_between_taking_and_settling(run: Run, stack: Stack, judge: Judge) -> None:
     run.start(per_claim=run.count // 2)
-    until("two attempts", lambda: len(run.attempts()) == 2, 90)
+    until("two attempts", lambda: len(run.attempts()) == 2, 240)
     assert all(judge.tokens(run.id).values())
     stack.nats.kill()
     time.sleep(1)
@@ -80,7 +80,7 @@ def test_the_worker_is_killed_between_the_ledgers_done_and_the_acknowledgements(
     supervisor = process.parent()
     assert supervisor
     run.open_the_gate()
-    until("the receipt", lambda: judge.done(run.stream), 60, every=0.001)
+    until("the receipt", lambda: judge.done(run.stream), 240, every=0.001)
     process.send_signal(signal.SIGSTOP)
     unacknowledged = judge.pending(run.stream)[1]
     os.kill(supervisor.pid, signal.SIGKILL)

@@ -11,11 +11,12 @@ from pyspark.sql import SparkSession
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.bulk import publish_all
+from demo.java import QUICK
 from demo.nats_server import NatsServer
 from demo.service import free_port
 from pyspark_jetstream import spark_session
 from tests.cluster.environment import PROJECT, environment, spark_home
-from tests.cluster.standalone import QUICK, Standalone
+from tests.cluster.standalone import Standalone
 
 STREAM = "CLUSTER"
 COUNT = 300_000
@@ -88,7 +89,6 @@ def spark(
     file.write_text(secured.settings.to_json())
     config = {
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": QUICK,
         "spark.driver.host": "127.0.0.1",
         "spark.eventLog.compress": "false",  # to be searched
         "spark.eventLog.dir": events.as_uri(),

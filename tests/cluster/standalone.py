@@ -8,10 +8,8 @@ from typing import Any
 
 import psutil
 
+from demo.java import QUICK
 from demo.service import Service, free_port, session, until
-
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For Javas that live for a minute: to compile and collect in parallel would cost more than it brings."""
 
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 

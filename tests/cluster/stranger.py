@@ -4,9 +4,10 @@ import os
 import subprocess
 from pathlib import Path
 
+from demo.java import QUICK
 from tests.cluster.conftest import STREAM, TOTALS, Secured
 from tests.cluster.environment import PROJECT, environment, spark_home, zipped
-from tests.cluster.standalone import QUICK, Standalone
+from tests.cluster.standalone import Standalone
 
 SCRIPT = f"""
 import importlib.util
@@ -45,7 +46,6 @@ def test_a_stranger_reads_with_the_package_in_py_files(cluster: Standalone, secu
         "spark.cores.max": "1",
         "spark.executor.cores": "1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": QUICK,
         "spark.driver.host": "127.0.0.1",
         "spark.executor.extraJavaOptions": QUICK,
         "spark.executor.memory": "512m",

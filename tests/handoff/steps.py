@@ -31,7 +31,7 @@ def taking(stream: Stream, run: str = "run", **changes: Any) -> Taking:
     return Taking(**{**values, **changes})
 
 
-async def take(stream: Stream, run: str = "run", wait: float = 3, **changes: Any) -> list[Claim]:
+async def take(stream: Stream, run: str = "run", wait: float = 10, **changes: Any) -> list[Claim]:
     """What a sensor does: prepare, take, hand on."""
     work = Take(stream.js, taking(stream, run, **changes))
     await work.prepare()

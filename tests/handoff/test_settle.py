@@ -93,17 +93,29 @@ async def test_heartbeats_keep_the_claim_for_many_leases(stream: Stream) -> None
     assert await unacknowledged(stream) == 0
 
 
-async def test_settling_in_the_middle_of_a_heartbeat(stream: Stream) -> None:
-    await publish(stream, 160_000)
-    for attempt in range(8):  # a heartbeat of 20,000 messages takes as long as the pause between two
-        (claim,) = await take(stream, f"run {attempt}", max_messages=20_000, gather=timedelta(seconds=5), wait=60)
-        async with Hold.begin(stream.js, claim, try_number=1) as hold:
-            await asyncio.sleep(0.2 + 0.03 * attempt)
-            await asyncio.wait_for(hold.settle(), 20)
+@pytest.mark.parametrize("later", [0, 0.002, 0.005])  # seconds
+async def test_settling_in_the_middle_of_a_heartbeat(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, later: float
+) -> None:
+    beating = asyncio.Event()
+    in_progress = answers.in_progress
+
+    async def beat(*arguments: Any) -> None:
+        beating.set()
+        await in_progress(*arguments)
+        beating.clear()
+
+    monkeypatch.setattr(answers, "in_progress", beat)
+    await publish(stream, 5_000)
+    (claim,) = await take(stream, max_messages=5_000)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        beating.clear()  # the first one, before the work
+        await beating.wait()
+        await asyncio.sleep(later)
+        assert beating.is_set()
+        await asyncio.wait_for(hold.settle(), 20)
     info = await stream.consumer(CONSUMER).info()
-    settled = sum(receipt.sequences.count for receipt in await Ledger(stream.js, stream.name, CONSUMER).committed())
-    assert (info.ack_pending, settled + info.pending) == (0, 160_000)
-    assert settled > 80_000
+    assert (info.ack_pending, info.pending, info.floor) == (0, 0, 5_000)
 
 
 async def test_a_newer_attempt_fences_the_older_one(stream: Stream) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 from dataclasses import replace
 from datetime import timedelta
@@ -232,18 +233,19 @@ async def test_a_scattered_filter_is_claimed_exactly(stream: Stream) -> None:
     assert [sequence for claim in claims for sequence in claim.sequences] == list(range(2, 301, 3))
 
 
-async def test_a_claim_of_300000_scattered_messages(stream: Stream) -> None:
+async def test_a_claim_of_scattered_messages(stream: Stream) -> None:
+    count = int(os.environ.get("SCATTERED", "60000"))  # `make machine` takes 300,000
     chosen = random.Random(1)
-    subjects = (f"{stream.name}.{chosen.randrange(2)}" for _ in range(600_000))
+    subjects = (f"{stream.name}.{chosen.randrange(2)}" for _ in range(2 * count))
     await asyncio.to_thread(publish_all, stream.js.settings, ((subject, b"x") for subject in subjects))
     config = {"ack_wait": timedelta(seconds=60), "filter_subject": f"{stream.name}.1", "max_ack_pending": 400_000}
     (claim,) = await take(stream, max_messages=400_000, wait=120, consumer_config=config)
-    assert 299_000 < claim.count < 301_000
-    assert len(claim.sequences.ranges) > 140_000
+    assert 0.99 * count < claim.count < 1.01 * count
+    assert len(claim.sequences.ranges) > 0.47 * count
     book = Ledger(stream.js, stream.name, CONSUMER)
     record, _ = await book.read()
     assert record
-    assert len(json.dumps(record.to_json())) < ledger.LARGEST_RECORD / 2
+    assert len(json.dumps(record.to_json())) < ledger.LARGEST_RECORD / 2 * count / 300_000
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
         await hold.settle()
     assert [receipt.sequences for receipt in await book.committed()] == [claim.sequences]
