@@ -15,7 +15,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down test test-system test-spark test-parts cluster machine events chaos crowd bench fmt fuzz audit
+.PHONY: help demo up down test test-system test-spark test-parts cluster machine leader events chaos crowd bench fmt fuzz audit
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,9 @@ cluster: $(READY) ## a standalone Spark whose executors hold little, and a job w
 machine: $(READY) ## the hand-off's state machine for longer, and its largest claim; SEED=1 and EXAMPLES=100 choose another walk
 	EXAMPLES=$(or $(EXAMPLES),100) $(BIN)/pytest tests/handoff/test_machine.py --hypothesis-seed=$(or $(SEED),1) --timeout=0
 	SCATTERED=300000 $(BIN)/pytest tests/handoff/test_take.py --timeout=0
+
+leader: $(READY) ## three nodes: the leader of a consumer dies while it is consumed from
+	$(BIN)/pytest tests/client/leader_dies.py
 
 events: $(READY) ## Airflow's own events on the real Airflow, row by row; writes the table in docs/airflow-events.md
 	$(BIN)/pytest tests/airflow_system/every_event.py --capture=no

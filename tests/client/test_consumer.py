@@ -1,9 +1,10 @@
 """Pulling from a real server: every way a pull ends is told apart."""
 
 import asyncio
+import dataclasses
 import secrets
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,31 @@ from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.consumer import Pull
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
+    ApiError,
+    ApiLevelTooLow,
+    BadPullRequest,
     ConsumerDeleted,
     ConsumerIsPushBased,
     ConsumerNameInUse,
+    ConsumerNotFound,
     HeartbeatMissed,
-    JetStreamError,
+    InvalidValue,
+    LeadershipChanged,
+    MaxBytesExceeded,
+    MessageAlreadyAnswered,
+    NoMessages,
+    NoResponders,
+    PinLost,
     PullError,
     PullLimitExceeded,
+    ServerTooOld,
+    TooManyPulls,
 )
+from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.pull import PullWindow
 from airflow_nats_jetstream.client.stream import Stream
 from demo.nats_server import NatsServer
+from tests.client.servers import older_program
 
 
 @pytest.fixture
@@ -64,13 +79,131 @@ async def test_bytes_bound_a_request_not_the_fetch(stream: Stream) -> None:
     assert [message.metadata.sequence for message in messages] == list(range(1, 31))
 
 
+async def test_a_large_fetch_that_bytes_cut_into_requests_comes_whole(stream: Stream) -> None:
+    """Two requests are open, the server serves them in turns, and each ends early: at its bytes."""
+    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit", "max_ack_pending": -1})
+    await publish(stream, 25_000, size=1_200)
+    messages = await consumer.fetch(25_000, max_wait=30)
+    assert [message.metadata.sequence for message in messages] == list(range(1, 25_001))
+
+
+async def test_a_fetch_of_bytes_ends_before_the_message_that_does_not_fit(stream: Stream) -> None:
+    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
+    await publish(stream, 10, size=1_000)
+    fetched = await consumer.fetch_bytes(3_500)
+    assert [message.metadata.sequence for message in fetched] == [1, 2, 3]
+    # To the byte: the server says nothing then (nats-server's consumer.go: nextWaiting).
+    exact = sum(len(each.subject) + len(each.reply) + len(each.data) for each in fetched)
+    assert len(await consumer.fetch_bytes(exact)) == 3
+    assert len(await consumer.fetch_bytes(100_000, max_wait=0.5)) == 4
+    assert await consumer.fetch_bytes(100_000, max_wait=0.3) == []
+    await publish(stream, 1, size=9_000)
+    with pytest.raises(MaxBytesExceeded):
+        await consumer.fetch_bytes(8_000)
+    assert (await consumer.info()).pending == 1
+
+
+async def test_a_fetch_that_does_not_wait(stream: Stream) -> None:
+    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit", "max_ack_pending": 5})
+    assert await consumer.fetch_no_wait(10) == []
+    await publish(stream, 4)
+    assert len(await consumer.fetch_no_wait(3)) == 3
+    assert len(await consumer.fetch_no_wait(3)) == 1
+    await publish(stream, 4)
+    short = dataclasses.replace(stream.js.settings, request_timeout=1)
+    async with connect(short) as js:
+        impatient = js.stream(stream.name).consumer("c")
+        assert len(await impatient.fetch_no_wait(3)) == 1  # the server would let it wait: max_ack_pending
+        await impatient.delete()
+        with pytest.raises(ConsumerDeleted):
+            await impatient.fetch_no_wait(3)
+
+
+async def test_the_next_message(stream: Stream) -> None:
+    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
+    with pytest.raises(NoMessages):
+        await consumer.next(max_wait=0.2)
+    waiting = asyncio.create_task(consumer.next())
+    await publish(stream, 1)
+    assert (await waiting).metadata.sequence == 1
+    with pytest.raises(InvalidValue, match="half of expires"):
+        await consumer.next(max_wait=1, heartbeat=0.6)
+    with pytest.raises(InvalidValue, match="expires"):
+        await consumer.fetch(1, max_wait=0)
+
+
+async def test_what_came_before_a_failure_can_be_had(stream: Stream) -> None:
+    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "none"})
+    await publish(stream, 3)
+    async with consumer.pull(5) as pull:
+        received: list[Message] = []
+        while len(received) < 3:
+            received += await pull.receive()
+        await publish(stream, 1)
+        await consumer.delete()
+        await asyncio.sleep(0.3)  # a message and the end are there at once
+        assert [message.metadata.sequence for message in await pull.receive()] == [4]
+        with pytest.raises(ConsumerDeleted):
+            await pull.receive()
+
+
+async def test_a_pause_holds_back_until_it_ends(stream: Stream) -> None:
+    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
+    await publish(stream, 2)
+    await consumer.pause(datetime.now(UTC) + timedelta(minutes=5))
+    raw = (await consumer.info()).raw
+    assert raw["paused"]
+    assert 200 < raw["pause_remaining"] / 1e9 <= 300
+    assert await consumer.fetch(1, max_wait=0.3) == []
+    await consumer.resume()
+    assert not (await consumer.info()).paused
+    assert len(await consumer.fetch(1, max_wait=10)) == 1
+    with pytest.raises(ConsumerNotFound):
+        await stream.consumer("none").pause(datetime.now(UTC))
+    with pytest.raises(InvalidValue, match="zone"):
+        await consumer.pause(datetime.now())  # noqa: DTZ005
+
+
+async def test_a_reset_delivers_again(stream: Stream) -> None:
+    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
+    await publish(stream, 10)
+    for message in (await consumer.fetch(6, max_wait=5))[:3]:
+        await message.double_ack()
+    assert await consumer.reset() == 4
+    info = await consumer.info()
+    assert (info.pending, info.ack_pending, info.counter) == (7, 0, 0)
+    assert await consumer.reset(2) == 2
+    assert [message.metadata.delivered for message in await consumer.fetch(9, max_wait=5)] == [1] * 9
+    with pytest.raises(InvalidValue, match="sequence"):
+        await consumer.reset(0)
+    new = await stream.create_consumer({"durable_name": "n", "ack_policy": "explicit", "deliver_policy": "new"})
+    with pytest.raises(ApiError) as refused:
+        await new.reset(1)
+    assert refused.value.err_code == 10204
+
+
+async def test_an_older_server_is_named(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, program=older_program("2.11.11"))
+    server.start()
+    try:
+        async with connect(ConnectionSettings(servers=server.url)) as js:
+            stream = await js.create_stream({"name": "S", "subjects": ["s"]})
+            consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
+            await consumer.pause(datetime.now(UTC) + timedelta(minutes=1))
+            assert (await consumer.info()).paused
+            with pytest.raises(ServerTooOld, match=r"resetting a consumer: needs nats-server 2\.14 or newer"):
+                await consumer.reset()
+    finally:
+        server.stop()
+
+
 async def test_answers(stream: Stream) -> None:
     consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit", "headers_only": True})
     await publish(stream, 4, size=70)
     first, second, third, fourth = await consumer.fetch(4, max_wait=2)
     assert (first.data, first.size) == (b"", 70)
     await first.double_ack()
-    with pytest.raises(JetStreamError, match="answered before"):
+    with pytest.raises(MessageAlreadyAnswered, match="answered before"):
         await first.ack()
     await second.nak(timedelta(seconds=30))
     await third.term("no use")
@@ -132,14 +265,41 @@ async def nothing(pull: Pull) -> None:
         assert await pull.receive(0.5) == []
 
 
-def test_nothing_that_ends_a_pull_is_taken_for_empty() -> None:
-    for status, description in [(400, "Bad Request"), (409, "Something New"), (423, "Nats-Wrong-Pin-Id"), (503, "")]:
-        window = PullWindow(10, now=0)
-        assert window.next_request(0)
-        with pytest.raises(PullError):
-            window.on_status(1, status, description, {}, 0)
+@pytest.mark.parametrize(
+    ("status", "description", "kind"),
+    [
+        (400, "Bad Request - heartbeat value too large", BadPullRequest),
+        (408, "Bad Request", PullError),
+        (409, "Consumer Deleted", ConsumerDeleted),
+        (409, "Consumer is push based", ConsumerIsPushBased),
+        (409, "Leadership Change", LeadershipChanged),
+        (409, "Server Shutdown", LeadershipChanged),
+        (409, "Exceeded MaxRequestBatch of 2", PullLimitExceeded),
+        (409, "Exceeded MaxRequestExpires of 1s", PullLimitExceeded),
+        (409, "Exceeded MaxRequestMaxBytes of 99999999", PullLimitExceeded),
+        (409, "Exceeded MaxWaiting", TooManyPulls),
+        (409, "Message Size Exceeds MaxBytes", MaxBytesExceeded),
+        (409, "Something New", PullError),
+        (412, "Required Api Level", ApiLevelTooLow),
+        (423, "Nats-Wrong-Pin-Id", PinLost),
+        (423, "Nats-Pin-Id mismatch", PinLost),
+        (503, "", NoResponders),
+        (999, "Something Newer", PullError),
+    ],
+)
+def test_nothing_that_ends_a_pull_is_taken_for_empty(status: int, description: str, kind: type[PullError]) -> None:
     window = PullWindow(10, now=0)
     assert window.next_request(0)
-    window.on_status(1, 408, "Request Timeout", {"Nats-Pending-Messages": ["10"]}, 0)
+    with pytest.raises(PullError) as failed:
+        window.on_status(1, status, description, {}, 0)
+    assert type(failed.value) is kind
+    assert (failed.value.status, description in failed.value.description) == (status, True)
+
+
+@pytest.mark.parametrize("description", ["Request Timeout", "Interest Expired", "Requests Pending"])
+def test_empty_is_no_error(description: str) -> None:
+    window = PullWindow(10, now=0)
+    assert window.next_request(0)
+    window.on_status(1, 408, description, {"Nats-Pending-Messages": ["10"]}, 0)
     assert window.idle
     assert window.next_request(0) is None

@@ -50,7 +50,7 @@ from airflow_nats_jetstream.client.protocol import (
 from airflow_nats_jetstream.client.tls import SILENCE, check_plain, tls_failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable
 
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
@@ -119,6 +119,11 @@ class Connection:
         """The largest message in bytes, headers included."""
         return int(self._client.max_payload)
 
+    @property
+    def reconnects(self) -> int:
+        """How often the connection was lost and came back: pulls from before are lost."""
+        return int(self._client.stats["reconnects"])
+
     def new_inbox(self) -> str:
         return str(self._client.new_inbox())
 
@@ -186,34 +191,27 @@ class Connection:
     async def open_inbox(self, deliver: Callable[[Reply], None]) -> Inbox:
         """The same, to be closed by :meth:`Inbox.close`, or with the connection."""
         prefix = self.new_inbox()
-
-        async def receive(message: Msg) -> None:
-            deliver(_reply(message))
-
         with _Translated(prefix):
-            return Inbox(prefix, await self._client.subscribe(f"{prefix}.*", cb=receive))
+            return Inbox(prefix, await self._client.subscribe(f"{prefix}.*", cb=_at_once(deliver)))
 
     @asynccontextmanager
-    async def listen(self, subject: str, deliver: Callable[[Reply], None]) -> AsyncIterator[None]:
-        """What anybody publishes on the subject, which may have wildcards, goes to ``deliver``.
+    async def listen(self, subject: str, deliver: Callable[[Reply], None], *, queue: str = "") -> AsyncIterator[Inbox]:
+        """What anybody publishes on the subject, which may have wildcards, goes to ``deliver``; in a ``queue`` group
+        to one member of it.
 
         Raises:
             PermissionDenied: the account may not subscribe to it.
         """
-
-        async def receive(message: Msg) -> None:
-            deliver(_reply(message))
-
         with _Translated(subject):
-            subscription = await self._client.subscribe(subject, cb=receive)
+            subscription = await self._client.subscribe(subject, queue, cb=_at_once(deliver))
+        listening = Inbox(subject, subscription)
         try:
             await self.flush()  # the server refuses before it answers
             if subject.lower() in self._denied:
                 raise PermissionDenied(subject, SUBSCRIBE)
-            yield
+            yield listening
         finally:
-            if not self._client.is_closed:
-                await subscription.unsubscribe()
+            await listening.close()
 
 
 class Inbox:
@@ -242,6 +240,17 @@ def _block(headers: Headers | None) -> Any:  # nats-py hands it on to our client
     if not headers:
         return None
     return headers if isinstance(headers, bytes) else encode_headers(headers)
+
+
+def _at_once(deliver: Callable[[Reply], None]) -> Callable[[Msg], Awaitable[None]]:
+    """A callback for nats-py that our reading does not wait for: its queue and task for each subscription cost as much
+    as all else of a message."""
+
+    async def receive(message: Msg) -> None:
+        deliver(_reply(message))
+
+    receive.deliver = deliver  # type: ignore[attr-defined]
+    return receive
 
 
 def _reply(message: Msg) -> Reply:
@@ -406,6 +415,11 @@ class _Stream:
         try:
             for frame in self._parser.feed(data):
                 if isinstance(frame, Frame):
+                    subscription = client._subs.get(frame.sid)
+                    deliver = getattr(subscription._cb, "deliver", None) if subscription else None
+                    if deliver is not None:
+                        self._deliver(deliver, frame)
+                        continue
                     await client._process_msg(frame.sid, frame.subject, frame.reply, frame.data, frame.header)
                 elif frame.verb == "INFO":
                     await client._process_info(decode_info(frame.rest))
@@ -418,6 +432,17 @@ class _Stream:
         except (ProtocolError, UnicodeDecodeError) as error:
             log.warning("NATS connection: %s", error)
             raise nats.errors.ProtocolError from None
+
+    @staticmethod
+    def _deliver(deliver: Callable[[Reply], None], frame: Frame) -> None:
+        status, description = (0, "") if frame.data or not frame.header else decode_status(frame.header)
+        size = len(frame.subject) + len(frame.reply) + len(frame.header) + len(frame.data)
+        headers = decode_headers(frame.header) if frame.header else {}
+        subject, reply = frame.subject.decode(), frame.reply.decode()
+        try:
+            deliver(Reply(subject, reply, status, description, headers, frame.data, size))
+        except Exception:
+            log.exception("NATS connection: a delivery on %r", subject[:_LONGEST_TEXT])
 
 
 class _Client(nats.aio.client.Client):

@@ -1,32 +1,43 @@
-"""A consumer: its state, and fetching from it."""
+"""A consumer: its state, and fetching from it (ADR-13, ADR-37). Consuming without end: ``consume``."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client import config as configs
 from airflow_nats_jetstream.client import pull as pulls
+from airflow_nats_jetstream.client import requirements
+from airflow_nats_jetstream.client.consume import Consuming, PullMessages
 from airflow_nats_jetstream.client.errors import (
     ConsumerDeleted,
     ConsumerNotFound,
+    HeartbeatMissed,
     InvalidValue,
+    JetStreamError,
     LeadershipChanged,
+    NoMessages,
+    NoResponders,
+    PinLost,
     PullError,
     StreamNotFound,
 )
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
-from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, ProtocolError, inbox_number, time_nanoseconds
+from airflow_nats_jetstream.client.protocol import ProtocolError, inbox_number, time_nanoseconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
+    from datetime import datetime
 
     from airflow_nats_jetstream.client.connection import Inbox
+    from airflow_nats_jetstream.client.consume import Callback, OnError, OnFailure
     from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.client.priority import Priority
     from airflow_nats_jetstream.client.protocol import Reply
 
 
@@ -81,19 +92,45 @@ class ConsumerInfo:
         return int(self.raw["num_ack_pending"])
 
     @property
+    def paused(self) -> bool:
+        """Whether it delivers nothing at present (:meth:`Consumer.pause`)."""
+        return bool(self.raw.get("paused"))
+
+    @property
     def now(self) -> str:
         """The server's clock at the answer, RFC 3339."""
         return str(self.raw["ts"])
 
 
 class Consumer:
-    """A handle: :meth:`Stream.consumer` makes one without a round trip, :meth:`Stream.get_consumer` with one."""
+    """A pull consumer's handle; :meth:`Stream.consumer` makes one without a round trip, ``get_consumer`` with one.
+
+    Reading from it, by how much is wanted at once:
+
+    * :meth:`next`, :meth:`fetch`, :meth:`fetch_bytes`, :meth:`fetch_no_wait`: one batch, as a list;
+    * :meth:`pull`: one batch, as it arrives;
+    * :meth:`messages`, :meth:`consume`: without end.
+
+    They raise, each as its own class, what ends a pull otherwise than by "nothing there":
+
+        ConsumerDeleted: the consumer or its stream was deleted, or is not there.
+        ConsumerIsPushBased: it has a ``deliver_subject``.
+        PullLimitExceeded: more messages, seconds or bytes than the consumer allows to one request; TooManyPulls,
+            MaxBytesExceeded are kinds of it.
+        BadPullRequest, PinLost: priority groups.
+        LeadershipChanged: the leader is another one now, or there is none.
+        HeartbeatMissed: nothing was heard for two heartbeats (10 s by default): the server or the way to it is gone.
+        ConnectionLost: not connected at this moment.
+        PermissionDenied: the account may not pull.
+        PullError: any other status, with its code and description.
+    """
 
     def __init__(self, js: JetStream, stream: str, name: str, info: ConsumerInfo | None = None) -> None:
         self.js = js
         self.stream = check_stream_name(stream)
         self.name = check_consumer_name(name)
         self._info = info
+        self._pins: dict[str, str] = {}  # priority group → the id with which this client is pinned
 
     def __repr__(self) -> str:
         return f"<Consumer {self.name} of {self.stream}>"
@@ -137,32 +174,220 @@ class Consumer:
         await self.js.api(f"CONSUMER.DELETE.{self.stream}.{self.name}")
         self._info = None
 
-    async def fetch(self, batch: int, *, max_wait: float = pulls.EXPIRES) -> list[Message]:
-        """Up to ``batch`` messages: ends when they are there or ``max_wait`` seconds are over.
+    async def pause(self, until: datetime) -> None:
+        """Deliver nothing until then, whoever asks; waiting pulls keep waiting. A time that is past resumes.
 
         Raises:
-            ConsumerDeleted, ConsumerIsPushBased, PullLimitExceeded, LeadershipChanged, HeartbeatMissed, PullError:
-                the pull failed; messages that had come before it are delivered again after ``ack_wait``.
+            InvalidValue: a time without a zone.
+            ServerTooOld: before nats-server 2.11.
+            ConsumerNotFound: there is no such consumer.
         """
-        async with self.pull(batch, expires=max_wait) as pull:
-            messages: list[Message] = []
-            while not pull.ended:
-                messages += await pull.receive()
-            return messages
+        await self.js.require(requirements.PAUSE)
+        body = configs.normalise({"pause_until": until})
+        await self.js.api(f"CONSUMER.PAUSE.{self.stream}.{self.name}", body)
+
+    async def resume(self) -> None:
+        """End a pause; nothing happens without one. Raises ServerTooOld before 2.11, ConsumerNotFound."""
+        await self.js.require(requirements.PAUSE)
+        await self.js.api(f"CONSUMER.PAUSE.{self.stream}.{self.name}")
+
+    async def unpin(self, group: str) -> None:
+        """End the pin of a ``pinned_client`` priority group: the server picks another client (ADR-42).
+
+        Raises:
+            ServerTooOld: before nats-server 2.11.
+            ConsumerNotFound: there is no such consumer.
+            ApiError: it has no such group.
+        """
+        await self.js.require(requirements.UNPIN)
+        await self.js.api(f"CONSUMER.UNPIN.{self.stream}.{self.name}", {"group": group})
+
+    async def reset(self, sequence: int | None = None) -> int:
+        """The server's own reset: deliver again from the acknowledgement floor, or from a stream sequence on; the
+        sequence from which it does.
+
+        Not for a consumer that claims are taken from: acknowledgements on their way would be taken for those of the
+        new deliveries, and messages swallowed. For those use
+        :func:`airflow_nats_jetstream.handoff.reset.reset`, which waits for them and fences the claims.
+
+        Raises:
+            InvalidValue: a sequence below 1.
+            ServerTooOld: before nats-server 2.14.
+            ApiError: 10204, a sequence that the consumer's ``deliver_policy`` does not reach.
+            ConsumerNotFound: there is no such consumer.
+        """
+        if sequence is not None and sequence < 1:
+            raise InvalidValue("sequence", sequence, "give 1 or more, or none for the acknowledgement floor")
+        await self.js.require(requirements.RESET)
+        body = None if sequence is None else {"seq": sequence}
+        answer = await self.js.api(f"CONSUMER.RESET.{self.stream}.{self.name}", body)
+        return int(answer["reset_seq"])
+
+    async def fetch(
+        self,
+        batch: int,
+        *,
+        max_wait: float = pulls.EXPIRES,
+        heartbeat: float | None = None,
+        priority: Priority | None = None,
+    ) -> list[Message]:
+        """Up to ``batch`` messages: ends when they are there or ``max_wait`` seconds (30) are over.
+
+        ``heartbeat``: seconds between the server's idle heartbeats, at most half of ``max_wait``; 5 or less.
+
+        Raises:
+            PullError: its class says why the pull failed, see :class:`Consumer`; messages that had come before it are
+                delivered again after ``ack_wait``. To have them, and without acknowledgements, use :meth:`pull`.
+        """
+        async with self.pull(batch, expires=max_wait, heartbeat=heartbeat, priority=priority) as pull:
+            return await pull._all()
+
+    async def fetch_bytes(
+        self,
+        max_bytes: int,
+        *,
+        max_wait: float = pulls.EXPIRES,
+        heartbeat: float | None = None,
+        priority: Priority | None = None,
+    ) -> list[Message]:
+        """Messages of at most ``max_bytes`` in all: ends when the next one would not fit or ``max_wait`` seconds (30)
+        are over. A message counts with its subject, reply subject (50 to 150 bytes) and headers.
+
+        Raises:
+            MaxBytesExceeded: the first message alone is larger.
+            PullError: as :meth:`fetch`.
+        """
+        if max_bytes < 1:
+            raise InvalidValue("max_bytes", max_bytes, "give at least 1")
+        window = self._window(
+            pulls.MANY,
+            largest_request=pulls.MANY,
+            max_bytes=max_bytes,
+            expires=max_wait,
+            heartbeat=heartbeat,
+            priority=priority,
+        )
+        async with self._pull(window) as pull:
+            return await pull._all()
+
+    async def fetch_no_wait(self, batch: int, *, priority: Priority | None = None) -> list[Message]:
+        """Up to ``batch`` messages of those that can be delivered now.
+
+        Raises:
+            PullError: as :meth:`fetch`. HeartbeatMissed after ``request_timeout``.
+        """
+        if batch < 1:
+            raise InvalidValue("batch", batch, "ask for at least one message")
+        silence = self.js.settings.request_timeout
+        window = self._window(batch, expires=silence, heartbeat=silence / 2, no_wait=True, priority=priority)
+        async with self._pull(window) as pull:
+            try:
+                return await pull._all()
+            except HeartbeatMissed:
+                # Past max_ack_pending the server neither serves nor ends such a request (consumer.go: processWaiting).
+                info = await self.info()
+                if 0 < info.config.get("max_ack_pending", -1) <= info.ack_pending:
+                    return pull.received
+                raise
+
+    async def next(
+        self, *, max_wait: float = pulls.EXPIRES, heartbeat: float | None = None, priority: Priority | None = None
+    ) -> Message:
+        """The next message, within ``max_wait`` seconds (30).
+
+        Raises:
+            NoMessages: none came.
+            PullError: as :meth:`fetch`.
+        """
+        return await self._next(max_wait, heartbeat=heartbeat, priority=priority)
+
+    async def _next(
+        self,
+        max_wait: float,
+        *,
+        heartbeat: float | None = None,
+        priority: Priority | None = None,
+        subject: str = "",
+        opening: bytes = b"",
+    ) -> Message:
+        window = self._window(1, expires=max_wait, heartbeat=heartbeat, priority=priority)
+        async with self._pull(window, subject=subject, opening=opening) as pull:
+            messages = await pull._all()
+        if not messages:
+            raise NoMessages(408, f"no message within {max_wait:g} s")
+        return messages[0]
+
+    def messages(self, pulling: pulls.Pulling | None = None, *, on_error: OnError | None = None) -> PullMessages:
+        """Messages without end: an asynchronous iterator and context manager, see :class:`PullMessages`.
+
+        ``pulling``: how much is asked for and when, 500 messages by default.
+        ``on_error``: is told what the consuming survives; without it the iterator raises that, and can be iterated on.
+        """
+        return PullMessages(self, pulling or pulls.Pulling(), on_error)
+
+    def consume(
+        self,
+        callback: Callback,
+        pulling: pulls.Pulling | None = None,
+        *,
+        on_error: OnFailure | None = None,
+        ack: bool = False,
+    ) -> Consuming:
+        """Call ``callback`` with each message, one after the other, without end; see :class:`Consuming`.
+
+        ``ack``: acknowledge a message after its callback has returned, unless the callback has answered it.
+        """
+        return Consuming(lambda tell: PullMessages(self, pulling or pulls.Pulling(), tell), callback, on_error, ack=ack)
 
     @asynccontextmanager
     async def pull(
-        self, batch: int, *, expires: float = pulls.EXPIRES, heartbeat: float | None = None
+        self,
+        batch: int,
+        *,
+        expires: float = pulls.EXPIRES,
+        heartbeat: float | None = None,
+        priority: Priority | None = None,
     ) -> AsyncIterator[Pull]:
         """A pull of at most ``batch`` messages to be read as they arrive. Leaving it early drops it on the server;
         what arrives after that comes again when ``ack_wait`` is over."""
         if batch < 1:
             raise InvalidValue("batch", batch, "ask for at least one message")
-        pull = Pull(self, batch, expires, heartbeat)
+        async with self._pull(self._window(batch, expires=expires, heartbeat=heartbeat, priority=priority)) as pull:
+            yield pull
+
+    def _window(self, wanted: int, **how: Any) -> pulls.PullWindow:
+        pulls.check_waiting(how["expires"], how["heartbeat"])
+        return pulls.PullWindow(wanted, now=asyncio.get_running_loop().time(), **how)
+
+    @asynccontextmanager
+    async def _pull(self, window: pulls.PullWindow, *, subject: str = "", opening: bytes = b"") -> AsyncIterator[Pull]:
+        pull = Pull(self, window, subject=subject, opening=opening)
         async with self.js.connection.inbox(pull._deliver) as inbox:
             pull.inbox = inbox
             await pull._ask()
             yield pull
+
+    @property
+    def _requests(self) -> str:
+        """The subject that takes pulls."""
+        return f"{self.js.settings.prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.name}"
+
+    async def _unanswered(self, error: NoResponders) -> PullError:
+        """Nobody listens: the consumer is gone, or it has no leader at the moment."""
+        try:
+            await self.info(patience=self.js.settings.request_timeout)
+        except (ConsumerNotFound, StreamNotFound) as gone:
+            return ConsumerDeleted(error.status, gone.description)
+        return LeadershipChanged(error.status, "no responders: the consumer had no leader")
+
+    def _pinned(self, window: pulls.PullWindow, reply: Reply, priority: Priority) -> None:
+        """A message of a ``pinned_client`` group says with which id its client is pinned."""
+        for pin in reply.headers.get("Nats-Pin-Id", ())[-1:]:
+            self._pins[priority.group] = window.pin = pin
+
+    def _unpinned(self, window: pulls.PullWindow, priority: Priority) -> None:
+        self._pins.pop(priority.group, None)
+        window.pin = ""
 
 
 def consumer_request(stream: str, config: dict[str, Any], action: str) -> tuple[str, dict[str, Any]]:
@@ -178,74 +403,101 @@ def consumer_request(stream: str, config: dict[str, Any], action: str) -> tuple[
 class Pull:
     """A running pull: drives a :class:`~airflow_nats_jetstream.client.pull.PullWindow` on an own inbox."""
 
-    def __init__(self, consumer: Consumer, batch: int, expires: float, heartbeat: float | None) -> None:
+    def __init__(
+        self, consumer: Consumer, window: pulls.PullWindow, *, subject: str = "", opening: bytes = b""
+    ) -> None:
+        """``subject``, ``opening``: where requests go, if not to the consumer, and what precedes them."""
         self._clock = asyncio.get_running_loop().time
         self._consumer = consumer
-        self._window = pulls.PullWindow(batch, now=self._clock(), expires=expires, heartbeat=heartbeat)
-        self._subject = f"{consumer.js.settings.prefix}.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}"
+        self._window = window
+        self._priority = window.priority
+        if self._priority:
+            window.pin = consumer._pins.get(self._priority.group, "")
+        self._subject = subject or consumer._requests
+        self._opening = opening
         self.inbox: Inbox | None = None
-        self._arrived: list[Reply] = []
+        self._arrived: deque[Reply] = deque()
+        self._failed: JetStreamError | None = None
         self._something = asyncio.Event()
+        self.received: list[Message] = []
 
     @property
     def ended(self) -> bool:
         """Nothing more will come."""
-        return self._window.idle and not self._arrived
+        return self._window.idle and not self._arrived and self._failed is None
 
     async def receive(self, wait: float = 1.0) -> list[Message]:
         """What has arrived; ``[]`` when nothing does within ``wait`` seconds or the pull has ended.
 
         Raises:
-            PullError, PermissionDenied: the pull failed.
+            PullError, PermissionDenied: the pull failed, after everything that came before was given.
         """
-        if not self._arrived and not self._window.idle:
+        if not self._arrived and self._failed is None and not self._window.idle:
             self._something.clear()
             try:
                 await asyncio.wait_for(self._something.wait(), wait)
             except TimeoutError:
                 self._consumer.js.connection.check_permitted(self._subject)
                 self._window.check_heartbeat(self._clock())
-        messages = await self._take_in()
-        await self._ask()
+        messages = self._take_in()
+        if self._failed is None:
+            await self._ask()
+        elif not messages:
+            await self._fail()
         return messages
 
     async def stop(self) -> list[Message]:
         """End the pull on the server, and receive what it had sent before it knew: nothing stays on the way."""
         if self.inbox is not None:
             await self.inbox.drain()
-        return await self._take_in()
+        messages = self._take_in()
+        while self._arrived:
+            self._failed = None  # a status behind which more has arrived
+            messages += self._take_in()
+        if self._failed is not None and not messages:
+            await self._fail()
+        return messages
 
-    async def _take_in(self) -> list[Message]:
-        arrived, self._arrived = self._arrived, []
+    async def _all(self) -> list[Message]:
+        while not self.ended:
+            self.received += await self.receive()
+        return self.received
+
+    def _take_in(self) -> list[Message]:
         messages = []
-        for reply in arrived:
-            if reply.status:
-                await self._status(reply)
-            else:
-                self._window.on_message(self._clock())
-                messages.append(Message(self._consumer.js.connection, reply))
+        now = self._clock()
+        try:
+            while self._arrived and self._failed is None:
+                reply = self._arrived.popleft()
+                if reply.status:
+                    number = inbox_number(reply.subject)
+                    self._window.on_status(number, reply.status, reply.description, reply.headers, now)
+                else:
+                    message = Message(self._consumer.js.connection, reply)
+                    self._window.on_message(now, reply.size)
+                    if self._priority:
+                        self._consumer._pinned(self._window, reply, self._priority)
+                    messages.append(message)
+        except (PullError, ProtocolError) as error:
+            self._failed = error
         return messages
 
     def _deliver(self, reply: Reply) -> None:
         self._arrived.append(reply)
         self._something.set()
 
-    async def _status(self, reply: Reply) -> None:
-        try:
-            number = inbox_number(reply.subject)
-            self._window.on_status(number, reply.status, reply.description, reply.headers, self._clock())
-        except PullError:
-            if reply.status != NO_RESPONDERS:
-                raise
-            # Nobody listens: the consumer is gone, or it has no leader at the moment.
-            try:
-                await self._consumer.info(patience=self._consumer.js.settings.request_timeout)
-            except (ConsumerNotFound, StreamNotFound) as gone:
-                raise ConsumerDeleted(reply.status, gone.description) from None
-            raise LeadershipChanged(reply.status, "no responders: the consumer had no leader") from None
+    async def _fail(self) -> None:
+        failed, self._failed = self._failed, None
+        if isinstance(failed, NoResponders):
+            failed = await self._consumer._unanswered(failed)
+        if isinstance(failed, PinLost) and self._priority:
+            self._consumer._unpinned(self._window, self._priority)
+        if failed is not None:
+            raise failed
 
     async def _ask(self) -> None:
         while request := self._window.next_request(self._clock()):
             number, body = request
             reply = self.inbox.subject(number) if self.inbox else ""
-            await self._consumer.js.connection.publish(self._subject, json.dumps(body).encode(), reply=reply)
+            data = self._opening + json.dumps(body).encode()
+            await self._consumer.js.connection.publish(self._subject, data, reply=reply)

@@ -35,8 +35,16 @@
     │   └── BatchGap                      a fast-ingest batch ended at messages that did not arrive
     ├── DuplicatesPossible                what an earlier attempt stored cannot be found out
     ├── PullError                         a status line that ends a pull and does not mean "empty"
-    │   ├── ConsumerDeleted, ConsumerIsPushBased, PullLimitExceeded, LeadershipChanged
-    │   └── HeartbeatMissed
+    │   ├── BadPullRequest (400), NoMessages (404, 408), ApiLevelTooLow (412), PinLost (423), NoResponders (503)
+    │   ├── ConsumerDeleted, ConsumerIsPushBased, LeadershipChanged, BatchCompleted (409)
+    │   ├── PullLimitExceeded (409)
+    │   │   └── TooManyPulls, MaxBytesExceeded
+    │   ├── HeartbeatMissed               a silent server
+    │   └── DeliveriesMissed              a push consumer delivered what did not arrive
+    ├── ConsumerIsPullBased, ConsumerIsBound   a push consumer's subject cannot be listened to
+    ├── OrderedConsumerMisused, OrderedConsumerFailed
+    ├── SlowConsumer                      messages came faster than they were read
+    ├── MessageAlreadyAnswered            acknowledged, refused or ended before
     ├── DirectGetDisabled                 the stream has no allow_direct
     ├── StreamRecreated                   same name, another stream
     ├── ConsumerRefused                   no consumer can be made to read by
@@ -480,6 +488,25 @@ class PullError(JetStreamError):
         self.status = status
         self.description = description
 
+    @staticmethod
+    def from_status(status: int, description: str) -> PullError:
+        """The class for a status line (nats-server's ``server/consumer.go``); plain PullError for an unknown one."""
+        words = description.lower()
+        if status == 408 and "bad" in words:
+            return PullError(status, description)
+        kind = _BY_STATUS.get(status)
+        if status == 409:
+            kind = next((each for words_of, each in _CONFLICTS.items() if words.startswith(words_of)), None)
+        return (kind or PullError)(status, description or _NO_WORDS.get(status, ""))
+
+
+class BadPullRequest(PullError):
+    """400: a heartbeat above half of the expiry, a priority group that is missing or not the consumer's."""
+
+
+class NoMessages(PullError):
+    """404 No Messages, 408 Request Timeout, Interest Expired or Requests Pending: nothing came in time."""
+
 
 class ConsumerDeleted(PullError):
     """409 Consumer Deleted, or nobody answers for the consumer any more (503)."""
@@ -489,12 +516,58 @@ class ConsumerIsPushBased(PullError):
     """409 Consumer is push based."""
 
 
+class BatchCompleted(PullError):
+    """409 Batch Completed: a request that was also bound by bytes has brought all its messages. Never raised."""
+
+
 class PullLimitExceeded(PullError):
-    """409 Exceeded MaxRequestBatch, MaxRequestExpires, MaxRequestMaxBytes or MaxWaiting."""
+    """409 Exceeded MaxRequestBatch, MaxRequestExpires or MaxRequestMaxBytes: the consumer's own limits."""
+
+
+class TooManyPulls(PullLimitExceeded):
+    """409 Exceeded MaxWaiting: as many pulls wait as the consumer's ``max_waiting`` (512) allows. Said only to pulls
+    without a heartbeat; others hear nothing, which is HeartbeatMissed."""
+
+
+class MaxBytesExceeded(PullLimitExceeded):
+    """409 Message Size Exceeds MaxBytes, for the first message of a request: ask for more bytes."""
 
 
 class LeadershipChanged(PullError):
-    """409 Leadership Change: ask again."""
+    """409 Leadership Change or Server Shutdown: ask again."""
+
+
+class ApiLevelTooLow(PullError):
+    """412 Required Api Level: the request names a level that the server does not have."""
+
+
+class PinLost(PullError):
+    """423 Nats-Pin-Id mismatch, Nats-Wrong-Pin-Id: another client of the priority group is pinned now (ADR-42)."""
+
+
+class NoResponders(PullError):
+    """503: nobody listens for the consumer's pulls."""
+
+
+_BY_STATUS: dict[int, type[PullError]] = {
+    400: BadPullRequest,
+    404: NoMessages,
+    408: NoMessages,
+    412: ApiLevelTooLow,
+    423: PinLost,
+    503: NoResponders,
+}
+_CONFLICTS: dict[str, type[PullError]] = {
+    "consumer deleted": ConsumerDeleted,
+    "consumer is push based": ConsumerIsPushBased,
+    "leadership change": LeadershipChanged,
+    "server shutdown": LeadershipChanged,
+    "batch completed": BatchCompleted,
+    "message size exceeds maxbytes": MaxBytesExceeded,
+    "exceeded maxwaiting": TooManyPulls,
+    "exceeded max": PullLimitExceeded,
+}
+_NO_WORDS = {503: "no responders"}
 
 
 class HeartbeatMissed(PullError):
@@ -503,6 +576,59 @@ class HeartbeatMissed(PullError):
     def __init__(self, seconds: float) -> None:
         super().__init__(0, f"no message and no heartbeat for {seconds:.1f} s")
         self.seconds = seconds
+
+
+class DeliveriesMissed(PullError):
+    """A push consumer has made deliveries that did not arrive: up to ``last`` of them, here up to ``arrived``.
+
+    What needs an acknowledgement is delivered again; without acknowledgements it is not.
+    """
+
+    def __init__(self, arrived: int, last: int) -> None:
+        super().__init__(0, f"deliveries {arrived + 1} to {last} of the consumer did not arrive")
+        self.arrived = arrived
+        self.last = last
+
+
+class ConsumerIsPullBased(JetStreamError):
+    """A consumer without ``deliver_subject`` does not push: pull from it."""
+
+    def __init__(self, consumer: str) -> None:
+        super().__init__(f"consumer {consumer!r} has no deliver_subject: pull from it, with Stream.consumer(name)")
+        self.consumer = consumer
+
+
+class ConsumerIsBound(JetStreamError):
+    """Somebody listens to this push consumer already, and it has no ``deliver_group`` to share the messages."""
+
+    def __init__(self, consumer: str) -> None:
+        super().__init__(f"consumer {consumer!r} is bound by another subscriber: give it a deliver_group to share it")
+        self.consumer = consumer
+
+
+class OrderedConsumerMisused(JetStreamError):
+    """Two uses of one ordered consumer at the same time, fetching mixed with consuming, or asked before its first."""
+
+
+class OrderedConsumerFailed(JetStreamError):
+    """An ordered consumer was created again so often without a message between as ``max_resets`` allows."""
+
+
+class SlowConsumer(JetStreamError):
+    """So many messages of a push consumer were dropped, because so many waited unread."""
+
+    def __init__(self, dropped: int) -> None:
+        super().__init__(f"{dropped} messages were dropped: give the push consumer flow_control, or pull")
+        self.dropped = dropped
+
+
+class MessageAlreadyAnswered(JetStreamError):
+    """A message can be acknowledged, refused or ended once."""
+
+    def __init__(self, stream: str, sequence: int) -> None:
+        super().__init__(f"message {sequence} of {stream!r} was answered before")
+        self.stream = stream
+        self.sequence = sequence
 
 
 class DirectGetDisabled(JetStreamError):

@@ -1,4 +1,4 @@
-"""A delivered message and the ways to answer it (ADR-15)."""
+"""A delivered message and the ways to answer it (ADR-15; ``processAck`` in nats-server's ``server/consumer.go``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_nats_jetstream.client.config import nanoseconds
-from airflow_nats_jetstream.client.errors import JetStreamError
+from airflow_nats_jetstream.client.errors import ConnectionLost, InvalidValue, JetStreamError, MessageAlreadyAnswered
 from airflow_nats_jetstream.client.protocol import AckSubject
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ACK = b"+ACK"
 IN_PROGRESS = b"+WPI"
+NEXT = b"+NXT "
 _SIZE = re.compile("[0-9]{1,10}")  # bytes of one message
 
 
@@ -31,7 +32,24 @@ def term(reason: str = "") -> bytes:
 
 
 class Message:
-    """One delivery. Its ``repr`` does not show the payload."""
+    """One delivery of a consumer. Its ``repr`` does not show the payload.
+
+    It can be answered once: by :meth:`ack`, :meth:`double_ack`, :meth:`ack_next`, :meth:`nak` or :meth:`term`. An
+    answer that failed may be given again. All answers raise
+
+        MessageAlreadyAnswered: it was answered before.
+        ConnectionLost: not connected at this moment; nothing was sent.
+
+    subject:  where it was published.
+    data:     the payload; ``b""`` for an empty one and with the consumer's ``headers_only``.
+    headers:  every name with all its values, in order.
+    metadata: :class:`~airflow_nats_jetstream.client.protocol.AckSubject`: stream, consumer, sequence (of the stream),
+              consumer_sequence, delivered (how often, from 1), pending (how many come after it), timestamp, domain.
+    reply:    the subject that takes the answers.
+
+    Raises:
+        NotJetStreamMessage: made of something that no consumer delivered.
+    """
 
     def __init__(self, connection: Connection, reply: Reply) -> None:
         self._connection = connection
@@ -44,6 +62,11 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.metadata.sequence} of {self.metadata.stream} on {self.subject!r}>"
+
+    @property
+    def answered(self) -> bool:
+        """Whether it was acknowledged, refused or ended by this object."""
+        return self._answered
 
     @property
     def size(self) -> int:
@@ -62,28 +85,64 @@ class Message:
         await self._answer(ACK, confirmed=False)
 
     async def double_ack(self) -> None:
-        """Acknowledge and wait for the server's confirmation. Raises RequestTimeout, JetStreamError."""
+        """Acknowledge and wait for the server's confirmation.
+
+        Raises:
+            RequestTimeout: no confirmation within ``request_timeout``; it may have been acknowledged.
+            JetStreamError: nobody confirms: the consumer is gone.
+        """
         await self._answer(ACK, confirmed=True)
+
+    async def ack_next(self, *, max_wait: float = 30.0) -> Message:
+        """Acknowledge, and pull the next message of the same consumer in the same request (``+NXT``).
+
+        Waits ``max_wait`` seconds at most.
+
+        Raises:
+            NoMessages: it was acknowledged, and nothing came.
+            PullError: or another subclass, as :meth:`Consumer.fetch`.
+        """
+        from airflow_nats_jetstream.client.consumer import Consumer  # it imports this module
+        from airflow_nats_jetstream.client.context import JetStream
+
+        consumer = Consumer(JetStream(self._connection), self.metadata.stream, self.metadata.consumer)
+        self._begin_answer()
+        try:
+            return await consumer._next(max_wait, subject=self.reply, opening=NEXT)
+        except (InvalidValue, ConnectionLost):
+            self._answered = False  # nothing was sent
+            raise
 
     async def nak(self, delay: timedelta | None = None) -> None:
         """Ask for redelivery, at once or after ``delay``."""
         await self._answer(nak(delay), confirmed=False)
 
     async def in_progress(self) -> None:
-        """Restart ``ack_wait``. Does not answer: may be repeated."""
+        """Restart ``ack_wait``: the work goes on. May be repeated, until the message is answered."""
+        if self._answered:
+            raise MessageAlreadyAnswered(self.metadata.stream, self.metadata.sequence)
         await self._connection.publish(self.reply, IN_PROGRESS)
 
     async def term(self, reason: str = "") -> None:
         """Never deliver again; the reason goes into the server's advisory."""
         await self._answer(term(reason), confirmed=False)
 
-    async def _answer(self, body: bytes, *, confirmed: bool) -> None:
+    def _begin_answer(self) -> None:
         if self._answered:
-            raise JetStreamError(f"message {self.metadata.sequence} of {self.metadata.stream!r} was answered before")
-        if confirmed:
-            answer = await self._connection.request(self.reply, body)
-            if answer.status:
-                raise JetStreamError(f"nobody confirms message {self.metadata.sequence}: is the consumer gone?")
-        else:
-            await self._connection.publish(self.reply, body)
+            raise MessageAlreadyAnswered(self.metadata.stream, self.metadata.sequence)
         self._answered = True
+
+    async def _answer(self, body: bytes, *, confirmed: bool) -> None:
+        self._begin_answer()
+        try:
+            if confirmed:
+                status = (await self._connection.request(self.reply, body)).status
+            else:
+                status = 0
+                await self._connection.publish(self.reply, body)
+        except BaseException:
+            self._answered = False
+            raise
+        if status:
+            self._answered = False
+            raise JetStreamError(f"nobody confirms message {self.metadata.sequence}: is the consumer gone?")

@@ -29,12 +29,17 @@ _INFO: dict[str, Any] = {
     "connect_urls": list | None,
 }
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")  # as the server writes its signed integers
+_NINE_TOKENS = re.compile(r"\$JS\.ACK\.([^.]+)\.([^.]+)" + rf"\.({_NUMBER.pattern})" * 5)
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2})")
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 
 
 class ProtocolError(JetStreamError):
     """What came is not the NATS protocol, or not the JetStream API. A connection cannot be used any more then."""
+
+
+class NotJetStreamMessage(ProtocolError):
+    """A message that no JetStream consumer delivered: it has no place in a stream and cannot be acknowledged."""
 
 
 class Frame(NamedTuple):
@@ -56,6 +61,8 @@ class Reply(NamedTuple):
     description: str
     headers: dict[str, list[str]]
     data: bytes
+    size: int = 0
+    """Bytes of subject, reply, headers and data: what the server counts as the message's size in a pull."""
 
 
 class ServerLine(NamedTuple):
@@ -243,7 +250,9 @@ class AckSubject(NamedTuple):
 
     @classmethod
     def parse(cls, reply: str) -> AckSubject:
-        """Raises ProtocolError for any other subject."""
+        """Raises NotJetStreamMessage for any other subject, or none."""
+        if nine := _NINE_TOKENS.fullmatch(reply):
+            return cls(nine[1], nine[2], int(nine[3]), int(nine[4]), int(nine[5]), int(nine[6]), int(nine[7]))
         words = reply.split(".")
         at = 2 if len(words) == 9 else 4
         numbers = words[at + 2 : at + 7]
@@ -253,7 +262,7 @@ class AckSubject(NamedTuple):
             or "" in words[: at + 7]
             or not all(_NUMBER.fullmatch(number) for number in numbers)
         ):
-            raise ProtocolError(f"not the reply subject of a JetStream message: {reply[:80]!r}")
+            raise NotJetStreamMessage(f"not the reply subject of a JetStream message: {reply[:80]!r}")
         domain, account = ("", "") if at == 2 else ("" if words[2] == "_" else words[2], words[3])
         delivered, sequence, consumer_sequence, timestamp, pending = map(int, numbers)
         of = (delivered, sequence, consumer_sequence, timestamp, pending)

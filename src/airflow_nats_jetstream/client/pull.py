@@ -1,41 +1,100 @@
 """Pulling from a consumer: what is outstanding, what a status line means, when to ask again. No I/O.
 
-Pull requests and their status lines: ADR-13, and ``processNextMsgRequest`` in nats-server's ``server/consumer.go``.
+Pull requests and their status lines: ADR-13, consuming without end: ADR-37, priority groups: ADR-42, and
+``processNextMsgRequest``, ``nextWaiting`` and ``processWaiting`` in nats-server's ``server/consumer.go``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from airflow_nats_jetstream.client.errors import (
-    ConsumerDeleted,
-    ConsumerIsPushBased,
+    BatchCompleted,
     HeartbeatMissed,
-    LeadershipChanged,
+    InvalidValue,
+    MaxBytesExceeded,
+    NoMessages,
     PullError,
-    PullLimitExceeded,
 )
+from airflow_nats_jetstream.client.priority import Priority
 
 LARGEST_REQUEST = 10_000
-"""Messages in one request. Two requests are outstanding at most, so the server never has more than twice this and
-twice MAX_BYTES on its way: past 64 MiB of unread data it would cut the connection as a slow consumer."""
+"""Messages in one request. At most one and a half times this is outstanding, in three requests of MAX_BYTES or less:
+past 64 MiB of unread data the server would cut the connection as a slow consumer."""
 MAX_BYTES = 8 << 20
 EXPIRES = 30.0
 """Seconds that a request waits on the server. nats.go: DefaultExpires."""
 HEARTBEAT = 5.0
 """Seconds between idle heartbeats; two missed are an error. nats.go: DefaultHeartbeat."""
+MAX_MESSAGES = 500
+"""Messages that consuming keeps asked for or unread. nats.go: DefaultMaxMessages."""
+MANY = 1_000_000
+"""Messages in a request that bytes bound. nats.go's number."""
+
+_COUNT = re.compile("[0-9]{1,18}")
+_REMEMBERED = 16  # requests whose size is known when they end
 
 
-_COUNT = re.compile("[0-9]{1,10}")
+@dataclass(frozen=True, slots=True)
+class Pulling:
+    """How consuming pulls (ADR-37); the defaults are nats.go's.
+
+    max_messages: messages that are asked for or wait unread, 500. 1 is a work queue: one message at a time.
+    max_bytes:    bytes instead of messages, as the server counts them: subject, reply subject, headers and data.
+    expires:      seconds that a request waits on the server, 30; it is renewed without end.
+    heartbeat:    seconds between the server's idle heartbeats, at most half of ``expires``; 5, less where ``expires``
+                  is below 12.5. After two missed ones a pull counts as lost.
+    threshold:    messages (or bytes, with ``max_bytes``) from which down more is asked for; half of the maximum.
+    priority:     for a consumer with priority groups.
+
+    Raises:
+        InvalidValue: a value that the server or this window cannot work with.
+    """
+
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    expires: float = EXPIRES
+    heartbeat: float | None = None
+    threshold: int | None = None
+    priority: Priority | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_messages is not None and self.max_bytes is not None:
+            raise InvalidValue("max_bytes", self.max_bytes, "give max_messages or max_bytes, not both")
+        for name in ("max_messages", "max_bytes"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise InvalidValue(name, value, "give at least 1")
+        if self.threshold is not None and not 0 <= self.threshold < self.limit:
+            raise InvalidValue("threshold", self.threshold, f"give 0 to {self.limit - 1}: below the maximum")
+        check_waiting(self.expires, self.heartbeat)
+
+    @property
+    def limit(self) -> int:
+        """Messages or bytes."""
+        return self.max_bytes or self.max_messages or MAX_MESSAGES
+
+
+def check_waiting(expires: float, heartbeat: float | None) -> None:
+    """Raises InvalidValue for what the server answers with 400."""
+    if not expires > 0:
+        raise InvalidValue("expires", expires, "give seconds above 0")
+    if heartbeat is not None and not 0 < heartbeat <= expires / 2:
+        raise InvalidValue("heartbeat", heartbeat, f"give seconds above 0 and at most {expires / 2:g}, half of expires")
 
 
 class PullWindow:
     """The accounting of one fetch of at most ``wanted`` messages.
 
     The driver sends what :meth:`next_request` returns with the reply ``<inbox>.<number>``, and reports every message
-    and every status line. Requests are served in the order in which they were sent.
+    and every status line. The server serves its open requests in turns and a message does not say which one brought
+    it, so what is outstanding is one sum; a request that ends early says how many it did not bring.
+
+    expires, heartbeat: seconds, of every request. largest_request: messages.
+    max_bytes: of one request; a bound of ours (None), or the caller's, which ends the fetch.
+    no_wait:   ask for what is there.
     """
 
     def __init__(
@@ -46,65 +105,78 @@ class PullWindow:
         expires: float = EXPIRES,
         heartbeat: float | None = None,
         largest_request: int = LARGEST_REQUEST,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int | None = None,
+        no_wait: bool = False,
+        priority: Priority | None = None,
     ) -> None:
         self._wanted = wanted
         self._expires = expires
         self._heartbeat = min(HEARTBEAT, expires / 2.5) if heartbeat is None else heartbeat
         self._largest = largest_request
-        self._max_bytes = max_bytes
-        self._outstanding: dict[int, int] = {}  # request number → messages that it may still bring
-        self._received: dict[int, int] = {}
+        self._once = max_bytes is not None
+        self._max_bytes = max_bytes or MAX_BYTES
+        self._bytes = 0  # that a fetch of bytes has brought
+        self._no_wait = no_wait
+        self.priority = priority
+        self._outstanding = 0
+        self._asked: dict[int, int] = {}  # request number → messages asked for
         self._number = 0
         self._heard = now
         self._ended = False
+        self.pin = ""
+        """The ``Nats-Pin-Id`` that this client was last given (ADR-42); goes with every request."""
 
     @property
     def missing(self) -> int:
         """How many messages are neither here nor asked for."""
-        return self._wanted - sum(self._outstanding.values())
+        return self._wanted - self._outstanding
 
     @property
     def idle(self) -> bool:
         """Nothing is outstanding: everything came, or every request has ended."""
-        return not self._outstanding
+        return self._outstanding <= 0
+
+    @property
+    def silence_allowed(self) -> float:
+        """Seconds without a message or heartbeat after which a pull counts as lost."""
+        return 2 * self._heartbeat
 
     def next_request(self, now: float) -> tuple[int, dict[str, Any]] | None:
         """The number and body of a request that should be sent now, if any."""
-        if self._ended or len(self._outstanding) >= 2 or self.missing <= 0:
+        if self._ended or self.missing <= 0 or (self._number and self._once):
             return None
-        if self._outstanding and next(iter(self._outstanding.values())) > self._largest // 2:
+        if not self.idle and (self._no_wait or self._outstanding > self._largest // 2):
             return None
+        return self._request(min(self.missing, self._largest), self._max_bytes, now)
+
+    def _request(self, batch: int, max_bytes: int, now: float) -> tuple[int, dict[str, Any]]:
         if self.idle:
             self._heard = now
-        batch = min(self.missing, self._largest)
         self._number += 1
-        self._outstanding[self._number] = batch
-        self._received[self._number] = 0
-        body = {
-            "batch": batch,
-            "max_bytes": self._max_bytes,
-            "expires": round(self._expires * 1e9),
-            "idle_heartbeat": round(self._heartbeat * 1e9),
-        }
+        self._outstanding += batch
+        self._asked[self._number] = batch
+        self._asked.pop(self._number - _REMEMBERED, None)
+        body: dict[str, Any] = {"batch": batch, "max_bytes": max_bytes}
+        if self._no_wait:
+            body["no_wait"] = True
+        else:
+            body |= {"expires": round(self._expires * 1e9), "idle_heartbeat": round(self._heartbeat * 1e9)}
+        if self.priority:
+            body |= self.priority.request(self.pin)
         return self._number, body
 
-    def on_message(self, now: float) -> None:
-        self.on_messages(1, now)
+    def on_message(self, now: float, size: int = 0) -> None:
+        """``size``: bytes as the server counts them; needed where bytes bound the pull."""
+        self.on_messages(1, now, size)
 
-    def on_messages(self, count: int, now: float) -> None:
-        """So many have arrived, for the oldest requests."""
+    def on_messages(self, count: int, now: float, size: int = 0) -> None:
+        """So many have arrived."""
         self._heard = now
         self._wanted -= count
-        for number in list(self._outstanding):
-            part = min(count, self._outstanding[number])
-            self._received[number] += part
-            self._outstanding[number] -= part
-            count -= part
-            if not self._outstanding[number]:
-                del self._outstanding[number]
-            if not count:
-                return
+        self._outstanding = max(0, self._outstanding - count)
+        self._bytes += size
+        if self._once and self._bytes >= self._max_bytes:
+            self._outstanding = 0  # a request that is filled to the byte ends without a word
 
     def on_status(
         self, number: int, status: int, description: str, headers: Mapping[str, Sequence[str]], now: float
@@ -112,43 +184,138 @@ class PullWindow:
         """A status line for request ``number``. Returns when it is harmless.
 
         Raises:
-            PullError: or a subclass, for every line that does not mean "no more now".
+            PullError: its class for this line, for every line that does not mean "no more now".
         """
         self._heard = now
         if status == 100:
             return
-        stated = headers.get("Nats-Pending-Messages", ["0"])[0]
-        left = int(stated) if _COUNT.fullmatch(stated) else 0
-        expected = self._outstanding.pop(number, 0)
-        received = self._received.pop(number, 0)
-        words = description.lower()
-        if status == 404 or (status == 408 and "bad" not in words):
-            self._ended = True
+        asked = self._asked.pop(number, None)
+        error = PullError.from_status(status, description)
+        if isinstance(error, NoMessages):
+            self._on_empty()
+        elif _is_limit_of_bytes(description) and asked is not None and self._learn(description):
+            self._outstanding = max(0, self._outstanding - asked)
             return
-        if status == 409:
-            if words == "batch completed":
-                return
-            if "exceeds maxbytes" in words:
-                if received or left < expected:
-                    return
-                raise PullLimitExceeded(status, f"{description}: one message is larger than {self._max_bytes} bytes")
-            raise _CONFLICTS.get(words.split(" of ")[0], _conflict(words))(status, description)
-        raise PullError(status, description or "no responders")
+        elif not isinstance(error, BatchCompleted | MaxBytesExceeded):
+            raise error
+        if asked is None:
+            return  # of a request from before an interruption
+        left = _count(headers, "Nats-Pending-Messages", asked)
+        self._closed(left, _count(headers, "Nats-Pending-Bytes", 0))
+        if isinstance(error, MaxBytesExceeded) and left >= asked:
+            self._on_too_large(number, MaxBytesExceeded(status, f"{description} of {self._max_bytes}"))
+
+    def _on_empty(self) -> None:
+        self._ended = True
+
+    def _closed(self, messages: int, size: int) -> None:  # noqa: ARG002
+        self._outstanding = max(0, self._outstanding - messages)
+
+    def _on_too_large(self, number: int, error: MaxBytesExceeded) -> None:  # noqa: ARG002
+        raise error
+
+    def _learn(self, description: str) -> bool:
+        """The consumer's own limit takes the place of ours."""
+        stated = description.rpartition(" of ")[2]
+        if self._once or not _COUNT.fullmatch(stated) or not 0 < int(stated) < self._max_bytes:
+            return False
+        self._max_bytes = int(stated)
+        return True
 
     def check_heartbeat(self, now: float) -> None:
         """Raises HeartbeatMissed when requests are outstanding and nothing was heard for two heartbeats."""
         silence = now - self._heard
-        if self._outstanding and silence > 2 * self._heartbeat:
+        if not self.idle and silence > self.silence_allowed:
             raise HeartbeatMissed(silence)
 
-
-_CONFLICTS: dict[str, type[PullError]] = {
-    "consumer deleted": ConsumerDeleted,
-    "consumer is push based": ConsumerIsPushBased,
-    "leadership change": LeadershipChanged,
-    "server shutdown": LeadershipChanged,
-}
+    def remaining(self, now: float) -> float:
+        """Seconds until :meth:`check_heartbeat` would raise."""
+        return self.silence_allowed - (now - self._heard)
 
 
-def _conflict(words: str) -> type[PullError]:
-    return PullLimitExceeded if words.startswith("exceeded max") else PullError
+class ConsumeWindow(PullWindow):
+    """The accounting of consuming without end (ADR-37): what is outstanding or waits unread is filled up to the
+    maximum of :class:`Pulling` whenever it has fallen to the threshold.
+
+    The driver also reports what it hands out (:meth:`on_read`), so a slow reader is not sent more than the maximum.
+    """
+
+    def __init__(self, pulling: Pulling, *, now: float, smallest_bound: int = 0) -> None:
+        """``smallest_bound``: bytes of the largest message that can come; our bound of a request is not below it."""
+        super().__init__(
+            2**62, now=now, expires=pulling.expires, heartbeat=pulling.heartbeat, priority=pulling.priority
+        )
+        self._by_bytes = pulling.max_bytes is not None
+        self._limit = pulling.limit
+        self._threshold = pulling.limit // 2 if pulling.threshold is None else pulling.threshold
+        self._max_bytes = pulling.max_bytes or max(MAX_BYTES, smallest_bound)
+        self._unread = 0
+        self._full = 0  # the last request that asked for all of max_bytes
+        self._blocked = False
+
+    @property
+    def _kept(self) -> int:
+        return self._outstanding + self._unread
+
+    @property
+    def wants(self) -> bool:
+        """There is something to ask for."""
+        return self._outstanding + self._unread <= (0 if self._blocked else self._threshold)
+
+    def next_request(self, now: float) -> tuple[int, dict[str, Any]] | None:
+        if not self.wants:
+            return None
+        self._blocked = False
+        room = self._limit - self._kept
+        if not self._by_bytes:
+            return self._request(room, self._max_bytes, now)
+        number, body = self._request(MANY, room, now)
+        self._outstanding += room - MANY  # in bytes here
+        if room == self._limit:
+            self._full = number
+        return number, body
+
+    def on_messages(self, count: int, now: float, size: int = 0) -> None:
+        self._heard = now
+        self._outstanding = max(0, self._outstanding - self._counted(count, size))
+        self._unread += self._counted(count, size)
+
+    def on_read(self, size: int) -> None:
+        """One message was handed out."""
+        self._unread -= self._counted(1, size)
+
+    def on_unsent(self) -> None:
+        """The request could not be sent."""
+        self._outstanding = 0
+
+    def on_interruption(self, now: float) -> None:
+        """The requests are lost, with the connection, the leader or the server: ask again."""
+        self._outstanding = 0
+        self._asked.clear()
+        self._heard = now
+
+    def _counted(self, count: int, size: int) -> int:
+        return size if self._by_bytes else count
+
+    def _on_empty(self) -> None:
+        pass
+
+    def _closed(self, messages: int, size: int) -> None:
+        self._outstanding = max(0, self._outstanding - self._counted(messages, size))
+
+    def _on_too_large(self, number: int, error: MaxBytesExceeded) -> None:
+        if not self._by_bytes or number == self._full:
+            raise error
+        self._blocked = True  # it fits when everything else is read
+
+    def _learn(self, description: str) -> bool:
+        return not self._by_bytes and super()._learn(description)
+
+
+def _count(headers: Mapping[str, Sequence[str]], name: str, otherwise: int) -> int:
+    stated = headers.get(name, [""])[0]
+    return int(stated) if _COUNT.fullmatch(stated) else otherwise
+
+
+def _is_limit_of_bytes(description: str) -> bool:
+    return description.lower().startswith("exceeded maxrequestmaxbytes")

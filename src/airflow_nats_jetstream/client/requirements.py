@@ -1,4 +1,4 @@
-"""Which nats-server a configuration field needs, where 2.10 does not have it.
+"""Which nats-server a configuration field or a request needs, where 2.10 does not have it.
 
 From 2.12 on a server refuses a field that it does not know (10025), and names only that one; an older one drops it
 without a word. So what is known to be too new is refused before it is sent.
@@ -30,6 +30,12 @@ _2_11, _2_12, _2_14 = (1, (2, 11)), (2, (2, 12)), (4, (2, 14))
 
 BATCHED_DIRECT_GET = Requirement(*_2_11, "batched direct get")
 START_TIME = Requirement(*_2_11, "start_time")
+
+PAUSE, UNPIN, RESET = (
+    Requirement(*_2_11, "pausing a consumer"),
+    Requirement(*_2_11, "ending a pin"),
+    Requirement(*_2_14, "resetting a consumer"),
+)
 
 _FIELDS = {
     "allow_msg_ttl": _2_11,

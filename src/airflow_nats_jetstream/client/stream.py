@@ -10,7 +10,9 @@ from airflow_nats_jetstream.client import listing, requirements, stored
 from airflow_nats_jetstream.client.consumer import Consumer, ConsumerInfo, consumer_request
 from airflow_nats_jetstream.client.errors import ConsumerAlreadyExists, ConsumerNotFound, InvalidValue
 from airflow_nats_jetstream.client.names import check_filter, check_stream_name
+from airflow_nats_jetstream.client.ordered import OrderedConsumer
 from airflow_nats_jetstream.client.protocol import ProtocolError, time_nanoseconds
+from airflow_nats_jetstream.client.push import PushConsumer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -266,6 +268,26 @@ class Stream:
         consumer = self.consumer(name)
         await consumer.info()
         return consumer
+
+    def push_consumer(self, name: str) -> PushConsumer:
+        """A push consumer's handle, without a round trip. Create it with a ``deliver_subject``."""
+        return PushConsumer(self.js, self.name, name)
+
+    def ordered_consumer(
+        self, config: configs.Config | None = None, *, max_resets: int | None = None, push: bool = False
+    ) -> OrderedConsumer:
+        """Every message of the stream once and in order, without acknowledgements; no round trip before it is used.
+
+        config:     where to begin and what to leave out: ``deliver_policy``, ``opt_start_seq``, ``opt_start_time``,
+                    ``filter_subject``, ``filter_subjects``, ``headers_only``, ``replay_policy``, ``inactive_threshold``
+                    (5 minutes), ``metadata``.
+        max_resets: how often in a row it is created again without a message between; None: without end.
+        push:       let the server push, with flow control and heartbeats, instead of pulling.
+
+        Raises:
+            InvalidValue: another field of a consumer's configuration.
+        """
+        return OrderedConsumer(self, config, max_resets=max_resets, push=push)
 
     async def create_consumer(self, config: configs.Config) -> Consumer:
         """Create; an equal one that exists is fine. Without ``name`` or ``durable_name`` the server names it.

@@ -1,0 +1,41 @@
+"""Three nats-servers that are one cluster, for what has a leader."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from demo.nats_server import NatsServer
+from demo.service import free_port
+
+
+class Cluster:
+    """A context manager; the nodes are stopped at its end."""
+
+    def __init__(self, folder: Path) -> None:
+        routes = [free_port() for _ in range(3)]
+        self.nodes = [
+            NatsServer(
+                folder / f"n{number}",
+                f'server_name: n{number}\ncluster {{ name: c, listen: "127.0.0.1:{port}", routes: ['
+                + ", ".join(f'"nats://127.0.0.1:{each}"' for each in routes)
+                + "] }\n",
+            )
+            for number, port in enumerate(routes)
+        ]
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        for node in self.nodes:
+            self._stack.callback(node.stop)
+            node.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def url(self) -> str:
+        return ",".join(node.url for node in self.nodes)
+
+    def named(self, name: str) -> NatsServer:
+        return self.nodes[int(name.removeprefix("n"))]

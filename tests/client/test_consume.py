@@ -1,0 +1,372 @@
+"""Consuming without end from a real server: back-pressure, stopping, and every way it is interrupted."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.consumer import Consumer
+from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.errors import (
+    ConsumerDeleted,
+    ConsumerIsPushBased,
+    HeartbeatMissed,
+    InvalidValue,
+    JetStreamError,
+    MaxBytesExceeded,
+    PermissionDenied,
+    PullLimitExceeded,
+)
+from airflow_nats_jetstream.client.message import Message
+from airflow_nats_jetstream.client.pull import Pulling
+from airflow_nats_jetstream.client.stream import Stream
+from demo.nats_server import NatsServer
+from tests.client.servers import Serve
+from tests.client.until import SOON, until
+
+QUICK = Pulling(expires=1.0, heartbeat=0.4)
+
+
+@pytest.fixture
+async def stream(js: JetStream) -> AsyncIterator[Stream]:
+    name = f"S{secrets.token_hex(4)}"
+    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+    yield stream
+    if name in ((await js.api("STREAM.NAMES"))["streams"] or ()):
+        await stream.delete()
+
+
+@pytest.fixture
+async def consumer(stream: Stream) -> Consumer:
+    return await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit", "max_ack_pending": -1})
+
+
+async def publish(stream: Stream, count: int, size: int = 1) -> None:
+    messages = ((f"{stream.name}.{number}", b"x" * size) for number in range(count))
+    await asyncio.to_thread(publish_all, stream.js.settings, messages)
+
+
+async def state(consumer: Consumer, field: str) -> Any:
+    return (await consumer.info()).raw[field]
+
+
+async def test_every_message_comes_once_and_is_acknowledged(stream: Stream, consumer: Consumer) -> None:
+    await publish(stream, 2_000)
+    sequences = []
+    async with consumer.messages() as messages:
+        async for message in messages:
+            sequences.append(message.metadata.sequence)
+            await message.ack()
+            if len(sequences) == 2_000:
+                break
+    assert sequences == list(range(1, 2_001))
+    await stream.js.connection.flush()
+    info = await consumer.info()
+    assert (info.floor, info.ack_pending, info.pending, info.raw["num_redelivered"]) == (2_000, 0, 0, 0)
+    await until(lambda: state_is(consumer, "num_waiting", 0))
+
+
+async def state_is(consumer: Consumer, field: str, value: object) -> bool:
+    return bool(await state(consumer, field) == value)
+
+
+async def test_consuming_goes_on_past_the_expiry_of_its_requests(stream: Stream, consumer: Consumer) -> None:
+    async with consumer.messages(Pulling(expires=0.5, heartbeat=0.2)) as messages:
+        assert await messages.next(1.3) is None
+        await publish(stream, 1)
+        assert (await anext(messages)).metadata.sequence == 1
+        assert await state(consumer, "num_waiting") == 1
+
+
+async def test_a_slow_reader_is_not_sent_more_than_it_asked_for(stream: Stream, consumer: Consumer) -> None:
+    await publish(stream, 100)
+    async with consumer.messages(Pulling(max_messages=10)) as messages:
+        for _ in range(4):
+            await anext(messages)
+            await until(lambda: state_is(consumer, "num_ack_pending", 10))
+        for _ in range(3):  # down to the threshold, and then once more
+            await anext(messages)
+        await until(lambda: state_is(consumer, "num_ack_pending", 15))
+    one = await stream.create_consumer({"durable_name": "one", "ack_policy": "explicit"})
+    async with one.messages(Pulling(max_messages=1)) as messages:
+        await anext(messages)
+        await asyncio.sleep(0.2)
+        assert await state(one, "num_ack_pending") == 1
+
+
+async def test_bytes_bound_what_is_asked_for(stream: Stream, consumer: Consumer) -> None:
+    await publish(stream, 60, size=10_000)
+    async with consumer.messages(Pulling(max_bytes=55_000)) as messages:
+        await anext(messages)
+        await asyncio.sleep(0.3)
+        assert await state(consumer, "num_ack_pending") == 5
+        sequences = [(await anext(messages)).metadata.sequence for _ in range(59)]
+    assert sequences == list(range(2, 61))
+    async with consumer.messages(Pulling(max_bytes=9_000, expires=2)) as messages:
+        await publish(stream, 1, size=10_000)
+        with pytest.raises(MaxBytesExceeded):
+            await anext(messages)
+
+
+async def test_a_message_larger_than_the_room_left_waits_until_there_is_all_of_it(
+    stream: Stream, consumer: Consumer
+) -> None:
+    for size in (300, 100, 700, 700):
+        await stream.js.publish(f"{stream.name}.a", b"x" * size)
+    async with consumer.messages(Pulling(max_bytes=1_000, threshold=900)) as messages:
+        assert [len((await anext(messages)).data) for _ in range(4)] == [300, 100, 700, 700]
+
+
+async def test_a_limit_of_the_consumer_on_bytes_takes_the_place_of_ours(stream: Stream) -> None:
+    limited = await stream.create_consumer({"durable_name": "l", "ack_policy": "explicit", "max_bytes": 4_096})
+    await publish(stream, 20, size=1_000)
+    assert len(await limited.fetch(10, max_wait=5)) == 10
+    async with limited.messages() as messages:
+        assert [(await anext(messages)).metadata.sequence for _ in range(10)] == list(range(11, 21))
+    with pytest.raises(PullLimitExceeded, match="MaxRequestMaxBytes"):
+        await limited.fetch_bytes(5_000)
+
+
+async def test_stopping_returns_what_was_not_handed_out_and_it_comes_again(stream: Stream) -> None:
+    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit", "ack_wait": 10**9})
+    await publish(stream, 20)
+    messages = consumer.messages()
+    await anext(messages)
+    await until(lambda: state_is(consumer, "num_pending", 0))
+    left = await messages.stop()
+    assert [message.metadata.sequence for message in left] == list(range(2, 21))
+    assert [message async for message in messages] == []
+    again = await consumer.fetch(20, max_wait=SOON)
+    assert sorted(message.metadata.sequence for message in again) == list(range(1, 21))
+
+
+async def test_draining_hands_out_all_that_was_delivered(stream: Stream, consumer: Consumer) -> None:
+    await publish(stream, 700)
+    async with consumer.messages() as messages:
+        sequences = [(await anext(messages)).metadata.sequence]
+        await messages.drain()
+        async for message in messages:
+            sequences.append(message.metadata.sequence)
+            await message.double_ack()
+    info = await consumer.info()
+    assert sequences == list(range(1, info.delivered + 1))
+    assert 500 <= len(sequences) < 700
+    assert info.ack_pending == 1  # the first one
+
+
+async def test_a_callback_gets_each_message_and_is_acknowledged_for(stream: Stream, consumer: Consumer) -> None:
+    await publish(stream, 300)
+    seen: list[int] = []
+
+    async def note(message: Message) -> None:
+        seen.append(message.metadata.sequence)
+        if message.metadata.sequence == 7:
+            await message.term()
+
+    async with consumer.consume(note, ack=True):
+        await until(lambda: len(seen) == 300)
+    assert seen == list(range(1, 301))
+    await stream.js.connection.flush()
+    await until(lambda: state_is(consumer, "num_ack_pending", 0))
+
+
+async def test_a_callback_that_is_stopped_ends_what_it_is_at(stream: Stream, consumer: Consumer) -> None:
+    await publish(stream, 5)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(message: Message) -> None:
+        begun.set()
+        await go_on.wait()
+        await message.double_ack()
+
+    async with consumer.consume(slow) as consuming:
+        await begun.wait()
+        stopping = asyncio.create_task(consuming.stop())
+        await asyncio.sleep(0.1)
+        assert not stopping.done()
+        go_on.set()
+        assert [message.metadata.sequence for message in await stopping] == [2, 3, 4, 5]
+    assert (await consumer.info()).floor == 1
+
+
+async def test_draining_calls_back_for_all_that_was_delivered(stream: Stream, consumer: Consumer) -> None:
+    await publish(stream, 50)
+
+    async def acknowledge(message: Message) -> None:
+        await message.double_ack()
+
+    async with consumer.consume(acknowledge) as consuming:
+        await until(lambda: state_is(consumer, "num_pending", 0))
+        await consuming.drain()
+        assert (await consumer.info()).floor == 50
+
+
+async def test_an_exception_of_a_callback_is_not_swallowed(stream: Stream, consumer: Consumer) -> None:
+    await publish(stream, 3)
+
+    async def fail(message: Message) -> None:
+        raise ValueError(message.metadata.sequence)
+
+    async with consumer.consume(fail) as consuming:
+        with pytest.raises(ValueError, match="1"):
+            await consuming.closed()
+        consuming._task = None  # seen
+    told: list[Exception] = []
+    again = await stream.create_consumer({"durable_name": "again", "ack_policy": "explicit"})
+    async with again.consume(fail, on_error=told.append):
+        await until(lambda: len(told) == 3)
+    assert await state(again, "num_ack_pending") == 3
+
+
+async def test_a_consumer_deleted_while_consuming(stream: Stream, consumer: Consumer) -> None:
+    await publish(stream, 1)
+    async with consumer.messages(QUICK) as messages:
+        await anext(messages)
+        waiting = asyncio.ensure_future(anext(messages))
+        await asyncio.sleep(0.1)
+        await consumer.delete()
+        with pytest.raises(ConsumerDeleted):
+            await asyncio.wait_for(waiting, SOON)
+        assert [message async for message in messages] == []
+    with pytest.raises(ConsumerDeleted):
+        await anext(consumer.messages(QUICK))
+
+
+async def test_a_stream_deleted_while_consuming(stream: Stream, consumer: Consumer) -> None:
+    told: list[Exception] = []
+
+    async def note(message: Message) -> None:
+        raise AssertionError(message)
+
+    consuming = consumer.consume(note, QUICK, on_error=told.append)
+    await consuming.__aenter__()
+    await asyncio.sleep(0.1)
+    await stream.delete()
+    with pytest.raises(ConsumerDeleted):
+        await asyncio.wait_for(consuming.closed(), SOON)
+    with pytest.raises(ConsumerDeleted):
+        await consuming.__aexit__(None)
+    assert [type(error) for error in told] == [ConsumerDeleted]
+
+
+async def test_what_the_server_refuses_ends_it(stream: Stream) -> None:
+    limited = await stream.create_consumer({"durable_name": "l", "ack_policy": "explicit", "max_batch": 100})
+    with pytest.raises(PullLimitExceeded, match="MaxRequestBatch of 100"):
+        await anext(limited.messages())
+    push = await stream.create_consumer({"durable_name": "p", "ack_policy": "explicit", "deliver_subject": "to.me"})
+    with pytest.raises(ConsumerIsPushBased):
+        await anext(push.messages())
+
+
+async def test_a_pull_that_is_not_permitted_says_so(serve: Serve) -> None:
+    deny = '{ user: u, password: p, permissions: { publish: { deny: "$JS.API.CONSUMER.MSG.NEXT.>" } } }'
+    server = serve(f"authorization {{ users: [{deny}] }}")
+    settings = ConnectionSettings(servers=server.url, user="u", password="p")
+    async with connect(settings) as js:
+        stream = await js.create_stream({"name": "S", "subjects": ["s"]})
+        consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
+        with pytest.raises(PermissionDenied, match=r"CONSUMER\.MSG\.NEXT"):
+            await asyncio.wait_for(anext(consumer.messages()), SOON)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "raised"])
+async def test_a_server_restarted_in_the_middle_loses_nothing(tmp_path: Path, told: bool) -> None:
+    server = NatsServer(tmp_path)
+    server.start()
+    errors: list[JetStreamError] = []
+    sequences: set[int] = set()
+    killed = more = False
+    try:
+        async with connect(ConnectionSettings(servers=server.url)) as js:
+            stream = await js.create_stream({"name": "S", "subjects": ["S.>"]})
+            config = {"durable_name": "c", "ack_policy": "explicit", "ack_wait": 2 * 10**9}
+            consumer = await stream.create_consumer(config)
+            await publish(stream, 1_000)
+            async with consumer.messages(
+                Pulling(max_messages=100, expires=10, heartbeat=1), on_error=errors.append if told else None
+            ) as messages:
+                while len(sequences) < 2_000:
+                    try:
+                        message = await asyncio.wait_for(anext(messages), 60)
+                    except HeartbeatMissed as error:
+                        errors.append(error)
+                        continue
+                    try:
+                        await message.ack()
+                    except JetStreamError:
+                        continue
+                    sequences.add(message.metadata.sequence)
+                    if len(sequences) == 500 and not killed:
+                        killed = True
+                        await asyncio.to_thread(server.kill)
+                        await asyncio.sleep(3 if told else 0)  # noticed by its silence, or not at all
+                        await asyncio.to_thread(server.start)
+                    if len(sequences) == 1_000 and not more:
+                        more = True
+                        await until(lambda: js.connection.is_connected)
+                        await publish(stream, 1_000)
+            assert any(isinstance(error, HeartbeatMissed) for error in errors) == told
+            await until(lambda: settled(consumer, 2_000))
+    finally:
+        server.stop()
+
+
+async def settled(consumer: Consumer, floor: int) -> bool:
+    """What was acknowledged to a killed server may be delivered again."""
+    for message in await consumer.fetch_no_wait(100):
+        await message.ack()
+    return (await consumer.info()).floor == floor
+
+
+async def test_a_silent_server_is_noticed_and_heard_again(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    server.start()
+    try:
+        async with connect(ConnectionSettings(servers=server.url)) as js:
+            stream = await js.create_stream({"name": "S", "subjects": ["s"]})
+            consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
+            async with consumer.messages(Pulling(expires=2, heartbeat=0.5)) as messages:
+                assert await messages.next(1.5) is None  # heartbeats come
+                server.kill()
+                with pytest.raises(HeartbeatMissed):
+                    await asyncio.wait_for(anext(messages), SOON)
+                server.start()
+                await until(lambda: js.connection.is_connected)
+                await js.publish("s")
+                while True:
+                    try:
+                        assert (await asyncio.wait_for(anext(messages), SOON)).metadata.sequence == 1
+                        break
+                    except HeartbeatMissed:
+                        continue
+    finally:
+        server.stop()
+
+
+async def test_a_busy_event_loop_is_not_a_silent_server(stream: Stream, consumer: Consumer) -> None:
+    import time
+
+    await publish(stream, 2)
+    async with consumer.messages(Pulling(max_messages=1, expires=2, heartbeat=0.2)) as messages:
+        await anext(messages)
+        assert (await anext(messages)).metadata.sequence == 2
+        assert await messages.next(0.1) is None
+        time.sleep(1.5)  # noqa: ASYNC251 # that is the point
+        assert await messages.next(1) is None
+
+
+def test_what_cannot_be_asked_for_is_refused_before_it_is_sent() -> None:
+    for wrong in (
+        {"max_messages": 5, "max_bytes": 5},
+        {"max_messages": 0},
+        {"threshold": 500},
+        {"expires": 0},
+        {"expires": 1, "heartbeat": 0.6},
+    ):
+        with pytest.raises(InvalidValue):
+            Pulling(**wrong)

@@ -1,0 +1,226 @@
+"""An ordered consumer gives every message once and in order, whatever happens to the consumers behind it."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.errors import (
+    ConsumerDeleted,
+    DeliveriesMissed,
+    InvalidValue,
+    JetStreamError,
+    NoMessages,
+    OrderedConsumerFailed,
+    OrderedConsumerMisused,
+    StreamNotFound,
+    StreamRecreated,
+)
+from airflow_nats_jetstream.client.message import Message
+from airflow_nats_jetstream.client.pull import Pulling
+from airflow_nats_jetstream.client.stream import Stream
+from demo.nats_server import NatsServer
+from tests.client.until import SOON, until
+
+SMALL = Pulling(max_messages=20, expires=2, heartbeat=0.5)
+
+
+@pytest.fixture
+async def stream(js: JetStream) -> AsyncIterator[Stream]:
+    name = f"S{secrets.token_hex(4)}"
+    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+    yield stream
+    if name in ((await js.api("STREAM.NAMES"))["streams"] or ()):
+        await stream.delete()
+
+
+async def publish(stream: Stream, count: int) -> None:
+    messages = ((f"{stream.name}.{number % 3}", b"%d" % number) for number in range(count))
+    await asyncio.to_thread(publish_all, stream.js.settings, messages)
+
+
+async def names(stream: Stream) -> list[str]:
+    found = (await stream.js.api(f"CONSUMER.NAMES.{stream.name}"))["consumers"]
+    return list(found or ())
+
+
+async def none_left(stream: Stream) -> bool:
+    return not await names(stream)
+
+
+def sequences(messages: list[Message]) -> list[int]:
+    return [message.metadata.sequence for message in messages]
+
+
+@pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
+async def test_a_deleted_consumer_is_replaced_behind_the_last_message(stream: Stream, push: bool) -> None:
+    await publish(stream, 200)
+    told: list[JetStreamError] = []
+    ordered = stream.ordered_consumer(push=push)
+    received = []
+    async with ordered.messages(SMALL, on_error=told.append) as messages:
+        async for message in messages:
+            received.append(message.metadata.sequence)
+            if len(received) in (50, 120, 200):
+                for name in await names(stream):  # pushed messages may be here before it is replaced
+                    await stream.consumer(name).delete()
+            if len(received) == 200:
+                await publish(stream, 50)
+            if len(received) == 250:
+                break
+        (name,) = await names(stream)
+        info = (await stream.consumer(name).info()).config
+        assert (info["ack_policy"], info["mem_storage"], info["num_replicas"]) == ("none", True, 1)
+        assert bool(info.get("flow_control")) == push
+    assert received == list(range(1, 251))
+    assert told
+    await stream.js.connection.flush()
+    await until(lambda: none_left(stream))
+
+
+@pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
+async def test_a_gap_in_the_deliveries_is_filled(stream: Stream, push: bool) -> None:
+    await publish(stream, 60)
+    told: list[JetStreamError] = []
+    async with stream.ordered_consumer(push=push).messages(SMALL, on_error=told.append) as messages:
+        received = [(await anext(messages)).metadata.sequence for _ in range(10)]
+        await asyncio.sleep(0.2)
+        present = messages._present
+        assert present is not None
+        del present._arrived[3]  # as if the network had lost it
+        received += [(await anext(messages)).metadata.sequence for _ in range(50)]
+    assert received == list(range(1, 61))
+    assert isinstance(told[0], DeliveriesMissed)
+
+
+async def test_fetching_goes_on_where_it_was(stream: Stream) -> None:
+    await publish(stream, 100)
+    ordered = stream.ordered_consumer({"filter_subjects": [f"{stream.name}.1", f"{stream.name}.2"]})
+    with pytest.raises(OrderedConsumerMisused, match="no info"):
+        await ordered.info()
+    received = sequences(await ordered.fetch(10))
+    assert (await ordered.info()).config["deliver_policy"] == "all"
+    await stream.consumer((await names(stream))[0]).delete()
+    received += sequences(await ordered.fetch(20))
+    received += sequences(await ordered.fetch_no_wait(1))
+    received.append((await ordered.next()).metadata.sequence)
+    received += sequences(await ordered.fetch_bytes(400, max_wait=5))
+    received += sequences(await ordered.fetch_no_wait(1_000))
+    assert received == [number for number in range(1, 101) if number % 3 != 1]
+    assert await ordered.fetch(5, max_wait=0.5) == []
+    with pytest.raises(NoMessages):
+        await ordered.next(max_wait=0.3)
+
+
+async def test_new_means_new_when_it_was_made(stream: Stream) -> None:
+    await publish(stream, 10)
+    ordered = stream.ordered_consumer({"deliver_policy": "new"})
+    assert await ordered.fetch_no_wait(10) == []
+    (name,) = await names(stream)
+    await stream.consumer(name).delete()
+    await publish(stream, 3)  # while there is none
+    assert sequences(await ordered.fetch(3, max_wait=SOON)) == [11, 12, 13]
+
+
+async def test_it_is_used_once_at_a_time_and_in_one_way(stream: Stream) -> None:
+    await publish(stream, 10)
+    ordered = stream.ordered_consumer()
+    async with ordered.messages(SMALL) as messages:
+        await anext(messages)
+        with pytest.raises(OrderedConsumerMisused, match="once at a time"):
+            await anext(ordered.messages())
+        with pytest.raises(OrderedConsumerMisused, match="once at a time"):
+            await ordered.fetch(1)
+    with pytest.raises(OrderedConsumerMisused, match="used to consume"):
+        await ordered.fetch(1)
+    async with ordered.messages(SMALL) as messages:
+        assert (await anext(messages)).metadata.sequence == 2  # goes on
+    fetched = stream.ordered_consumer()
+    await fetched.fetch(1)
+    with pytest.raises(OrderedConsumerMisused, match="used to fetch"):
+        await anext(fetched.messages())
+    with pytest.raises(InvalidValue, match="durable_name"):
+        stream.ordered_consumer({"durable_name": "x"})
+    with pytest.raises(OrderedConsumerMisused):
+        await stream.ordered_consumer(push=True).fetch(1)
+
+
+async def test_a_stream_that_is_gone_or_another_ends_it(stream: Stream) -> None:
+    js = stream.js
+    with pytest.raises(StreamNotFound):
+        await anext(js.stream("NONE").ordered_consumer().messages())
+    await publish(stream, 2)
+    async with stream.ordered_consumer().messages(SMALL) as messages:
+        await anext(messages)
+        await stream.delete()
+        await js.create_stream({"name": stream.name, "subjects": [f"{stream.name}.>"]})
+        with pytest.raises(StreamRecreated):
+            await asyncio.wait_for(read_on(messages), SOON)
+    async with stream.ordered_consumer().messages(SMALL) as messages:
+        assert await messages.next(0.3) is None
+        await stream.delete()
+        with pytest.raises(StreamNotFound):
+            await asyncio.wait_for(read_on(messages), SOON)
+
+
+async def read_on(messages: AsyncIterator[Message]) -> None:
+    async for _ in messages:
+        pass
+
+
+async def test_resets_in_a_row_are_bounded(stream: Stream) -> None:
+    await publish(stream, 1)
+    async with stream.ordered_consumer(max_resets=2).messages(SMALL) as messages:
+        await anext(messages)
+        reading = asyncio.create_task(read_on(messages))
+        async with asyncio.timeout(SOON):
+            while not reading.done():
+                for name in await names(stream):
+                    await stream.consumer(name).delete()
+                await asyncio.sleep(0.05)
+        with pytest.raises(OrderedConsumerFailed, match="2 times") as failed:
+            await reading
+        assert isinstance(failed.value.__cause__, ConsumerDeleted)
+
+
+async def test_a_callback_gets_them_in_order(stream: Stream) -> None:
+    await publish(stream, 30)
+    received: list[int] = []
+
+    async def note(message: Message) -> None:
+        received.append(message.metadata.sequence)
+
+    async with stream.ordered_consumer().consume(note, SMALL):
+        await until(lambda: len(received) == 30)
+    assert received == list(range(1, 31))
+
+
+@pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
+async def test_a_restarted_server_loses_nothing_and_repeats_nothing(tmp_path: Path, push: bool) -> None:
+    server = NatsServer(tmp_path)
+    server.start()
+    try:
+        async with connect(ConnectionSettings(servers=server.url)) as js:
+            stream = await js.create_stream({"name": "S", "subjects": ["S.>"]})
+            await publish(stream, 100)
+            received = []
+            async with stream.ordered_consumer(push=push).messages(SMALL) as messages:
+                async with asyncio.timeout(60):
+                    async for message in messages:
+                        received.append(message.metadata.sequence)
+                        if len(received) == 40:
+                            await asyncio.to_thread(server.kill)
+                            await asyncio.to_thread(server.start)
+                        if len(received) == 100:
+                            await until(lambda: js.connection.is_connected)
+                            await publish(stream, 50)
+                        if len(received) == 150:
+                            break
+            assert received == list(range(1, 151))
+    finally:
+        server.stop()

@@ -1,0 +1,179 @@
+"""Push consumers on a real server: standard, queue group, flow control and heartbeats."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect, push
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.errors import (
+    ConsumerIsBound,
+    ConsumerIsPullBased,
+    ConsumerNotFound,
+    DeliveriesMissed,
+    HeartbeatMissed,
+    JetStreamError,
+    SlowConsumer,
+)
+from airflow_nats_jetstream.client.message import Message
+from airflow_nats_jetstream.client.push import PushConsumer
+from airflow_nats_jetstream.client.stream import Stream
+from demo.nats_server import NatsServer
+from tests.client.until import SOON, until
+
+
+@pytest.fixture
+async def stream(js: JetStream) -> AsyncIterator[Stream]:
+    name = f"S{secrets.token_hex(4)}"
+    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+    yield stream
+    await stream.delete()
+
+
+async def publish(stream: Stream, count: int, size: int = 1) -> None:
+    messages = ((f"{stream.name}.{number}", b"x" * size) for number in range(count))
+    await asyncio.to_thread(publish_all, stream.js.settings, messages)
+
+
+async def create(stream: Stream, **config: object) -> PushConsumer:
+    wanted = {"durable_name": "p", "ack_policy": "explicit", "deliver_subject": f"to.{stream.name}", **config}
+    await stream.create_consumer(wanted)
+    return stream.push_consumer("p")
+
+
+async def test_messages_come_and_are_acknowledged(stream: Stream) -> None:
+    consumer = await create(stream)
+    await publish(stream, 10)
+    async with consumer.messages() as messages:
+        assert (await consumer.info()).raw["push_bound"]
+        for number in range(1, 11):
+            message = await anext(messages)
+            assert message.metadata.sequence == number
+            await message.double_ack()
+    assert (await consumer.info()).floor == 10
+    await until(lambda: unbound(consumer))
+
+
+async def unbound(consumer: PushConsumer) -> bool:
+    return not (await consumer.info()).raw.get("push_bound")
+
+
+async def test_a_queue_group_shares_the_messages(stream: Stream) -> None:
+    consumer = await create(stream, deliver_group="workers")
+    shares: list[list[int]] = [[], []]
+
+    async def work(message: Message, share: list[int]) -> None:
+        share.append(message.metadata.sequence)
+
+    async with (
+        consumer.consume(lambda message: work(message, shares[0]), ack=True),
+        consumer.consume(lambda message: work(message, shares[1]), ack=True),
+    ):
+        await publish(stream, 200)
+        await until(lambda: acknowledged(consumer, 200))
+    assert all(shares)
+    assert sorted(shares[0] + shares[1]) == list(range(1, 201))
+
+
+async def acknowledged(consumer: PushConsumer, floor: int) -> bool:
+    return (await consumer.info()).floor == floor
+
+
+async def test_flow_control_is_answered_in_its_turn(stream: Stream) -> None:
+    """The server stops until the reader has got so far: without the answers it would stop for good."""
+    consumer = await create(stream, flow_control=True, idle_heartbeat=2 * 10**8, max_ack_pending=-1)
+    await publish(stream, 3_000, size=20_000)
+    async with consumer.messages() as messages:
+        await anext(messages)
+        await asyncio.sleep(1)
+        held = (await consumer.info()).pending
+        assert held > 1_000  # a reader that does not read is not sent everything
+        read = [(await asyncio.wait_for(anext(messages), SOON)).metadata.sequence for _ in range(2_999)]
+    assert read == list(range(2, 3_001))
+
+
+async def test_a_silent_server_is_noticed(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    server.start()
+    try:
+        async with connect(ConnectionSettings(servers=server.url)) as js:
+            stream = await js.create_stream({"name": "S", "subjects": ["S.>"]})
+            consumer = await create(stream, idle_heartbeat=3 * 10**8)
+            async with consumer.messages() as messages:
+                assert await messages.next(1.5) is None
+                server.kill()
+                with pytest.raises(HeartbeatMissed):
+                    await asyncio.wait_for(anext(messages), SOON)
+                server.start()
+                await until(lambda: js.connection.is_connected)
+                await js.publish("S.a")
+                async with asyncio.timeout(SOON):
+                    while True:
+                        try:
+                            assert (await anext(messages)).metadata.sequence == 1
+                            break
+                        except HeartbeatMissed:
+                            continue
+    finally:
+        server.stop()
+
+
+async def test_deliveries_that_did_not_arrive_are_noticed_by_the_heartbeat(stream: Stream) -> None:
+    consumer = await create(stream, idle_heartbeat=2 * 10**8, ack_wait=2 * 10**9)
+    told: list[JetStreamError] = []
+    async with consumer.messages(on_error=told.append) as messages:
+        await stream.js.publish(f"{stream.name}.a")
+        await anext(messages)
+        # Somebody else who listens to the subject acknowledges nothing; our own subscription is cut meanwhile.
+        sid = messages._inbox._subscription._id  # type: ignore[union-attr]
+        await stream.js.connection._client._send_unsubscribe(sid)
+        async with stream.js.connection.listen(f"to.{stream.name}", lambda _: None):
+            await stream.js.publish(f"{stream.name}.b")
+            await asyncio.sleep(0.1)
+        subscription = messages._inbox._subscription  # type: ignore[union-attr]
+        await stream.js.connection._client._send_subscribe(subscription)
+        async with asyncio.timeout(SOON):
+            again = [(await anext(messages)).metadata.sequence for _ in range(2)]  # unacknowledged, so they come again
+        assert sorted(again) == [1, 2]
+    assert next((error.arrived, error.last) for error in told if isinstance(error, DeliveriesMissed)) == (1, 2)
+
+
+async def test_what_does_not_fit_is_dropped_and_said(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push, "MOST_UNREAD", 30)
+    consumer = await create(stream, ack_wait=10**9)
+    await publish(stream, 50)
+    async with consumer.messages() as messages:
+        read = {(await anext(messages)).metadata.sequence}
+        await asyncio.sleep(0.5)
+        with pytest.raises(SlowConsumer) as slow:
+            await read_all(messages, read)
+        assert len(read) < 50 <= len(read) + slow.value.dropped
+        async with asyncio.timeout(60):
+            while len(read) < 50:  # what needs an acknowledgement comes again
+                try:
+                    message = await anext(messages)
+                except SlowConsumer:
+                    continue
+                await message.ack()
+                read.add(message.metadata.sequence)
+
+
+async def read_all(messages: AsyncIterator[Message], read: set[int]) -> None:
+    async for message in messages:
+        read.add(message.metadata.sequence)
+
+
+async def test_what_is_no_push_consumer_is_said_before_anything_is_read(stream: Stream) -> None:
+    with pytest.raises(ConsumerNotFound):
+        await anext(stream.push_consumer("none").messages())
+    await stream.create_consumer({"durable_name": "pull", "ack_policy": "explicit"})
+    with pytest.raises(ConsumerIsPullBased):
+        await anext(stream.push_consumer("pull").messages())
+    consumer = await create(stream)
+    async with consumer.messages():
+        with pytest.raises(ConsumerIsBound):
+            await anext(consumer.messages())
