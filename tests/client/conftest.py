@@ -31,6 +31,27 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def one_to_kill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path_factory.mktemp("mortal"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def mortal(one_to_kill: NatsServer) -> NatsServer:
+    """A server that a test may kill, freeze and start again."""
+    if not one_to_kill.running:
+        one_to_kill.start()
+    return one_to_kill
+
+
+@pytest.fixture
+async def on_mortal(mortal: NatsServer) -> AsyncIterator[JetStream]:
+    async with connect(ConnectionSettings(servers=mortal.url)) as context:
+        yield context
+
+
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)

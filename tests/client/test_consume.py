@@ -1,18 +1,22 @@
 """Consuming without end from a real server: back-pressure, stopping, and every way it is interrupted."""
 
 import asyncio
+import json
 import secrets
+import time
 from collections.abc import AsyncIterator
-from pathlib import Path
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client import ConnectionSettings, connect, pull
 from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.consume import PullMessages
 from airflow_nats_jetstream.client.consumer import Consumer
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
+    ConnectionLost,
     ConsumerDeleted,
     ConsumerIsPushBased,
     HeartbeatMissed,
@@ -26,7 +30,7 @@ from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.pull import Pulling
 from airflow_nats_jetstream.client.stream import Stream
 from demo.nats_server import NatsServer
-from tests.client.servers import Serve
+from tests.client.servers import Serve, frozen
 from tests.client.until import SOON, until
 
 QUICK = Pulling(expires=1.0, heartbeat=0.4)
@@ -55,6 +59,21 @@ async def state(consumer: Consumer, field: str) -> Any:
     return (await consumer.info()).raw[field]
 
 
+async def round_trips(consumer: Consumer) -> None:
+    """Time in which the server would have done what it should not do."""
+    for _ in range(5):
+        await consumer.info()
+
+
+@asynccontextmanager
+async def asked(consumer: Consumer) -> AsyncIterator[list[dict[str, Any]]]:
+    """The requests for messages of it, as they come to the server."""
+    requests: list[dict[str, Any]] = []
+    subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}"
+    async with consumer.js.connection.listen(subject, lambda reply: requests.append(json.loads(reply.data))):
+        yield requests
+
+
 async def test_every_message_comes_once_and_is_acknowledged(stream: Stream, consumer: Consumer) -> None:
     await publish(stream, 2_000)
     sequences = []
@@ -76,8 +95,8 @@ async def state_is(consumer: Consumer, field: str, value: object) -> bool:
 
 
 async def test_consuming_goes_on_past_the_expiry_of_its_requests(stream: Stream, consumer: Consumer) -> None:
-    async with consumer.messages(Pulling(expires=0.5, heartbeat=0.2)) as messages:
-        assert await messages.next(1.3) is None
+    async with consumer.messages(Pulling(expires=0.4, heartbeat=0.2)) as messages:
+        assert await messages.next(1) is None
         await publish(stream, 1)
         assert (await anext(messages)).metadata.sequence == 1
         assert await state(consumer, "num_waiting") == 1
@@ -95,7 +114,7 @@ async def test_a_slow_reader_is_not_sent_more_than_it_asked_for(stream: Stream, 
     one = await stream.create_consumer({"durable_name": "one", "ack_policy": "explicit"})
     async with one.messages(Pulling(max_messages=1)) as messages:
         await anext(messages)
-        await asyncio.sleep(0.2)
+        await round_trips(one)
         assert await state(one, "num_ack_pending") == 1
 
 
@@ -103,7 +122,8 @@ async def test_bytes_bound_what_is_asked_for(stream: Stream, consumer: Consumer)
     await publish(stream, 60, size=10_000)
     async with consumer.messages(Pulling(max_bytes=55_000)) as messages:
         await anext(messages)
-        await asyncio.sleep(0.3)
+        await until(lambda: state_is(consumer, "num_ack_pending", 5))
+        await round_trips(consumer)
         assert await state(consumer, "num_ack_pending") == 5
         sequences = [(await anext(messages)).metadata.sequence for _ in range(59)]
     assert sequences == list(range(2, 61))
@@ -122,6 +142,56 @@ async def test_a_message_larger_than_the_room_left_waits_until_there_is_all_of_i
         assert [len((await anext(messages)).data) for _ in range(4)] == [300, 100, 700, 700]
 
 
+async def test_what_does_not_fit_is_not_asked_for_again_before_there_is_room(
+    stream: Stream, consumer: Consumer
+) -> None:
+    for size in (*[100] * 20, 5_000):
+        await stream.js.publish(f"{stream.name}.a", b"x" * size)
+    async with (
+        asked(consumer) as requests,
+        consumer.messages(Pulling(max_bytes=6_000, threshold=5_900)) as messages,
+    ):
+        for _ in range(21):
+            await anext(messages)
+            await consumer.js.connection.round_trip()  # a refusal would be here by now
+    assert 2 <= len(requests) <= 4
+
+
+async def test_what_is_asked_for_by_default_is_what_nats_go_asks_for(stream: Stream, consumer: Consumer) -> None:
+    await publish(stream, 260)
+    async with asked(consumer) as requests:
+        async with consumer.messages() as messages:
+            for _ in range(251):
+                await anext(messages)
+            await until(lambda: len(requests) == 2)
+        await publish(stream, 2)
+        await consumer.fetch(1)
+        async with consumer.messages(Pulling(max_messages=5, max_bytes=5_000, expires=90)) as messages:
+            await anext(messages)
+    common = {"expires": 30 * 10**9, "idle_heartbeat": 15 * 10**9, "max_bytes": pull.MAX_BYTES}
+    assert requests[:2] == [{"batch": 500, **common}, {"batch": 250, **common}]
+    assert requests[2] == {"batch": 1, **common, "idle_heartbeat": 5 * 10**9}
+    assert requests[3] == {"batch": 5, "max_bytes": 5_000, "expires": 90 * 10**9, "idle_heartbeat": 30 * 10**9}
+
+
+@pytest.mark.parametrize("pulling", [Pulling(stop_after=30), Pulling(max_messages=10, stop_after=30)], ids=str)
+async def test_it_stops_after_so_many_messages_and_asks_for_no_more(
+    stream: Stream, consumer: Consumer, pulling: Pulling
+) -> None:
+    await publish(stream, 40)
+    async with consumer.messages(pulling) as messages:
+        assert [message.metadata.sequence async for message in messages] == list(range(1, 31))
+    assert await state(consumer, "num_ack_pending") == 30
+    received: list[int] = []
+
+    async def note(message: Message) -> None:
+        received.append(message.metadata.sequence)
+
+    async with stream.ordered_consumer().consume(note, pulling) as consuming:
+        await asyncio.wait_for(consuming.closed(), SOON)
+    assert received == list(range(1, 31))
+
+
 async def test_a_limit_of_the_consumer_on_bytes_takes_the_place_of_ours(stream: Stream) -> None:
     limited = await stream.create_consumer({"durable_name": "l", "ack_policy": "explicit", "max_bytes": 4_096})
     await publish(stream, 20, size=1_000)
@@ -133,7 +203,7 @@ async def test_a_limit_of_the_consumer_on_bytes_takes_the_place_of_ours(stream: 
 
 
 async def test_stopping_returns_what_was_not_handed_out_and_it_comes_again(stream: Stream) -> None:
-    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit", "ack_wait": 10**9})
+    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit", "ack_wait": 5 * 10**8})
     await publish(stream, 20)
     messages = consumer.messages()
     await anext(messages)
@@ -187,7 +257,7 @@ async def test_a_callback_that_is_stopped_ends_what_it_is_at(stream: Stream, con
     async with consumer.consume(slow) as consuming:
         await begun.wait()
         stopping = asyncio.create_task(consuming.stop())
-        await asyncio.sleep(0.1)
+        await round_trips(consumer)
         assert not stopping.done()
         go_on.set()
         assert [message.metadata.sequence for message in await stopping] == [2, 3, 4, 5]
@@ -228,7 +298,7 @@ async def test_a_consumer_deleted_while_consuming(stream: Stream, consumer: Cons
     async with consumer.messages(QUICK) as messages:
         await anext(messages)
         waiting = asyncio.ensure_future(anext(messages))
-        await asyncio.sleep(0.1)
+        await until(lambda: state_is(consumer, "num_waiting", 1))
         await consumer.delete()
         with pytest.raises(ConsumerDeleted):
             await asyncio.wait_for(waiting, SOON)
@@ -245,7 +315,7 @@ async def test_a_stream_deleted_while_consuming(stream: Stream, consumer: Consum
 
     consuming = consumer.consume(note, QUICK, on_error=told.append)
     await consuming.__aenter__()
-    await asyncio.sleep(0.1)
+    await until(lambda: state_is(consumer, "num_waiting", 1))
     await stream.delete()
     with pytest.raises(ConsumerDeleted):
         await asyncio.wait_for(consuming.closed(), SOON)
@@ -274,46 +344,37 @@ async def test_a_pull_that_is_not_permitted_says_so(serve: Serve) -> None:
             await asyncio.wait_for(anext(consumer.messages()), SOON)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["told", "raised"])
-async def test_a_server_restarted_in_the_middle_loses_nothing(tmp_path: Path, told: bool) -> None:
-    server = NatsServer(tmp_path)
-    server.start()
-    errors: list[JetStreamError] = []
+async def test_a_server_restarted_in_the_middle_loses_nothing(
+    mortal: NatsServer, on_mortal: JetStream, name: str
+) -> None:
+    js, told = on_mortal, list[JetStreamError]()
+    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit", "ack_wait": 10**9})
+    await publish(stream, 600)
     sequences: set[int] = set()
-    killed = more = False
-    try:
-        async with connect(ConnectionSettings(servers=server.url)) as js:
-            stream = await js.create_stream({"name": "S", "subjects": ["S.>"]})
-            config = {"durable_name": "c", "ack_policy": "explicit", "ack_wait": 2 * 10**9}
-            consumer = await stream.create_consumer(config)
-            await publish(stream, 1_000)
-            async with consumer.messages(
-                Pulling(max_messages=100, expires=10, heartbeat=1), on_error=errors.append if told else None
-            ) as messages:
-                while len(sequences) < 2_000:
-                    try:
-                        message = await asyncio.wait_for(anext(messages), 60)
-                    except HeartbeatMissed as error:
-                        errors.append(error)
-                        continue
-                    try:
-                        await message.ack()
-                    except JetStreamError:
-                        continue
-                    sequences.add(message.metadata.sequence)
-                    if len(sequences) == 500 and not killed:
-                        killed = True
-                        await asyncio.to_thread(server.kill)
-                        await asyncio.sleep(3 if told else 0)  # noticed by its silence, or not at all
-                        await asyncio.to_thread(server.start)
-                    if len(sequences) == 1_000 and not more:
-                        more = True
-                        await until(lambda: js.connection.is_connected)
-                        await publish(stream, 1_000)
-            assert any(isinstance(error, HeartbeatMissed) for error in errors) == told
-            await until(lambda: settled(consumer, 2_000))
-    finally:
-        server.stop()
+
+    async def read(messages: PullMessages) -> None:
+        message = await asyncio.wait_for(anext(messages), SOON)
+        sequences.add(message.metadata.sequence)
+        with suppress(ConnectionLost):
+            await message.ack()
+
+    async with consumer.messages(Pulling(max_messages=100), on_error=told.append) as messages:
+        while len(sequences) < 300:
+            await read(messages)
+        await asyncio.to_thread(mortal.restart)
+        while len(sequences) < 600:
+            await read(messages)
+        # All requests wait on the server now, and are lost with it: they are made again at once, and not after the two
+        # heartbeats, 30 s, in which nothing is heard.
+        await asyncio.to_thread(mortal.restart)
+        await until(lambda: js.connection.is_connected)
+        await js.publish(f"{name}.a")
+        while 601 not in sequences:
+            await read(messages)
+    assert not any(isinstance(error, HeartbeatMissed) for error in told)
+    await until(lambda: settled(consumer, 601))
+    await stream.delete()
 
 
 async def settled(consumer: Consumer, floor: int) -> bool:
@@ -323,47 +384,49 @@ async def settled(consumer: Consumer, floor: int) -> bool:
     return (await consumer.info()).floor == floor
 
 
-async def test_a_silent_server_is_noticed_and_heard_again(tmp_path: Path) -> None:
-    server = NatsServer(tmp_path)
-    server.start()
-    try:
-        async with connect(ConnectionSettings(servers=server.url)) as js:
-            stream = await js.create_stream({"name": "S", "subjects": ["s"]})
-            consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
-            async with consumer.messages(Pulling(expires=2, heartbeat=0.5)) as messages:
-                assert await messages.next(1.5) is None  # heartbeats come
-                server.kill()
-                with pytest.raises(HeartbeatMissed):
-                    await asyncio.wait_for(anext(messages), SOON)
-                server.start()
-                await until(lambda: js.connection.is_connected)
-                await js.publish("s")
-                while True:
-                    try:
-                        assert (await asyncio.wait_for(anext(messages), SOON)).metadata.sequence == 1
+async def test_a_silent_server_is_noticed_and_heard_again(mortal: NatsServer, on_mortal: JetStream, name: str) -> None:
+    stream = await on_mortal.create_stream({"name": name, "subjects": [name]})
+    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
+    quick = Pulling(expires=60, heartbeat=0.3)
+    told: list[Exception] = []
+    received: list[int] = []
+
+    async def note(message: Message) -> None:
+        received.append(message.metadata.sequence)
+
+    async with consumer.messages(quick) as messages, consumer.consume(note, quick, on_error=told.append):
+        with frozen(mortal):
+            with pytest.raises(HeartbeatMissed):
+                await asyncio.wait_for(anext(messages), SOON)
+            await until(lambda: bool(told))
+        assert isinstance(told[0], HeartbeatMissed)
+        async with asyncio.timeout(SOON):
+            while not received:
+                await on_mortal.publish(name)
+                with suppress(HeartbeatMissed):
+                    await messages.next(0.1)
+            while True:
+                await on_mortal.publish(name)
+                with suppress(HeartbeatMissed):
+                    if await messages.next(0.1):
                         break
-                    except HeartbeatMissed:
-                        continue
-    finally:
-        server.stop()
 
 
 async def test_a_busy_event_loop_is_not_a_silent_server(stream: Stream, consumer: Consumer) -> None:
-    import time
-
     await publish(stream, 2)
     async with consumer.messages(Pulling(max_messages=1, expires=2, heartbeat=0.2)) as messages:
         await anext(messages)
         assert (await anext(messages)).metadata.sequence == 2
         assert await messages.next(0.1) is None
-        time.sleep(1.5)  # noqa: ASYNC251 # that is the point
-        assert await messages.next(1) is None
+        time.sleep(0.6)  # noqa: ASYNC251 # that is the point
+        assert await messages.next(0.3) is None
 
 
 def test_what_cannot_be_asked_for_is_refused_before_it_is_sent() -> None:
     for wrong in (
-        {"max_messages": 5, "max_bytes": 5},
         {"max_messages": 0},
+        {"max_bytes": 0},
+        {"stop_after": 0},
         {"threshold": 500},
         {"expires": 0},
         {"expires": 1, "heartbeat": 0.6},

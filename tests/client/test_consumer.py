@@ -11,7 +11,7 @@ import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.bulk import publish_all
-from airflow_nats_jetstream.client.consumer import Pull
+from airflow_nats_jetstream.client.consumer import Consumer
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
     ApiError,
@@ -34,11 +34,13 @@ from airflow_nats_jetstream.client.errors import (
     ServerTooOld,
     TooManyPulls,
 )
+from airflow_nats_jetstream.client.fetch import Pull
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.pull import PullWindow
 from airflow_nats_jetstream.client.stream import Stream
 from demo.nats_server import NatsServer
-from tests.client.servers import older_program
+from tests.client.servers import frozen, older_program
+from tests.client.until import SOON, until
 
 
 @pytest.fixture
@@ -57,18 +59,22 @@ async def publish(stream: Stream, count: int, size: int = 1) -> None:
 async def test_a_fetch_waits_for_the_whole_batch(stream: Stream) -> None:
     consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
     await publish(stream, 2)
-    fetching = asyncio.create_task(consumer.fetch(3, max_wait=5))
-    await asyncio.sleep(0.3)
+    fetching = asyncio.create_task(consumer.fetch(3, max_wait=SOON))
+    await until(lambda: waits(consumer))
     assert not fetching.done()
     await publish(stream, 1)
     assert [message.metadata.sequence for message in await fetching] == [1, 2, 3]
 
 
+async def waits(consumer: Consumer) -> bool:
+    return bool((await consumer.info()).raw["num_waiting"])
+
+
 async def test_a_large_fetch_is_asked_for_in_pieces_and_comes_whole(stream: Stream) -> None:
     consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit", "max_ack_pending": -1})
-    await publish(stream, 35_000)
-    messages = await consumer.fetch(35_000, max_wait=20)
-    assert [message.metadata.sequence for message in messages] == list(range(1, 35_001))
+    await publish(stream, 16_000)
+    messages = await consumer.fetch(16_000, max_wait=20)
+    assert [message.metadata.sequence for message in messages] == list(range(1, 16_001))
     assert (await consumer.info()).raw["num_waiting"] == 0
 
 
@@ -82,9 +88,9 @@ async def test_bytes_bound_a_request_not_the_fetch(stream: Stream) -> None:
 async def test_a_large_fetch_that_bytes_cut_into_requests_comes_whole(stream: Stream) -> None:
     """Two requests are open, the server serves them in turns, and each ends early: at its bytes."""
     consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit", "max_ack_pending": -1})
-    await publish(stream, 25_000, size=1_200)
-    messages = await consumer.fetch(25_000, max_wait=30)
-    assert [message.metadata.sequence for message in messages] == list(range(1, 25_001))
+    await publish(stream, 16_000, size=1_200)
+    messages = await consumer.fetch(16_000, max_wait=30)
+    assert [message.metadata.sequence for message in messages] == list(range(1, 16_001))
 
 
 async def test_a_fetch_of_bytes_ends_before_the_message_that_does_not_fit(stream: Stream) -> None:
@@ -110,7 +116,7 @@ async def test_a_fetch_that_does_not_wait(stream: Stream) -> None:
     assert len(await consumer.fetch_no_wait(3)) == 3
     assert len(await consumer.fetch_no_wait(3)) == 1
     await publish(stream, 4)
-    short = dataclasses.replace(stream.js.settings, request_timeout=1)
+    short = dataclasses.replace(stream.js.settings, request_timeout=0.5)
     async with connect(short) as js:
         impatient = js.stream(stream.name).consumer("c")
         assert len(await impatient.fetch_no_wait(3)) == 1  # the server would let it wait: max_ack_pending
@@ -209,19 +215,21 @@ async def test_answers(stream: Stream) -> None:
     await third.term("no use")
     await fourth.in_progress()
     await fourth.ack()
-    await stream.js.connection.flush()
-    await asyncio.sleep(0.1)
-    info = await consumer.info()
-    assert (info.ack_pending, info.floor) == (1, 1)
+
+    async def answered() -> bool:
+        info = await consumer.info()
+        return (info.ack_pending, info.floor) == (1, 1)
+
+    await until(answered)
 
 
 async def test_a_consumer_deleted_during_a_pull(stream: Stream) -> None:
     consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
     fetching = asyncio.create_task(consumer.fetch(5, max_wait=20))
-    await asyncio.sleep(0.3)
+    await until(lambda: waits(consumer))
     await consumer.delete()
     with pytest.raises(ConsumerDeleted):
-        await asyncio.wait_for(fetching, 5)
+        await asyncio.wait_for(fetching, SOON)
     with pytest.raises(ConsumerDeleted):
         await consumer.fetch(5)
 
@@ -244,25 +252,19 @@ async def test_creating_another_one_of_the_name_is_an_error(stream: Stream) -> N
         await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit", "max_ack_pending": 5})
 
 
-async def test_a_silent_server_is_noticed_by_its_heartbeat(tmp_path: Path) -> None:
-    server = NatsServer(tmp_path)
-    server.start()
-    try:
-        async with connect(ConnectionSettings(servers=server.url)) as js:
-            stream = await js.create_stream({"name": "S", "subjects": ["s"]})
-            consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
-            async with consumer.pull(1, expires=30, heartbeat=0.4) as pull:
-                assert await pull.receive(0.6) == []  # heartbeats come
-                server.kill()
-                with pytest.raises(HeartbeatMissed):
-                    await asyncio.wait_for(nothing(pull), 5)
-    finally:
-        server.stop()
+async def test_a_silent_server_is_noticed_by_its_heartbeat(mortal: NatsServer, on_mortal: JetStream, name: str) -> None:
+    stream = await on_mortal.create_stream({"name": name, "subjects": [name]})
+    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
+    async with consumer.pull(1, expires=60, heartbeat=0.4) as pull:
+        assert await pull.receive(0.5) == []  # heartbeats come
+        with frozen(mortal), pytest.raises(HeartbeatMissed):
+            await asyncio.wait_for(nothing(pull), SOON)
+    await stream.delete()
 
 
 async def nothing(pull: Pull) -> None:
     while True:
-        assert await pull.receive(0.5) == []
+        assert await pull.receive(0.1) == []
 
 
 @pytest.mark.parametrize(

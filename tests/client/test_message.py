@@ -90,12 +90,12 @@ async def test_ended_never_comes_again_and_the_server_says_why(consumer: Consume
 
 
 async def test_in_progress_starts_the_time_again(js: JetStream, consumer: Consumer) -> None:
-    impatient = {"durable_name": "i", "ack_policy": "explicit", "ack_wait": 2 * 10**9, "max_ack_pending": 1}
+    impatient = {"durable_name": "i", "ack_policy": "explicit", "ack_wait": 10**9, "max_ack_pending": 1}
     working = await js.stream(consumer.stream).create_consumer(impatient)
     message = await working.next()
     again = asyncio.create_task(working.next())
-    for _ in range(7):
-        await asyncio.sleep(0.4)
+    for _ in range(5):
+        await asyncio.sleep(0.3)
         await message.in_progress()
     assert not again.done()
     await message.nak()

@@ -3,11 +3,9 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
@@ -112,9 +110,9 @@ async def test_fetching_goes_on_where_it_was(stream: Stream) -> None:
     received += sequences(await ordered.fetch_bytes(400, max_wait=5))
     received += sequences(await ordered.fetch_no_wait(1_000))
     assert received == [number for number in range(1, 101) if number % 3 != 1]
-    assert await ordered.fetch(5, max_wait=0.5) == []
+    assert await ordered.fetch(5, max_wait=0.2) == []
     with pytest.raises(NoMessages):
-        await ordered.next(max_wait=0.3)
+        await ordered.next(max_wait=0.2)
 
 
 async def test_new_means_new_when_it_was_made(stream: Stream) -> None:
@@ -201,26 +199,21 @@ async def test_a_callback_gets_them_in_order(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
-async def test_a_restarted_server_loses_nothing_and_repeats_nothing(tmp_path: Path, push: bool) -> None:
-    server = NatsServer(tmp_path)
-    server.start()
-    try:
-        async with connect(ConnectionSettings(servers=server.url)) as js:
-            stream = await js.create_stream({"name": "S", "subjects": ["S.>"]})
-            await publish(stream, 100)
-            received = []
-            async with stream.ordered_consumer(push=push).messages(SMALL) as messages:
-                async with asyncio.timeout(60):
-                    async for message in messages:
-                        received.append(message.metadata.sequence)
-                        if len(received) == 40:
-                            await asyncio.to_thread(server.kill)
-                            await asyncio.to_thread(server.start)
-                        if len(received) == 100:
-                            await until(lambda: js.connection.is_connected)
-                            await publish(stream, 50)
-                        if len(received) == 150:
-                            break
-            assert received == list(range(1, 151))
-    finally:
-        server.stop()
+async def test_a_restarted_server_loses_nothing_and_repeats_nothing(
+    mortal: NatsServer, on_mortal: JetStream, name: str, push: bool
+) -> None:
+    stream = await on_mortal.create_stream({"name": name, "subjects": [f"{name}.>"]})
+    await publish(stream, 100)
+    received = []
+    async with stream.ordered_consumer(push=push).messages(SMALL) as messages, asyncio.timeout(60):
+        async for message in messages:
+            received.append(message.metadata.sequence)
+            if len(received) == 40:
+                await asyncio.to_thread(mortal.restart)
+            if len(received) == 100:
+                await until(lambda: on_mortal.connection.is_connected)
+                await publish(stream, 50)
+            if len(received) == 150:
+                break
+    assert received == list(range(1, 151))
+    await stream.delete()

@@ -33,14 +33,14 @@ async def create(stream: Stream, policy: str, **more: object) -> Consumer:
 
 async def test_overflow_is_served_only_past_its_bounds(stream: Stream) -> None:
     consumer = await create(stream, "overflow")
-    assert await consumer.fetch(1, max_wait=0.4, priority=Priority("g", min_pending=1_000)) == []
+    assert await consumer.fetch(1, max_wait=0.2, priority=Priority("g", min_pending=1_000)) == []
     assert len(await consumer.fetch(5, max_wait=5, priority=Priority("g", min_pending=10))) == 5
-    assert await consumer.fetch(1, max_wait=0.4, priority=Priority("g", min_ack_pending=6)) == []
+    assert await consumer.fetch(1, max_wait=0.2, priority=Priority("g", min_ack_pending=6)) == []
     assert len(await consumer.fetch(1, max_wait=5, priority=Priority("g", min_ack_pending=5))) == 1
     async with consumer.messages(Pulling(max_messages=1, priority=Priority("g", min_pending=13))) as messages:
         assert await messages.next(SOON)
         assert await messages.next(SOON)
-        assert await messages.next(0.4) is None  # 12 are pending
+        assert await messages.next(0.2) is None  # 12 are pending
         assert (await consumer.info()).pending == 12
 
 
@@ -76,7 +76,7 @@ async def test_one_client_is_pinned_until_it_is_not(stream: Stream, settings: Co
             pin = message.headers["Nats-Pin-Id"][0]
             assert await pinned(consumer) == pin
             assert [(await anext(messages)).metadata.sequence for _ in range(4)] == [2, 3, 4, 5]
-            assert await other.fetch(1, max_wait=0.4, priority=priority) == []  # stands by
+            assert await other.fetch(1, max_wait=0.2, priority=priority) == []  # stands by
             standby = asyncio.create_task(other.fetch(1, max_wait=SOON, priority=priority))
             await until(lambda: waits(consumer, 1))
             await other.unpin("g")
@@ -86,13 +86,13 @@ async def test_one_client_is_pinned_until_it_is_not(stream: Stream, settings: Co
             while not told:
                 await messages.next(0.2)
             assert isinstance(told[0], PinLost)
-            assert await messages.next(0.5) is None  # stands by now
+            assert await messages.next(0.3) is None  # stands by now
             await other.unpin("g")
             assert await messages.next(SOON)
             assert await pinned(consumer) not in (pin, new_pin)
         with pytest.raises(PinLost):
             await other.fetch(1, max_wait=2, priority=priority)
-        assert await other.fetch(1, max_wait=0.4, priority=priority) == []  # without the pin that it had
+        assert await other.fetch(1, max_wait=0.2, priority=priority) == []  # without the pin that it had
 
 
 async def pinned(consumer: Consumer) -> str:

@@ -3,11 +3,11 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from pathlib import Path
+from contextlib import suppress
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect, push
+from airflow_nats_jetstream.client import push
 from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
@@ -20,9 +20,11 @@ from airflow_nats_jetstream.client.errors import (
     SlowConsumer,
 )
 from airflow_nats_jetstream.client.message import Message
+from airflow_nats_jetstream.client.protocol import Reply
 from airflow_nats_jetstream.client.push import PushConsumer
 from airflow_nats_jetstream.client.stream import Stream
 from demo.nats_server import NatsServer
+from tests.client.servers import frozen
 from tests.client.until import SOON, until
 
 
@@ -86,44 +88,39 @@ async def acknowledged(consumer: PushConsumer, floor: int) -> bool:
 async def test_flow_control_is_answered_in_its_turn(stream: Stream) -> None:
     """The server stops until the reader has got so far: without the answers it would stop for good."""
     consumer = await create(stream, flow_control=True, idle_heartbeat=2 * 10**8, max_ack_pending=-1)
-    await publish(stream, 3_000, size=20_000)
+    await publish(stream, 1_000, size=20_000)
     async with consumer.messages() as messages:
         await anext(messages)
-        await asyncio.sleep(1)
-        held = (await consumer.info()).pending
-        assert held > 1_000  # a reader that does not read is not sent everything
-        read = [(await asyncio.wait_for(anext(messages), SOON)).metadata.sequence for _ in range(2_999)]
-    assert read == list(range(2, 3_001))
+        await until(lambda: stalls(consumer))
+        assert (await consumer.info()).pending > 300  # a reader that does not read is not sent everything
+        read = [(await asyncio.wait_for(anext(messages), SOON)).metadata.sequence for _ in range(999)]
+    assert read == list(range(2, 1_001))
 
 
-async def test_a_silent_server_is_noticed(tmp_path: Path) -> None:
-    server = NatsServer(tmp_path)
-    server.start()
-    try:
-        async with connect(ConnectionSettings(servers=server.url)) as js:
-            stream = await js.create_stream({"name": "S", "subjects": ["S.>"]})
-            consumer = await create(stream, idle_heartbeat=3 * 10**8)
-            async with consumer.messages() as messages:
-                assert await messages.next(1.5) is None
-                server.kill()
-                with pytest.raises(HeartbeatMissed):
-                    await asyncio.wait_for(anext(messages), SOON)
-                server.start()
-                await until(lambda: js.connection.is_connected)
-                await js.publish("S.a")
-                async with asyncio.timeout(SOON):
-                    while True:
-                        try:
-                            assert (await anext(messages)).metadata.sequence == 1
-                            break
-                        except HeartbeatMissed:
-                            continue
-    finally:
-        server.stop()
+async def stalls(consumer: PushConsumer) -> bool:
+    before = (await consumer.info()).pending
+    await asyncio.sleep(0.2)
+    return (await consumer.info()).pending == before
+
+
+async def test_a_silent_server_is_noticed(mortal: NatsServer, on_mortal: JetStream, name: str) -> None:
+    stream = await on_mortal.create_stream({"name": name, "subjects": [f"{name}.>"]})
+    consumer = await create(stream, idle_heartbeat=3 * 10**8)
+    async with consumer.messages() as messages:
+        assert await messages.next(0.8) is None
+        with frozen(mortal), pytest.raises(HeartbeatMissed):
+            await asyncio.wait_for(anext(messages), SOON)
+        await on_mortal.publish(f"{name}.a")
+        async with asyncio.timeout(SOON):
+            while True:
+                with suppress(HeartbeatMissed):
+                    assert (await anext(messages)).metadata.sequence == 1
+                    break
+    await stream.delete()
 
 
 async def test_deliveries_that_did_not_arrive_are_noticed_by_the_heartbeat(stream: Stream) -> None:
-    consumer = await create(stream, idle_heartbeat=2 * 10**8, ack_wait=2 * 10**9)
+    consumer = await create(stream, idle_heartbeat=10**8, ack_wait=10**9)
     told: list[JetStreamError] = []
     async with consumer.messages(on_error=told.append) as messages:
         await stream.js.publish(f"{stream.name}.a")
@@ -131,9 +128,10 @@ async def test_deliveries_that_did_not_arrive_are_noticed_by_the_heartbeat(strea
         # Somebody else who listens to the subject acknowledges nothing; our own subscription is cut meanwhile.
         sid = messages._inbox._subscription._id  # type: ignore[union-attr]
         await stream.js.connection._client._send_unsubscribe(sid)
-        async with stream.js.connection.listen(f"to.{stream.name}", lambda _: None):
+        elsewhere: list[Reply] = []
+        async with stream.js.connection.listen(f"to.{stream.name}", elsewhere.append):
             await stream.js.publish(f"{stream.name}.b")
-            await asyncio.sleep(0.1)
+            await until(lambda: any(not reply.status for reply in elsewhere))
         subscription = messages._inbox._subscription  # type: ignore[union-attr]
         await stream.js.connection._client._send_subscribe(subscription)
         async with asyncio.timeout(SOON):
@@ -144,11 +142,11 @@ async def test_deliveries_that_did_not_arrive_are_noticed_by_the_heartbeat(strea
 
 async def test_what_does_not_fit_is_dropped_and_said(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(push, "MOST_UNREAD", 30)
-    consumer = await create(stream, ack_wait=10**9)
+    consumer = await create(stream, ack_wait=5 * 10**8)
     await publish(stream, 50)
     async with consumer.messages() as messages:
         read = {(await anext(messages)).metadata.sequence}
-        await asyncio.sleep(0.5)
+        await until(lambda: delivered(consumer, 50))
         with pytest.raises(SlowConsumer) as slow:
             await read_all(messages, read)
         assert len(read) < 50 <= len(read) + slow.value.dropped
@@ -160,6 +158,10 @@ async def test_what_does_not_fit_is_dropped_and_said(stream: Stream, monkeypatch
                     continue
                 await message.ack()
                 read.add(message.metadata.sequence)
+
+
+async def delivered(consumer: PushConsumer, count: int) -> bool:
+    return (await consumer.info()).delivered == count
 
 
 async def read_all(messages: AsyncIterator[Message], read: set[int]) -> None:

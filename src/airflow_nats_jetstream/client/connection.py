@@ -147,6 +147,13 @@ class Connection:
         with _Translated(subject):
             await self._client.publish(subject, data, reply, _block(headers))
 
+    async def answer(self, subject: str, data: bytes) -> None:
+        """:meth:`publish` for the subject of a message's answer, which needs no check: acknowledgements are many."""
+        if self._denied or not self._client.is_connected:
+            await self.publish(subject, data)
+        else:
+            await self._client._send_publish(subject, "", data, len(data), None)
+
     async def request(
         self, subject: str, data: bytes = b"", *, timeout: float | None = None, headers: Headers | None = None
     ) -> Reply:
@@ -440,7 +447,7 @@ class _Stream:
         headers = decode_headers(frame.header) if frame.header else {}
         subject, reply = frame.subject.decode(), frame.reply.decode()
         try:
-            deliver(Reply(subject, reply, status, description, headers, frame.data, size))
+            deliver(tuple.__new__(Reply, (subject, reply, status, description, headers, frame.data, size)))
         except Exception:
             log.exception("NATS connection: a delivery on %r", subject[:_LONGEST_TEXT])
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,27 +16,26 @@ from airflow_nats_jetstream.client.errors import (
     ConsumerNotFound,
     HeartbeatMissed,
     InvalidValue,
-    JetStreamError,
     LeadershipChanged,
     NoMessages,
     NoResponders,
-    PinLost,
     PullError,
     StreamNotFound,
 )
-from airflow_nats_jetstream.client.message import Message
+from airflow_nats_jetstream.client.fetch import Pull
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
-from airflow_nats_jetstream.client.protocol import ProtocolError, inbox_number, time_nanoseconds
+from airflow_nats_jetstream.client.protocol import ProtocolError, time_nanoseconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
     from datetime import datetime
 
-    from airflow_nats_jetstream.client.connection import Inbox
-    from airflow_nats_jetstream.client.consume import Callback, OnError, OnFailure
+    from airflow_nats_jetstream.client.consume import Callback, OnFailure
     from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.client.message import Message
     from airflow_nats_jetstream.client.priority import Priority
     from airflow_nats_jetstream.client.protocol import Reply
+    from airflow_nats_jetstream.client.subscription import OnError
 
 
 @dataclass(frozen=True)
@@ -398,106 +395,3 @@ def consumer_request(stream: str, config: dict[str, Any], action: str) -> tuple[
     name, subject = config.get("name"), config.get("filter_subject")
     tokens = [stream, *([name] if name else ()), *([subject] if name and subject else ())]
     return f"CONSUMER.CREATE.{'.'.join(tokens)}", {"stream_name": stream, "config": config, "action": action}
-
-
-class Pull:
-    """A running pull: drives a :class:`~airflow_nats_jetstream.client.pull.PullWindow` on an own inbox."""
-
-    def __init__(
-        self, consumer: Consumer, window: pulls.PullWindow, *, subject: str = "", opening: bytes = b""
-    ) -> None:
-        """``subject``, ``opening``: where requests go, if not to the consumer, and what precedes them."""
-        self._clock = asyncio.get_running_loop().time
-        self._consumer = consumer
-        self._window = window
-        self._priority = window.priority
-        if self._priority:
-            window.pin = consumer._pins.get(self._priority.group, "")
-        self._subject = subject or consumer._requests
-        self._opening = opening
-        self.inbox: Inbox | None = None
-        self._arrived: deque[Reply] = deque()
-        self._failed: JetStreamError | None = None
-        self._something = asyncio.Event()
-        self.received: list[Message] = []
-
-    @property
-    def ended(self) -> bool:
-        """Nothing more will come."""
-        return self._window.idle and not self._arrived and self._failed is None
-
-    async def receive(self, wait: float = 1.0) -> list[Message]:
-        """What has arrived; ``[]`` when nothing does within ``wait`` seconds or the pull has ended.
-
-        Raises:
-            PullError, PermissionDenied: the pull failed, after everything that came before was given.
-        """
-        if not self._arrived and self._failed is None and not self._window.idle:
-            self._something.clear()
-            try:
-                await asyncio.wait_for(self._something.wait(), wait)
-            except TimeoutError:
-                self._consumer.js.connection.check_permitted(self._subject)
-                self._window.check_heartbeat(self._clock())
-        messages = self._take_in()
-        if self._failed is None:
-            await self._ask()
-        elif not messages:
-            await self._fail()
-        return messages
-
-    async def stop(self) -> list[Message]:
-        """End the pull on the server, and receive what it had sent before it knew: nothing stays on the way."""
-        if self.inbox is not None:
-            await self.inbox.drain()
-        messages = self._take_in()
-        while self._arrived:
-            self._failed = None  # a status behind which more has arrived
-            messages += self._take_in()
-        if self._failed is not None and not messages:
-            await self._fail()
-        return messages
-
-    async def _all(self) -> list[Message]:
-        while not self.ended:
-            self.received += await self.receive()
-        return self.received
-
-    def _take_in(self) -> list[Message]:
-        messages = []
-        now = self._clock()
-        try:
-            while self._arrived and self._failed is None:
-                reply = self._arrived.popleft()
-                if reply.status:
-                    number = inbox_number(reply.subject)
-                    self._window.on_status(number, reply.status, reply.description, reply.headers, now)
-                else:
-                    message = Message(self._consumer.js.connection, reply)
-                    self._window.on_message(now, reply.size)
-                    if self._priority:
-                        self._consumer._pinned(self._window, reply, self._priority)
-                    messages.append(message)
-        except (PullError, ProtocolError) as error:
-            self._failed = error
-        return messages
-
-    def _deliver(self, reply: Reply) -> None:
-        self._arrived.append(reply)
-        self._something.set()
-
-    async def _fail(self) -> None:
-        failed, self._failed = self._failed, None
-        if isinstance(failed, NoResponders):
-            failed = await self._consumer._unanswered(failed)
-        if isinstance(failed, PinLost) and self._priority:
-            self._consumer._unpinned(self._window, self._priority)
-        if failed is not None:
-            raise failed
-
-    async def _ask(self) -> None:
-        while request := self._window.next_request(self._clock()):
-            number, body = request
-            reply = self.inbox.subject(number) if self.inbox else ""
-            data = self._opening + json.dumps(body).encode()
-            await self._consumer.js.connection.publish(self._subject, data, reply=reply)

@@ -46,6 +46,7 @@ class Message:
     metadata: :class:`~airflow_nats_jetstream.client.protocol.AckSubject`: stream, consumer, sequence (of the stream),
               consumer_sequence, delivered (how often, from 1), pending (how many come after it), timestamp, domain.
     reply:    the subject that takes the answers.
+    counted:  bytes of subject, reply subject, headers and data: what the server counts where bytes bound a pull.
 
     Raises:
         NotJetStreamMessage: made of something that no consumer delivered.
@@ -59,6 +60,7 @@ class Message:
         self.headers = reply.headers
         self.data = reply.data
         self.metadata = AckSubject.parse(reply.reply)
+        self.counted = reply.size
 
     def __repr__(self) -> str:
         return f"<Message {self.metadata.sequence} of {self.metadata.stream} on {self.subject!r}>"
@@ -82,7 +84,7 @@ class Message:
 
     async def ack(self) -> None:
         """Acknowledge, unconfirmed: the answer may get lost on the way."""
-        await self._answer(ACK, confirmed=False)
+        await self._answer(ACK)
 
     async def double_ack(self) -> None:
         """Acknowledge and wait for the server's confirmation.
@@ -91,7 +93,14 @@ class Message:
             RequestTimeout: no confirmation within ``request_timeout``; it may have been acknowledged.
             JetStreamError: nobody confirms: the consumer is gone.
         """
-        await self._answer(ACK, confirmed=True)
+        self._begin_answer()
+        confirmed = False
+        try:
+            confirmed = (await self._connection.request(self.reply, ACK)).status == 0
+        finally:
+            self._answered = confirmed
+        if not confirmed:
+            raise JetStreamError(f"nobody confirms message {self.metadata.sequence}: is the consumer gone?")
 
     async def ack_next(self, *, max_wait: float = 30.0) -> Message:
         """Acknowledge, and pull the next message of the same consumer in the same request (``+NXT``).
@@ -115,34 +124,27 @@ class Message:
 
     async def nak(self, delay: timedelta | None = None) -> None:
         """Ask for redelivery, at once or after ``delay``."""
-        await self._answer(nak(delay), confirmed=False)
+        await self._answer(nak(delay))
 
     async def in_progress(self) -> None:
         """Restart ``ack_wait``: the work goes on. May be repeated, until the message is answered."""
         if self._answered:
             raise MessageAlreadyAnswered(self.metadata.stream, self.metadata.sequence)
-        await self._connection.publish(self.reply, IN_PROGRESS)
+        await self._connection.answer(self.reply, IN_PROGRESS)
 
     async def term(self, reason: str = "") -> None:
         """Never deliver again; the reason goes into the server's advisory."""
-        await self._answer(term(reason), confirmed=False)
+        await self._answer(term(reason))
 
     def _begin_answer(self) -> None:
         if self._answered:
             raise MessageAlreadyAnswered(self.metadata.stream, self.metadata.sequence)
         self._answered = True
 
-    async def _answer(self, body: bytes, *, confirmed: bool) -> None:
+    async def _answer(self, body: bytes) -> None:
         self._begin_answer()
         try:
-            if confirmed:
-                status = (await self._connection.request(self.reply, body)).status
-            else:
-                status = 0
-                await self._connection.publish(self.reply, body)
+            await self._connection.answer(self.reply, body)
         except BaseException:
             self._answered = False
             raise
-        if status:
-            self._answered = False
-            raise JetStreamError(f"nobody confirms message {self.metadata.sequence}: is the consumer gone?")

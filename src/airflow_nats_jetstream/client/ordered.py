@@ -11,11 +11,12 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_nats_jetstream.client import config as configs
 from airflow_nats_jetstream.client import pull as pulls
-from airflow_nats_jetstream.client.consume import Consuming, Messages, PullMessages, Subscribed
+from airflow_nats_jetstream.client.consume import Consuming, PullMessages
 from airflow_nats_jetstream.client.consumer import Consumer, consumer_request
 from airflow_nats_jetstream.client.errors import (
     ApiError,
@@ -37,14 +38,16 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.protocol import ProtocolError
 from airflow_nats_jetstream.client.push import PushMessages
+from airflow_nats_jetstream.client.subscription import Messages, Subscribed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from airflow_nats_jetstream.client.consume import Callback, OnError, OnFailure
+    from airflow_nats_jetstream.client.consume import Callback, OnFailure
     from airflow_nats_jetstream.client.consumer import ConsumerInfo
     from airflow_nats_jetstream.client.message import Message
     from airflow_nats_jetstream.client.stream import Stream
+    from airflow_nats_jetstream.client.subscription import OnError
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +67,8 @@ CHOICES = frozenset(
 """Fields of the configuration that are the caller's; the others make the consumer ordered."""
 INACTIVE = 300 * 10**9
 """Nanoseconds after which the server removes a consumer that nobody reads. nats.go: 5 minutes."""
-PUSH_HEARTBEAT = 5.0
-"""Seconds. nats.go's and nats-py's ordered push consumers: 5 s."""
+HEARTBEAT = 5.0
+"""Seconds, pulled or pushed, as in nats.go: what is lost here is noticed by nobody else."""
 LONGEST_WAIT = 5.0
 """Seconds between two attempts to create it again, at most; the first one follows at once."""
 
@@ -305,6 +308,7 @@ class OrderedMessages(Messages):
     def __init__(self, ordered: OrderedConsumer, pulling: pulls.Pulling, on_error: OnError | None) -> None:
         self._ordered = ordered
         self._pulling = pulling
+        self._left = pulling.stop_after
         self._on_error = on_error
         self._use: _Use | None = None
         self._present: Subscribed | None = None
@@ -317,7 +321,7 @@ class OrderedMessages(Messages):
 
     async def __anext__(self) -> Message:
         self._begin()
-        while not self._closed:
+        while not self._closed and self._left != 0:
             try:
                 if self._present is None:
                     self._present = await self._open()
@@ -330,6 +334,8 @@ class OrderedMessages(Messages):
             except JetStreamError as error:
                 await self._interrupted(error)
             else:
+                if self._left is not None:
+                    self._left -= 1
                 return message
         await self.stop()
         raise StopAsyncIteration
@@ -358,14 +364,15 @@ class OrderedMessages(Messages):
 
     async def _open(self) -> Subscribed:
         ordered, js = self._ordered, self._ordered._stream.js
+        heartbeat = self._pulling.heartbeat or min(HEARTBEAT, self._pulling.expires / 2)
         present: Subscribed
         if ordered._push:
             deliver = js.connection.new_inbox()
-            heartbeat = self._pulling.heartbeat or PUSH_HEARTBEAT
             config = {"deliver_subject": deliver, "flow_control": True, "idle_heartbeat": round(heartbeat * 1e9)}
             present = PushMessages(js, config, None, lambda: ordered._create(config))
         else:
-            present = PullMessages(ordered._consumer or await ordered._create(), self._pulling, None)
+            pulling = replace(self._pulling, heartbeat=heartbeat, stop_after=self._left)
+            present = PullMessages(ordered._consumer or await ordered._create(), pulling, None)
         return await present.__aenter__()
 
     async def _leave(self) -> list[Message]:

@@ -252,19 +252,21 @@ class AckSubject(NamedTuple):
     def parse(cls, reply: str) -> AckSubject:
         """Raises NotJetStreamMessage for any other subject, or none."""
         if nine := _NINE_TOKENS.fullmatch(reply):
-            return cls(nine[1], nine[2], int(nine[3]), int(nine[4]), int(nine[5]), int(nine[6]), int(nine[7]))
+            stream, consumer, delivered, sequence, counter, time, left = nine.groups()
+            numbers = (int(delivered), int(sequence), int(counter), int(time), int(left))
+            return tuple.__new__(cls, (stream, consumer, *numbers, "", "", 9))  # its constructor takes as long as this
         words = reply.split(".")
         at = 2 if len(words) == 9 else 4
-        numbers = words[at + 2 : at + 7]
+        texts = words[at + 2 : at + 7]
         if (
             len(words) not in (9, 11, 12)
             or words[:2] != ["$JS", "ACK"]
             or "" in words[: at + 7]
-            or not all(_NUMBER.fullmatch(number) for number in numbers)
+            or not all(_NUMBER.fullmatch(number) for number in texts)
         ):
             raise NotJetStreamMessage(f"not the reply subject of a JetStream message: {reply[:80]!r}")
         domain, account = ("", "") if at == 2 else ("" if words[2] == "_" else words[2], words[3])
-        delivered, sequence, consumer_sequence, timestamp, pending = map(int, numbers)
+        delivered, sequence, consumer_sequence, timestamp, pending = map(int, texts)
         of = (delivered, sequence, consumer_sequence, timestamp, pending)
         return cls(words[at], words[at + 1], *of, domain, account, len(words))
 

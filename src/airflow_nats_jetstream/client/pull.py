@@ -28,7 +28,9 @@ MAX_BYTES = 8 << 20
 EXPIRES = 30.0
 """Seconds that a request waits on the server. nats.go: DefaultExpires."""
 HEARTBEAT = 5.0
-"""Seconds between idle heartbeats; two missed are an error. nats.go: DefaultHeartbeat."""
+"""Seconds between idle heartbeats of a fetch; two missed are an error. nats.go: the same."""
+LONGEST_HEARTBEAT = 30.0
+"""Seconds, of consuming. nats.go: half of the expiry, and at most this."""
 MAX_MESSAGES = 500
 """Messages that consuming keeps asked for or unread. nats.go: DefaultMaxMessages."""
 MANY = 1_000_000
@@ -44,10 +46,12 @@ class Pulling:
 
     max_messages: messages that are asked for or wait unread, 500. 1 is a work queue: one message at a time.
     max_bytes:    bytes instead of messages, as the server counts them: subject, reply subject, headers and data.
+                  Beside ``max_messages``: what one request may bring.
     expires:      seconds that a request waits on the server, 30; it is renewed without end.
-    heartbeat:    seconds between the server's idle heartbeats, at most half of ``expires``; 5, less where ``expires``
-                  is below 12.5. After two missed ones a pull counts as lost.
-    threshold:    messages (or bytes, with ``max_bytes``) from which down more is asked for; half of the maximum.
+    heartbeat:    seconds between the server's idle heartbeats; half of ``expires``, and at most 30 (5 for an ordered
+                  consumer). After two missed ones a pull counts as lost.
+    threshold:    messages (or bytes, where those count) from which down more is asked for; half of the maximum.
+    stop_after:   messages after which the consuming ends, and more than which are not asked for; None: without end.
     priority:     for a consumer with priority groups.
 
     Raises:
@@ -59,12 +63,11 @@ class Pulling:
     expires: float = EXPIRES
     heartbeat: float | None = None
     threshold: int | None = None
+    stop_after: int | None = None
     priority: Priority | None = None
 
     def __post_init__(self) -> None:
-        if self.max_messages is not None and self.max_bytes is not None:
-            raise InvalidValue("max_bytes", self.max_bytes, "give max_messages or max_bytes, not both")
-        for name in ("max_messages", "max_bytes"):
+        for name in ("max_messages", "max_bytes", "stop_after"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise InvalidValue(name, value, "give at least 1")
         if self.threshold is not None and not 0 <= self.threshold < self.limit:
@@ -72,9 +75,13 @@ class Pulling:
         check_waiting(self.expires, self.heartbeat)
 
     @property
+    def by_bytes(self) -> bool:
+        return self.max_messages is None and self.max_bytes is not None
+
+    @property
     def limit(self) -> int:
-        """Messages or bytes."""
-        return self.max_bytes or self.max_messages or MAX_MESSAGES
+        """Messages, or :attr:`by_bytes`."""
+        return self.max_messages or self.max_bytes or MAX_MESSAGES
 
 
 def check_waiting(expires: float, heartbeat: float | None) -> None:
@@ -242,10 +249,10 @@ class ConsumeWindow(PullWindow):
 
     def __init__(self, pulling: Pulling, *, now: float, smallest_bound: int = 0) -> None:
         """``smallest_bound``: bytes of the largest message that can come; our bound of a request is not below it."""
-        super().__init__(
-            2**62, now=now, expires=pulling.expires, heartbeat=pulling.heartbeat, priority=pulling.priority
-        )
-        self._by_bytes = pulling.max_bytes is not None
+        heartbeat = pulling.heartbeat or min(LONGEST_HEARTBEAT, pulling.expires / 2)
+        self._left = pulling.stop_after or 2**62  # to hand out
+        super().__init__(self._left, now=now, expires=pulling.expires, heartbeat=heartbeat, priority=pulling.priority)
+        self._by_bytes = pulling.by_bytes
         self._limit = pulling.limit
         self._threshold = pulling.limit // 2 if pulling.threshold is None else pulling.threshold
         self._max_bytes = pulling.max_bytes or max(MAX_BYTES, smallest_bound)
@@ -260,7 +267,13 @@ class ConsumeWindow(PullWindow):
     @property
     def wants(self) -> bool:
         """There is something to ask for."""
-        return self._outstanding + self._unread <= (0 if self._blocked else self._threshold)
+        kept = self._outstanding + self._unread
+        return kept <= (0 if self._blocked else self._threshold) and (self._by_bytes or kept < self._left)
+
+    @property
+    def complete(self) -> bool:
+        """All that was wanted was handed out."""
+        return self._left <= 0
 
     def next_request(self, now: float) -> tuple[int, dict[str, Any]] | None:
         if not self.wants:
@@ -268,21 +281,24 @@ class ConsumeWindow(PullWindow):
         self._blocked = False
         room = self._limit - self._kept
         if not self._by_bytes:
-            return self._request(room, self._max_bytes, now)
-        number, body = self._request(MANY, room, now)
-        self._outstanding += room - MANY  # in bytes here
+            return self._request(min(room, self._left - self._kept), self._max_bytes, now)
+        batch = min(MANY, self._left)
+        number, body = self._request(batch, room, now)
+        self._outstanding += room - batch  # in bytes here
         if room == self._limit:
             self._full = number
         return number, body
 
     def on_messages(self, count: int, now: float, size: int = 0) -> None:
+        counted = size if self._by_bytes else count
         self._heard = now
-        self._outstanding = max(0, self._outstanding - self._counted(count, size))
-        self._unread += self._counted(count, size)
+        self._outstanding = max(0, self._outstanding - counted)
+        self._unread += counted
 
     def on_read(self, size: int) -> None:
         """One message was handed out."""
-        self._unread -= self._counted(1, size)
+        self._unread -= size if self._by_bytes else 1
+        self._left -= 1
 
     def on_unsent(self) -> None:
         """The request could not be sent."""
@@ -294,14 +310,11 @@ class ConsumeWindow(PullWindow):
         self._asked.clear()
         self._heard = now
 
-    def _counted(self, count: int, size: int) -> int:
-        return size if self._by_bytes else count
-
     def _on_empty(self) -> None:
         pass
 
     def _closed(self, messages: int, size: int) -> None:
-        self._outstanding = max(0, self._outstanding - self._counted(messages, size))
+        self._outstanding = max(0, self._outstanding - (size if self._by_bytes else messages))
 
     def _on_too_large(self, number: int, error: MaxBytesExceeded) -> None:
         if not self._by_bytes or number == self._full:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from airflow_nats_jetstream.client.consume import Arrived, Consuming, Subscribed
+from airflow_nats_jetstream.client.consume import Consuming
 from airflow_nats_jetstream.client.consumer import Consumer
 from airflow_nats_jetstream.client.errors import (
     ConsumerIsBound,
@@ -18,16 +18,19 @@ from airflow_nats_jetstream.client.errors import (
     PullError,
     SlowConsumer,
 )
+from airflow_nats_jetstream.client.subscription import Subscribed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Any
 
     from airflow_nats_jetstream.client.connection import Inbox
-    from airflow_nats_jetstream.client.consume import Callback, OnError, OnFailure
+    from airflow_nats_jetstream.client.consume import Callback, OnFailure
     from airflow_nats_jetstream.client.consumer import ConsumerInfo
     from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.client.message import Message
     from airflow_nats_jetstream.client.protocol import Reply
+    from airflow_nats_jetstream.client.subscription import OnError
 
 MOST_UNREAD = 512 << 10
 """Messages that wait unread; more are dropped, which is SlowConsumer. nats.go's DefaultSubPendingMsgsLimit."""
@@ -136,12 +139,12 @@ class PushMessages(Subscribed):
             self._put(PullError.from_status(reply.status, reply.description))
         elif self._unread >= MOST_UNREAD or self._unread_bytes + reply.size > MOST_UNREAD_BYTES:
             self._dropped += 1
-        elif arrived := self._put_message(reply):
-            sequence = arrived.message.metadata.consumer_sequence
+        elif message := self._put_message(reply):
+            sequence = message.metadata.consumer_sequence
             self._arrived_up_to(sequence - 1)
             self._last = sequence
             self._unread += 1
-            self._unread_bytes += arrived.size
+            self._unread_bytes += reply.size
 
     def _arrived_up_to(self, last: int) -> None:
         """Everything up to this delivery should be here; before the first one there may have been other listeners."""
@@ -157,9 +160,9 @@ class PushMessages(Subscribed):
             dropped, self._dropped, self._last = self._dropped, 0, 0
             raise SlowConsumer(dropped)
 
-    def _on_read(self, item: Arrived) -> None:
+    def _on_read(self, message: Message) -> None:
         self._unread -= 1
-        self._unread_bytes -= item.size
+        self._unread_bytes -= message.counted
 
     def _interrupted(self) -> None:
         self._heard = self._clock()
