@@ -9,7 +9,7 @@ from demo.service import free_port
 
 
 class Cluster:
-    """A context manager; the nodes are stopped at its end."""
+    """A context manager; the nodes are killed at its end."""
 
     def __init__(self, folder: Path) -> None:
         routes = [free_port() for _ in range(3)]
@@ -26,7 +26,7 @@ class Cluster:
 
     def __enter__(self) -> Self:
         for node in self.nodes:
-            self._stack.callback(node.stop)
+            self._stack.callback(node.kill)
             node.start()
         return self
 

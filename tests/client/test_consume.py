@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect, pull
+from airflow_nats_jetstream.client import ConnectionSettings, connect, pull, subscription
 from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.consume import PullMessages
 from airflow_nats_jetstream.client.consumer import Consumer
@@ -333,7 +333,8 @@ async def test_what_the_server_refuses_ends_it(stream: Stream) -> None:
         await anext(push.messages())
 
 
-async def test_a_pull_that_is_not_permitted_says_so(serve: Serve) -> None:
+async def test_a_pull_that_is_not_permitted_says_so(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription, "LOOK", 0.1)
     deny = '{ user: u, password: p, permissions: { publish: { deny: "$JS.API.CONSUMER.MSG.NEXT.>" } } }'
     server = serve(f"authorization {{ users: [{deny}] }}")
     settings = ConnectionSettings(servers=server.url, user="u", password="p")

@@ -46,7 +46,7 @@ async def test_a_leader_that_steps_down_is_said_and_loses_nothing(tmp_path: Path
 
 async def consume(cluster: Cluster, *, dies: bool) -> None:
     """Consume, in order and acknowledging, while the consumer's leader steps down, and then ``dies``."""
-    async with connect(ConnectionSettings(servers=cluster.url, request_timeout=1)) as js:
+    async with connect(ConnectionSettings(servers=cluster.url, request_timeout=0.3)) as js:
         stream = await create(js)
         consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
         with pytest.raises(LeadershipChanged):

@@ -71,7 +71,7 @@ async def test_acknowledged_is_acknowledged(consumer: Consumer) -> None:
 async def test_refused_comes_again_at_once_or_later(consumer: Consumer) -> None:
     first, second = await consumer.fetch(2)
     await first.nak()
-    await second.nak(timedelta(seconds=1))
+    await second.nak(timedelta(seconds=0.5))
     again = await consumer.fetch(3, max_wait=0.5)
     assert {(message.metadata.sequence, message.metadata.delivered) for message in again} == {(1, 2), (3, 1), (4, 1)}
     later = await consumer.next(max_wait=15)
@@ -94,7 +94,7 @@ async def test_in_progress_starts_the_time_again(js: JetStream, consumer: Consum
     working = await js.stream(consumer.stream).create_consumer(impatient)
     message = await working.next()
     again = asyncio.create_task(working.next())
-    for _ in range(5):
+    for _ in range(4):
         await asyncio.sleep(0.3)
         await message.in_progress()
     assert not again.done()

@@ -105,9 +105,9 @@ async def stalls(consumer: PushConsumer) -> bool:
 
 async def test_a_silent_server_is_noticed(mortal: NatsServer, on_mortal: JetStream, name: str) -> None:
     stream = await on_mortal.create_stream({"name": name, "subjects": [f"{name}.>"]})
-    consumer = await create(stream, idle_heartbeat=3 * 10**8)
+    consumer = await create(stream, idle_heartbeat=2 * 10**8)
     async with consumer.messages() as messages:
-        assert await messages.next(0.8) is None
+        assert await messages.next(0.5) is None
         with frozen(mortal), pytest.raises(HeartbeatMissed):
             await asyncio.wait_for(anext(messages), SOON)
         await on_mortal.publish(f"{name}.a")
@@ -120,7 +120,7 @@ async def test_a_silent_server_is_noticed(mortal: NatsServer, on_mortal: JetStre
 
 
 async def test_deliveries_that_did_not_arrive_are_noticed_by_the_heartbeat(stream: Stream) -> None:
-    consumer = await create(stream, idle_heartbeat=10**8, ack_wait=10**9)
+    consumer = await create(stream, idle_heartbeat=10**8, ack_wait=5 * 10**8)
     told: list[JetStreamError] = []
     async with consumer.messages(on_error=told.append) as messages:
         await stream.js.publish(f"{stream.name}.a")
