@@ -66,11 +66,11 @@ async def round_trips(consumer: Consumer) -> None:
 
 
 @asynccontextmanager
-async def asked(consumer: Consumer) -> AsyncIterator[list[dict[str, Any]]]:
+async def asked(stream: Stream) -> AsyncIterator[list[dict[str, Any]]]:
     """The requests for messages of it, as they come to the server."""
     requests: list[dict[str, Any]] = []
-    subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}"
-    async with consumer.js.connection.listen(subject, lambda reply: requests.append(json.loads(reply.data))):
+    subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.*"
+    async with stream.js.connection.listen(subject, lambda reply: requests.append(json.loads(reply.data))):
         yield requests
 
 
@@ -148,7 +148,7 @@ async def test_what_does_not_fit_is_not_asked_for_again_before_there_is_room(
     for size in (*[100] * 20, 5_000):
         await stream.js.publish(f"{stream.name}.a", b"x" * size)
     async with (
-        asked(consumer) as requests,
+        asked(stream) as requests,
         consumer.messages(Pulling(max_bytes=6_000, threshold=5_900)) as messages,
     ):
         for _ in range(21):
@@ -159,7 +159,7 @@ async def test_what_does_not_fit_is_not_asked_for_again_before_there_is_room(
 
 async def test_what_is_asked_for_by_default_is_what_nats_go_asks_for(stream: Stream, consumer: Consumer) -> None:
     await publish(stream, 260)
-    async with asked(consumer) as requests:
+    async with asked(stream) as requests:
         async with consumer.messages() as messages:
             for _ in range(251):
                 await anext(messages)
@@ -168,9 +168,12 @@ async def test_what_is_asked_for_by_default_is_what_nats_go_asks_for(stream: Str
         await consumer.fetch(1)
         async with consumer.messages(Pulling(max_messages=5, max_bytes=5_000, expires=90)) as messages:
             await anext(messages)
+        async with stream.ordered_consumer().messages() as messages:
+            await anext(messages)
     common = {"expires": 30 * 10**9, "idle_heartbeat": 15 * 10**9, "max_bytes": pull.MAX_BYTES}
     assert requests[:2] == [{"batch": 500, **common}, {"batch": 250, **common}]
     assert requests[2] == {"batch": 1, **common, "idle_heartbeat": 5 * 10**9}
+    assert requests[4] == {"batch": 500, **common, "idle_heartbeat": 5 * 10**9}
     assert requests[3] == {"batch": 5, "max_bytes": 5_000, "expires": 90 * 10**9, "idle_heartbeat": 30 * 10**9}
 
 
