@@ -6,12 +6,17 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import acknowledge, publish, spark
+from benchmarks import acknowledge, consume, publish, spark
 from benchmarks.comparison import Comparison
 from demo.java import java_home
 from demo.nats_server import NatsServer
 
-BENCHMARKS: Sequence[Callable[[str], Comparison]] = (publish.compare, acknowledge.compare, *spark.BENCHMARKS)
+BENCHMARKS: Sequence[Callable[[str], Comparison]] = (
+    *publish.BENCHMARKS,
+    *consume.BENCHMARKS,
+    acknowledge.compare,
+    *spark.BENCHMARKS,
+)
 
 
 def main() -> int:

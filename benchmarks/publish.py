@@ -1,43 +1,63 @@
-"""Publishing the departures, each answered, against nats-py's ``await js.publish`` one after the other."""
+"""Publishing, each message answered, against nats-py's ``await js.publish`` one after the other."""
 
 import asyncio
 import itertools
+from collections.abc import Callable
 
 import nats
 
-from airflow_nats_jetstream.client import ConnectionSettings
-from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.bulk import publish_all, publish_fast
 from benchmarks.comparison import Comparison
 from benchmarks.departures import departures
 
 SAMPLE = 20_000  # of the baseline, whose rate does not depend on the number
+SMALL = [(f"small.{number % 100}", b"x" * 128) for number in range(200_000)]
 
 
 def compare(url: str) -> Comparison:
-    asyncio.run(_stream(url))
+    """The departures, with ids."""
     runs = itertools.count()
 
-    def ours() -> int:
-        settings = ConnectionSettings(servers=url)
+    def ours(settings: ConnectionSettings) -> int:
         return publish_all(settings, departures(), stream="FLIGHTS", scope=f"run {next(runs)}").stored
 
-    def baseline() -> int:
-        return asyncio.run(_one_by_one(url))
-
     departures()
-    return Comparison("publish", required=6, aim=10).run(ours, baseline)
+    return _compare(url, Comparison("publish", required=6, aim=10), departures(), ours)
 
 
-async def _stream(url: str) -> None:
-    connection = await nats.connect(url)
-    await connection.jetstream().add_stream(name="FLIGHTS", subjects=["flights.>"])
-    await connection.close()
+def windowed(url: str) -> Comparison:
+    """128 B, up to a window of unanswered messages."""
+    comparison = Comparison("publish 128 B", required=8, aim=10)
+    return _compare(url, comparison, SMALL, lambda settings: publish_all(settings, SMALL).stored)
 
 
-async def _one_by_one(url: str) -> int:
+def fast(url: str) -> Comparison:
+    """128 B as a fast-ingest batch."""
+    comparison = Comparison("publish 128 B as a fast batch", required=18, aim=25)
+    return _compare(url, comparison, SMALL, lambda settings: publish_fast(settings, SMALL).batch_size)
+
+
+BENCHMARKS = (compare, windowed, fast)
+
+
+def _compare(
+    url: str, comparison: Comparison, messages: list[tuple[str, bytes]], ours: Callable[[ConnectionSettings], int]
+) -> Comparison:
+    settings = ConnectionSettings(servers=url)
+    asyncio.run(_stream(settings))
+    return comparison.run(lambda: ours(settings), lambda: asyncio.run(_one_by_one(url, messages[:SAMPLE])))
+
+
+async def _stream(settings: ConnectionSettings) -> None:
+    async with connect(settings) as js:
+        await js.create_stream({"name": "FLIGHTS", "subjects": ["flights.>", "small.>"], "allow_batched": True})
+
+
+async def _one_by_one(url: str, messages: list[tuple[str, bytes]]) -> int:
     connection = await nats.connect(url)
     js = connection.jetstream()
-    for subject, data in departures()[:SAMPLE]:
+    for subject, data in messages:
         await js.publish(subject, data)
     await connection.close()
-    return SAMPLE
+    return len(messages)
