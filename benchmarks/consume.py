@@ -31,7 +31,7 @@ BENCHMARKS = (messages, callback)
 def _compare(url: str, ack: str) -> Comparison:
     settings = ConnectionSettings(servers=url)
     asyncio.run(_stream(settings))
-    publish_all(settings, ((f"read.{number % 100}", b"x" * 128) for number in range(MESSAGES)), stream="READ")
+    publish_all(settings, ((f"read.{number % 100}", b"x" * 128) for number in range(MESSAGES)))
     names = (f"c{number}" for number in itertools.count())
     what = "consume" if ack == "none" else "consume and acknowledge"
     return Comparison(what, required=3, aim=4).run(

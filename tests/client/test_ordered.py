@@ -61,7 +61,7 @@ async def test_a_deleted_consumer_is_replaced_behind_the_last_message(stream: St
     told: list[JetStreamError] = []
     ordered = stream.ordered_consumer(push=push)
     received = []
-    async with ordered.messages(SMALL, on_error=told.append) as messages:
+    async with ordered.messages(SMALL, on_error=told.append) as messages, asyncio.timeout(SOON):
         async for message in messages:
             received.append(message.metadata.sequence)
             if len(received) in (50, 120, 200):
@@ -85,7 +85,8 @@ async def test_a_deleted_consumer_is_replaced_behind_the_last_message(stream: St
 async def test_a_gap_in_the_deliveries_is_filled(stream: Stream, push: bool) -> None:
     await publish(stream, 60)
     told: list[JetStreamError] = []
-    async with stream.ordered_consumer(push=push).messages(SMALL, on_error=told.append) as messages:
+    ordered = stream.ordered_consumer(push=push)
+    async with ordered.messages(SMALL, on_error=told.append) as messages, asyncio.timeout(SOON):
         received = [(await anext(messages)).metadata.sequence for _ in range(10)]
         await asyncio.sleep(0.2)
         present = messages._present

@@ -77,9 +77,7 @@ Headers = Mapping[str, str | Sequence[str]] | bytes
 class Connection:
     """One nats-py connection. Get one from :meth:`open`."""
 
-    def __init__(
-        self, settings: ConnectionSettings, client: nats.aio.client.Client, denied: Denied, lost: Lost
-    ) -> None:
+    def __init__(self, settings: ConnectionSettings, client: _Client, denied: Denied, lost: Lost) -> None:
         self.settings = settings
         self._client = client
         self._denied = denied
@@ -151,8 +149,8 @@ class Connection:
         """:meth:`publish` for the subject of a message's answer, which needs no check: acknowledgements are many."""
         if self._denied or not self._client.is_connected:
             await self.publish(subject, data)
-        else:
-            await self._client._send_publish(subject, "", data, len(data), None)
+        elif self._client.write(encode_publish(subject, "", data)):
+            await self._client._flush_pending()
 
     async def request(
         self, subject: str, data: bytes = b"", *, timeout: float | None = None, headers: Headers | None = None
@@ -442,14 +440,14 @@ class _Stream:
 
     @staticmethod
     def _deliver(deliver: Callable[[Reply], None], frame: Frame) -> None:
-        status, description = (0, "") if frame.data or not frame.header else decode_status(frame.header)
-        size = len(frame.subject) + len(frame.reply) + len(frame.header) + len(frame.data)
-        headers = decode_headers(frame.header) if frame.header else {}
-        subject, reply = frame.subject.decode(), frame.reply.decode()
+        subject, _, reply, header, data = frame
+        size = len(subject) + len(reply) + len(header) + len(data)
+        status, description = decode_status(header) if header and not data else (0, "")
+        fields = (subject.decode(), reply.decode(), status, description, decode_headers(header), data, size)
         try:
-            deliver(tuple.__new__(Reply, (subject, reply, status, description, headers, frame.data, size)))
+            deliver(tuple.__new__(Reply, fields))  # its constructor takes as long as this
         except Exception:
-            log.exception("NATS connection: a delivery on %r", subject[:_LONGEST_TEXT])
+            log.exception("NATS connection: a delivery on %r", fields[0][:_LONGEST_TEXT])
 
 
 class _Client(nats.aio.client.Client):
@@ -477,9 +475,14 @@ class _Client(nats.aio.client.Client):
         block = headers or b""
         if len(block) + payload_size > self._max_payload:
             raise nats.errors.MaxPayloadError
-        await self._send_command(encode_publish(subject, reply, payload, block))
-        if self._flush_queue is not None and self._flush_queue.empty():
+        if self.write(encode_publish(subject, reply, payload, block)):
             await self._flush_pending()
+
+    def write(self, command: bytes) -> bool:
+        """Add it to what is to be sent. Whether somebody has to ask for that to be done: nobody has yet."""
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        return self._flush_queue is not None and self._flush_queue.empty()
 
     def _connect_command(self) -> bytes:
         transport: Any = self._transport

@@ -211,6 +211,8 @@ def encode_headers(headers: Mapping[str, str | Sequence[str]]) -> bytes:
 def decode_headers(block: bytes) -> dict[str, list[str]]:
     """All values of each name, in order. Empty for an empty block. Bytes that are not UTF-8 are replaced."""
     headers: dict[str, list[str]] = {}
+    if not block:
+        return headers
     for line in block.split(b"\r\n")[1:]:
         name, colon, value = line.partition(b":")
         if colon:
