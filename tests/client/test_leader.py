@@ -55,6 +55,7 @@ async def consume(cluster: Cluster, *, dies: bool) -> None:
         told: list[Exception] = []
         received: set[int] = set()
         ordered: list[int] = []
+        in_order = stream.ordered_consumer()
 
         async def note(message: Message) -> None:
             await message.double_ack()
@@ -69,7 +70,7 @@ async def consume(cluster: Cluster, *, dies: bool) -> None:
 
         async with (
             consumer.consume(note, PULLING, on_error=told.append),
-            stream.ordered_consumer().consume(note_in_order, PULLING),
+            in_order.consume(note_in_order, PULLING),
         ):
             await publish(200)
             await steps_down_during(asyncio.sleep(0), consumer)
@@ -80,8 +81,21 @@ async def consume(cluster: Cluster, *, dies: bool) -> None:
                 cluster.named(old).kill()
                 await until(lambda: another(consumer, old), 60)
                 await publish(600)
+                await asyncio.to_thread(cluster.named(old).start)
+                await until(lambda: whole(stream), 60)
+                # An ordered consumer lives on one node alone, and is lost with it.
+                cluster.named((await in_order.info()).raw["cluster"]["leader"]).kill()
+                await publish(800)
         assert ordered == list(range(1, len(received) + 1))
         assert (await consumer.info(patience=10)).pending == 0
+
+
+async def whole(stream: Stream) -> bool:
+    try:
+        replicas = (await stream.info()).raw["cluster"]["replicas"]
+    except (ApiError, RequestTimeout):
+        return False
+    return all(replica["current"] for replica in replicas)
 
 
 async def steps_down_during(work: object, consumer: Consumer) -> None:

@@ -176,7 +176,8 @@ class OrderedConsumer:
         clock = asyncio.get_running_loop().time
         deadline = clock() + max_wait
         messages: list[Message] = []
-        with self._used("fetch"):
+        self._begin("fetch")
+        try:
             while True:
                 try:
                     consumer = self._consumer or await self._create()
@@ -194,9 +195,18 @@ class OrderedConsumer:
                         raise
                 else:
                     return messages
+        finally:
+            self._end()
 
-    def _used(self, use: str) -> _Use:
-        return _Use(self, use)
+    def _begin(self, use: str) -> None:
+        if self._busy:
+            raise OrderedConsumerMisused("an ordered consumer is used once at a time: create another one")
+        if self._use not in ("", use):
+            raise OrderedConsumerMisused(f"this ordered consumer was used to {self._use}: create another one to {use}")
+        self._busy, self._use = True, use
+
+    def _end(self) -> None:
+        self._busy = False
 
     async def _create(self, deliver: Mapping[str, Any] | None = None) -> Consumer:
         """Another consumer, behind the last message. Raises StreamNotFound, StreamRecreated, ApiError."""
@@ -281,27 +291,6 @@ def check_ordered_config(config: object) -> dict[str, Any]:
     }
 
 
-class _Use:
-    """One use of an ordered consumer. Raises OrderedConsumerMisused."""
-
-    def __init__(self, ordered: OrderedConsumer, use: str) -> None:
-        self._ordered = ordered
-        self._name = use
-
-    def __enter__(self) -> None:
-        ordered = self._ordered
-        if ordered._busy:
-            raise OrderedConsumerMisused("an ordered consumer is used once at a time: create another one")
-        if ordered._use not in ("", self._name):
-            raise OrderedConsumerMisused(
-                f"this ordered consumer was used to {ordered._use}: create another one to {self._name}"
-            )
-        ordered._busy, ordered._use = True, self._name
-
-    def __exit__(self, *_: object) -> None:
-        self._ordered._busy = False
-
-
 class OrderedMessages(Messages):
     """:class:`~airflow_nats_jetstream.client.consume.Messages` of an ordered consumer, across its consumers."""
 
@@ -310,7 +299,7 @@ class OrderedMessages(Messages):
         self._pulling = pulling
         self._left = pulling.stop_after
         self._on_error = on_error
-        self._use: _Use | None = None
+        self._begun = False
         self._present: Subscribed | None = None
         self._ending = False
         self._closed = False
@@ -343,9 +332,9 @@ class OrderedMessages(Messages):
     async def stop(self) -> list[Message]:
         self._closed = True
         left = await self._leave()
-        if self._use is not None:
-            self._use.__exit__()
-            self._use = None
+        if self._begun:
+            self._begun = False
+            self._ordered._end()
         await self._ordered._drop()
         return left
 
@@ -357,10 +346,9 @@ class OrderedMessages(Messages):
             self._closed = True
 
     def _begin(self) -> None:
-        if self._use is None and not self._closed:
-            use = self._ordered._used("consume")
-            use.__enter__()
-            self._use = use
+        if not (self._begun or self._closed):
+            self._ordered._begin("consume")
+            self._begun = True
 
     async def _open(self) -> Subscribed:
         ordered, js = self._ordered, self._ordered._stream.js
