@@ -25,7 +25,7 @@ from airflow_nats_jetstream.client.stream import Stream
 from demo.nats_server import NatsServer
 from tests.client.until import SOON, until
 
-SMALL = Pulling(max_messages=20, expires=2, heartbeat=0.5)
+SMALL = Pulling(max_messages=20, expires=2, heartbeat=0.3)
 
 
 @pytest.fixture

@@ -167,6 +167,7 @@ async def delivered(consumer: PushConsumer, count: int) -> bool:
 async def read_all(messages: AsyncIterator[Message], read: set[int]) -> None:
     async for message in messages:
         read.add(message.metadata.sequence)
+        await message.ack()
 
 
 async def test_what_is_no_push_consumer_is_said_before_anything_is_read(stream: Stream) -> None:
