@@ -89,6 +89,15 @@ async def test_ended_never_comes_again_and_the_server_says_why(consumer: Consume
     assert b'"reason":"not a flight"' in advisories[0].data
 
 
+async def test_a_reason_that_no_message_can_hold_is_refused_and_nothing_is_lost(consumer: Consumer) -> None:
+    message = await consumer.next()
+    with pytest.raises(InvalidValue, match="max_payload"):
+        await message.term("x" * consumer.js.connection.max_payload)
+    await message.term("too long")
+    await until(lambda: has(consumer, 1, 0, 0))
+    assert consumer.js.connection.reconnects == 0
+
+
 async def test_in_progress_starts_the_time_again(js: JetStream, consumer: Consumer) -> None:
     impatient = {"durable_name": "i", "ack_policy": "explicit", "ack_wait": 10**9, "max_ack_pending": 1}
     working = await js.stream(consumer.stream).create_consumer(impatient)

@@ -147,10 +147,11 @@ class Connection:
 
     async def answer(self, subject: str, data: bytes) -> None:
         """:meth:`publish` for the subject of a message's answer, which needs no check: acknowledgements are many."""
-        if self._denied or not self._client.is_connected:
-            await self.publish(subject, data)
-        elif self._client.write(encode_publish(subject, "", data)):
-            await self._client._flush_pending()
+        client = self._client
+        if self._denied or not client.is_connected or len(data) > client._max_payload:
+            await self.publish(subject, data)  # which says what is wrong
+        elif client.write(encode_publish(subject, "", data)):
+            await client._flush_pending()
 
     async def request(
         self, subject: str, data: bytes = b"", *, timeout: float | None = None, headers: Headers | None = None
