@@ -9,7 +9,13 @@ import pytest
 from airflow_nats_jetstream.client import ConnectionSettings, Trace, connect
 from airflow_nats_jetstream.client.config import check_consumer_config, check_stream_config, difference, merge
 from airflow_nats_jetstream.client.context import JetStream
-from airflow_nats_jetstream.client.errors import ConsumerCreateFailed, InvalidRequest, InvalidValue, ServerTooOld
+from airflow_nats_jetstream.client.errors import (
+    ApiError,
+    ConsumerCreateFailed,
+    InvalidRequest,
+    InvalidValue,
+    ServerTooOld,
+)
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.client.requirements import newest
 from demo.nats_server import NatsServer
@@ -210,6 +216,23 @@ def test_what_is_newer_than_this_client_survives() -> None:
     assert merge({"filter_subjects": ["a", "b"]}, {"filter_subject": "a"}) == {"filter_subject": "a"}
 
 
+async def test_a_pedantic_server_changes_nothing_by_itself(js: JetStream, ask: Ask, name: str) -> None:
+    """Else it would make the duplicate window as short as the age, and the consumer's limits its stream's."""
+    config = {"name": name, "subjects": [f"{name}.>"], "max_age": SECOND}
+    limits = {"max_ack_pending": 10, "inactive_threshold": 5 * SECOND}
+    with pytest.raises(ApiError, match="duplicate window cannot be bigger than max age") as refused:
+        await js.create_stream(config, pedantic=True)
+    assert refused.value.err_code == 10157
+    assert (await ask(f"STREAM.INFO.{name}"))["error"]["err_code"] == 10059
+    stream = await js.create_stream({**config, "duplicate_window": SECOND, "consumer_limits": limits}, pedantic=True)
+    with pytest.raises(ApiError) as refused:
+        await js.create_consumer(name, {"name": "c", "ack_policy": "explicit"}, pedantic=True)
+    assert refused.value.err_code == 10157
+    assert (await ask(f"CONSUMER.NAMES.{name}"))["total"] == 0
+    await stream.create_consumer({"name": "c", "ack_policy": "explicit"})
+    assert (await ask(f"CONSUMER.INFO.{name}.c"))["config"]["max_ack_pending"] == 10
+
+
 async def test_a_mirror_becomes_a_stream(js: JetStream, ask: Ask, name: str, origin: None) -> None:
     mirror = await js.create_stream({"name": name, "mirror": {"name": "ORIGIN"}})
     info = await mirror.info()
@@ -273,6 +296,7 @@ async def test_an_unknown_field_is_named_with_the_server(js: JetStream, ask: Ask
                 "allow_atomic": "2.12",
                 "allow_msg_counter": "2.12",
                 "allow_msg_schedules": "2.12",
+                "persist_mode": "2.12",
                 "allow_batched": "2.14",
             },
             {"priority_policy": "2.12"},
@@ -302,8 +326,18 @@ async def test_a_server_that_is_too_old_is_named_before_anything_is_sent(
                 await made.create_consumer({**config, field: "overflow"})
             with pytest.raises(ServerTooOld, match="allow_atomic"):
                 await made.update({"allow_atomic": True})
+            with pytest.raises(ServerTooOld, match=r"sources.consumer: needs nats-server 2.14"):
+                await made.update({"sources": [{"name": "T", "consumer": {"name": "c", "deliver_subject": "d"}}]})
+            with pytest.raises(ServerTooOld, match=r"ack_policy='flow_control': needs nats-server 2.14"):
+                await made.create_consumer({"name": "d", "ack_policy": "flow_control"})
+            mirror = await js.create_stream({"name": "M", "mirror": {"name": "S"}})
+            with pytest.raises(ServerTooOld, match=r"removes mirror: needs nats-server 2.12.*this is 2.11.11"):
+                await mirror.update({"subjects": ["m"]}, remove=["mirror"])
+            with pytest.raises(ServerTooOld, match=r"data alone: needs nats-server 2.12.*this is 2.11.11"):
+                await made.get_data(1)
             assert {each for each in sent if "INFO" not in each} == {
                 "$JS.API.STREAM.CREATE.S",
+                "$JS.API.STREAM.CREATE.M",
                 "$JS.API.CONSUMER.CREATE.S.c",
             }
     finally:
@@ -364,6 +398,13 @@ async def test_what_2_10_does_not_have(tmp_path: Path) -> None:
                 await stream.get_message(start_time="2026-01-01T00:00:00Z")
             with pytest.raises(ServerTooOld, match=r"priority_\w+: needs nats-server 2.11"):
                 await stream.create_consumer({"name": "d", "priority_groups": ["g"], "priority_policy": "overflow"})
+            for field in ("allow_msg_ttl", "subject_delete_marker_ttl"):
+                with pytest.raises(ServerTooOld, match=rf"{field}: needs nats-server 2.11 .* 2.10.26"):
+                    await stream.update({field: 1})
+            with pytest.raises(ServerTooOld, match=r"pause_until: needs nats-server 2.11"):
+                await stream.create_consumer({"name": "d", "pause_until": "2100-01-01T00:00:00Z"})
+            with pytest.raises(ServerTooOld, match=r"pedantic: needs nats-server 2.11"):
+                await js.create_stream({"name": "P"}, pedantic=True)
             await js.publish("s.a", b"found")
             assert (await stream.get_message(1, direct=True)).data == b"found"
             assert [name async for name in js.consumer_names("S")] == ["c"]

@@ -12,6 +12,7 @@ from airflow_nats_jetstream.client import ConnectionSettings, RequestSent, Respo
 from airflow_nats_jetstream.client.consumer import ConsumerInfo
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
+    ApiLevelRequired,
     ConsumerAlreadyExists,
     ConsumerDoesNotExist,
     ConsumerNotFound,
@@ -33,9 +34,48 @@ async def test_the_account_loses_nothing(js: JetStream, ask: Ask) -> None:
     answer = await ask("INFO")
     assert account.raw.keys() == answer.keys()
     assert account.limits.raw == answer["limits"]
+    limits = ("max_memory", "max_storage", "max_streams", "max_consumers")
+    assert [getattr(account.limits, each) for each in limits] == [answer["limits"][each] for each in limits]
     assert (account.limits.max_streams, account.limits.max_storage) == (-1, -1)
     assert account.level == answer["api"]["level"] > 0
     assert account.api.keys() == answer["api"].keys()
+
+
+async def test_what_the_account_uses(serve: Serve) -> None:
+    """A server of its own, on which nothing else changes."""
+    limits = "max_mem: 10M, max_file: 20M, max_streams: 7, max_consumers: 8"
+    user = 'users: [{ user: "a", password: "open" }]'
+    server = serve(f"accounts {{ A {{ {user}, jetstream {{ {limits} }} }} }}")
+    async with connect(ConnectionSettings(servers=server.url, user="a", password="open")) as js:
+        await js.create_stream({"name": "F", "subjects": ["f"], "max_bytes": 3_000})
+        await js.create_stream({"name": "M", "subjects": ["m"], "storage": "memory", "max_bytes": 2_000})
+        await js.create_consumer("F", {"durable_name": "c"})
+        await js.create_consumer("F", {"durable_name": "d"})
+        await js.create_consumer("M", {"durable_name": "e"})
+        await js.publish("f", b"x" * 500)
+        await js.publish("m", b"x" * 100)
+        account = await js.account_info()
+        asked = json.loads((await js.connection.request("$JS.API.INFO")).data)
+        used = (account.memory, account.storage, account.streams, account.consumers)
+        assert used == (asked["memory"], asked["storage"], 2, 3)
+        assert 100 < account.memory < 500 < account.storage
+        assert (account.reserved_memory, account.reserved_storage) == (2_000, 3_000)
+        assert account.limits.raw == asked["limits"]
+        found = account.limits
+        most = (found.max_memory, found.max_storage, found.max_streams, found.max_consumers)
+        assert most == (10_000_000, 20_000_000, 7, 8)
+        assert account.domain == ""
+        assert account.api["total"] < asked["api"]["total"]
+
+
+async def test_an_api_level_can_be_required(js: JetStream, ask: Ask, name: str) -> None:
+    """By the server that acts (nats-server 2.12), whatever the one that this is connected to has."""
+    level = (await ask("INFO"))["api"]["level"]
+    await js.api("INFO", headers={"Nats-Required-Api-Level": str(level)})
+    with pytest.raises(ApiLevelRequired) as refused:
+        await js.api(f"STREAM.CREATE.{name}", {"name": name}, headers={"Nats-Required-Api-Level": str(level + 1)})
+    assert (refused.value.code, refused.value.err_code) == (412, 10185)
+    assert (await ask(f"STREAM.INFO.{name}"))["error"]["err_code"] == 10059
 
 
 async def test_domain_prefix_and_time_out(serve: Serve) -> None:
@@ -46,6 +86,7 @@ async def test_domain_prefix_and_time_out(serve: Serve) -> None:
         for same in (js.with_options(domain="hub"), js.with_options(api_prefix="$JS.hub.API.")):
             assert [name async for name in same.stream_names()] == ["S"]
             assert (await same.stream("S").info()).domain == "hub"
+            assert (await same.account_info()).domain == "hub"
         with pytest.raises(JetStreamNotEnabled):
             await js.with_options(domain="elsewhere").account_info()
         with pytest.raises(InvalidValue, match="not both"):

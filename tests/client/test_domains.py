@@ -84,6 +84,18 @@ async def test_what_only_another_domain_stored_is_no_success(
     assert await stored(sides, name) == [1, 2]
 
 
+async def test_a_route_leads_over_both_servers(sides: list[JetStream], name: str) -> None:
+    leaf = sides[1]
+    assert (await leaf.route(f"{name}.leaf.a")).streams == [name]
+    route = await leaf.route(f"{name}.hub.a", b"data", headers={"Kind": ["x", "y"]})
+    assert route.streams == [name]
+    servers = [each["server"]["name"] for each in route.raw]
+    assert len(set(servers)) == 2
+    assert route.raw[0]["request"]["header"]["Kind"] == ["x", "y"]
+    assert (await leaf.route(f"{name}.nobody")).streams == []
+    assert await stored(sides, name) == [0, 0]
+
+
 async def test_reads_the_stream_of_the_domain(domains: Domains, sides: list[JetStream], name: str) -> None:
     far = domains.settings("leaf", "hub")
     publish_all(far, [(f"{name}.hub.{number}", b"hub") for number in range(300)])

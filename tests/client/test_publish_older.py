@@ -31,6 +31,8 @@ TOO_OLD: dict[str, list[tuple[str, Publish]]] = {
         ("2.11", lambda js: js.publish("S.x", ttl=timedelta(seconds=5))),
         ("2.11", lambda js: js.publish("S.x", headers={"Nats-TTL": "5s"})),
         ("2.11", lambda js: js.publish_async("S.x", ttl="never")),
+        ("2.11", lambda js: js.route("S.x")),
+        ("2.11", lambda js: js.publish("S.x", headers={"Nats-Trace-Dest": "t", "Nats-Trace-Only": "true"})),
         ("2.11", lambda js: js.publish("S.x", expected_last_subject_sequence=0, expected_last_subject="S.*")),
     ],
     "2.11.11": [

@@ -27,6 +27,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.protocol import ProtocolError, Reply, parse_time
 from airflow_nats_jetstream.client.stream import Stream
+from airflow_nats_jetstream.client.trace import ResponseReceived
 from demo.nats_server import NatsServer
 from tests.client.servers import Ask
 
@@ -79,12 +80,34 @@ async def test_one_message(stream: Stream, ask: Ask, direct: bool) -> None:
             await stream.get_message(**wrong, direct=direct)
 
 
+async def test_the_data_alone(stream: Stream, ask: Ask) -> None:
+    name = stream.name
+    for choice, body in [
+        ({"sequence": 3}, {"seq": 3}),
+        ({"sequence": 5}, {"seq": 5}),  # empty
+        ({"next_by_subject": f"{name}.2"}, {"next_by_subj": f"{name}.2"}),
+        ({"last_by_subject": f"{name}.1"}, {"last_by_subj": f"{name}.1"}),
+    ]:
+        server = (await ask(f"STREAM.MSG.GET.{name}", body))["message"]
+        assert await stream.get_data(**choice) == base64.b64decode(server.get("data", ""))  # type: ignore[arg-type]
+    answers: list[ResponseReceived] = []
+    trace = Trace(response_received=answers.append)
+    await stream.js.with_options(trace=trace).stream(name).get_data(3)
+    assert answers[-1].headers == {}
+    with pytest.raises(MessageNotFound):
+        await stream.get_data(11)
+    with pytest.raises(InvalidValue):
+        await stream.get_data()
+
+
 async def test_direct_gets_where_there_are_none(stream: Stream) -> None:
     await stream.update({"allow_direct": False})
     with pytest.raises(DirectGetDisabled, match="allow_direct=true"):
         await stream.get_message(1, direct=True)
     with pytest.raises(DirectGetDisabled):
         await listed(stream.get_messages())
+    with pytest.raises(DirectGetDisabled):
+        await stream.get_data(1)
     with pytest.raises(StreamNotFound):
         await stream.js.stream("NONE").get_message(1, direct=True)
 

@@ -31,7 +31,7 @@ from airflow_nats_jetstream.client.trace import RequestSent, ResponseReceived, T
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
-    from airflow_nats_jetstream.client.connection import Connection
+    from airflow_nats_jetstream.client.connection import Connection, Headers
     from airflow_nats_jetstream.client.consumer import Consumer, ConsumerInfo
     from airflow_nats_jetstream.client.protocol import Reply
     from airflow_nats_jetstream.client.requirements import Requirement
@@ -81,20 +81,29 @@ class JetStream(Publishing):
         """The connection's, with this context's own options."""
         return self._settings or self.connection.settings
 
-    async def request(self, subject: str, data: bytes = b"") -> Reply:
+    async def request(self, subject: str, data: bytes = b"", *, headers: Headers | None = None) -> Reply:
         """One request and its answer, traced. Raises as :meth:`Connection.request`."""
         clock = asyncio.get_running_loop()
         start = clock.time()
         self.trace.sent(RequestSent(subject, data))
-        reply = await self.connection.request(subject, data, timeout=self.settings.request_timeout)
+        timeout = self.settings.request_timeout
+        reply = await self.connection.request(subject, data, timeout=timeout, headers=headers)
         self.trace.received(ResponseReceived.of(subject, reply, clock.time() - start))
         return reply
 
-    async def api(self, request: str, payload: Mapping[str, Any] | None = None, *, patience: float = 0) -> Any:
+    async def api(
+        self,
+        request: str,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        patience: float = 0,
+        headers: Headers | None = None,
+    ) -> Any:
         """One request of the JetStream API, e.g. ``STREAM.INFO.ORDERS``; the decoded answer.
 
-        ``patience``: seconds during which a lost connection, a missing leader and an unanswered request are tried
-        again. Only for requests that may be repeated.
+        patience: seconds during which a lost connection, a missing leader and an unanswered request are tried again.
+                  Only for requests that may be repeated.
+        headers:  for example ``{"Nats-Required-Api-Level": "2"}``: an older server from 2.12 on refuses it then.
 
         Raises:
             ApiError: or a subclass, the server's refusal.
@@ -107,7 +116,7 @@ class JetStream(Publishing):
         data = json.dumps(payload).encode() if payload is not None else b""
         while True:
             try:
-                return self._decoded(subject, await self.request(subject, data))
+                return self._decoded(subject, await self.request(subject, data, headers=headers))
             except (ConnectionLost, RequestTimeout, JetStreamNotEnabled, _Unavailable):
                 if clock.time() + _PATIENCE_STEP > deadline:
                     raise
@@ -127,7 +136,9 @@ class JetStream(Publishing):
             raise error
         return answer
 
-    async def configure(self, request: str, body: Mapping[str, Any], wanted: configs.Config) -> Any:
+    async def configure(
+        self, request: str, body: Mapping[str, Any], wanted: configs.Config, *, pedantic: bool = False
+    ) -> Any:
         """A request that configures a stream or consumer; ``wanted`` are the fields that the caller asks for.
 
         Raises:
@@ -137,6 +148,9 @@ class JetStream(Publishing):
         """
         if needed := requirements.newest(wanted):
             await self.require(needed)
+        if pedantic:
+            await self.require(requirements.PEDANTIC)
+            body = {**body, "pedantic": True}
         try:
             return await self.api(request, body)
         except InvalidRequest as error:
@@ -176,11 +190,12 @@ class JetStream(Publishing):
         await stream.info()
         return stream
 
-    async def create_stream(self, config: configs.Config) -> Stream:
+    async def create_stream(self, config: configs.Config, *, pedantic: bool = False) -> Stream:
         """Create; an equal one that exists is fine.
 
-        config:  the server's own JSON (nats-server ``StreamConfig``); durations as ``timedelta`` or nanoseconds, times
-                 as ``datetime`` with a zone or RFC 3339. A mirror's or source's ``domain`` is its ``external.api``.
+        config:   the server's own JSON (nats-server ``StreamConfig``); durations as ``timedelta`` or nanoseconds, times
+                  as ``datetime`` with a zone or RFC 3339. A mirror's or source's ``domain`` is its ``external.api``.
+        pedantic: values that the server would silently change to fit each other are an ApiError, 10157 (2.11).
 
         Raises:
             StreamNameInUse: one with another configuration exists.
@@ -189,7 +204,7 @@ class JetStream(Publishing):
             InvalidValue: what JetStream forbids in names and subjects; nothing was sent.
         """
         wanted = configs.check_stream_config(config)
-        answer = await self.configure(f"STREAM.CREATE.{wanted['name']}", wanted, wanted)
+        answer = await self.configure(f"STREAM.CREATE.{wanted['name']}", wanted, wanted, pedantic=pedantic)
         return Stream(self, wanted["name"], StreamInfo(answer))
 
     async def update_stream(self, config: configs.Config, *, remove: Iterable[str] = ()) -> Stream:
@@ -269,9 +284,9 @@ class JetStream(Publishing):
         """See :meth:`Stream.get_consumer`."""
         return await self.stream(stream).get_consumer(name)
 
-    async def create_consumer(self, stream: str, config: configs.Config) -> Consumer:
+    async def create_consumer(self, stream: str, config: configs.Config, *, pedantic: bool = False) -> Consumer:
         """See :meth:`Stream.create_consumer`."""
-        return await self.stream(stream).create_consumer(config)
+        return await self.stream(stream).create_consumer(config, pedantic=pedantic)
 
     async def update_consumer(self, stream: str, config: configs.Config, *, remove: Iterable[str] = ()) -> Consumer:
         """See :meth:`Stream.update_consumer`."""

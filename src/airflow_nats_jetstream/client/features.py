@@ -21,6 +21,7 @@ class Feature(NamedTuple):
 
 MESSAGE_TTL = Feature("message TTL", 1, "2.11")
 EXPECTED_LAST_SUBJECT = Feature("the expected last sequence of several subjects", 1, "2.11")
+MESSAGE_TRACING = Feature("message tracing", 1, "2.11")
 COUNTERS = Feature("counters", 2, "2.12")
 SCHEDULED_ONCE = Feature("scheduled messages", 2, "2.12")
 ATOMIC_BATCHES = Feature("atomic batches", 2, "2.12")
@@ -33,6 +34,8 @@ _LEVELS = {(2, 11): 1, (2, 12): 2, (2, 14): 4}
 _BY_HEADER = {
     "Nats-TTL": MESSAGE_TTL,
     "Nats-Expected-Last-Subject-Sequence-Subject": EXPECTED_LAST_SUBJECT,
+    "Nats-Trace-Dest": MESSAGE_TRACING,
+    "Nats-Trace-Only": MESSAGE_TRACING,
     "Nats-Incr": COUNTERS,
     "Nats-Schedule": SCHEDULED_ONCE,
     "Nats-Schedule-Source": SCHEDULED_AGAIN,

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client import features
+from airflow_nats_jetstream.client import route as routes
 from airflow_nats_jetstream.client.batch import MAX_MESSAGES, Batch
 from airflow_nats_jetstream.client.errors import (
     InvalidValue,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.client.features import Feature
     from airflow_nats_jetstream.client.options import Headers, OutgoingMessage, PublishOptions
     from airflow_nats_jetstream.client.publish_async import PublishFuture
+    from airflow_nats_jetstream.client.route import Route
     from airflow_nats_jetstream.client.settings import ConnectionSettings
 
 
@@ -207,6 +209,19 @@ class Publishing:
             finally:
                 self.connection.when_lost.discard(batch.lost)
                 keeper.cancel()
+
+    async def route(self, subject: str, data: bytes = b"", *, headers: Headers | None = None) -> Route:
+        """Where this message would go: which streams would get it. Nothing is stored or delivered (nats-server 2.11).
+
+        What a stream would say to its headers and size is not tried.
+
+        Raises:
+            ServerTooOld: before anything is sent: the server would store it.
+            InvalidValue: as :meth:`publish`.
+            RequestTimeout, PermissionDenied, ConnectionLost: not every server on the way has answered.
+        """
+        await self.require_feature(features.MESSAGE_TRACING)
+        return await routes.find(self.connection, subject, data, headers, self.settings.request_timeout)
 
     def acknowledged(self, subject: str, answer: bytes) -> PubAck:
         """The PubAck in a stream's answer. Raises ApiError, WrongDomain, ProtocolError."""

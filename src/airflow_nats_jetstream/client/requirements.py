@@ -30,6 +30,9 @@ _2_11, _2_12, _2_14 = (1, (2, 11)), (2, (2, 12)), (4, (2, 14))
 
 BATCHED_DIRECT_GET = Requirement(*_2_11, "batched direct get")
 START_TIME = Requirement(*_2_11, "start_time")
+PEDANTIC = Requirement(*_2_11, "pedantic")
+DATA_ALONE = Requirement(*_2_12, "direct get of the data alone")
+MIRROR_PROMOTION = Requirement(*_2_12, "an update that removes mirror")
 
 PAUSE, UNPIN, RESET = (
     Requirement(*_2_11, "pausing a consumer"),

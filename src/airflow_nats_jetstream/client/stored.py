@@ -152,14 +152,19 @@ async def get(stream: Stream, body: Mapping[str, Any]) -> StoredMessage:
 
 async def get_direct(stream: Stream, body: Mapping[str, Any]) -> StoredMessage:
     """From any replica. Raises MessageNotFound, DirectGetDisabled."""
+    return direct_message(await ask_direct(stream, body))[0]
+
+
+async def ask_direct(stream: Stream, body: Mapping[str, Any]) -> Reply:
+    """The answer to a direct get of one message. Raises MessageNotFound, DirectGetDisabled."""
     subject, data = f"{stream.js.settings.prefix}.DIRECT.GET.{stream.name}", json.dumps(body).encode()
     last = body.get("last_by_subj")
-    if last is not None and not {"*", ">"}.intersection(last.split(".")):
+    if last is not None and len(body) == 1 and not {"*", ">"}.intersection(last.split(".")):
         subject, data = f"{subject}.{check_subject(last, 'last_by_subject')}", b""  # permissions can be given for it
     reply = await stream.js.request(subject, data)
     if reply.status:
         await _refused(stream, reply)
-    return direct_message(reply)[0]
+    return reply
 
 
 async def batch(stream: Stream, body: Mapping[str, Any], count: int | None) -> AsyncIterator[StoredMessage]:

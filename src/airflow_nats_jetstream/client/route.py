@@ -1,0 +1,54 @@
+"""Where a message would go: the servers' own message tracing (ADR-41, nats-server 2.11), with nothing delivered."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_nats_jetstream.client.errors import RequestTimeout
+from airflow_nats_jetstream.client.options import outgoing
+from airflow_nats_jetstream.client.protocol import ProtocolError, decode_object
+
+if TYPE_CHECKING:
+    from airflow_nats_jetstream.client.connection import Connection
+    from airflow_nats_jetstream.client.options import Headers
+    from airflow_nats_jetstream.client.protocol import Reply
+
+
+@dataclass(frozen=True)
+class Route:
+    """``raw`` is what each server on the way said (nats-server ``MsgTraceEvent``), the first is the nearest."""
+
+    raw: list[dict[str, Any]] = field(repr=False)
+    streams: list[str]
+    """Those that would get it."""
+
+    @classmethod
+    def parse(cls, raw: list[dict[str, Any]]) -> Route:
+        """Raises ProtocolError."""
+        try:
+            events = [event for each in raw for event in each["events"]]
+            return cls(raw, [str(event["stream"]) for event in events if event["type"] == "js"])
+        except (KeyError, TypeError):
+            raise ProtocolError("a trace of a message is not what nats-server promises") from None
+
+
+async def find(connection: Connection, subject: str, data: bytes, headers: Headers | None, seconds: float) -> Route:
+    """Raises RequestTimeout, PermissionDenied, InvalidValue."""
+    arrived: asyncio.Queue[Reply] = asyncio.Queue()
+    async with connection.inbox(arrived.put_nowait) as inbox:
+        tracing = {"Nats-Trace-Dest": inbox.subject(1), "Nats-Trace-Only": "true"}
+        message = outgoing(subject, data, {**(headers or {}), **tracing}, {})
+        await connection.publish(subject, data, headers=message.block)
+        said: list[dict[str, Any]] = []
+        expected = 1
+        try:
+            async with asyncio.timeout(seconds):
+                while len(said) < expected:
+                    said.append(decode_object((await arrived.get()).data, "a trace of a message"))
+                    expected += int(said[-1].get("hops") or 0)  # servers that it went on to, each with its own
+        except TimeoutError:
+            connection.check_permitted(subject)
+            raise RequestTimeout(f"{len(said)} of {expected} servers said where {subject!r} goes") from None
+    return Route.parse(said)
