@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, Trace, connect
+from airflow_nats_jetstream.client import ConnectionSettings, Trace, connect, features
 from airflow_nats_jetstream.client.config import check_consumer_config, check_stream_config, difference, merge
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
@@ -17,7 +17,7 @@ from airflow_nats_jetstream.client.errors import (
     ServerTooOld,
 )
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
-from airflow_nats_jetstream.client.requirements import newest
+from airflow_nats_jetstream.client.requirements import Requirement, newest
 from demo.nats_server import NatsServer
 from demo.service import free_port
 from tests.client.servers import Ask, older_program
@@ -189,6 +189,8 @@ async def test_an_update_of_a_consumer_changes_one_field(js: JetStream, ask: Ask
     body = {"stream_name": name, "config": filled(CONSUMER, name), "action": "create"}
     before = (await ask(f"CONSUMER.CREATE.{name}.c", body))["config"]
     assert len(CONSUMER) > 20
+    listed = [found(info.config, body["config"]) async for info in js.list_consumers(name)]
+    assert listed == [body["config"]]  # times with a negative offset do not end the list
     await js.consumer(name, "c").update({"description": "new"})
     assert (await ask(f"CONSUMER.INFO.{name}.c"))["config"] == before | {"description": "new"}
     await js.create_or_update_consumer(name, {"name": "c", "max_ack_pending": 98, "metadata": {"tier": "2"}})
@@ -405,6 +407,10 @@ async def test_what_2_10_does_not_have(tmp_path: Path) -> None:
                 await stream.create_consumer({"name": "d", "pause_until": "2100-01-01T00:00:00Z"})
             with pytest.raises(ServerTooOld, match=r"pedantic: needs nats-server 2.11"):
                 await js.create_stream({"name": "P"}, pedantic=True)
+            consumer = stream.consumer("c")
+            for call in (consumer.pause(datetime.now(UTC)), consumer.resume(), consumer.unpin("g")):
+                with pytest.raises(ServerTooOld, match=r"needs nats-server 2.11 .* 2.10.26"):
+                    await call
             await js.publish("s.a", b"found")
             assert (await stream.get_message(1, direct=True)).data == b"found"
             assert [name async for name in js.consumer_names("S")] == ["c"]
@@ -417,3 +423,7 @@ def test_what_needs_the_newest_server() -> None:
     assert newest({"sources": [{"name": "M", "consumer": {"name": "c"}}]}) == (4, (2, 14), "sources.consumer")
     assert newest({"ack_policy": "flow_control"}) == (4, (2, 14), "ack_policy='flow_control'")
     assert newest({"allow_atomic": False, "max_msgs": 1, "ack_policy": "explicit"}) is None
+    for version in ("2.12.0", "2.15.1", "3.0.0-RC.1"):
+        assert Requirement(2, (2, 12), "x").met_by(version)
+        assert features.level_of(version) >= 2
+    assert not Requirement(2, (2, 12), "x").met_by("2.11.11")

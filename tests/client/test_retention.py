@@ -3,6 +3,7 @@
 The walk-through of docs/how-to/interest-retention.md runs in test_reference.py.
 """
 
+import asyncio
 import json
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import ApiError, InvalidStreamConfig, StreamSealed
 from airflow_nats_jetstream.client.protocol import Reply
+from airflow_nats_jetstream.client.pull import Pulling
 from tests.client.servers import Ask
 from tests.client.until import until
 
@@ -75,6 +77,34 @@ async def test_a_work_queue_gives_each_message_to_one_consumer(js: JetStream, as
     for message in await worker.fetch(2, max_wait=30):
         await message.double_ack()
     assert await state(ask, name) == (1, 2, 3)
+
+
+async def test_workers_of_one_message_at_a_time_share_a_queue(js: JetStream, ask: Ask, name: str) -> None:
+    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], "retention": "workqueue"})
+    await stream.create_consumer({"durable_name": "work", "ack_policy": "explicit"})
+    shares: list[list[int]] = [[], [], []]
+    most = 0
+
+    async def work(share: list[int]) -> None:
+        nonlocal most
+        async with js.consumer(name, "work").messages(Pulling(max_messages=1)) as messages:
+            async for message in messages:
+                most = max(most, (await ask(f"CONSUMER.INFO.{name}.work"))["num_ack_pending"])
+                await message.double_ack()
+                share.append(message.metadata.sequence)
+
+    async def done() -> bool:
+        return await state(ask, name) == (0, 31, 30)
+
+    workers = [asyncio.create_task(work(share)) for share in shares]
+    for _ in range(30):
+        await js.publish(f"{name}.a")
+    await until(done)
+    for worker in workers:
+        worker.cancel()
+    assert all(shares)
+    assert sorted(each for share in shares for each in share) == list(range(1, 31))
+    assert most <= 3
 
 
 @pytest.mark.parametrize(
