@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client import ConnectionSettings, connect, errors
 from airflow_nats_jetstream.client.account import AccountInfo
 from airflow_nats_jetstream.client.batch import Batch
 from airflow_nats_jetstream.client.consume import Consuming, PullMessages
@@ -85,6 +85,36 @@ def test_the_page_has_every_call(noun: type) -> None:
     names = {name for kind in ours for name in (*vars(kind), *vars(kind).get("__annotations__", ()))}
     calls = {name for name in names if not name.startswith("_")} - SHARED
     assert sorted(name for name in calls if not re.search(rf"[.`]{name}\b", code)) == []
+
+
+def test_the_page_has_every_error_code_and_its_class() -> None:
+    rows = re.findall(r"^\| (10\d{3}(?:(?:, | to )10\d{3})*)[^|]* \| `(\w+)`", PAGE.read_text(), re.MULTILINE)
+    listed: dict[int, str] = {}
+    for codes, kind in rows:
+        for each in codes.split(", "):
+            first, _, last = each.partition(" to ")
+            listed |= dict.fromkeys(range(int(first), int(last or first) + 1), kind)
+    assert listed == {code: kind.__name__ for code, kind in errors._BY_CODE.items()}
+    for code, kind in listed.items():
+        answer = {"code": 400, "err_code": code, "description": "the server's words"}
+        error = errors.ApiError.from_response(answer)
+        assert type(error).__name__ == kind
+        assert {name: getattr(error, name) for name in answer} == answer
+    unknown = errors.ApiError.from_response({"code": 418, "err_code": 10999, "description": "new"})
+    assert (type(unknown), unknown.code, unknown.err_code, unknown.description) == (errors.ApiError, 418, 10999, "new")
+
+
+def test_the_page_has_every_error() -> None:
+    page = PAGE.read_text()
+    never_raised = {"BatchCompleted", "NoResponders", "_Unavailable"}
+    named = {kind.__name__ for kind in kinds(errors.JetStreamError) if not issubclass(kind, errors.HandoffError)}
+    assert sorted(name for name in named - never_raised if f"`{name}`" not in page) == []
+
+
+def kinds(kind: type[errors.JetStreamError]) -> Iterator[type[errors.JetStreamError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from kinds(each)
 
 
 async def test_a_wrong_snippet_fails_at_its_line_of_the_page(tmp_path: Path) -> None:
