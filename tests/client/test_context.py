@@ -178,7 +178,9 @@ async def test_streams_are_made_got_and_deleted(js: JetStream, ask: Ask, name: s
     assert updated.cached_info
     assert updated.cached_info.config["max_msgs"] == 7
     assert (await ask(f"STREAM.INFO.{name}"))["config"]["max_msgs"] == 7
-    assert (await js.create_or_update_stream({"name": name, "max_msgs": 8}))[1] == {"max_msgs": (7, 8)}
+    await js.update_stream({"name": name}, remove=["max_msgs"])
+    assert (await ask(f"STREAM.INFO.{name}"))["config"]["max_msgs"] == -1
+    assert (await js.create_or_update_stream({"name": name, "max_msgs": 8}))[1] == {"max_msgs": (-1, 8)}
     assert (await js.create_or_update_stream({"name": name, "max_msgs": 8}))[1] == {}
     assert await js.stream_name_by_subject(f"{name}.a") == name
     assert [each async for each in js.stream_names(subject=f"{name}.a")] == [name]
@@ -221,6 +223,9 @@ async def test_consumers_are_made_got_and_deleted(js: JetStream, ask: Ask, name:
     found = (await ask(f"CONSUMER.INFO.{name}.c"))["config"]
     assert "filter_subject" not in found
     assert (found["filter_subjects"], found["max_ack_pending"]) == (wanted["filter_subjects"], 7)
+    await js.update_consumer(name, {"name": "c", "description": "new"}, remove=["max_ack_pending"])
+    found = (await ask(f"CONSUMER.INFO.{name}.c"))["config"]
+    assert (found["description"], found["max_ack_pending"]) == ("new", 1000)
     _, changes = await js.create_or_update_consumer(name, {"name": "d", "inactive_threshold": 10**12})
     assert changes is None
 

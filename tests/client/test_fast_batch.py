@@ -114,6 +114,26 @@ async def test_a_stream_without_them(js: JetStream, name: str, way: Way) -> None
     await js.api(f"STREAM.DELETE.{name}_N")
 
 
+async def test_each_message_has_options_of_its_own(js: JetStream, name: str) -> None:
+    async with js.fast_batch() as batch:
+        await batch.add(f"{name}.x", b"1", msg_id="one", headers={"Kind": ["a", "b"]})
+        await batch.add(f"{name}.x", b"1", msg_id="one")  # counts, and is not stored again
+        await batch.add(f"{name}.y", b"2", expected_stream=name, expected_last_subject_sequence=0)
+        assert batch.size == 3
+        ack = await batch.commit()
+    assert (ack.batch_id, ack.batch_size, bool(batch.id)) == (batch.id, 3, True)
+    assert await contents(js, name) == [b"1", b"2"]
+    block = base64.b64decode((await js.api(f"STREAM.MSG.GET.{name}", {"seq": 1}))["message"]["hdrs"])
+    assert block == b"NATS/1.0\r\nKind: a\r\nKind: b\r\nNats-Msg-Id: one\r\n\r\n"
+    async with js.fast_batch() as batch:
+        await batch.add(f"{name}.x", b"3")
+        await batch.add(f"{name}.x", b"4", expected_stream="OTHER")
+        with pytest.raises(errors.PublishFailed) as failed:
+            await batch.commit()
+    assert isinstance(failed.value.cause, errors.WrongStream)
+    assert await contents(js, name) == [b"1", b"2", b"3"]
+
+
 async def test_ids_stream_and_progress(settings: ConnectionSettings, name: str) -> None:
     messages: list[Publishable] = [(f"{name}.x", b"same")] * 2_000
     reported: list[int] = []

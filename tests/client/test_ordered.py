@@ -116,6 +116,28 @@ async def test_fetching_goes_on_where_it_was(stream: Stream) -> None:
         await ordered.next(max_wait=0.2)
 
 
+async def test_a_slow_reader_is_not_sent_more_than_it_asked_for(stream: Stream) -> None:
+    await publish(stream, 100)
+
+    async def delivered(count: int) -> bool:
+        (name,) = await names(stream)
+        return (await stream.consumer(name).info()).delivered == count
+
+    read = []
+
+    async def note(message: Message) -> None:
+        read.append(message)
+        if len(read) == 1:
+            await until(lambda: delivered(10))
+
+    ten = Pulling(max_messages=10)
+    async with stream.ordered_consumer().messages(ten) as messages:
+        await anext(messages)
+        await until(lambda: delivered(10))
+    async with stream.ordered_consumer().consume(note, ten):
+        await until(lambda: len(read) == 100)
+
+
 async def test_new_means_new_when_it_was_made(stream: Stream) -> None:
     await publish(stream, 10)
     ordered = stream.ordered_consumer({"deliver_policy": "new"})

@@ -165,7 +165,12 @@ async def test_a_cancelled_future_frees_its_slot(serve: Serve) -> None:
         await publisher.complete(1)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(await publisher.publish("N.x"), 0.1)  # which cancels it
-        while (await js.api("STREAM.INFO.N"))["state"]["messages"] < 4:
+        unanswered = await js.publish_async("N.x")
+        with pytest.raises(errors.RequestTimeout, match=r"1 messages have no answer after 0\.1 s"):
+            await js.publish_async_complete(0.1)
+        unanswered.cancel()
+        await js.publish_async_complete()
+        while (await js.api("STREAM.INFO.N"))["state"]["messages"] < 5:
             pass
 
 
