@@ -259,6 +259,8 @@ async def test_info(stream: Stream, ask: Ask) -> None:
     name = stream.name
     info = await stream.info(subjects_filter=f"{name}.*")
     server = await ask(f"STREAM.INFO.{name}", {"subjects_filter": f"{name}.*"})
+    later = await stream.info()
+    assert parse_time(info.now) < parse_time(server["ts"]) < parse_time(later.now)
     assert info.state == server["state"]
     assert info.state["subjects"] == {f"{name}.0": 4, f"{name}.1": 3, f"{name}.2": 3}
     assert {"first_ts", "last_ts", "num_subjects", "consumer_count"} <= info.state.keys()

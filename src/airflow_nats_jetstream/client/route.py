@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.client.options import Headers
     from airflow_nats_jetstream.client.protocol import Reply
 
+_NO_TRACE = "a trace of a message is not what nats-server promises"
+
 
 @dataclass(frozen=True)
 class Route:
@@ -23,15 +25,26 @@ class Route:
     raw: list[dict[str, Any]] = field(repr=False)
     streams: list[str]
     """Those that would get it."""
+    refused: list[str]
+    """Why it would not get on somewhere, in the servers' words."""
 
     @classmethod
     def parse(cls, raw: list[dict[str, Any]]) -> Route:
         """Raises ProtocolError."""
         try:
             events = [event for each in raw for event in each["events"]]
-            return cls(raw, [str(event["stream"]) for event in events if event["type"] == "js"])
+            streams = [str(event["stream"]) for event in events if event["type"] == "js"]
+            return cls(raw, streams, [str(event["error"]) for event in events if "error" in event])
         except (KeyError, TypeError):
-            raise ProtocolError("a trace of a message is not what nats-server promises") from None
+            raise ProtocolError(_NO_TRACE) from None
+
+
+def onward(said: dict[str, Any]) -> int:
+    """How many servers it went on to from this one, each of which says something, too. Raises ProtocolError."""
+    hops = said.get("hops", 0)
+    if type(hops) is not int or hops < 0:
+        raise ProtocolError(_NO_TRACE)
+    return hops
 
 
 async def find(connection: Connection, subject: str, data: bytes, headers: Headers | None, seconds: float) -> Route:
@@ -47,8 +60,12 @@ async def find(connection: Connection, subject: str, data: bytes, headers: Heade
             async with asyncio.timeout(seconds):
                 while len(said) < expected:
                     said.append(decode_object((await arrived.get()).data, "a trace of a message"))
-                    expected += int(said[-1].get("hops") or 0)  # servers that it went on to, each with its own
+                    expected += onward(said[-1])
         except TimeoutError:
             connection.check_permitted(subject)
             raise RequestTimeout(f"{len(said)} of {expected} servers said where {subject!r} goes") from None
-    return Route.parse(said)
+    route = Route.parse(said)
+    if route.refused:
+        await connection.flush()  # a permission that lacks is said on the side
+        connection.check_permitted(subject)
+    return route
