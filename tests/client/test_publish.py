@@ -17,6 +17,7 @@ from airflow_nats_jetstream.client.protocol import decode_headers
 from airflow_nats_jetstream.client.schedule import Schedule
 from tests.client.proxy import Proxy
 from tests.client.servers import Serve
+from tests.client.until import until
 
 ALL = {"allow_rollup_hdrs": True, "allow_msg_ttl": True, "allow_msg_schedules": True}
 
@@ -132,6 +133,30 @@ async def test_a_schedule_publishes_once_later(js: JetStream, name: str) -> None
     assert headers["Nats-TTL"] == ["1h0m0s"] or headers["Nats-TTL"] == ["3600s"]
     assert datetime.now(UTC) >= at
     assert await count(js, name) == 1
+
+
+async def test_a_schedule_repeats_until_it_is_purged(js: JetStream, name: str) -> None:
+    """Each time with what its source has last."""
+    await js.publish(f"{name}.from", b"old")
+    await js.publish(f"{name}.from", b"sampled", headers={"Kind": ["a", "b"]})
+    every = Schedule(f"{name}.to", timedelta(seconds=1), source=f"{name}.from")
+    await js.publish(f"{name}.every", b"its own", schedule=every)
+
+    async def published() -> int:
+        info = await js.api(f"STREAM.INFO.{name}", {"subjects_filter": f"{name}.to"})
+        return int((info["state"].get("subjects") or {}).get(f"{name}.to", 0))
+
+    async def twice() -> bool:
+        return await published() >= 2
+
+    await until(twice)
+    assert await js.stream(name).purge(subject=f"{name}.every") == 1
+    before = await published()
+    message = (await js.api(f"STREAM.MSG.GET.{name}", {"last_by_subj": f"{name}.to"}))["message"]
+    assert base64.b64decode(message["data"]) == b"sampled"
+    assert decode_headers(base64.b64decode(message["hdrs"]))["Kind"] == ["a", "b"]
+    await anyio.sleep(2.5)
+    assert await published() == before
 
 
 async def test_schedules_that_repeat_are_what_the_server_understands(js: JetStream, name: str) -> None:
