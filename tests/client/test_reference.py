@@ -10,14 +10,16 @@ from airflow_nats_jetstream.client import ConnectionSettings, connect, errors
 from airflow_nats_jetstream.client.account import AccountInfo
 from airflow_nats_jetstream.client.batch import Batch
 from airflow_nats_jetstream.client.consume import Consuming, PullMessages
-from airflow_nats_jetstream.client.consumer import Consumer, ConsumerInfo, Pull
+from airflow_nats_jetstream.client.consumer import Consumer, ConsumerInfo
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.fast_batch import FastBatch
+from airflow_nats_jetstream.client.fetch import Pull
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.ordered import OrderedConsumer
 from airflow_nats_jetstream.client.protocol import AckSubject
 from airflow_nats_jetstream.client.publish import PubAck
 from airflow_nats_jetstream.client.publish_async import AsyncPublisher, PublishFuture
+from airflow_nats_jetstream.client.pull import Pulling
 from airflow_nats_jetstream.client.push import PushConsumer
 from airflow_nats_jetstream.client.route import Route
 from airflow_nats_jetstream.client.stored import StoredMessage
@@ -55,7 +57,7 @@ async def test_the_snippets_of(section: Section, own_server: NatsServer) -> None
 
 SHARED = {
     *("configure", "require", "require_feature", "require_headers_of", "acknowledged"),  # of a context
-    *("parse", "close", "keep_open", "deliver", "lost", "js", "tokens"),
+    *("parse", "close", "keep_open", "deliver", "lost", "js", "tokens", "by_bytes", "limit"),
 }
 """What the client's own files use of each other."""
 
@@ -64,6 +66,7 @@ NOUNS = [
     *(JetStream, AccountInfo, Stream, StreamInfo, StoredMessage, Consumer, ConsumerInfo, PushConsumer, OrderedConsumer),
     *(
         Pull,
+        Pulling,
         PullMessages,
         Consuming,
         Message,
