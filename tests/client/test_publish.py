@@ -1,5 +1,6 @@
 """Publishing one message: what the stream holds afterwards, and how it refuses. The raw API is asked."""
 
+import asyncio
 import base64
 import json
 import secrets
@@ -283,8 +284,13 @@ async def test_a_stream_that_comes_late_is_found_by_the_second_attempt(js: JetSt
     with pytest.raises(errors.NoStreamResponse):
         await js.publish(f"{name}.x")
     assert time.monotonic() - began >= 0.5
+    async with asyncio.timeout(60):
+        with pytest.raises(errors.NoStreamResponse):
+            await js.publish(f"{name}.x", retry_attempts=0, retry_wait=60)
+    began = time.monotonic()
     with pytest.raises(errors.NoStreamResponse):
-        await js.publish(f"{name}.x", retry_attempts=0)
+        await js.publish(f"{name}.x", retry_attempts=1, retry_wait=0.8)
+    assert time.monotonic() - began >= 0.8
 
     async def create() -> None:
         await anyio.sleep(0.2)
@@ -300,11 +306,12 @@ async def test_a_stream_that_comes_late_is_found_by_the_second_attempt(js: JetSt
 async def test_a_lost_answer_ends_in_time_and_the_same_id_is_safe(serve: Serve) -> None:
     server = serve("")
     with Proxy(server.port) as proxy:
-        async with connect(ConnectionSettings(servers=proxy.url)) as js:
+        async with connect(ConnectionSettings(servers=proxy.url, request_timeout=60)) as js:
             await js.api("STREAM.CREATE.L", {"name": "L", "subjects": ["L.>"]})
             proxy.mute()
-            with pytest.raises(errors.RequestTimeout):
-                await js.publish("L.x", b"once", msg_id="one", timeout=0.5)
+            async with asyncio.timeout(60):
+                with pytest.raises(errors.RequestTimeout):
+                    await js.publish("L.x", b"once", msg_id="one", timeout=0.5)
             proxy.muted = False
             assert (await js.publish("L.x", b"once", msg_id="one")).duplicate
             assert await count(js, "L") == 1

@@ -92,8 +92,10 @@ async def test_the_data_alone(stream: Stream, ask: Ask) -> None:
         assert await stream.get_data(**choice) == base64.b64decode(server.get("data", ""))  # type: ignore[arg-type]
     answers: list[ResponseReceived] = []
     trace = Trace(response_received=answers.append)
-    await stream.js.with_options(trace=trace).stream(name).get_data(3)
-    assert answers[-1].headers == {}
+    traced = stream.js.with_options(trace=trace).stream(name)
+    await traced.get_data(3)
+    await traced.get_data(last_by_subject=f"{name}.1")
+    assert [answer.headers for answer in answers] == [{}, {}]
     with pytest.raises(MessageNotFound):
         await stream.get_data(11)
     with pytest.raises(InvalidValue):
