@@ -150,7 +150,7 @@ async def test_a_schedule_repeats_until_it_is_purged(js: JetStream, name: str) -
     async def twice() -> bool:
         return await published() >= 2
 
-    await until(twice)
+    await until(twice, 60)
     assert await js.stream(name).purge(subject=f"{name}.every") == 1
     before = await published()
     message = (await js.api(f"STREAM.MSG.GET.{name}", {"last_by_subj": f"{name}.to"}))["message"]

@@ -93,13 +93,17 @@ async def test_workers_of_one_message_at_a_time_share_a_queue(js: JetStream, ask
                 await message.double_ack()
                 share.append(message.metadata.sequence)
 
+    async def ready() -> bool:
+        return bool((await ask(f"CONSUMER.INFO.{name}.work"))["num_waiting"] == len(shares))
+
     async def done() -> bool:
         return await state(ask, name) == (0, 31, 30)
 
     workers = [asyncio.create_task(work(share)) for share in shares]
+    await until(ready, 60)
     for _ in range(30):
         await js.publish(f"{name}.a")
-    await until(done)
+    await until(done, 60)
     for worker in workers:
         worker.cancel()
     assert all(shares)
@@ -141,7 +145,7 @@ async def test_the_age_of_a_subject_leaves_a_marker(js: JetStream, ask: Ask, nam
     async def marked() -> bool:
         return (await state(ask, name))[2] == 2
 
-    await until(marked)
+    await until(marked, 60)
     for direct in (False, True):
         marker = await stream.get_message(last_by_subject=f"{name}.a", direct=direct)
         assert (marker.sequence, marker.data) == (2, b"")

@@ -17,7 +17,7 @@ async def holds(ask: Ask, stream: str, messages: int) -> dict[str, Any]:
         found[:] = [await ask(f"STREAM.INFO.{stream}")]
         return bool(found[0]["state"]["messages"] == messages)
 
-    await until(there)
+    await until(there, 60)
     return found[0]
 
 
