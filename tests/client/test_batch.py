@@ -174,6 +174,15 @@ async def test_a_lost_answer_to_the_commit_and_its_repetition(serve: Serve) -> N
             with pytest.raises(errors.BatchDuplicate):  # so all of it is there
                 await js.publish_batch(messages)
             assert await count(js, "L") == 3
+        async with connect(ConnectionSettings(servers=proxy.url, request_timeout=60)) as js:
+            assert await count(js, "L") == 3
+            async with asyncio.timeout(60), js.batch() as batch:
+                await batch.add("L.x")
+                proxy.mute()
+                for unanswered in (batch.commit(timeout=0.2), js.publish_batch([("L.x", b"")], timeout=0.2)):
+                    with pytest.raises(errors.RequestTimeout):
+                        await unanswered
+                batch.discard()
 
 
 async def test_a_lost_connection_ends_a_batch_at_once(serve: Serve) -> None:

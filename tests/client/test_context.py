@@ -121,6 +121,18 @@ async def test_the_jetstream_of_another_account(serve: Serve) -> None:
         assert [name async for name in js.stream_names()] == ["S"]
 
 
+async def test_patience_tries_again(js: JetStream, name: str) -> None:
+    """Here where nobody answers; a leader that is missing is the same."""
+    asked: list[RequestSent] = []
+    nowhere = js.with_options(api_prefix=f"{name}.NOWHERE", trace=Trace(asked.append))
+    for patience, most in ((0.0, 1), (0.5, 60)):
+        for info in (nowhere.stream(name).info, nowhere.consumer(name, "c").info):
+            asked.clear()
+            with pytest.raises(JetStreamNotEnabled):
+                await info(patience=patience)
+            assert 1 + (patience > 0) <= len(asked) <= most
+
+
 async def test_requests_are_traced(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     server = serve(USER)
     sent: list[RequestSent] = []

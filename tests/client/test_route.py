@@ -20,6 +20,9 @@ async def test_every_stream_that_listens_and_nothing_stored(js: JetStream, ask: 
         assert (await js.route(f"{name}.a", b"data", headers={"Nats-Msg-Id": "one"})).streams == [name]
         await js.connection.flush()
     assert heard == []
+    short, long = [await js.route(f"{name}.a", data, headers={"Kind": ["x", "y"]}) for data in (b"", b"x" * 100)]
+    assert short.raw[0]["request"]["header"]["Kind"] == ["x", "y"]
+    assert long.raw[0]["request"]["msgsize"] - short.raw[0]["request"]["msgsize"] == 100
     assert (await ask(f"STREAM.INFO.{name}"))["state"]["last_seq"] == 0
     assert not (await js.publish(f"{name}.a", b"data", msg_id="one")).duplicate
     assert (await js.route(f"nobody.{name}")).streams == []
