@@ -100,6 +100,23 @@ async def pinned(consumer: Consumer) -> str:
     return str(group.get("pinned_client_id", ""))
 
 
+async def test_every_way_to_ask_names_the_group(stream: Stream) -> None:
+    """The server refuses who does not."""
+    consumer = await create(stream, "overflow")
+    group = Priority("g")
+    assert len(await consumer.fetch_bytes(10_000, max_wait=0.5, priority=group)) == 20
+    for _ in range(2):
+        await stream.js.publish(stream.name)
+    [message] = await consumer.fetch_no_wait(1, priority=group)
+    assert message.metadata.sequence == 21
+    assert (await consumer.next(max_wait=SOON, priority=group)).metadata.sequence == 22
+    async with consumer.pull(1, priority=group) as pull:
+        await stream.js.publish(stream.name)
+        while not (messages := await pull.receive()):
+            pass
+    assert [message.metadata.sequence for message in messages] == [23]
+
+
 async def test_what_the_group_does_not_allow(stream: Stream) -> None:
     consumer = await create(stream, "overflow")
     with pytest.raises(BadPullRequest, match="Priority Group missing"):
