@@ -255,8 +255,8 @@ class AckSubject(NamedTuple):
         """Raises NotJetStreamMessage for any other subject, or none."""
         if nine := _NINE_TOKENS.fullmatch(reply):
             stream, consumer, delivered, sequence, counter, time, left = nine.groups()
-            numbers = (int(delivered), int(sequence), int(counter), int(time), int(left))
-            return tuple.__new__(cls, (stream, consumer, *numbers, "", "", 9))  # its constructor takes as long as this
+            fields = (stream, consumer, int(delivered), int(sequence), int(counter), int(time), int(left), "", "", 9)
+            return tuple.__new__(cls, fields)  # its constructor takes as long as this
         words = reply.split(".")
         at = 2 if len(words) == 9 else 4
         texts = words[at + 2 : at + 7]
