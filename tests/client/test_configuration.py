@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, Trace, connect, features
+from airflow_nats_jetstream.client import ConnectionSettings, Trace, connect
 from airflow_nats_jetstream.client.config import check_consumer_config, check_stream_config, difference, merge
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
@@ -17,7 +17,7 @@ from airflow_nats_jetstream.client.errors import (
     ServerTooOld,
 )
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
-from airflow_nats_jetstream.client.requirements import Requirement, newest
+from airflow_nats_jetstream.client.requirements import COUNTERS, of_config
 from demo.nats_server import NatsServer
 from demo.service import free_port
 from tests.client.servers import Ask, older_program
@@ -419,11 +419,11 @@ async def test_what_2_10_does_not_have(tmp_path: Path) -> None:
 
 
 def test_what_needs_the_newest_server() -> None:
-    assert newest({"allow_atomic": True, "allow_msg_ttl": True, "description": "d"}) == (2, (2, 12), "allow_atomic")
-    assert newest({"sources": [{"name": "M", "consumer": {"name": "c"}}]}) == (4, (2, 14), "sources.consumer")
-    assert newest({"ack_policy": "flow_control"}) == (4, (2, 14), "ack_policy='flow_control'")
-    assert newest({"allow_atomic": False, "max_msgs": 1, "ack_policy": "explicit"}) is None
+    assert of_config({"allow_atomic": True, "allow_msg_ttl": True, "description": "d"}) == (2, (2, 12), "allow_atomic")
+    assert of_config({"sources": [{"name": "M", "consumer": {"name": "c"}}]}) == (4, (2, 14), "sources.consumer")
+    assert of_config({"ack_policy": "flow_control"}) == (4, (2, 14), "ack_policy='flow_control'")
+    assert of_config({"allow_atomic": False, "max_msgs": 1, "ack_policy": "explicit"}) is None
     for version in ("2.12.0", "2.15.1", "3.0.0-RC.1"):
-        assert Requirement(2, (2, 12), "x").met_by(version)
-        assert features.level_of(version) >= 2
-    assert not Requirement(2, (2, 12), "x").met_by("2.11.11")
+        COUNTERS.check(version)
+    with pytest.raises(ServerTooOld, match=r"counters: needs nats-server 2.12 .* 2.11.11"):
+        COUNTERS.check("2.11.11")

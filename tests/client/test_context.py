@@ -146,13 +146,13 @@ async def test_requests_are_traced(serve: Serve, caplog: pytest.LogCaptureFixtur
             await js.get_stream("NONE")
         assert [message.sequence async for message in stream.get_messages()] == [1]
         direct = "$JS.API.DIRECT.GET.S"
-        subjects = ["$JS.API.STREAM.CREATE.S", direct, "$JS.API.STREAM.INFO.NONE", direct]
+        subjects = ["$JS.API.STREAM.CREATE.S", direct, "$JS.API.STREAM.INFO.NONE", "$JS.API.INFO", direct]
         assert [event.subject for event in sent] == [event.subject for event in received] == subjects
         assert b'"subjects": ["s"]' in sent[0].data
         assert received[1].data == b"data of the message"
         assert received[1].headers["X"] == ["value"]
         assert b"10059" in received[2].data
-        assert [event.status for event in received] == [0, 0, 0, 204]
+        assert [event.status for event in received] == [0, 0, 0, 0, 204]
         assert all(0 < event.seconds < 30 for event in received)
         data = [event.data for event in sent] + [event.data for event in received]
         assert PASSWORD not in f"{sent}{received}{data}"

@@ -56,7 +56,7 @@ async def test_the_snippets_of(section: Section, own_server: NatsServer) -> None
 
 
 SHARED = {
-    *("configure", "require", "require_feature", "require_headers_of", "acknowledged"),  # of a context
+    *("configure", "require", "acknowledged"),  # of a context
     *("parse", "close", "keep_open", "deliver", "lost", "js", "tokens", "by_bytes", "limit"),
 }
 """What the client's own files use of each other."""

@@ -17,10 +17,10 @@ from airflow_nats_jetstream.client.errors import (
     NoStreamResponse,
     RequestTimeout,
 )
-from airflow_nats_jetstream.client.features import ATOMIC_BATCHES
 from airflow_nats_jetstream.client.options import OutgoingMessage, outgoing
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, encode_headers, inbox_number
 from airflow_nats_jetstream.client.publish import PubAck
+from airflow_nats_jetstream.client.requirements import ATOMIC_BATCHES, of_headers
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -74,7 +74,7 @@ class Batch:
         """
         self._check_open()
         message = self._message(subject, data, headers, options)
-        await self._js.require_headers_of(message)
+        await self._js.require(of_headers(message.headers))
         if self.size == self._max_messages:
             remedy = f"an atomic batch has at most {self._max_messages} messages: make several, or publish without"
             raise InvalidValue("messages", f"number {self.size + 1}", remedy)
@@ -130,7 +130,7 @@ class Batch:
         """The answer to the first, to each hundredth and to the last message; empty for the others."""
         connection = self._js.connection
         if self._inbox is None:
-            await self._js.require_feature(ATOMIC_BATCHES)
+            await self._js.require(ATOMIC_BATCHES)
             self._inbox = await connection.open_inbox(self._deliver)
             connection.when_lost.add(self._lost)
         self._subjects.append(message.subject)

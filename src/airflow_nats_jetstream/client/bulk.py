@@ -18,10 +18,8 @@ from airflow_nats_jetstream.client.errors import (
     JetStreamError,
     PermissionDenied,
     RequestTimeout,
-    ServerTooOld,
 )
 from airflow_nats_jetstream.client.fast_batch import PING_AFTER, SILENT_FOR, FastWindow
-from airflow_nats_jetstream.client.features import FAST_BATCHES, level_of, needed
 from airflow_nats_jetstream.client.names import check_subject
 from airflow_nats_jetstream.client.position import ON_THE_WAY, PASSING, Found, Position, find
 from airflow_nats_jetstream.client.protocol import (
@@ -34,6 +32,7 @@ from airflow_nats_jetstream.client.protocol import (
     inbox_number,
 )
 from airflow_nats_jetstream.client.publish import MessageIds, Outgoing, PubAck, Published, PublishWindow, message_id
+from airflow_nats_jetstream.client.requirements import FAST_BATCHES, of_headers
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.client.wire import Wire
 
@@ -131,8 +130,7 @@ def publish_fast(
     """
     with Wire.open(settings) as wire:
         version = str(wire.server.get("version", ""))
-        if level_of(version) < FAST_BATCHES.level:
-            raise ServerTooOld(FAST_BATCHES.words, FAST_BATCHES.version, version)
+        FAST_BATCHES.check(version)
         window = FastWindow(wire.new_inbox(), settings.domain)
         feed = _Feed(messages, window, None, scope, stop or (lambda: False))
         feed.max_payload, feed.server = wire.max_payload, version
@@ -330,8 +328,8 @@ class _Feed:
                 return self._plain
             return self._before_id + self.ids.next(subject, data).encode() + self._after_id
         headers = dict(given)
-        if (feature := needed(headers)) and level_of(self.server) < feature.level:
-            raise ServerTooOld(feature.words, feature.version, self.server)
+        if needed := of_headers(headers):
+            needed.check(self.server)
         if self.ids and "Nats-Msg-Id" not in headers:
             headers["Nats-Msg-Id"] = self.ids.next(subject, data, encode_headers(headers))
         return encode_headers(headers | self._expected)

@@ -18,7 +18,6 @@ from airflow_nats_jetstream.client.errors import (
     JetStreamNotEnabled,
     PermissionDenied,
     RequestTimeout,
-    ServerTooOld,
     StreamNameInUse,
     StreamNotFound,
 )
@@ -49,7 +48,7 @@ class JetStream(Publishing):
         self.connection = connection
         self.trace = trace or Trace()
         self._settings: ConnectionSettings | None = None
-        self._level = 0  # the API level, as far as it had to be asked for
+        self._level = ("", 0)  # the server's version, and the API level as far as it had to be asked for
 
     def with_options(
         self,
@@ -146,8 +145,7 @@ class JetStream(Publishing):
             InvalidRequest: the server does not know a field; the error names the server's version.
             ApiError: as :meth:`api`.
         """
-        if needed := requirements.newest(wanted):
-            await self.require(needed)
+        await self.require(requirements.of_config(wanted))
         if pedantic:
             await self.require(requirements.PEDANTIC)
             body = {**body, "pedantic": True}
@@ -157,24 +155,24 @@ class JetStream(Publishing):
             found = f"{error.description}; this is nats-server {self.connection.server_version}"
             raise InvalidRequest(error.code, error.err_code, found) from None
 
-    async def require(self, needed: Requirement) -> None:
-        """Raises ServerTooOld when it is known that the server does not have this.
+    async def require(self, needed: Requirement | None) -> None:
+        """Raises ServerTooOld when the servers are known to lack this.
 
-        The server that this is connected to may be another than the one that answers: there the API level counts.
+        What ``$JS.API.INFO`` says counts: the server that this is connected to may be another than the one that
+        answers. Where nobody answers it, the one that this is connected to decides; or, through an import of some
+        requests only, the one that gets the request.
         """
+        if needed is None:
+            return
         version, here = self.connection.server_version, self.settings.prefix == DEFAULT_PREFIX
-        if here and needed.met_by(version):
-            return
-        if self._level < needed.level:
+        if self._level[0] != version or self._level[1] < needed.level:
             try:
-                self._level = (await self.account_info()).level
+                level = (await self.account_info()).level
             except (PermissionDenied, JetStreamNotEnabled, RequestTimeout):
-                # Through an import of some requests only, INFO may have no answer: there the server decides.
-                self._level = 0 if here else sys.maxsize
-        if self._level >= needed.level:
-            return
-        found = version if here else f"a server of API level {self._level}"
-        raise ServerTooOld(needed.what, "{}.{}".format(*needed.version), found)
+                level = requirements.level_of(version) if here else sys.maxsize
+            self._level = version, level
+        if self._level[1] < needed.level:
+            raise needed.error(version if here else f"a server of API level {self._level[1]}")
 
     async def account_info(self) -> AccountInfo:
         """Memory, storage, streams, consumers, their limits, and the API level."""

@@ -28,6 +28,7 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.options import OutgoingMessage, outgoing
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, ProtocolError, decode_object
 from airflow_nats_jetstream.client.publish import Outgoing, PubAck
+from airflow_nats_jetstream.client.requirements import of_headers
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -267,7 +268,7 @@ class FastBatch:
             remedy = "the server counts the message, stored or not"
             raise InvalidValue("expected_last_msg_id", options["expected_last_msg_id"], remedy)
         message = outgoing(subject, data, headers, options)
-        await self._js.require_headers_of(message)
+        await self._js.require(of_headers(message.headers))
         if self._held is not None:
             await self._send(self._held)
         while self._window.sent and self._window.busy and not self._window.failed:

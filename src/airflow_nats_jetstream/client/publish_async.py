@@ -22,6 +22,7 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.options import OutgoingMessage, outgoing
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, inbox_number
 from airflow_nats_jetstream.client.publish import RETRY_ATTEMPTS, RETRY_WAIT, PubAck
+from airflow_nats_jetstream.client.requirements import of_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +111,7 @@ class AsyncPublisher:
             ConnectionLost: not connected at this moment; nothing was sent.
         """
         message = outgoing(subject, data, headers, options)
-        await self._js.require_headers_of(message)
+        await self._js.require(of_headers(message.headers))
         await self._slot()
         future = PublishFuture(message)
         self._number += 1

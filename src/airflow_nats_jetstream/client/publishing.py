@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from airflow_nats_jetstream.client import features
+from airflow_nats_jetstream.client import requirements
 from airflow_nats_jetstream.client import route as routes
 from airflow_nats_jetstream.client.batch import MAX_MESSAGES, Batch
 from airflow_nats_jetstream.client.errors import (
     InvalidValue,
     JetStreamError,
     NoStreamResponse,
-    PermissionDenied,
-    ServerTooOld,
     WrongDomain,
 )
 from airflow_nats_jetstream.client.fast_batch import FastBatch, FastWindow
@@ -25,14 +23,14 @@ from airflow_nats_jetstream.client.publish import RETRY_ATTEMPTS, RETRY_WAIT, Pu
 from airflow_nats_jetstream.client.publish_async import ACK_TIMEOUT, MAX_PENDING, AsyncPublisher
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable
     from typing import Unpack
 
     from airflow_nats_jetstream.client.bulk import Publishable
     from airflow_nats_jetstream.client.connection import Connection
-    from airflow_nats_jetstream.client.features import Feature
     from airflow_nats_jetstream.client.options import Headers, OutgoingMessage, PublishOptions
     from airflow_nats_jetstream.client.publish_async import PublishFuture
+    from airflow_nats_jetstream.client.requirements import Requirement
     from airflow_nats_jetstream.client.route import Route
     from airflow_nats_jetstream.client.settings import ConnectionSettings
 
@@ -41,14 +39,12 @@ class Publishing:
     """What :class:`JetStream` can do to publish."""
 
     connection: Connection
-    _known_level: tuple[str, int] | None = None
-    """The server's version, and its API level."""
 
     @property
     def settings(self) -> ConnectionSettings:
         raise NotImplementedError
 
-    async def api(self, request: str, payload: Mapping[str, Any] | None = None, *, patience: float = 0) -> Any:
+    async def require(self, needed: Requirement | None) -> None:
         raise NotImplementedError
 
     async def publish(
@@ -80,7 +76,7 @@ class Publishing:
             RequestTimeout, ConnectionLost: it may have been stored. Publish it again with the same ``msg_id``.
         """
         message = outgoing(subject, data, headers, options)
-        await self.require_headers_of(message)
+        await self.require(requirements.of_headers(message.headers))
         limit = self.settings.request_timeout if timeout is None else timeout
         for attempt in range(retry_attempts + 1):
             if attempt:
@@ -143,7 +139,7 @@ class Publishing:
         """
         batch = Batch(self, batch_id, max_messages)
         try:
-            await self.require_feature(features.ATOMIC_BATCHES)
+            await self.require(requirements.ATOMIC_BATCHES)
             yield batch
             if not batch.ended:
                 raise JetStreamError(f"batch {batch.id} was neither committed nor discarded: nothing of it is stored")
@@ -196,7 +192,7 @@ class Publishing:
             ServerTooOld: before anything is sent.
             JetStreamError: at the end of the block: it was not committed.
         """
-        await self.require_feature(features.FAST_BATCHES)
+        await self.require(requirements.FAST_BATCHES)
         window = FastWindow(self.connection.new_inbox(), self.settings.domain)
         batch = FastBatch(self, window)
         async with self.connection.listen(window.answers, batch.deliver):
@@ -220,7 +216,7 @@ class Publishing:
             InvalidValue: as :meth:`publish`.
             RequestTimeout, PermissionDenied, ConnectionLost: not every server on the way has answered.
         """
-        await self.require_feature(features.MESSAGE_TRACING)
+        await self.require(requirements.MESSAGE_TRACING)
         return await routes.find(self.connection, subject, data, headers, self.settings.request_timeout)
 
     def acknowledged(self, subject: str, answer: bytes) -> PubAck:
@@ -230,28 +226,6 @@ class Publishing:
         if domain and ack.domain != domain:
             raise WrongDomain(subject, ack.domain, domain)
         return ack
-
-    async def require_feature(self, feature: Feature | None) -> None:
-        """Raises ServerTooOld when the servers lack the feature: they would ignore what they do not know.
-
-        Asked once a connection and server version, by ``$JS.API.INFO``. Without the permission for it, the server that
-        this is connected to decides.
-        """
-        if feature is None:
-            return
-        server = self.connection.server_version
-        if self._known_level is None or self._known_level[0] != server:
-            try:
-                level = (await self.api("INFO"))["api"].get("level", 0)
-            except PermissionDenied:
-                level = features.level_of(server)
-            self._known_level = server, level
-        if self._known_level[1] < feature.level:
-            raise ServerTooOld(feature.words, feature.version, server)
-
-    async def require_headers_of(self, message: OutgoingMessage) -> None:
-        """Raises ServerTooOld for a header that the servers do not know."""
-        await self.require_feature(features.needed(message.headers))
 
     @cached_property
     def _publisher(self) -> AsyncPublisher:
