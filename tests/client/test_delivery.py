@@ -125,34 +125,6 @@ async def test_a_consumer_that_is_refused_in_the_middle_gives_nothing_twice(sett
         await stream.delete()
 
 
-def test_a_server_killed_twice_while_reading_gives_the_exact_set(tmp_path: Path) -> None:
-    server = NatsServer(tmp_path)
-    server.start()
-    try:
-        settings = ConnectionSettings(servers=server.url)
-
-        async def create() -> str:
-            async with connect(settings) as js:
-                stream = await js.create_stream({"name": "S", "subjects": ["s"], "allow_direct": True})
-                return (await stream.info()).created
-
-        created = asyncio.run(create())
-        publish_all(settings, (("s", b"x" * 200) for _ in range(100_000)))
-        time.sleep(1)  # a killed server forgets its last moments
-        received: list[int] = []
-        strikes = [20_000, 60_000]
-        for batch in delivery.read(settings, "S", Sequences.from_ranges([(1, 100_000)]), created):
-            received += [message.sequence for message in batch]
-            if strikes and len(received) > strikes[0]:
-                strikes.pop(0)
-                server.kill()
-                threading.Timer(0.3, server.start).start()
-        assert not strikes
-        assert received == list(range(1, 100_001))
-    finally:
-        server.stop()
-
-
 BLOCKS = [
     b"",
     b"NATS/1.0\r\nA: 1\r\nB: 2\r\n\r\n",

@@ -27,7 +27,8 @@ from airflow_nats_jetstream.client.errors import (
     RequestTimeout,
 )
 from airflow_nats_jetstream.client.protocol import (
-    HEADER_LINE,
+    FIRST_FIELD,
+    STATUS_LINE,
     Frame,
     ProtocolError,
     decode_headers,
@@ -46,8 +47,6 @@ BATCH = 4_000
 ABANDONED = 30 * 10**9
 """Nanoseconds after which the server removes a consumer whose reader died."""
 
-_STATUS = HEADER_LINE + b" "
-_PREFIX = len(HEADER_LINE) + 2
 _SIZE = b"Nats-Msg-Size: "
 
 
@@ -160,7 +159,7 @@ class _Reading:
             arrived = 0
             try:
                 for frame in frames:
-                    if frame.header.startswith(_STATUS) and not frame.reply.startswith(b"$JS.ACK."):
+                    if frame.header.startswith(STATUS_LINE) and not frame.reply.startswith(b"$JS.ACK."):
                         window.on_messages(arrived, time.monotonic())
                         arrived = 0
                         self._on_status(window, int(frame.subject[skip:]), frame, time.monotonic())
@@ -176,7 +175,7 @@ class _Reading:
                     if sequence <= self._wanted.last and (not self._gaps or sequence in self._wanted):
                         # The server's own size comes last, behind one that the publisher may have set.
                         end = frame.header.rfind(_SIZE) if headers_only else -2
-                        fields = (sequence, frame.subject, stamp, frame.header[_PREFIX:end], frame.data)
+                        fields = (sequence, frame.subject, stamp, frame.header[FIRST_FIELD:end], frame.data)
                         batch.append(tuple.__new__(DirectMessage, fields))
             except JetStreamError as error:
                 failed = error  # after what came before it: reading goes on behind that

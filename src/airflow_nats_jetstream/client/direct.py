@@ -31,8 +31,9 @@ from airflow_nats_jetstream.client.errors import (
     StreamRecreated,
 )
 from airflow_nats_jetstream.client.protocol import (
-    HEADER_LINE,
+    FIRST_FIELD,
     NO_RESPONDERS,
+    STATUS_LINE,
     Frame,
     ProtocolError,
     decode_status,
@@ -63,8 +64,6 @@ RESUMED_WITHIN = 60.0
 """Seconds without progress after which reading gives up."""
 
 PASSING = (429, NO_RESPONDERS)  # codes of a server that has too much to do, or whose stream has no leader
-_STATUS = HEADER_LINE + b" "
-_PREFIX = len(HEADER_LINE) + 2
 
 
 class DirectMessage(NamedTuple):
@@ -193,7 +192,7 @@ class DirectWindow:
                 continue
             answered = True
             header = frame.header
-            if header.startswith(_STATUS):
+            if header.startswith(STATUS_LINE):
                 self._on_status(number, segment, *decode_status(header))
                 continue
             message = _message(header, frame.data)
@@ -384,7 +383,7 @@ def _stored(answer: Any) -> DirectMessage:
         message = answer["message"]
         header, data = (base64.b64decode(message.get(name, "")) for name in ("hdrs", "data"))
         return DirectMessage(
-            int(message["seq"]), message["subject"].encode(), message["time"].encode(), header[_PREFIX:-2], data
+            int(message["seq"]), message["subject"].encode(), message["time"].encode(), header[FIRST_FIELD:-2], data
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise ProtocolError("the answer to STREAM.MSG.GET is not what the API promises") from None
@@ -396,7 +395,7 @@ def _message(header: bytes, data: bytes) -> DirectMessage:
     lines = header[start:].split(b"\r\n", 4)
     if start < 0 or not lines[2].startswith(b"Nats-Sequence: ") or not lines[3].startswith(b"Nats-Time-Stamp: "):
         raise JetStreamError("direct get answered without a sequence")
-    fields = (int(lines[2][15:]), lines[1][14:], lines[3][17:], header[_PREFIX:start], data)
+    fields = (int(lines[2][15:]), lines[1][14:], lines[3][17:], header[FIRST_FIELD:start], data)
     return tuple.__new__(DirectMessage, fields)
 
 

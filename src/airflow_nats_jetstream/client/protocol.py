@@ -15,6 +15,9 @@ from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
 
 LONGEST_LINE = 1 << 20  # INFO of a large cluster is the longest; a MSG line has at most max_control_line, 4 KiB
 HEADER_LINE = b"NATS/1.0"
+STATUS_LINE = HEADER_LINE + b" "
+FIRST_FIELD = len(HEADER_LINE) + 2
+"""Where the fields of a header block begin that has no status."""
 NO_RESPONDERS = 503
 PUBLISH, SUBSCRIBE = "publish on", "subscribe to"
 _MESSAGES = {b"MSG": 4, b"HMSG": 5}  # words of a message line without a reply subject
