@@ -15,6 +15,7 @@ def get_provider_info() -> dict[str, object]:
                 "integration-name": "NATS JetStream",
                 "python-modules": [
                     "airflow_nats_jetstream.operators.consumer",
+                    "airflow_nats_jetstream.operators.message",
                     "airflow_nats_jetstream.operators.process",
                     "airflow_nats_jetstream.operators.publish",
                     "airflow_nats_jetstream.operators.stream",

@@ -15,7 +15,7 @@ from airflow_nats_jetstream.client.config import normalise
 from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.operators.stream import templated
+from airflow_nats_jetstream.operators.template import templated
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger, taking_of
 
 if TYPE_CHECKING:

@@ -38,6 +38,13 @@ CONSTRUCTED = [
     errors.LedgerInvalid("record", "KeyError"),
     errors.WrongDomain("a.b", "leaf", "hub"),
     errors.AddressUnknown("hub", "the servers do not name the account"),
+    errors.UpdateRefused(
+        errors.InvalidStreamConfig(500, 10052, "can not change storage type"),
+        "stream 'S'",
+        {"storage": ("file", "memory")},
+        "leave it",
+    ),
+    errors.DeletionRefused("2 claims are open", ("5f0c9a7be21d",), 7),
     errors.ResetRefused("10 acknowledgements are unconfirmed", Sequences.of([1, 2, 7])),
 ]
 

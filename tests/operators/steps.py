@@ -1,6 +1,7 @@
 """What the tests of the operators do again and again: run one as Airflow's task runner does, and ask the server."""
 
 import json
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -60,6 +61,15 @@ def context_of(
 def execute(task: BaseOperator, **instance: Any) -> Any:
     """Run a task with the function that Airflow's task runner calls: time-out and on_kill included."""
     return _run_execute_callable(context=context_of(task, **instance), execute=task.execute, task=task)
+
+
+def rendered(task: Any, params: Mapping[str, Any]) -> Any:
+    """The task with its fields rendered, as Airflow does it before it runs: ``{{ params.… }}`` of these."""
+    task = task.prepare_for_execution()
+    environment = task.dag.get_template_env() if task.has_dag() else None
+    context = {**context_of(task), "params": params}
+    task.render_template_fields(context, environment)
+    return context["task"]
 
 
 def publish(hook: JetStreamHook, stream: str, count: int) -> None:

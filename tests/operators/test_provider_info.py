@@ -62,7 +62,7 @@ def test_every_listed_module_is_there() -> None:
         for listed in INFO[kind]
         for module in listed["python-modules"]
     ]
-    assert alone(f"import importlib; [importlib.import_module(m) for m in {modules}]; print(len({modules}))") == 7
+    assert alone(f"import importlib; [importlib.import_module(m) for m in {modules}]; print(len({modules}))") == 8
 
 
 def test_the_description_imports_nothing() -> None:
@@ -82,7 +82,8 @@ import json, sys
 sys.path.insert(0, {str(DAGS)!r})
 import airflow_nats_jetstream.hooks, airflow_nats_jetstream.sensors, airflow_nats_jetstream.triggers
 import airflow_nats_jetstream.operators.stream, airflow_nats_jetstream.operators.publish
-import airflow_nats_jetstream.operators.process
+import airflow_nats_jetstream.operators.process, airflow_nats_jetstream.operators.consumer
+import airflow_nats_jetstream.operators.message, airflow_nats_jetstream.operators.configuration_file
 import flight_delays, flight_delays_stream
 print(json.dumps(sorted({{"nats", "pyspark", "pyspark_jetstream", "pyarrow"}} & set(sys.modules))))
 """

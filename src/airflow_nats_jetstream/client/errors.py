@@ -16,6 +16,7 @@
     │   │   TooManyRequests
     │   ├── StreamSealed, MessageTooLarge, StoreFailed, ResourcesExceeded, LastSequenceNotReady, ApiLevelRequired
     │   ├── TtlRefused, CounterRefused, ScheduleRefused
+    │   ├── UpdateRefused                 a stream or consumer that cannot be made as wanted; carries what and why
     │   ├── BatchRefused
     │   │   └── BatchesDisabled, BatchIncomplete, BatchTooLarge, BatchDuplicate, BatchUnknown, TooManyBatches
     │   ├── ConsumerNotFound
@@ -56,6 +57,7 @@
         ├── DeadLettersUnsuitable         a stream that cannot hold the dead letters of another
         ├── Superseded, Taken, HoldLost   the messages belong to somebody else now
         ├── ResetRefused                  a reset that could swallow messages; carries what is unconfirmed
+        ├── DeletionRefused               what is to be deleted is still needed; carries the open claims
         ├── AlreadyDone                   settled before; carries the recorded value
         └── LedgerUnavailable
             ├── LedgerFull
@@ -327,6 +329,18 @@ class BatchUnknown(BatchRefused):
 
 class TooManyBatches(BatchRefused):
     """10210, 10211: as many batches are open as the stream or the server allows. Try again when some have ended."""
+
+
+class UpdateRefused(ApiError):
+    """The server refused to change a stream or consumer, which stays as it is. ``changes``: the fields that the refusal
+    is about, as far as that can be told, each with what it is and what was wanted."""
+
+    def __init__(self, error: ApiError, what: str, changes: Mapping[str, tuple[object, object]], remedy: str) -> None:
+        super().__init__(error.code, error.err_code, error.description)
+        fields = ", ".join(f"{name}: {_shown(old)} → {_shown(new)}" for name, (old, new) in changes.items())
+        self.args = (f"{what} stays as it is: {self.args[0]}: {fields}: {remedy}",)
+        self.changes = changes
+        self.remedy = remedy
 
 
 _BY_CODE: dict[int, type[ApiError]] = {
@@ -728,6 +742,16 @@ class ResetRefused(HandoffError):
     def __init__(self, message: str, unconfirmed: Sequences | None = None) -> None:
         super().__init__(message)
         self.unconfirmed = unconfirmed
+
+
+class DeletionRefused(HandoffError):
+    """Nothing was deleted, because it is still needed. ``claims``: the ids of its open claims. ``unprocessed``: how
+    many messages would be deleted that nobody has processed."""
+
+    def __init__(self, message: str, claims: tuple[str, ...] = (), unprocessed: int = 0) -> None:
+        super().__init__(message)
+        self.claims = claims
+        self.unprocessed = unprocessed
 
 
 class LedgerUnavailable(HandoffError):

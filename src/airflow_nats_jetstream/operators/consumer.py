@@ -1,23 +1,196 @@
-"""Consumers: our own reset."""
+"""Consumers: create or update, delete, our own reset."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client.config import Difference, check_consumer_config, consumer_name
+from airflow_nats_jetstream.client.errors import ConsumerNotFound, InvalidValue
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.operators.stream import templated
+from airflow_nats_jetstream.operators.configuration import Configuration, ConfigurationOperator, make
+from airflow_nats_jetstream.operators.fields import CONSUMER
+from airflow_nats_jetstream.operators.template import templated
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.handoff.deletion import Deletion
     from airflow_nats_jetstream.handoff.reset import Reset
+
+
+class JetStreamCreateConsumerOperator(ConfigurationOperator):
+    """Make a consumer as wanted: create it, or change what differs and leave every other field as it is.
+
+    stream:  whose. (templated)
+    config:  the server's own fields, e.g. ``{"durable_name": "invoices", "ack_policy": "explicit"}``: a mapping, a
+             dataclass, or the path of a YAML or JSON file beside the DAG's file. Durations are ``timedelta``, texts
+             such as ``24h``, or nanoseconds. (templated, what is in the file, too)
+
+    Run twice, it changes nothing the second time. The log shows each field that was changed, what it was and is. The
+    sensor creates the consumer that it takes claims from by itself.
+
+    Returns ``{"stream", "consumer": name, "created": bool, "changed": [field, …]}``. ``dry_run`` prints the difference.
+
+    Raises:
+        InvalidValue: a field that JetStream does not have, a value that it forbids, or no name; when the DAG is parsed,
+            unless it is templated. Names the file, its line, the field and what to do.
+        UpdateRefused: the server does not change it: which field, what it is, what was wanted, and what to do.
+        ApiError: the server refuses to create it.
+        StreamNotFound: there is no such stream.
+    """
+
+    template_fields: Sequence[str] = ("stream", "config", "nats_conn_id")
+    ui_color = "#27aae1"
+    ui_fgcolor = "#ffffff"
+    _fields = CONSUMER
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        config: Configuration,
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.nats_conn_id = nats_conn_id
+        self.config = config
+        self._give()
+        if not templated(stream):
+            check_stream_name(stream)
+
+    def _checked(self, config: dict[str, Any]) -> dict[str, Any]:
+        wanted = check_consumer_config(config)
+        consumer_name(wanted)
+        if not wanted.get("durable_name") and not wanted.get("inactive_threshold"):
+            remedy = "give durable_name, or inactive_threshold: else the server deletes it 5 s after its last use"
+            raise InvalidValue("config['name']", wanted["name"], remedy)
+        return wanted
+
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
+        wanted = self._wanted()
+
+        async def run(js: JetStream) -> Difference | None:
+            stream = js.stream(self.stream)
+            return await make(stream.consumer(wanted["name"]), wanted, CONSUMER, lambda: stream.create_consumer(wanted))
+
+        changes = JetStreamHook(self.nats_conn_id).run(run)
+        self.log.info("consumer %s of %s %s", wanted["name"], self.stream, self._describe(changes))
+        return {
+            "stream": self.stream,
+            "consumer": wanted["name"],
+            "created": changes is None,
+            "changed": sorted(changes or ()),
+        }
+
+    def dry_run(self) -> None:
+        """Print what :meth:`execute` would change."""
+        wanted = self._wanted()
+
+        async def current(js: JetStream) -> Mapping[str, Any] | None:
+            try:
+                return (await js.consumer(self.stream, wanted["name"]).info()).config
+            except ConsumerNotFound:
+                return None
+
+        there = JetStreamHook(self.nats_conn_id).run(current)
+        self.log.info("consumer %s of %s %s", wanted["name"], self.stream, self._compare(there, wanted))
+
+
+class JetStreamDeleteConsumerOperator(BaseOperator):
+    """Delete a consumer, and what it knows of which messages were processed. A new one begins from the beginning.
+
+    stream, consumer:     which. One that is not there is as wanted. (templated)
+    despite_open_claims:  also while claims of it are open: they are superseded first, so the attempts that work on
+                          them stop and cannot settle. Default False: refused, and the claims are named.
+    despite_unprocessed:  also from a stream with retention ``interest`` that would drop what this consumer has not
+                          acknowledged. Default False: refused, with how many these are.
+
+    Returns ``{"stream", "consumer", "deleted": bool, "unacknowledged": how many messages,
+    "superseded": [claim id, …]}``. ``dry_run`` prints what would be deleted.
+
+    Raises:
+        InvalidValue: a name that JetStream forbids; when the DAG is parsed, unless it is templated.
+        DeletionRefused: claims are open, or messages would be lost; which ones, and what to do.
+        LedgerUnavailable: it cannot be told whether claims are open.
+    """
+
+    template_fields: Sequence[str] = ("stream", "consumer", "nats_conn_id")
+    ui_color = "#27aae1"
+    ui_fgcolor = "#ffffff"
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        consumer: str,
+        despite_open_claims: bool = False,
+        despite_unprocessed: bool = False,
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.consumer = consumer
+        self.despite_open_claims = despite_open_claims
+        self.despite_unprocessed = despite_unprocessed
+        self.nats_conn_id = nats_conn_id
+        _check(stream, consumer)
+
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
+        from airflow_nats_jetstream.handoff.deletion import delete
+
+        _check(self.stream, self.consumer)
+
+        async def run(js: JetStream) -> Deletion | None:
+            return await delete(
+                js,
+                self.stream,
+                self.consumer,
+                despite_open_claims=self.despite_open_claims,
+                despite_unprocessed=self.despite_unprocessed,
+            )
+
+        gone = JetStreamHook(self.nats_conn_id).run(run)
+        if gone is None:
+            self.log.warning("consumer %s of %s is not there: nothing is deleted", self.consumer, self.stream)
+        else:
+            left = gone.messages
+            self.log.info("consumer %s of %s is deleted, %d messages unacknowledged", self.consumer, self.stream, left)
+        return {
+            "stream": self.stream,
+            "consumer": self.consumer,
+            "deleted": gone is not None,
+            "unacknowledged": gone.messages if gone else 0,
+            "superseded": list(gone.superseded) if gone else [],
+        }
+
+    def dry_run(self) -> None:
+        """Print what :meth:`execute` would delete."""
+        from airflow_nats_jetstream.handoff.deletion import plan
+
+        _check(self.stream, self.consumer)
+
+        async def run(js: JetStream) -> Deletion | None:
+            return await plan(js, self.stream, self.consumer)
+
+        found = JetStreamHook(self.nats_conn_id).run(run)
+        self.log.info("%s", found.describe() if found else f"consumer {self.consumer} of {self.stream} is not there")
+
+
+def _check(stream: str, consumer: str) -> None:
+    """The names, as far as they are known. Raises InvalidValue."""
+    if not templated(stream):
+        check_stream_name(stream)
+    if not templated(consumer):
+        check_consumer_name(consumer)
 
 
 class JetStreamResetConsumerOperator(BaseOperator):

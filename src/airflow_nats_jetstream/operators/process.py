@@ -22,7 +22,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
-from airflow_nats_jetstream.operators.stream import templated
+from airflow_nats_jetstream.operators.template import templated
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -18,7 +18,7 @@ from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.client.options import outgoing
 from airflow_nats_jetstream.client.schedule import Schedule, Ttl, ttl_text
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.operators.stream import templated
+from airflow_nats_jetstream.operators.template import templated
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

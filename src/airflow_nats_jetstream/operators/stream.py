@@ -1,85 +1,152 @@
-"""Streams: create or update, purge."""
+"""Streams: create or update, purge, delete."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_nats_jetstream.client.config import check_stream_config, describe, difference
+from airflow_nats_jetstream.client.config import Difference, check_stream_config
 from airflow_nats_jetstream.client.errors import InvalidValue, StreamNotFound
 from airflow_nats_jetstream.client.names import check_filter, check_stream_name
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.operators.configuration import Configuration, ConfigurationOperator, make
+from airflow_nats_jetstream.operators.fields import STREAM
+from airflow_nats_jetstream.operators.template import templated
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.client.stream import StreamInfo
+    from airflow_nats_jetstream.handoff.deletion import Deletion
 
 
-def templated(value: Any) -> bool:
-    """Whether a value is only known when the task runs: it has a template in it, or comes from another task."""
-    if isinstance(value, str):
-        return "{{" in value or "{%" in value
-    if isinstance(value, Mapping):
-        return any(templated(each) for each in value.values())
-    if isinstance(value, list | tuple):
-        return any(templated(each) for each in value)
-    return hasattr(value, "resolve")
-
-
-class JetStreamCreateStreamOperator(BaseOperator):
+class JetStreamCreateStreamOperator(ConfigurationOperator):
     """Make a stream as wanted: create it, or change what differs and leave every other field as it is.
 
-    config:  the server's own JSON, e.g. ``{"name": "ORDERS", "subjects": ["orders.>"]}``; durations as ``timedelta``
-             or nanoseconds. (templated)
+    config:  the server's own fields, e.g. ``{"name": "ORDERS", "subjects": ["orders.>"]}``: a mapping, a dataclass, or
+             the path of a YAML or JSON file beside the DAG's file. Durations are ``timedelta``, texts such as ``24h``,
+             or nanoseconds. (templated, what is in the file, too)
+
+    Run twice, it changes nothing the second time. The log shows each field that was changed, what it was and is.
 
     Returns ``{"stream": name, "created": bool, "changed": [field, …]}``. ``dry_run`` prints the difference.
 
     Raises:
-        InvalidValue: a name or subject that JetStream forbids; when the DAG is parsed, unless it is templated.
-        ApiError: the server's refusal.
+        InvalidValue: a field that JetStream does not have, or a value that it forbids; when the DAG is parsed, unless
+            it is templated. Names the file, its line, the field and what to do.
+        UpdateRefused: the server does not change it: which field, what it is, what was wanted, and what to do.
+        ApiError: the server refuses to create it.
     """
 
     template_fields: Sequence[str] = ("config", "nats_conn_id")
-    template_fields_renderers: ClassVar[dict[str, str]] = {"config": "json"}
     ui_color = "#27aae1"
     ui_fgcolor = "#ffffff"
+    _fields = STREAM
 
     def __init__(
-        self, *, config: Mapping[str, Any], nats_conn_id: str = JetStreamHook.default_conn_name, **kwargs: Any
+        self, *, config: Configuration, nats_conn_id: str = JetStreamHook.default_conn_name, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.config = config
         self.nats_conn_id = nats_conn_id
-        if not templated(config):
-            check_stream_config(config)
+        self.config = config
+        self._give()
+
+    def _checked(self, config: dict[str, Any]) -> dict[str, Any]:
+        return check_stream_config(config)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        wanted = check_stream_config(self.config)
-        _, changes = JetStreamHook(self.nats_conn_id).run(lambda js: js.create_or_update_stream(wanted))
-        if changes is None:
-            self.log.info("stream %s created", wanted["name"])
-        elif changes:
-            self.log.info("stream %s updated: %s", wanted["name"], describe(changes))
-        else:
-            self.log.info("stream %s is as wanted", wanted["name"])
+        wanted = self._wanted()
+
+        async def run(js: JetStream) -> Difference | None:
+            return await make(js.stream(wanted["name"]), wanted, STREAM, lambda: js.create_stream(wanted))
+
+        changes = JetStreamHook(self.nats_conn_id).run(run)
+        self.log.info("stream %s %s", wanted["name"], self._describe(changes))
         return {"stream": wanted["name"], "created": changes is None, "changed": sorted(changes or ())}
 
     def dry_run(self) -> None:
         """Print what :meth:`execute` would change."""
-        wanted = check_stream_config(self.config)
+        wanted = self._wanted()
 
-        async def compare(js: JetStream) -> str:
+        async def current(js: JetStream) -> Mapping[str, Any] | None:
             try:
-                current = (await js.stream(wanted["name"]).info()).config
+                return (await js.stream(wanted["name"]).info()).config
             except StreamNotFound:
-                return "would be created"
-            changes = difference(current, wanted)
-            return f"would be updated: {describe(changes)}" if changes else "is as wanted"
+                return None
 
-        self.log.info("stream %s %s", wanted["name"], JetStreamHook(self.nats_conn_id).run(compare))
+        there = JetStreamHook(self.nats_conn_id).run(current)
+        self.log.info("stream %s %s", wanted["name"], self._compare(there, wanted))
+
+
+class JetStreamDeleteStreamOperator(BaseOperator):
+    """Delete a stream, with its messages and consumers.
+
+    stream:               which. One that is not there is as wanted. (templated)
+    despite_open_claims:  also while claims of its messages are open: they are superseded first, so the attempts that
+                          work on them stop and cannot settle. Default False: refused, and the claims are named.
+
+    Returns ``{"stream", "deleted": bool, "messages": how many it held, "superseded": [claim id, …]}``. ``dry_run``
+    prints what would be deleted.
+
+    Raises:
+        InvalidValue: a name that JetStream forbids; when the DAG is parsed, unless it is templated.
+        DeletionRefused: claims are open; which ones, and what to do.
+        LedgerUnavailable: it cannot be told whether claims are open.
+    """
+
+    template_fields: Sequence[str] = ("stream", "nats_conn_id")
+    ui_color = "#27aae1"
+    ui_fgcolor = "#ffffff"
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        despite_open_claims: bool = False,
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.despite_open_claims = despite_open_claims
+        self.nats_conn_id = nats_conn_id
+        if not templated(stream):
+            check_stream_name(stream)
+
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
+        from airflow_nats_jetstream.handoff.deletion import delete
+
+        check_stream_name(self.stream)
+
+        async def run(js: JetStream) -> Deletion | None:
+            return await delete(js, self.stream, despite_open_claims=self.despite_open_claims)
+
+        gone = JetStreamHook(self.nats_conn_id).run(run)
+        if gone is None:
+            self.log.warning("stream %s is not there: nothing is deleted", self.stream)
+            return {"stream": self.stream, "deleted": False, "messages": 0, "superseded": []}
+        self.log.info("stream %s is deleted, and with it %d messages", self.stream, gone.messages)
+        return {
+            "stream": self.stream,
+            "deleted": True,
+            "messages": gone.messages,
+            "superseded": list(gone.superseded),
+        }
+
+    def dry_run(self) -> None:
+        """Print what :meth:`execute` would delete."""
+        from airflow_nats_jetstream.handoff.deletion import plan
+
+        check_stream_name(self.stream)
+
+        async def run(js: JetStream) -> Deletion | None:
+            return await plan(js, self.stream)
+
+        found = JetStreamHook(self.nats_conn_id).run(run)
+        self.log.info("%s", found.describe() if found else f"stream {self.stream} is not there")
 
 
 class JetStreamPurgeOperator(BaseOperator):
@@ -148,3 +215,27 @@ class JetStreamPurgeOperator(BaseOperator):
         purged = JetStreamHook(self.nats_conn_id).run(lambda js: js.stream(self.stream).purge(**which))
         self.log.info("stream %s: %d messages purged", self.stream, purged)
         return purged
+
+    def dry_run(self) -> None:
+        """Print how many messages :meth:`execute` would remove now."""
+        which = self._check()
+
+        async def count(js: JetStream) -> str:
+            return purged(await js.stream(self.stream).info(deleted=True, subjects_filter=which["subject"]), **which)
+
+        self.log.info("stream %s: %s would be purged", self.stream, JetStreamHook(self.nats_conn_id).run(count))
+
+
+def purged(info: StreamInfo, *, subject: str | None, sequence: int | None, keep: int | None) -> str:
+    """How many messages a purge would remove, in words."""
+    state = info.state
+    matching = state["messages"] if subject is None else sum((state.get("subjects") or {}).values())
+    if keep is not None:
+        matching = max(0, matching - keep)
+    if sequence is not None:
+        gone = sum(each < sequence for each in state.get("deleted") or ())
+        below = max(0, min(sequence, state["last_seq"] + 1) - state["first_seq"] - gone)
+        if subject is not None:
+            return f"at most {min(below, matching)} messages"
+        matching = below
+    return f"{matching} messages"

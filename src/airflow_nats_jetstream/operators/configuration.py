@@ -1,0 +1,187 @@
+"""A stream's or consumer's configuration as a DAG gives it, and making the server agree with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperator
+
+from airflow_nats_jetstream.client.config import Difference, difference
+from airflow_nats_jetstream.client.errors import (
+    ApiError,
+    ConsumerNameInUse,
+    ConsumerNotFound,
+    InvalidRequest,
+    InvalidValue,
+    JetStreamNotEnabled,
+    StreamNameInUse,
+    StreamNotFound,
+    UpdateRefused,
+)
+from airflow_nats_jetstream.operators.fields import Fields, Wrong
+from airflow_nats_jetstream.operators.template import templated
+
+if TYPE_CHECKING:
+    from airflow_nats_jetstream.client.consumer import Consumer
+    from airflow_nats_jetstream.client.stream import Stream
+
+Configuration = Mapping[str, Any] | object | str
+"""A mapping, a dataclass, or the path of a file."""
+
+FILES = (".yaml", ".yml", ".json")
+
+
+class ConfigurationOperator(BaseOperator):
+    """An operator with a ``config``: the server's own field names, as a mapping, a dataclass or a file.
+
+    A file is read when the DAG is parsed. It becomes the field's value, as Airflow does it with a ``.sql`` file, so
+    what is templated in it is rendered. Airflow's own ``template_ext`` is not used for it: it would take the subject
+    ``orders.json`` inside a mapping for a file, too, and a missing file would only be logged.
+    """
+
+    template_fields_renderers: ClassVar[dict[str, str]] = {"config": "json"}
+    _fields: ClassVar[Fields]
+    config: Any
+    _file: str | None = None  # whose text ``config`` is
+
+    def _give(self) -> None:
+        """Read and check the parameter as far as it can be now. Raises InvalidValue."""
+        if is_dataclass(self.config) and not isinstance(self.config, type):
+            self.config = {name: value for name, value in asdict(self.config).items() if value is not None}
+        if isinstance(self.config, Mapping):
+            # It stays the same object: Airflow knows by it what came from another task, and renders nothing of that.
+            self._check(self.config, "", {})
+        elif isinstance(self.config, str):
+            if not templated(self.config):
+                self._read(self.config)
+        elif not templated(self.config):
+            raise self._no_configuration(self.config)
+
+    def resolve_template_files(self) -> None:
+        """Airflow calls it when the DAG is complete: of an operator that was made outside of it, too."""
+        if isinstance(self.config, str) and self._file is None and not templated(self.config):
+            self._read(self.config)
+
+    def _wanted(self) -> dict[str, Any]:
+        """The configuration, rendered and checked. Raises InvalidValue."""
+        config, shown = self.config, self._file or ""
+        if isinstance(config, str):
+            from airflow_nats_jetstream.operators.configuration_file import parse, read
+
+            if not shown and config.endswith(FILES) and "\n" not in config:
+                shown, config = config, read(self._path(config) or Path(config), config)
+            config, lines = parse(config, shown or "config")
+            return self._check(config, shown, lines)
+        return self._check(config, "", {})
+
+    def _read(self, path: str) -> None:
+        from airflow_nats_jetstream.operators.configuration_file import parse, read
+
+        if not path.endswith(FILES):
+            raise self._no_configuration(path)
+        found = self._path(path)
+        if found is None:
+            return  # there is no DAG yet to which it is relative
+        text = read(found, path)
+        if templated(text):
+            self.config, self._file = text, path
+        else:
+            config, lines = parse(text, path)
+            self._check(config, path, lines)
+            self.config = config
+
+    def _path(self, path: str) -> Path | None:
+        """Beside the DAG's file, or on its ``template_searchpath``; None without a DAG."""
+        if Path(path).is_absolute():
+            return Path(path)
+        if not self.has_dag():  # type: ignore[no-untyped-call]
+            return None
+        places = [self.dag.folder, *(self.dag.template_searchpath or ())]
+        found = [Path(place, path) for place in places]
+        return next((each for each in found if each.is_file()), found[0])
+
+    def _check(self, config: Any, shown: str, lines: Mapping[tuple[str | int, ...], int]) -> dict[str, Any]:
+        """The fields in the server's terms; an error names the file, its line, the field, its value and a remedy."""
+
+        def place(path: tuple[str | int, ...]) -> str:
+            if not shown:
+                return "config" + "".join(f"[{each!r}]" for each in path)
+            line = next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None)
+            field = str(path[0]) + "".join(f"[{each!r}]" for each in path[1:]) if path else "config"
+            return f"{shown}:{line}: {field}" if line else f"{shown}: {field}"
+
+        if not isinstance(config, Mapping):
+            raise InvalidValue(place(()), type(config).__name__, f"a {self._fields.what} configuration is a mapping")
+        try:
+            checked = self._fields.check(config)
+        except Wrong as wrong:
+            raise InvalidValue(place(wrong.path), wrong.value, wrong.remedy) from None
+        if templated(config):
+            return checked
+        try:
+            return self._checked(checked)
+        except InvalidValue as error:
+            field = re.fullmatch(r"config\['(\w+)'\].*", error.field)
+            raise InvalidValue(place((field[1],) if field else ()), error.value, error.remedy) from None
+
+    def _checked(self, config: dict[str, Any]) -> dict[str, Any]:
+        """What JetStream forbids in names and subjects. Raises InvalidValue."""
+        raise NotImplementedError
+
+    def _no_configuration(self, value: object) -> InvalidValue:
+        remedy = f"a mapping, a dataclass, or the path of a file ({', '.join(FILES)}) is a {self._fields.what}'s config"
+        return InvalidValue("config", value if isinstance(value, str) else type(value).__name__, remedy)
+
+    def _describe(self, changes: Difference | None) -> str:
+        """What :func:`make` did, in words."""
+        if changes is None:
+            return "is created"
+        return f"is updated:\n{self._fields.describe(changes)}" if changes else "is as wanted"
+
+    def _compare(self, current: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> str:
+        """What :func:`make` would do, in words."""
+        if current is None:
+            return "would be created"
+        changes = difference(current, wanted)
+        return f"would be updated:\n{self._fields.describe(changes)}" if changes else "is as wanted"
+
+
+async def make(
+    handle: Stream | Consumer, wanted: Mapping[str, Any], fields: Fields, create: Callable[[], Awaitable[Any]]
+) -> Difference | None:
+    """Create what is missing, or change what differs; what was changed, and ``None`` when it was created.
+
+    What the server leaves as it is although it was asked for has not changed: 0 may stand for a default.
+
+    Raises:
+        UpdateRefused: which field, what it is, what was wanted, and what to do.
+        ApiError: the creation is refused.
+    """
+    try:
+        before = (await handle.info()).config
+    except (StreamNotFound, ConsumerNotFound) as missing:
+        if isinstance(missing, StreamNotFound) and fields.what != "stream":
+            raise
+        try:
+            await create()
+        except (StreamNameInUse, ConsumerNameInUse):  # somebody else was faster
+            before = (await handle.info()).config
+        else:
+            return None
+    changes = difference(before, wanted)
+    if not changes:
+        return {}
+    try:
+        after = (await handle.update(wanted)).config
+    except (StreamNotFound, ConsumerNotFound, InvalidRequest, JetStreamNotEnabled):
+        raise
+    except ApiError as error:
+        named, remedy = fields.refused(error.description, changes)
+        what = f"{fields.what} {handle.name!r}"
+        raise UpdateRefused(error, what, {name: changes[name] for name in named}, remedy) from error
+    done = {name: (old, after.get(name)) for name, (old, _) in changes.items()}
+    return {name: (old, new) for name, (old, new) in done.items() if difference({name: old}, {name: new})}

@@ -1,0 +1,321 @@
+"""The fields of JetStream's configurations: which there are, and what each may hold.
+
+Those of nats-server's ``StreamConfig`` and ``ConsumerConfig`` (server/stream.go and server/consumer.go, 2.15). A DAG is
+refused when it is parsed for a field that is not among them: a typing error is likelier than a server that is newer
+than this package, and :meth:`JetStreamHook.run` takes whatever the server knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from enum import Enum
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from airflow_nats_jetstream.client.config import Difference, nanoseconds
+from airflow_nats_jetstream.operators.template import templated
+
+Check = Callable[[Any], Any]
+"""The value as the server takes it. Raises Wrong."""
+Table = Mapping[str, Check]
+Path = tuple[str | int, ...]
+
+
+class Wrong(Exception):
+    """A value that its field cannot have; ``path`` leads to it."""
+
+    def __init__(self, value: object, remedy: str, path: Path = ()) -> None:
+        super().__init__(remedy)
+        self.value = value
+        self.remedy = remedy
+        self.path = path
+
+
+class Fields(NamedTuple):
+    """``what`` is configured, with which fields, and of those that cannot be changed what the server says then."""
+
+    what: str
+    table: Table
+    for_life: Mapping[str, str]
+    remedy: str
+    zero: Mapping[str, int]
+    """What the server takes 0 for, where that is another number."""
+
+    def check(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Every field known, and its value possible, unless it is templated. Raises Wrong."""
+        checked = _mapping(self.table, f"{self.what}s have")(config)
+        for name, default in self.zero.items():
+            if checked.get(name) == 0:
+                checked[name] = default
+        return dict(checked)
+
+    def describe(self, changes: Difference) -> str:
+        """One line for each field: what was, and what is. Durations as people write them."""
+        lines = ((name, self._shown(name, old), self._shown(name, new)) for name, (old, new) in changes.items())
+        return "\n".join(f"  {name}: {old} → {new}" for name, old, new in lines)
+
+    def _shown(self, name: str, value: Any) -> str:
+        if self.table.get(name) is duration and isinstance(value, int):
+            return duration_text(value)
+        return "nothing" if value is None else repr(value)
+
+    def refused(self, description: str, changes: Difference) -> tuple[list[str], str]:
+        """Which of the changes the server's words are about, and what to do."""
+        named = [name for name in changes if (words := self.for_life.get(name)) and re.search(words, description)]
+        if named:
+            return named, self.remedy
+        spoken = description.lower()
+        likely = [name for name in changes if name in spoken or name.replace("_", " ") in spoken]
+        return likely or list(changes), f"correct it, or leave the {self.what} as it is"
+
+
+def text(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise Wrong(value, "give a text; quote it if it looks like a number, a flag or nothing")
+    return value
+
+
+def flag(value: Any) -> Any:
+    if isinstance(value, str) and value.lower() in ("true", "false"):  # what a template leaves
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise Wrong(value, "give true or false")
+    return value
+
+
+def whole(lowest: int, highest: int = 2**63 - 1) -> Check:
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value):  # what a template leaves
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
+            raise Wrong(value, f"give a whole number from {lowest}{f' to {highest}' if highest < 2**31 else ''}")
+        return value
+
+    return check
+
+
+_S = 10**9
+_UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": _S, "m": 60 * _S, "h": 3_600 * _S, "d": 86_400 * _S}
+_PART = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(ns|us|µs|ms|s|m|h|d)")
+
+
+def duration(value: Any) -> Any:
+    """Nanoseconds."""
+    given = value
+    if isinstance(value, timedelta):
+        value = nanoseconds(value)
+    elif isinstance(value, str) and re.fullmatch(r"[0-9]{1,19}", value):  # what a template leaves
+        value = int(value)
+    elif isinstance(value, str) and re.fullmatch(f"(?:{_PART.pattern})+", value):
+        value = int(sum(Fraction(number) * _UNITS[unit] for number, unit in _PART.findall(value)))
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise Wrong(given, "give a duration: a text such as 24h, 1h30m or 500ms, a timedelta, or whole nanoseconds")
+    return value
+
+
+def duration_text(value: int) -> str:
+    """Nanoseconds as people write them, exactly: ``1h30m``."""
+    if value == 0:
+        return "0"
+    parts = []
+    for unit in ("d", "h", "m", "s", "ms", "us", "ns"):
+        count, value = divmod(value, _UNITS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts)
+
+
+def time(value: Any) -> Any:
+    if not isinstance(value, str | datetime):  # what is no time of a zone, the client refuses
+        raise Wrong(value, "give a datetime with a zone, or RFC 3339: 2026-11-21T03:00:00Z")
+    return value
+
+
+def one_of(*values: str) -> Check:
+    def check(value: Any) -> Any:
+        if value not in values:
+            raise Wrong(value, f"one of {', '.join(values)}")
+        return value
+
+    return check
+
+
+def many(check: Check) -> Check:
+    def each(value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise Wrong(value, "give a list")
+        return [_checked(check, item, number) for number, item in enumerate(value)]
+
+    return each
+
+
+def names(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise Wrong(value, "give a mapping of texts")
+    return {_checked(text, name, str(name)): _checked(text, item, str(name)) for name, item in value.items()}
+
+
+def _mapping(table: Table, have: str) -> Check:
+    def check(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise Wrong(value, f"give a mapping of {', '.join(table)}")
+        checked = {}
+        for name, item in value.items():
+            if name not in table:
+                near = get_close_matches(str(name), table, n=1, cutoff=0.5)
+                meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(table)}"
+                raise Wrong(name, f"{have} no such field: {meant}", (name,))
+            if item is not None:
+                checked[name] = _checked(table[name], item, name)
+        return checked
+
+    return check
+
+
+def _checked(check: Check, value: Any, place: str | int) -> Any:
+    if isinstance(value, Enum):
+        value = value.value
+    if (isinstance(value, str) and templated(value)) or hasattr(value, "resolve"):
+        return value
+    try:
+        return check(value)
+    except Wrong as wrong:
+        raise Wrong(wrong.value, wrong.remedy, (place, *wrong.path)) from None
+
+
+def _inside(**table: Check) -> Check:
+    return _mapping(table, "it has")
+
+
+_limit, _count = whole(-1), whole(0)
+_transform = _inside(src=text, dest=text)
+_source = _inside(
+    name=text,
+    opt_start_seq=_count,
+    opt_start_time=time,
+    filter_subject=text,
+    subject_transforms=many(_transform),
+    external=_inside(api=text, deliver=text),
+    domain=text,
+    consumer=_inside(name=text, deliver_subject=text),
+)
+
+STREAM = Fields(
+    "stream",
+    {
+        "name": text,
+        "description": text,
+        "subjects": many(text),
+        "retention": one_of("limits", "interest", "workqueue"),
+        "max_consumers": _limit,
+        "max_msgs": _limit,
+        "max_bytes": _limit,
+        "max_age": duration,
+        "max_msgs_per_subject": _limit,
+        "max_msg_size": whole(-1, 2**31 - 1),
+        "discard": one_of("old", "new"),
+        "discard_new_per_subject": flag,
+        "storage": one_of("file", "memory"),
+        "num_replicas": whole(0, 5),
+        "no_ack": flag,
+        "duplicate_window": duration,
+        "placement": _inside(cluster=text, tags=many(text), preferred=text),
+        "mirror": _source,
+        "sources": many(_source),
+        "compression": one_of("none", "s2"),
+        "first_seq": _count,
+        "subject_transform": _transform,
+        "republish": _inside(src=text, dest=text, headers_only=flag),
+        "allow_direct": flag,
+        "mirror_direct": flag,
+        "sealed": flag,
+        "deny_delete": flag,
+        "deny_purge": flag,
+        "allow_rollup_hdrs": flag,
+        "consumer_limits": _inside(inactive_threshold=duration, max_ack_pending=_limit),
+        "allow_msg_ttl": flag,
+        "subject_delete_marker_ttl": duration,
+        "allow_msg_counter": flag,
+        "allow_atomic": flag,
+        "allow_msg_schedules": flag,
+        "allow_batched": flag,
+        "persist_mode": one_of("default", "async"),
+        "metadata": names,
+    },
+    for_life={  # configUpdateCheck in server/stream.go
+        "storage": "storage type",
+        "retention": "retention policy",
+        "sealed": "unseal",
+        "deny_delete": "deny message deletes",
+        "deny_purge": "deny purge",
+        "mirror": "mirror",
+        "allow_msg_ttl": "message TTL",
+        "allow_msg_counter": "message counter",
+        "allow_msg_schedules": "message schedules",
+        "persist_mode": "persist mode",
+    },
+    remedy=(
+        "that stays as long as the stream: leave it as it is, make a stream of another name, or delete this one first "
+        "with JetStreamDeleteStreamOperator, and with it its messages"
+    ),
+    zero=dict.fromkeys(("max_consumers", "max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size"), -1)
+    | {"num_replicas": 1},
+)
+CONSUMER = Fields(
+    "consumer",
+    {
+        "durable_name": text,
+        "name": text,
+        "description": text,
+        "deliver_policy": one_of("all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"),
+        "opt_start_seq": _count,
+        "opt_start_time": time,
+        "ack_policy": one_of("none", "all", "explicit", "flow_control"),
+        "ack_wait": duration,
+        "max_deliver": _limit,
+        "backoff": many(duration),
+        "filter_subject": text,
+        "filter_subjects": many(text),
+        "replay_policy": one_of("instant", "original"),
+        "rate_limit_bps": _count,
+        "sample_freq": text,
+        "max_waiting": _count,
+        "max_ack_pending": _limit,
+        "flow_control": flag,
+        "headers_only": flag,
+        "max_batch": _count,
+        "max_expires": duration,
+        "max_bytes": _count,
+        "deliver_subject": text,
+        "deliver_group": text,
+        "idle_heartbeat": duration,
+        "inactive_threshold": duration,
+        "num_replicas": whole(0, 5),
+        "mem_storage": flag,
+        "metadata": names,
+        "pause_until": time,
+        "priority_groups": many(text),
+        "priority_policy": one_of("none", "overflow", "pinned_client", "prioritized"),
+        "priority_timeout": duration,
+    },
+    for_life={  # checkNewConsumerConfig in server/consumer.go
+        "deliver_policy": "deliver policy",
+        "mem_storage": "storage type",
+        "opt_start_seq": "start sequence",
+        "opt_start_time": "start time",
+        "ack_policy": "ack policy",
+        "replay_policy": "replay policy",
+        "idle_heartbeat": "heart beats",
+        "flow_control": "flow control",
+        "deliver_subject": "pull consumer|push consumer",
+        "max_waiting": "max waiting",
+    },
+    remedy=(
+        "that stays as long as the consumer: leave it as it is, make a consumer of another name, or delete this one "
+        "first with JetStreamDeleteConsumerOperator: a new one begins where its deliver_policy says"
+    ),
+    zero={"max_deliver": -1},
+)

@@ -1,0 +1,224 @@
+"""Stored messages: get one, delete one."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_nats_jetstream.client.errors import (
+    InvalidValue,
+    JetStreamError,
+    MessageDeleteFailed,
+    MessageNotFound,
+    SequenceNotFound,
+)
+from airflow_nats_jetstream.client.names import check_filter, check_stream_name
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.operators.template import templated
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.client.stored import StoredMessage
+
+LARGEST_DATA = 256 << 10
+"""Bytes of a message that may become an XCom: Airflow's database keeps each of them, for every run."""
+
+
+class JetStreamGetMessageOperator(BaseOperator):
+    """Get one stored message, from the stream's leader. Nothing is acknowledged or removed.
+
+    stream:           which. (templated)
+    sequence:         the one with this sequence; with ``next_by_subject`` the first from there on. (templated)
+    next_by_subject:  the first whose subject matches this filter. (templated)
+    last_by_subject:  the last whose subject matches this filter. (templated)
+    start_time:       the first that was stored then or later: a ``datetime`` with a zone, or RFC 3339; needs
+                      nats-server 2.11. (templated)
+
+    Returns ``{"stream", "subject", "sequence", "time", "headers": {name: [value, …]}, "data", "encoding"}``: ``data``
+    is the payload as a text, with the encoding ``utf-8``, or ``base64`` where it is no text. ``dry_run`` prints which
+    message that is now.
+
+    Raises:
+        InvalidValue: a choice that contradicts itself; when the DAG is parsed, unless it is templated.
+        MessageNotFound: there is none.
+        JetStreamError: its data is larger than 256 KiB, which is no XCom.
+        StreamNotFound: there is no such stream.
+    """
+
+    template_fields: Sequence[str] = (
+        "stream",
+        "sequence",
+        "next_by_subject",
+        "last_by_subject",
+        "start_time",
+        "nats_conn_id",
+    )
+    ui_color = "#27aae1"
+    ui_fgcolor = "#ffffff"
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        sequence: int | str | None = None,
+        next_by_subject: str | None = None,
+        last_by_subject: str | None = None,
+        start_time: datetime | str | None = None,
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.sequence = sequence
+        self.next_by_subject = next_by_subject
+        self.last_by_subject = last_by_subject
+        self.start_time = start_time
+        self.nats_conn_id = nats_conn_id
+        if not templated([stream, sequence, next_by_subject, last_by_subject, start_time]):
+            self._selection()
+
+    def _selection(self) -> dict[str, Any]:
+        from airflow_nats_jetstream.client.stored import selection
+
+        check_stream_name(self.stream)
+        which: dict[str, Any] = {
+            "sequence": None if self.sequence in (None, "", "None") else _sequence(self.sequence),
+            "next_by_subject": self.next_by_subject or None,
+            "last_by_subject": self.last_by_subject or None,
+            "start_time": self.start_time or None,
+        }
+        for name in ("next_by_subject", "last_by_subject"):
+            if which[name] is not None:
+                check_filter(which[name], name)
+        selection(*which.values())
+        return which
+
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
+        message = self._get()
+        if len(message.data) > LARGEST_DATA:
+            raise JetStreamError(
+                f"message {message.sequence} of stream {self.stream!r} has {len(message.data)} bytes, more than the "
+                f"{LARGEST_DATA} that may become an XCom: claim it, or read it in a task with JetStreamHook"
+            )
+        try:
+            data, encoding = message.data.decode(), "utf-8"
+        except UnicodeDecodeError:
+            data, encoding = base64.b64encode(message.data).decode(), "base64"
+        self.log.info("message %d of stream %s: %s", message.sequence, self.stream, message.subject)
+        return {
+            "stream": self.stream,
+            "subject": message.subject,
+            "sequence": message.sequence,
+            "time": message.time,
+            "headers": message.headers,
+            "data": data,
+            "encoding": encoding,
+        }
+
+    def dry_run(self) -> None:
+        """Print which message :meth:`execute` would get now."""
+        message = self._get()
+        self.log.info(
+            "would get message %d of stream %s: %s, stored %s, %d bytes",
+            message.sequence,
+            self.stream,
+            message.subject,
+            message.time,
+            len(message.data),
+        )
+
+    def _get(self) -> StoredMessage:
+        which = self._selection()
+
+        async def run(js: JetStream) -> StoredMessage:
+            return await js.stream(self.stream).get_message(**which)
+
+        return JetStreamHook(self.nats_conn_id).run(run)
+
+
+class JetStreamDeleteMessageOperator(BaseOperator):
+    """Delete one stored message. A claim that has it cannot be read any more, and says so.
+
+    stream, sequence:  which. One that is not there any more is as wanted. (templated)
+    secure:            overwrite its bytes on the disk, too, which is slow. Default False.
+
+    Returns ``{"stream", "sequence", "deleted": bool}``. ``dry_run`` prints which message that is.
+
+    Raises:
+        InvalidValue: names or sequence; when the DAG is parsed, unless they are templated.
+        MessageDeleteFailed: the stream has not come to that sequence yet, or has ``deny_delete``.
+        StreamNotFound: there is no such stream.
+    """
+
+    template_fields: Sequence[str] = ("stream", "sequence", "nats_conn_id")
+    ui_color = "#27aae1"
+    ui_fgcolor = "#ffffff"
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        sequence: int | str,
+        secure: bool = False,
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.sequence = sequence
+        self.secure = secure
+        self.nats_conn_id = nats_conn_id
+        if not templated([stream, sequence]):
+            self._check()
+
+    def _check(self) -> int:
+        check_stream_name(self.stream)
+        return _sequence(self.sequence)
+
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
+        sequence = self._check()
+
+        async def run(js: JetStream) -> bool:
+            stream = js.stream(self.stream)
+            try:
+                await (stream.secure_delete_message if self.secure else stream.delete_message)(sequence)
+            except SequenceNotFound:
+                return False
+            except MessageDeleteFailed:
+                if sequence < (await stream.info()).state["first_seq"]:
+                    return False
+                raise
+            return True
+
+        deleted = JetStreamHook(self.nats_conn_id).run(run)
+        self.log.info(
+            "message %d of stream %s is %s", sequence, self.stream, "deleted" if deleted else "not there any more"
+        )
+        return {"stream": self.stream, "sequence": sequence, "deleted": deleted}
+
+    def dry_run(self) -> None:
+        """Print which message :meth:`execute` would delete."""
+        sequence = self._check()
+
+        async def run(js: JetStream) -> str:
+            try:
+                message = await js.stream(self.stream).get_message(sequence)
+            except MessageNotFound:
+                return "is not there"
+            return f"would be deleted: {message.subject}, stored {message.time}, {len(message.data)} bytes"
+
+        answer = JetStreamHook(self.nats_conn_id).run(run)
+        self.log.info("message %d of stream %s %s", sequence, self.stream, answer)
+
+
+def _sequence(value: object) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) > 0):
+        raise InvalidValue("sequence", value, "give a whole number above 0")
+    return int(text)
