@@ -1,13 +1,27 @@
-"""Resetting a consumer from a DAG, on a real server."""
+"""Consumers from a DAG, on a real server: desired state, deletion, our own reset."""
 
+import base64
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_nats_jetstream.client.errors import ConsumerNotFound, InvalidValue
+from airflow_nats_jetstream.client.errors import (
+    ConsumerNotFound,
+    DeletionRefused,
+    HandoffError,
+    InvalidValue,
+    LedgerUnavailable,
+    StreamNotFound,
+    UpdateRefused,
+)
 from airflow_nats_jetstream.hooks import HeldClaim, JetStreamHook
-from airflow_nats_jetstream.operators.consumer import JetStreamResetConsumerOperator
+from airflow_nats_jetstream.operators.consumer import (
+    JetStreamCreateConsumerOperator,
+    JetStreamDeleteConsumerOperator,
+    JetStreamResetConsumerOperator,
+)
+from airflow_nats_jetstream.operators.fields import CONSUMER as CONSUMER_FIELDS
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from tests.operators.steps import CONNECTION, CONSUMER, claim, execute, info, publish, receipt, record, sensor
 
@@ -78,3 +92,133 @@ def test_a_consumer_that_is_not_there(hook: JetStreamHook, stream: str) -> None:
     with pytest.raises(InvalidValue, match="above 0"):
         execute(task)
     assert info(hook, stream).ack_pending == 10
+
+
+def creation(stream: str, config: Any) -> JetStreamCreateConsumerOperator:
+    return JetStreamCreateConsumerOperator(task_id="consumer", stream=stream, config=config, nats_conn_id=CONNECTION)
+
+
+def deletion(stream: str, consumer: str = CONSUMER, **changes: Any) -> JetStreamDeleteConsumerOperator:
+    values = {"task_id": "delete", "stream": stream, "consumer": consumer, "nats_conn_id": CONNECTION}
+    return JetStreamDeleteConsumerOperator(**{**values, **changes})
+
+
+def test_creates_then_changes_only_what_differs(
+    hook: JetStreamHook, stream: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"durable_name": CONSUMER, "ack_wait": "90s", "max_deliver": 0, "filter_subject": f"{stream}.a"}
+    creation(stream, config).dry_run()
+    assert "would be created" in capsys.readouterr().out
+    with pytest.raises(ConsumerNotFound):
+        info(hook, stream)
+    answer = {"stream": stream, "consumer": CONSUMER, "created": True, "changed": []}
+    assert execute(creation(stream, config)) == answer
+    assert execute(creation(stream, config)) == {**answer, "created": False}
+    creation(stream, {"name": CONSUMER, "durable_name": CONSUMER, "ack_wait": "2m"}).dry_run()
+    assert "ack_wait: 1m30s → 2m" in capsys.readouterr().out
+    assert info(hook, stream).config["ack_wait"] == 90 * 10**9
+    changed = execute(creation(stream, {"durable_name": CONSUMER, "ack_wait": "2m", "description": "new"}))
+    assert changed == {**answer, "created": False, "changed": ["ack_wait", "description"]}
+    assert "ack_wait: 1m30s → 2m" in capsys.readouterr().out
+    now = info(hook, stream).config
+    assert (now["ack_wait"], now["filter_subject"], now["max_deliver"]) == (120 * 10**9, f"{stream}.a", -1)
+    with pytest.raises(StreamNotFound):
+        execute(creation(f"{stream}x", config))
+
+
+FOR_LIFE: dict[str, tuple[dict[str, Any], Any]] = {
+    "deliver_policy": ({}, "last"),
+    "mem_storage": ({}, True),
+    "opt_start_seq": ({"deliver_policy": "by_start_sequence", "opt_start_seq": 3}, 4),
+    "opt_start_time": (
+        {"deliver_policy": "by_start_time", "opt_start_time": "2026-01-01T00:00:00Z"},
+        "2026-01-02T00:00:00Z",
+    ),
+    "ack_policy": ({"ack_policy": "explicit"}, "none"),
+    "replay_policy": ({}, "original"),
+    "idle_heartbeat": ({"deliver_subject": "to.a", "idle_heartbeat": "5s"}, "6s"),
+    "flow_control": ({"deliver_subject": "to.a", "idle_heartbeat": "5s", "flow_control": True}, False),
+    "deliver_subject": ({}, "to.a"),
+    "max_waiting": ({"max_waiting": 9}, 10),
+}
+"""Field → with what it is created, and what the server then does not change."""
+
+
+def test_what_the_server_does_not_change_is_named_with_a_remedy(hook: JetStreamHook, stream: str) -> None:
+    """The same field comes with a change that the server would make: only one of the two is named."""
+    assert FOR_LIFE.keys() == CONSUMER_FIELDS.for_life.keys()
+    for field, (before, wanted) in FOR_LIFE.items():
+        assert execute(creation(stream, {"durable_name": CONSUMER, "ack_policy": "none", **before}))["created"]
+        changes = {"durable_name": CONSUMER, "description": "new", field: wanted}
+        with pytest.raises(UpdateRefused, match="JetStreamDeleteConsumerOperator") as refused:
+            execute(creation(stream, changes))
+        assert list(refused.value.changes) == [field]
+        assert f"consumer '{CONSUMER}' stays as it is: " in str(refused.value)
+        assert info(hook, stream).config.get("description") is None
+        assert execute(deletion(stream))["deleted"]
+
+
+def test_a_consumer_whose_claims_are_open_is_not_deleted(
+    hook: JetStreamHook, stream: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_claim = claim(hook, stream)
+    with pytest.raises(
+        DeletionRefused, match=r"10 messages of consumer 'work', taken by dag / run / claims"
+    ) as refused:
+        execute(deletion(stream))
+    assert refused.value.claims == (open_claim["id"],)
+    assert info(hook, stream).ack_pending == 10
+    deletion(stream).dry_run()
+    assert open_claim["id"] in capsys.readouterr().out
+    assert list(record(hook, stream).open) == [open_claim["id"]]  # type: ignore[union-attr]
+
+    answer = {"stream": stream, "consumer": CONSUMER, "deleted": True, "unacknowledged": 10}
+    gone = execute(deletion(stream, despite_open_claims=True))
+    assert gone == {**answer, "superseded": [open_claim["id"]]}
+    with pytest.raises(ConsumerNotFound):
+        info(hook, stream)
+    with pytest.raises(AirflowFailException, match="claim"):
+        process(open_claim)
+    assert receipt(hook, stream, open_claim["id"]).state == "superseded"  # type: ignore[union-attr]
+    (again,) = execute(sensor(stream), run_id="again")  # nothing is lost: a new consumer has all of it
+    assert process(again) == 10
+    assert execute(deletion(stream)) == {**answer, "unacknowledged": 0, "superseded": []}
+    assert execute(deletion(stream)) == {**answer, "deleted": False, "unacknowledged": 0, "superseded": []}
+
+
+def test_work_that_is_running_loses_its_claim_before_its_consumer_is_deleted(hook: JetStreamHook, stream: str) -> None:
+    value = claim(hook, stream)
+
+    def work() -> None:
+        with hook.processing(value):
+            execute(deletion(stream, despite_open_claims=True))
+
+    with pytest.raises(HandoffError):
+        work()
+    assert hook.committed(stream, CONSUMER) == []
+
+
+def test_messages_that_only_this_consumer_keeps_are_not_deleted_with_it(hook: JetStreamHook, stream: str) -> None:
+    hook.run(lambda js: js.update_stream({"name": stream, "retention": "interest"}))
+    execute(creation(stream, {"durable_name": CONSUMER, "ack_policy": "explicit"}))
+    publish(hook, stream, 4)
+    with pytest.raises(DeletionRefused, match="4 messages") as refused:
+        execute(deletion(stream))
+    assert refused.value.unprocessed == 4
+    assert hook.run(lambda js: js.stream(stream).info()).state["messages"] == 4
+    assert execute(deletion(stream, despite_unprocessed=True))["unacknowledged"] == 4
+    assert hook.run(lambda js: js.stream(stream).info()).state["messages"] == 0  # the server did what was said
+
+
+def test_nothing_is_deleted_while_the_ledger_cannot_be_read(hook: JetStreamHook, stream: str) -> None:
+    """An unreadable ledger could hold anything; it has to be said that it does not matter."""
+    claim(hook, stream)
+    bucket = f"KV_{hook.settings.ledger}_claims"
+
+    key = ".".join(base64.b32encode(name.encode()).rstrip(b"=").decode() for name in (stream, CONSUMER))
+    hook.run(lambda js: js.publish(f"$KV.{hook.settings.ledger}_claims.{key}", b"not a record"))
+    with pytest.raises(LedgerUnavailable, match="somebody else wrote it"):
+        execute(deletion(stream))
+    assert info(hook, stream).ack_pending == 10
+    assert execute(deletion(stream, despite_open_claims=True))["deleted"]
+    assert hook.run(lambda js: js.stream(bucket).info()).state["messages"] == 1

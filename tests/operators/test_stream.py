@@ -6,11 +6,16 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
-from airflow_nats_jetstream.client.errors import ApiError, InvalidValue, StreamNotFound
+from airflow_nats_jetstream.client.errors import ApiError, DeletionRefused, InvalidValue, StreamNotFound, UpdateRefused
 from airflow_nats_jetstream.client.stream import StreamInfo
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator, JetStreamPurgeOperator
-from tests.operators.steps import CONNECTION, execute, publish
+from airflow_nats_jetstream.operators.fields import STREAM
+from airflow_nats_jetstream.operators.stream import (
+    JetStreamCreateStreamOperator,
+    JetStreamDeleteStreamOperator,
+    JetStreamPurgeOperator,
+)
+from tests.operators.steps import CONNECTION, claim, execute, publish, receipt
 
 
 def creation(config: Any) -> JetStreamCreateStreamOperator:
@@ -19,6 +24,10 @@ def creation(config: Any) -> JetStreamCreateStreamOperator:
 
 def purge(stream: str, **which: Any) -> JetStreamPurgeOperator:
     return JetStreamPurgeOperator(task_id="purge", stream=stream, nats_conn_id=CONNECTION, **which)
+
+
+def deletion(stream: str, **changes: Any) -> JetStreamDeleteStreamOperator:
+    return JetStreamDeleteStreamOperator(task_id="delete", stream=stream, nats_conn_id=CONNECTION, **changes)
 
 
 def there(hook: JetStreamHook, stream: str) -> StreamInfo:
@@ -126,3 +135,110 @@ def test_a_purge_needs_its_stream(hook: JetStreamHook) -> None:
         purge("a.b", everything=True)
     with pytest.raises(StreamNotFound):
         execute(purge("NOBODY", everything=True))
+
+
+FOR_LIFE: dict[str, tuple[dict[str, Any], Any]] = {
+    "storage": ({}, "memory"),
+    "retention": ({}, "workqueue"),
+    "sealed": ({"sealed": True}, False),
+    "deny_delete": ({"deny_delete": True}, False),
+    "deny_purge": ({"deny_purge": True}, False),
+    "mirror": ({"mirror": {"name": "ORIGIN"}, "subjects": None}, {"name": "OTHER"}),
+    "allow_msg_ttl": ({"allow_msg_ttl": True}, False),
+    "allow_msg_counter": ({}, True),
+    "allow_msg_schedules": ({"allow_msg_schedules": True}, False),
+    "persist_mode": ({"persist_mode": "async"}, "default"),
+}
+"""Field → with what it is created, and what the server then does not change."""
+
+
+def test_what_the_server_does_not_change_is_named_with_a_remedy(hook: JetStreamHook, stream: str) -> None:
+    """The same field comes with a change that the server would make: only one of the two is named."""
+    assert FOR_LIFE.keys() == STREAM.for_life.keys()
+    for number, (field, (before, wanted)) in enumerate(FOR_LIFE.items()):
+        name = f"{stream}-{number}"
+        made = {"name": name, "subjects": [name], **before}
+
+        async def create(js: Any, made: dict[str, Any] = made) -> None:
+            await js.create_stream({**made, "sealed": False})
+            if made.get("sealed"):  # which no new stream can be
+                await js.update_stream(made)
+
+        hook.run(create)
+        with pytest.raises(UpdateRefused, match="JetStreamDeleteStreamOperator") as refused:
+            execute(creation({"name": name, "description": "new", field: wanted}))
+        assert list(refused.value.changes) == [field]
+        assert f"stream '{name}' stays as it is: " in str(refused.value)
+        assert f"{field}: " in str(refused.value)
+        assert there(hook, name).config.get("description") is None
+        assert execute(deletion(name))["deleted"]
+
+
+def test_what_the_server_takes_otherwise_changes_nothing_when_run_twice(
+    hook: JetStreamHook, stream: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0 stands for a default, durations are shown as people write them."""
+    config = {"name": stream, "max_msgs": 0, "num_replicas": 0, "duplicate_window": 0, "max_age": "1h30m"}
+    assert execute(creation(config))["changed"] == ["max_age"]
+    assert "max_age: 0 → 1h30m" in capsys.readouterr().out
+    assert execute(creation(config))["changed"] == []
+    creation({"name": stream, "max_msgs": 0}).dry_run()
+    assert f"stream {stream} is as wanted" in capsys.readouterr().out
+    assert execute(creation({"name": stream, "max_age": "0"}))["changed"] == ["max_age"]
+
+
+def test_a_stream_is_deleted_and_deleting_it_again_is_as_wanted(
+    hook: JetStreamHook, stream: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"{stream}x"
+    hook.run(lambda js: js.create_stream({"name": name, "subjects": [f"{name}.>"]}))
+    publish(hook, name, 3)
+    deletion(name).dry_run()
+    assert "would be deleted with its 3 messages" in capsys.readouterr().out
+    assert there(hook, name).state["messages"] == 3
+    assert execute(deletion(name)) == {"stream": name, "deleted": True, "messages": 3, "superseded": []}
+    with pytest.raises(StreamNotFound):
+        there(hook, name)
+    assert execute(deletion(name)) == {"stream": name, "deleted": False, "messages": 0, "superseded": []}
+    deletion(name).dry_run()
+    assert "is not there" in capsys.readouterr().out
+    with pytest.raises(InvalidValue, match="stream"):
+        deletion("a.b")
+
+
+def test_a_stream_whose_claims_are_open_is_not_deleted(hook: JetStreamHook, stream: str) -> None:
+    open_claim = claim(hook, stream)
+    for each in (stream, f"KV_{hook.settings.ledger}_claims"):
+        with pytest.raises(DeletionRefused, match=open_claim["id"]) as refused:
+            execute(deletion(each))
+        assert refused.value.claims == (open_claim["id"],)
+    assert there(hook, stream).state["messages"] == 10
+    gone = execute(deletion(stream, despite_open_claims=True))
+    assert gone == {"stream": stream, "deleted": True, "messages": 10, "superseded": [open_claim["id"]]}
+    hook.run(lambda js: js.create_stream({"name": stream}))  # for its fixture
+    assert receipt(hook, stream, open_claim["id"]).state == "superseded"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("which", "says"),
+    [
+        ({"everything": True}, "8 messages"),
+        ({"keep": 2}, "6 messages"),
+        ({"sequence": 4}, "2 messages"),
+        ({"sequence": 40}, "8 messages"),
+        ({"subject": "{stream}.0"}, "3 messages"),
+        ({"subject": "{stream}.0", "keep": 1}, "2 messages"),
+        ({"subject": "{stream}.0", "sequence": 3}, "at most 1 messages"),
+    ],
+)
+def test_a_dry_purge_counts_what_a_purge_removes(
+    hook: JetStreamHook, stream: str, which: dict[str, Any], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(hook, stream, 9)
+    hook.run(lambda js: js.stream(stream).delete_message(2))
+    which = {name: each.format(stream=stream) if isinstance(each, str) else each for name, each in which.items()}
+    purge(stream, **which).dry_run()
+    assert f"stream {stream}: {says} would be purged" in capsys.readouterr().out
+    assert there(hook, stream).state["messages"] == 8
+    removed = execute(purge(stream, **which))
+    assert says == f"{removed} messages" or says.startswith("at most")

@@ -310,7 +310,7 @@ CONSUMER = Fields(
         "replay_policy": "replay policy",
         "idle_heartbeat": "heart beats",
         "flow_control": "flow control",
-        "deliver_subject": "pull consumer|push consumer",
+        "deliver_subject": "pull consumer|push consumer|push mode",
         "max_waiting": "max waiting",
     },
     remedy=(
