@@ -25,6 +25,7 @@ def get_provider_info() -> dict[str, object]:
         "sensors": [{"integration-name": "NATS JetStream", "python-modules": ["airflow_nats_jetstream.sensors"]}],
         "triggers": [{"integration-name": "NATS JetStream", "python-modules": ["airflow_nats_jetstream.triggers"]}],
         "hooks": [{"integration-name": "NATS JetStream", "python-modules": ["airflow_nats_jetstream.hooks"]}],
+        "extra-links": ["airflow_nats_jetstream.links.JetStreamLink"],
         "cli": ["airflow_nats_jetstream.command_line.airflow_commands"],
         "task-decorators": [
             {"name": "jetstream", "class-name": "airflow_nats_jetstream.operators.process.jetstream_task"}
@@ -54,6 +55,7 @@ def get_provider_info() -> dict[str, object]:
                     "domain": _field("JetStream domain", "when it is not the connected server's, as over a leaf node"),
                     "api_prefix": _field("JetStream API prefix", "an imported API, e.g. JS.other.API; not for claims"),
                     "ledger": _field("Ledger", "prefix of the two buckets that remember claims; airflow if empty"),
+                    "console": _field("Console", "a page for links: https://…/{stream}?consumer={consumer}"),
                 },
             }
         ],

@@ -41,6 +41,8 @@ check_airflow(airflow.__version__)  # before the imports that an older one fails
 
 from airflow.sdk import BaseHook  # noqa: E402
 
+from airflow_nats_jetstream.links import check_console  # noqa: E402
+
 if TYPE_CHECKING:
     from airflow.sdk import Connection
     from anyio.from_thread import BlockingPortal
@@ -87,6 +89,12 @@ class JetStreamHook(BaseHook):
     def get_conn(self) -> ConnectionSettings:
         """The settings: a connection belongs to an event loop, see :meth:`context` and :meth:`run`."""
         return self.settings
+
+    @property
+    def console(self) -> str:
+        """The address of the page about a stream, with ``{stream}`` and ``{consumer}`` to fill in; empty without one.
+        Raises InvalidValue."""
+        return check_console(self.get_connection(self.nats_conn_id).extra_dejson.get("console") or None)
 
     @asynccontextmanager
     async def context(self) -> AsyncIterator[JetStream]:
@@ -432,6 +440,7 @@ def settings_of(
     if not isinstance(fields, Mapping):
         raise InvalidValue("extra", "…", "the extra of a connection is a JSON object")
     extra = {name: value for name, value in fields.items() if value is not None and value != ""}
+    check_console(extra.pop("console", None))
     servers = extra.pop("servers", None)
     if servers is not None and connection.host:
         raise InvalidValue("servers", servers, "name the servers here or as host and port, not twice")
@@ -445,7 +454,8 @@ def settings_of(
         values["password"] = connection.password
     for name, value in extra.items():
         if name not in _EXTRAS:
-            raise InvalidValue("extra", name, f"the fields of a nats connection are {', '.join(sorted(_EXTRAS))}")
+            known = ", ".join(sorted({*_EXTRAS, "console"}))
+            raise InvalidValue("extra", name, f"the fields of a nats connection are {known}")
         field, convert = _EXTRAS[name]
         values[field] = convert(name, value)
     if domain or api_prefix:

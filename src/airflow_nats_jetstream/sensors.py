@@ -15,6 +15,7 @@ from airflow_nats_jetstream.client.config import normalise
 from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.template import templated
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger, taking_of
 
@@ -64,6 +65,7 @@ class JetStreamPullSensor(BaseSensorOperator):
     template_fields_renderers: ClassVar[dict[str, str]] = {"consumer_config": "json"}
     ui_color = "#375c93"
     ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,

@@ -21,7 +21,14 @@ def set_connection(monkeypatch: pytest.MonkeyPatch, **extra: Any) -> None:
 @pytest.fixture
 def hook(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> JetStreamHook:
     # A ledger of its own for each test: the tests ask the buckets what is in them.
-    set_connection(monkeypatch, servers=nats_server.url, shortest_ack_wait=0.5, ledger=f"test_{secrets.token_hex(4)}")
+    ledger = f"test_{secrets.token_hex(4)}"
+    set_connection(
+        monkeypatch,
+        servers=nats_server.url,
+        shortest_ack_wait=0.5,
+        ledger=ledger,
+        console="https://c/{stream}/{consumer}",
+    )
     return JetStreamHook(CONNECTION)
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -36,7 +37,13 @@ class State:
 
 
 def context_of(
-    task: BaseOperator, *, run_id: str = "run", try_number: int = 1, max_tries: int = 0, state: State | None = None
+    task: BaseOperator,
+    *,
+    run_id: str = "run",
+    try_number: int = 1,
+    max_tries: int = 0,
+    map_index: int = -1,
+    state: State | None = None,
 ) -> Any:
     """The part of Airflow's context that operators look at, with the task runner's own kind of task instance."""
     ti = RuntimeTaskInstance.model_construct(
@@ -44,7 +51,7 @@ def context_of(
         dag_id="dag",
         run_id=run_id,
         task_id=task.task_id,
-        map_index=-1,
+        map_index=map_index,
         try_number=try_number,
         max_tries=max_tries,
         task=task,
@@ -63,11 +70,14 @@ def execute(task: BaseOperator, **instance: Any) -> Any:
     return _run_execute_callable(context=context_of(task, **instance), execute=task.execute, task=task)
 
 
-def rendered(task: Any, params: Mapping[str, Any]) -> Any:
-    """The task with its fields rendered, as Airflow does it before it runs: ``{{ params.… }}`` of these."""
+def rendered(task: Any, params: Mapping[str, Any], map_index: int = -1) -> Any:
+    """The task with its fields rendered, as Airflow does it before it runs: ``{{ params.… }}`` of these. Of a mapped
+    task that with this index."""
     task = task.prepare_for_execution()
     environment = task.dag.get_template_env() if task.has_dag() else None
-    context = {**context_of(task), "params": params}
+    context = {**context_of(task, map_index=map_index), "params": params, "dag_run": SimpleNamespace(conf={})}
+    if task.has_dag():
+        context["dag"] = task.dag
     task.render_template_fields(context, environment)
     return context["task"]
 

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk import Connection
+from airflow.sdk import BaseOperator, Connection
 
 from airflow_nats_jetstream.client.errors import AuthenticationFailed, InvalidValue
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.hooks import JetStreamHook, check_airflow, settings_of
+from airflow_nats_jetstream.operators.consumer import JetStreamResetConsumerOperator
+from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
 from demo.nats_server import NatsServer
 from demo.service import free_port
 from tests.client.servers import Nkey, Operator
@@ -65,6 +67,40 @@ def test_a_connection_that_contradicts_itself_is_refused(fields: dict[str, Any],
     with pytest.raises(InvalidValue, match=says) as refusal:
         settings_of(connection(**fields))
     assert "hush" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "console",
+    [
+        "nats.example.com/{stream}",
+        "ftp://nats.example.com/{stream}",
+        "https://user:hush@nats.example.com/{stream}",
+        "https://nats.example.com/{dag}",
+        "https://nats.example.com/{stream.__class__}",
+        "https://nats.example.com/{",
+        "https:///{stream}",
+        "https://[nats",
+        7,
+    ],
+)
+def test_a_console_that_is_no_page_is_refused(console: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"console=.*https://nats.example.com/streams/\{stream\}") as refusal:
+        settings_of(connection({"console": console}))
+    assert "hush" not in str(refusal.value)
+
+
+def test_a_link_names_stream_and_consumer(hook: JetStreamHook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names come as an address can hold them; without a console, or before the stream is known, no link is made."""
+
+    def link(task: BaseOperator) -> str:
+        (only,) = task.operator_extra_links
+        return only.get_link(task, ti_key=None)  # type: ignore[arg-type]
+
+    reset = JetStreamResetConsumerOperator(task_id="a", stream="S-ü", consumer="c&d", nats_conn_id=CONNECTION)
+    create = JetStreamCreateStreamOperator(task_id="b", config={"name": "{{ x }}"}, nats_conn_id=CONNECTION)
+    assert (link(reset), link(create)) == ("https://c/S-%C3%BC/c%26d", "")
+    set_connection(monkeypatch, servers=hook.settings.servers[0])
+    assert (link(reset), hook.console) == ("", "")
 
 
 def test_the_hooks_domain_replaces_the_connections() -> None:

@@ -341,3 +341,31 @@ def test_an_option_that_is_wrong_is_the_messages_own(hook: JetStreamHook, batche
     with pytest.raises(PublishFailed, match="rollup") as failed:
         execute(publishing(batches, messages))
     assert (failed.value.position, failed.value.stored, held(hook, batches)) == (1, 1, 1)
+
+
+def test_a_dry_run_counts_and_publishes_nothing(
+    hook: JetStreamHook, stream: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never() -> Iterator[tuple[str, bytes]]:
+        raise AssertionError("it was called")
+
+    publishing(stream, never).dry_run()
+    assert f"would publish to stream {stream} what never gives" in capsys.readouterr().out
+    publishing(stream, [(f"{stream}.a", "1"), ("elsewhere.b", "2"), (f"{stream}.c", "3")]).dry_run()
+    said = capsys.readouterr().out
+    assert f"would publish 3 messages to stream {stream}" in said
+    assert "does not listen on 1 of their subjects, first on elsewhere.b" in said
+    with pytest.raises(InvalidValue, match=r"messages\[1\]"):
+        publishing(stream, [(f"{stream}.a", "1"), "2"]).dry_run()
+    with pytest.raises(InvalidValue, match="1 to 1000 messages"):
+        late(stream, 1_001).dry_run()
+    with pytest.raises(StreamNotFound):
+        publishing(f"{stream}x", []).dry_run()
+    assert held(hook, stream) == 0
+
+
+def late(stream: str, count: int) -> JetStreamPublishOperator:
+    """An atomic batch whose size is known only now, as when another task's output was rendered."""
+    task = publishing(stream, "{{ many }}", atomic=True)
+    task.messages = [(f"{stream}.a", "1")] * count
+    return task

@@ -47,6 +47,7 @@ class ConfigurationOperator(BaseOperator):
     _fields: ClassVar[Fields]
     config: Any
     _file: str | None = None  # whose text ``config`` is
+    _made: str | None = None  # the name, once it is known: for the link
 
     def _give(self) -> None:
         """Read and check the parameter as far as it can be now. Raises InvalidValue."""
@@ -68,6 +69,11 @@ class ConfigurationOperator(BaseOperator):
 
     def _wanted(self) -> dict[str, Any]:
         """The configuration, rendered and checked. Raises InvalidValue."""
+        wanted = self._rendered()
+        self._made = str(wanted["name"])
+        return wanted
+
+    def _rendered(self) -> dict[str, Any]:
         config, shown = self.config, self._file or ""
         if isinstance(config, str):
             from airflow_nats_jetstream.operators.configuration_file import parse, read
@@ -75,8 +81,8 @@ class ConfigurationOperator(BaseOperator):
             if not shown and config.endswith(FILES) and "\n" not in config:
                 shown, config = config, read(self._path(config) or Path(config), config)
             config, lines = parse(config, shown or "config")
-            return self._check(config, shown, lines)
-        return self._check(config, "", {})
+            return self._check(config, shown, lines, rendered=True)
+        return self._check(config, "", {}, rendered=True)
 
     def _read(self, path: str) -> None:
         from airflow_nats_jetstream.operators.configuration_file import parse, read
@@ -104,7 +110,9 @@ class ConfigurationOperator(BaseOperator):
         found = [Path(place, path) for place in places]
         return next((each for each in found if each.is_file()), found[0])
 
-    def _check(self, config: Any, shown: str, lines: Mapping[tuple[str | int, ...], int]) -> dict[str, Any]:
+    def _check(
+        self, config: Any, shown: str, lines: Mapping[tuple[str | int, ...], int], *, rendered: bool = False
+    ) -> dict[str, Any]:
         """The fields in the server's terms; an error names the file, its line, the field, its value and a remedy."""
 
         def place(path: tuple[str | int, ...]) -> str:
@@ -120,7 +128,7 @@ class ConfigurationOperator(BaseOperator):
             checked = self._fields.check(config)
         except Wrong as wrong:
             raise InvalidValue(place(wrong.path), wrong.value, wrong.remedy) from None
-        if templated(config):
+        if templated(config) and not rendered:
             return checked
         try:
             return self._checked(checked)

@@ -12,6 +12,7 @@ from airflow_nats_jetstream.client.config import Difference, check_consumer_conf
 from airflow_nats_jetstream.client.errors import ConsumerNotFound, InvalidValue
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.configuration import Configuration, ConfigurationOperator, make
 from airflow_nats_jetstream.operators.fields import CONSUMER
 from airflow_nats_jetstream.operators.template import templated
@@ -48,6 +49,7 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
     template_fields: Sequence[str] = ("stream", "config", "nats_conn_id")
     ui_color = "#27aae1"
     ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
     _fields = CONSUMER
 
     def __init__(
@@ -65,6 +67,11 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
         self._give()
         if not templated(stream):
             check_stream_name(stream)
+
+    @property
+    def consumer(self) -> str | None:
+        """Its name, once the task knows it."""
+        return self._made
 
     def _checked(self, config: dict[str, Any]) -> dict[str, Any]:
         wanted = check_consumer_config(config)
@@ -125,6 +132,7 @@ class JetStreamDeleteConsumerOperator(BaseOperator):
     template_fields: Sequence[str] = ("stream", "consumer", "nats_conn_id")
     ui_color = "#27aae1"
     ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,
@@ -215,6 +223,7 @@ class JetStreamResetConsumerOperator(BaseOperator):
     template_fields: Sequence[str] = ("stream", "consumer", "sequence", "nats_conn_id")
     ui_color = "#27aae1"
     ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.names import check_filter, check_stream_name
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.template import templated
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class JetStreamGetMessageOperator(BaseOperator):
     )
     ui_color = "#27aae1"
     ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,
@@ -159,6 +161,7 @@ class JetStreamDeleteMessageOperator(BaseOperator):
     template_fields: Sequence[str] = ("stream", "sequence", "nats_conn_id")
     ui_color = "#27aae1"
     ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -22,6 +22,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
+from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.template import templated
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class JetStreamProcessOperator(PythonOperator):
     template_fields: Sequence[str] = (*PythonOperator.template_fields, "on_settled", "dead_letters", "nats_conn_id")
     ui_color = "#34a574"
     ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class JetStreamProcessOperator(PythonOperator):
         self.longest_hold = longest_hold
         self.dead_letters = dead_letters
         self._held: HeldClaim | None = None
+        self._claim: Mapping[str, Any] = {}
         if not templated(on_settled):
             self._check_on_settled()
         if not isinstance(longest_hold, timedelta) or longest_hold <= timedelta(0):
@@ -88,6 +91,16 @@ class JetStreamProcessOperator(PythonOperator):
             raise InvalidValue("python_callable", self.python_callable.__name__, "it needs a parameter named claim")
         if self.is_async:
             raise InvalidValue("python_callable", self.python_callable.__name__, "it must not be async yet")
+
+    @property
+    def stream(self) -> str | None:
+        """Its claim's, once the task knows it."""
+        return self._claim.get("stream")
+
+    @property
+    def consumer(self) -> str | None:
+        """Its claim's, once the task knows it."""
+        return self._claim.get("consumer")
 
     def _check_on_settled(self) -> None:
         if self.on_settled not in get_args(OnSettled):
@@ -101,9 +114,11 @@ class JetStreamProcessOperator(PythonOperator):
     def execute_callable(self) -> Any:
         arguments = inspect.signature(self.python_callable).bind_partial(*self.op_args, **self.op_kwargs)
         hook = JetStreamHook(self.nats_conn_id)
+        claim = arguments.arguments.get("claim", {})
+        self._claim = claim if isinstance(claim, Mapping) else {}
         try:
             with hook.holding(
-                arguments.arguments.get("claim", {}),
+                claim,
                 try_number=self._ti.try_number,
                 longest_hold=self.longest_hold,
                 dead_letters=self.dead_letters or None,

@@ -14,10 +14,11 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from airflow_nats_jetstream.client.errors import DuplicatesPossible, InvalidValue, PermissionDenied, RequestTimeout
-from airflow_nats_jetstream.client.names import check_stream_name
+from airflow_nats_jetstream.client.names import check_stream_name, subject_matches
 from airflow_nats_jetstream.client.options import outgoing
 from airflow_nats_jetstream.client.schedule import Schedule, Ttl, ttl_text
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.template import templated
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class JetStreamPublishOperator(BaseOperator):
 
     Returns ``{"stream", "stored", "duplicates", "first", "last", "in_order"}``: how many were stored now and how many
     before, the lowest and highest stream sequence of both, and whether they lie in the stream in the order given.
+    ``dry_run`` prints how many would be published.
 
     Raises:
         DuplicatesPossible: before anything is sent: it cannot be found out what an earlier attempt has stored.
@@ -73,6 +75,7 @@ class JetStreamPublishOperator(BaseOperator):
     template_fields: Sequence[str] = ("stream", "messages", "expected_last_sequence", "nats_conn_id")
     ui_color = "#27aae1"
     ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,
@@ -163,6 +166,28 @@ class JetStreamPublishOperator(BaseOperator):
             "last": published.last,
             "in_order": published.in_order,
         }
+
+    def dry_run(self) -> None:
+        """Print how many messages :meth:`execute` would publish; a callable is not called for it."""
+        check_stream_name(self.stream)
+        config = JetStreamHook(self.nats_conn_id).run(lambda js: js.stream(self.stream).info()).config
+        if self.producer is not None:
+            name = getattr(self.producer, "__name__", "a callable")
+            self.log.info("would publish to stream %s what %s gives", self.stream, name)
+            return
+        subjects: list[str] = []
+        for message in map(self._message, self._messages()):
+            if not isinstance(message, tuple) or not isinstance(message[0], str):
+                place = f"messages[{len(subjects)}]"
+                raise InvalidValue(place, type(message).__name__, "(subject, data) or (subject, data, headers)")
+            subjects.append(message[0])
+        if self.atomic:
+            _check_size(len(subjects))
+        listens = config.get("subjects") or ()
+        foreign = [each for each in subjects if not any(subject_matches(filter_, each) for filter_ in listens)]
+        self.log.info("would publish %s messages to stream %s", f"{len(subjects):,}", self.stream)
+        if foreign:
+            self.log.warning("it does not listen on %d of their subjects, first on %s", len(foreign), foreign[0])
 
     def on_kill(self) -> None:
         """Send no more, and end as failed."""

@@ -11,6 +11,7 @@ from airflow_nats_jetstream.client.config import Difference, check_stream_config
 from airflow_nats_jetstream.client.errors import InvalidValue, StreamNotFound
 from airflow_nats_jetstream.client.names import check_filter, check_stream_name
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.configuration import Configuration, ConfigurationOperator, make
 from airflow_nats_jetstream.operators.fields import STREAM
 from airflow_nats_jetstream.operators.template import templated
@@ -44,6 +45,7 @@ class JetStreamCreateStreamOperator(ConfigurationOperator):
     template_fields: Sequence[str] = ("config", "nats_conn_id")
     ui_color = "#27aae1"
     ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
     _fields = STREAM
 
     def __init__(
@@ -53,6 +55,11 @@ class JetStreamCreateStreamOperator(ConfigurationOperator):
         self.nats_conn_id = nats_conn_id
         self.config = config
         self._give()
+
+    @property
+    def stream(self) -> str | None:
+        """Its name, once the task knows it."""
+        return self._made
 
     def _checked(self, config: dict[str, Any]) -> dict[str, Any]:
         return check_stream_config(config)
@@ -100,6 +107,7 @@ class JetStreamDeleteStreamOperator(BaseOperator):
     template_fields: Sequence[str] = ("stream", "nats_conn_id")
     ui_color = "#27aae1"
     ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,
@@ -165,6 +173,7 @@ class JetStreamPurgeOperator(BaseOperator):
     template_fields: Sequence[str] = ("stream", "subject", "sequence", "keep", "nats_conn_id")
     ui_color = "#27aae1"
     ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,

@@ -1,0 +1,57 @@
+"""The link from a task to the page about its stream or consumer, in whatever the site watches JetStream with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from airflow.sdk import BaseOperatorLink
+
+from airflow_nats_jetstream.client.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+    from airflow.sdk.types import TaskInstanceKey
+
+
+class JetStreamLink(BaseOperatorLink):
+    """The connection's field ``console`` with the names of stream and consumer in it; no link where it is empty, or
+    before the task knows its stream."""
+
+    name = "JetStream"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002
+        """Airflow calls it in the worker when the task has ended, well or not."""
+        from airflow_nats_jetstream.hooks import JetStreamHook
+
+        stream = getattr(operator, "stream", None)
+        if not isinstance(stream, str) or not stream:
+            return ""
+        consumer = getattr(operator, "consumer", None)
+        conn_id = getattr(operator, "nats_conn_id", JetStreamHook.default_conn_name)
+        return page(JetStreamHook(conn_id).console, stream, consumer if isinstance(consumer, str) else "")
+
+
+def page(console: str, stream: str, consumer: str) -> str:
+    """The address of the page; empty without a console."""
+    return console.replace("{stream}", quote(stream, safe="")).replace("{consumer}", quote(consumer, safe=""))
+
+
+def check_console(console: object) -> str:
+    """The field itself, empty for none. It is shown to whoever sees the task.
+
+    Raises:
+        InvalidValue: no address of a page, one with a password in it, or with something else to fill in.
+    """
+    if console is None:
+        return ""
+    remedy = "an address such as https://nats.example.com/streams/{stream}?consumer={consumer}, without a password"
+    rest = page(str(console), "", "")
+    try:
+        parts = urlsplit(rest)
+        good = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc
+    except ValueError:
+        good = False
+    if not good or {"{", "}"}.intersection(rest):
+        raise InvalidValue("console", "…", f"give {remedy}")
+    return str(console)
