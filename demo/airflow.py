@@ -143,6 +143,12 @@ class Airflow:
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
         return self._get(f"{path}?map_index={map_index}&stringify=false")["value"]
 
+    def links(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> dict[str, str | None]:
+        """The buttons of a task instance that lead elsewhere, by name; None where there is nothing to lead to."""
+        path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/links?map_index={map_index}"
+        links: dict[str, str | None] = self._get(path)["extra_links"]
+        return links
+
     def log(self, dag_id: str, run_id: str, task: TaskInstance, lines: int = 60) -> str:
         """The end of the log of the newest try, the traceback of its error included."""
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task.task_id}/logs/{max(task.try_number, 1)}"

@@ -55,7 +55,9 @@ def stack() -> Iterator[Stack]:
     folder = Path(__file__).parents[2] / "build" / "tests" / "stack"
     shutil.rmtree(folder, ignore_errors=True)
     stack = Stack(folder / "services", DAGS, IMPATIENT, parallelism=8)
-    connection = {"conn_type": "nats", "extra": {"servers": stack.nats.url, "shortest_ack_wait": 1}}
+    console = "https://console.example.com/{stream}/{consumer}"
+    extra = {"servers": stack.nats.url, "shortest_ack_wait": 1, "console": console}
+    connection = {"conn_type": "nats", "extra": extra}
     stack.environment["AIRFLOW_CONN_NATS_DEFAULT"] = json.dumps(connection)
     stack.environment["HANDOFF_OUT"] = str(folder / "out")
     stack.environment["PLANTED_EVENTS"] = str(folder / "events")

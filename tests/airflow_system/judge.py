@@ -45,6 +45,16 @@ class Judge:
 
         self._ask(create)
 
+    def config(self, stream: str, consumer: str | None = None) -> dict[str, Any]:
+        """The configuration of a stream, or of one of its consumers, as the server has it; empty without one."""
+
+        async def ask(js: JetStreamContext) -> dict[str, Any]:
+            name = f"STREAM.INFO.{stream}" if consumer is None else f"CONSUMER.INFO.{stream}.{consumer}"
+            answer = json.loads((await js._nc.request(f"$JS.API.{name}")).data)
+            return dict(answer.get("config", {}))
+
+        return self._ask(ask)
+
     def stored(self, stream: str) -> int:
         """How many messages the stream has ever had: the last sequence."""
 
