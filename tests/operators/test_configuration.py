@@ -83,7 +83,7 @@ def test_every_form_arrives(hook: JetStreamHook, stream: str, dag: DAG, form: st
 BROKEN = {
     "unknown.yaml": (
         "name: A\nmax_mesages: 5\n",
-        r"unknown.yaml:2: max_mesages='max_mesages'.*did you mean max_",
+        r"unknown.yaml:2: max_mesages=5: streams have.*did you mean max_",
     ),
     "inside.yml": (
         "name: A\nsources:\n- name: B\n- name: C\n  filter: a\n",
@@ -124,7 +124,7 @@ def test_what_is_wrong_in_a_file_is_said_when_the_dag_is_parsed(dag: DAG, tmp_pa
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"name": "A", "retain": "limits"}, r"config\['retain'\]='retain': streams have no .*: did you mean retention"),
+        ({"name": "A", "retain": "limits"}, r"config\['retain'\]='limits': streams have no .*: did you mean retention"),
         ({"name": "A", "max_age": 1.5}, r"config\['max_age'\]=1.5: give a duration"),
         ({"name": "A", "max_msgs": -2}, r"config\['max_msgs'\]=-2: give a whole number from -1"),
         ({"name": "A", "num_replicas": 7}, "from 0 to 5"),
@@ -237,3 +237,13 @@ def test_durations_as_people_write_them(text: str, nanoseconds: int) -> None:
 def test_what_is_no_duration_is_refused(value: Any) -> None:
     with pytest.raises(Wrong, match="24h"):
         duration(value)
+
+
+def test_what_came_from_another_task_stays_the_object_by_which_airflow_knows_it() -> None:
+    """Airflow renders no text that another task handed on, and tells it by its identity."""
+    config = {"name": "A", "description": "{{ this is text }}"}
+    assert creation(config).config is config
+    execute_only = creation(config)
+    assert execute_only._wanted()["description"] == "{{ this is text }}"
+    with pytest.raises(InvalidValue, match="white space"):
+        creation({"name": "{{ this is no name }}"})._wanted()

@@ -167,7 +167,7 @@ def _mapping(table: Table, have: str) -> Check:
             if name not in table:
                 near = get_close_matches(str(name), table, n=1, cutoff=0.5)
                 meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(table)}"
-                raise Wrong(name, f"{have} no such field: {meant}", (name,))
+                raise Wrong(item, f"{have} no such field: {meant}", (name,))
             if item is not None:
                 checked[name] = _checked(table[name], item, name)
         return checked
