@@ -40,8 +40,9 @@ def numbered(stream: Stream, count: int) -> Iterator[Publishable]:
 
 
 async def contents(stream: Stream) -> list[bytes]:
-    state = (await stream.info()).state
-    return [(await stream.get_message(sequence)).data for sequence in range(state["first_seq"], state["last_seq"] + 1)]
+    count = (await stream.info()).state["messages"]
+    reader = await stream.create_consumer({"ack_policy": "none"})
+    return [message.data for message in (await reader.fetch(count) if count else [])]
 
 
 async def test_everything_in_order_and_a_repeat_stores_nothing(settings: ConnectionSettings, stream: Stream) -> None:

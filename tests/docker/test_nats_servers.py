@@ -7,15 +7,15 @@ import socket
 import sysconfig
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client import ConnectionSettings, bulk, connect
 from airflow_nats_jetstream.client.direct import read
-from airflow_nats_jetstream.client.errors import AuthenticationFailed, JetStreamError
+from airflow_nats_jetstream.client.errors import AuthenticationFailed, JetStreamError, PublishFailed
 from airflow_nats_jetstream.client.sequences import Sequences
 from demo.service import Service, free_port
 
@@ -74,7 +74,7 @@ async def eventually(what: str, probe: Callable[[], Awaitable[Value | None]]) ->
     raise TimeoutError(f"Waited for {what}: {last}")
 
 
-async def test_a_replicated_stream_survives_its_leader(nodes: dict[str, Node]) -> None:
+async def test_a_replicated_stream_survives_its_leader(nodes: dict[str, Node], monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ConnectionSettings(servers=tuple(node.url for node in nodes.values()), user="airflow", password=PASSWORD)
     config = {"name": "R3", "subjects": ["R3"], "num_replicas": 3, "allow_direct": True}
     async with connect(settings) as js:
@@ -86,20 +86,39 @@ async def test_a_replicated_stream_survives_its_leader(nodes: dict[str, Node]) -
             set(nodes),
         )
         leader = nodes[cluster["leader"]]
-        await asyncio.to_thread(publish_all, settings, [("R3", b"%d" % number) for number in range(10_000)])
-        leader.kill()
+        # Over another server, which answers itself that nobody listens while there is no leader.
+        others = tuple(node.url for node in nodes.values() if node is not leader)
+
+        def progress(count: int) -> None:
+            if count > 3_000 and leader.running:
+                leader.kill()
+
+        messages = [("R3", b"%d" % number) for number in range(12_000)]
+        published = await asyncio.to_thread(
+            bulk.publish_all, replace(settings, servers=others), messages, stream="R3", scope="run", progress=progress
+        )
+        assert not leader.running
+        assert published.count == 12_000
 
         async def follower() -> str | None:
             found = (await js.api("STREAM.INFO.R3"))["cluster"].get("leader")
             return str(found) if found and found != leader.name else None
 
-        await eventually("another leader", follower)
-        await asyncio.to_thread(publish_all, settings, [("R3", b"%d" % number) for number in range(10_000, 12_000)])
+        second = nodes[await eventually("another leader", follower)]
         wanted = Sequences.from_ranges([(1, 12_000)])
         stored = [each for batch in read(settings, "R3", wanted, info.created) for each in batch]
         assert sorted(int(each.data) for each in stored) == list(range(12_000))
+        assert (await js.stream("R3").info()).state["messages"] == 12_000
 
+        second.kill()  # and no majority is left to choose a third
+        monkeypatch.setattr(bulk, "RESUMED_WITHIN", 1)
+        with pytest.raises(
+            PublishFailed, match=r"the stream had no leader for a minute .*most of its servers"
+        ) as failed:
+            await asyncio.to_thread(bulk.publish_all, replace(settings, servers=others), [("R3", b"more")], stream="R3")
+        assert failed.value.stored == 0
         leader.start()
+        second.start()
 
         async def whole() -> bool:
             replicas = (await js.api("STREAM.INFO.R3"))["cluster"]["replicas"]

@@ -18,9 +18,10 @@ from airflow_nats_jetstream.client.errors import (
     JetStreamError,
     PermissionDenied,
     RequestTimeout,
+    StreamNotFound,
 )
 from airflow_nats_jetstream.client.fast_batch import PING_AFTER, SILENT_FOR, FastWindow
-from airflow_nats_jetstream.client.names import check_subject
+from airflow_nats_jetstream.client.names import check_subject, subject_matches
 from airflow_nats_jetstream.client.position import ON_THE_WAY, PASSING, Found, Position, find
 from airflow_nats_jetstream.client.protocol import (
     SUBSCRIBE,
@@ -45,7 +46,9 @@ RESUMED_WITHIN = 60.0
 
 _PASSED_OVER = 4_096
 _PAUSE = 0.01  # seconds that a stream gets which had no room
+_ELECTION = 0.25  # seconds between two looks whether a stream has a leader
 _BUSY = "the stream had no room for a minute (too many requests): publish less at once, or raise max_buffered_msgs"
+_LEADERLESS = "the stream had no leader for a minute ({}): see that most of its servers run"
 
 
 Publishable = tuple[str, bytes] | tuple[str, bytes, Mapping[str, str | Sequence[str]]]
@@ -80,7 +83,9 @@ def publish_all(
     stop:     asked now and then; True ends the publish as failed.
 
     A lost connection is opened again and what was unanswered is sent again, for up to 60 s without progress. Without
-    ``since`` that stores a message twice when the connection was away for longer than the duplicate window.
+    ``since`` that stores a message twice when the connection was away for longer than the duplicate window. A stream
+    without a leader is waited for as long, with nothing new sent meanwhile; a subject that no stream listens on is
+    refused as soon as the server has said so.
 
     The stream gets the messages in the order of the input, except those that it dropped at first, having too much to do
     (429): ``Published.in_order`` says what became of it.
@@ -240,6 +245,7 @@ class _Feed:
         self._messages = enumerate(messages)
         self._position = -1
         self._window = window
+        self.stream = stream
         self._expected = {"Nats-Expected-Stream": stream} if stream else {}
         self._plain = encode_headers(self._expected) if stream else b""
         self._before_id, self._after_id = encode_headers({"Nats-Msg-Id": "…", **self._expected}).split("…".encode())
@@ -348,6 +354,19 @@ def _receive(wire: Wire, window: PublishWindow, seconds: float) -> None:
         window.on_reply(inbox_number(frame.subject), status, frame.data)
 
 
+def _listened(wire: Wire, subject: str, stream: str | None) -> bool:
+    """Whether a stream that nobody answered for may listen on a subject: False when the server knows of none."""
+    try:
+        if stream is None:
+            return bool(wire.api("STREAM.NAMES", {"subject": subject})["streams"])
+        subjects = wire.api(f"STREAM.INFO.{stream}")["config"].get("subjects") or []
+    except StreamNotFound:
+        return False
+    except (ApiError, PermissionDenied, RequestTimeout):  # it has no leader that could say, or we may not ask
+        return True
+    return any(subject_matches(each, subject) for each in subjects)
+
+
 def _drive_wire(
     settings: ConnectionSettings,
     window: PublishWindow,
@@ -384,9 +403,12 @@ def _drive_wire(
                         progress(answered)
                     if again := window.again():
                         if time.monotonic() - last_progress > RESUMED_WITHIN:
-                            window.give_up(JetStreamError(_BUSY))
+                            without = _LEADERLESS.format(window.leaderless)
+                            window.give_up(JetStreamError(without if window.leaderless else _BUSY))
                             return
-                        time.sleep(_PAUSE)
+                        if window.leaderless and not _listened(wire, again[0].subject, feed.stream):
+                            window.refuse(again.pop(0), window.leaderless)
+                        time.sleep(_ELECTION if window.leaderless else _PAUSE)
                     outgoing = again + feed.next()
         except DuplicatesPossible as error:
             window.give_up(error)

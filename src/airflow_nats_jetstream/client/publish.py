@@ -25,6 +25,9 @@ from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, ProtocolError,
 
 RETRY_ATTEMPTS, RETRY_WAIT = 2, 0.25
 """How often a publish that nobody answers is tried again, and the seconds before each: a stream without a leader."""
+NOT_PROPOSED = (503, 0)
+"""Codes of a leader's answer that could not propose a message to its replicas, because it is no leader any more
+(``processClusteredInboundMsg`` in nats-server's ``server/jetstream_cluster.go``): nothing was stored."""
 WINDOW_MESSAGES = 4_096
 WINDOW_BYTES = 8 << 20
 
@@ -175,6 +178,9 @@ class PublishWindow:
         self._domain = domain
         self._elsewhere: dict[int, str] = {}  # which other domain has stored a position that ours has not
         self._failure: PublishFailed | None = None
+        self.leaderless: JetStreamError | None = None
+        """The answer that said so: no stream listens, or its leader is none any more. None again with the next that is
+        stored. The window is full until then: nothing overtakes what waits."""
 
     @property
     def unanswered(self) -> list[Outgoing]:
@@ -189,7 +195,8 @@ class PublishWindow:
         return None
 
     def again(self) -> list[Outgoing]:
-        """What the stream dropped because too much came at once: unanswered still, to be sent once more."""
+        """What the stream dropped because too much came at once, or what found no leader of a stream: unanswered still,
+        to be sent once more."""
         refused, self._refused = self._refused, []
         return refused
 
@@ -199,7 +206,12 @@ class PublishWindow:
 
     @property
     def full(self) -> bool:
-        return len(self._unanswered) >= self._limit or self._bytes >= self._max_bytes
+        """Nothing more can be sent before there are answers."""
+        return (
+            len(self._unanswered) >= self._limit
+            or self._bytes >= self._max_bytes
+            or (self.leaderless is not None and bool(self._unanswered))
+        )
 
     @property
     def answered(self) -> int:
@@ -232,7 +244,8 @@ class PublishWindow:
         refusal: JetStreamError | None = None
         try:
             if status == NO_RESPONDERS:
-                raise NoStreamResponse(entry.message.subject)
+                self._leaderless(entry.message, NoStreamResponse(entry.message.subject))
+                return
             ack = PubAck.parse(data)
             if self._domain and ack.domain != self._domain:
                 self._elsewhere[position] = ack.domain
@@ -240,13 +253,19 @@ class PublishWindow:
         except TooManyRequests:
             self._refused.append(entry.message)
             return
+        except ApiError as error:
+            if (error.code, error.err_code) == NOT_PROPOSED:
+                self._leaderless(entry.message, error)
+                return
+            refusal = error
         except JetStreamError as error:
             refusal = error
+        if refusal is not None:
+            self.refuse(entry.message, refusal)
+            return
         del self._unanswered[position]
         self._bytes -= entry.size
-        if refusal is not None:
-            self.fail(position, entry.message.subject, refusal)
-            return
+        self.leaderless = None
         if ack.duplicate:
             self._duplicates += 1
         else:
@@ -261,12 +280,24 @@ class PublishWindow:
         self._first = min(self._first or sequence, sequence)
         self._last = max(self._last, sequence)
 
+    def _leaderless(self, message: Outgoing, cause: JetStreamError) -> None:
+        """Nothing has stored it: it can be sent again, as long as nothing else is wrong."""
+        if self.failed:
+            self.refuse(message, cause)
+            return
+        self.leaderless = cause
+        self._refused.append(message)
+
     def on_denied(self, denied: PermissionDenied) -> None:
         """The server will not answer what was published on this subject."""
         for message in [each for each in self.unanswered if each.subject == denied.subject]:
-            del self._unanswered[message.position]
+            self.refuse(message, denied)
+
+    def refuse(self, message: Outgoing, cause: Exception) -> None:
+        """It is answered: it is not stored, and will not be."""
+        if self._unanswered.pop(message.position, None):
             self._bytes -= message.size
-            self.fail(message.position, message.subject, denied)
+        self.fail(message.position, message.subject, cause)
 
     def fail(self, position: int, subject: str, cause: Exception) -> None:
         """A message that cannot be stored. The first one of the input is what :meth:`result` names."""
