@@ -20,7 +20,11 @@ async def test_the_readmes_script_writes_and_reads_a_stream(
     assert found
     script = tmp_path / "orders.py"
     script.write_text(found[1].replace("nats://127.0.0.1:4222", nats_server.url))
-    kept = {name: os.environ[name] for name in ("HOME", "JAVA_HOME", "SPARK_LOCAL_IP") if name in os.environ}
+    kept = {
+        name: os.environ[name]
+        for name in ("HOME", "JAVA_HOME", "SPARK_LOCAL_IP", "SPARK_SUBMIT_OPTS")
+        if name in os.environ
+    }
     activated = {**kept, "PATH": f"{python.parent}:{os.environ['PATH']}"}  # and nothing of the other tests' Spark
     async with connect(ConnectionSettings(servers=nats_server.url)) as js:
         stream = await js.create_stream(STREAM)

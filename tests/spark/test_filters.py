@@ -22,19 +22,20 @@ SWITCH = "spark.sql.python.filterPushdown.enabled"
 COUNT = 200
 
 
-@pytest.fixture(params=["true", "false"], ids=["on", "off"])
-def switch(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[str]:
-    spark.conf.set(SWITCH, request.param)
-    yield request.param
+@pytest.fixture
+def pushdown(spark: SparkSession) -> Iterator[Callable[[str], None]]:
+    """Sets Spark's switch, until the test ends."""
+    yield lambda value: spark.conf.set(SWITCH, value)
     spark.conf.unset(SWITCH)
 
 
 async def test_every_filter_gives_what_it_selects(
-    spark: SparkSession, settings: ConnectionSettings, stream: Stream, switch: str
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream, pushdown: Callable[[str], None]
 ) -> None:
     for half in (range(1, 101), range(101, COUNT + 1)):
         publish_all(settings, ((f"{stream.name}.{number % 3}", b"%d" % number) for number in half))
-    messages = spark.read.format("jetstream").options(servers=settings.servers[0], stream=stream.name).load()
+    options = {"servers": settings.servers[0], "stream": stream.name, "minPartitions": "1"}
+    messages = spark.read.format("jetstream").options(**options).load()
     everything = messages.orderBy("sequence").collect()
     assert len(everything) == COUNT
     moment = everything[120].timestamp
@@ -47,12 +48,15 @@ async def test_every_filter_gives_what_it_selects(
         # The last one, whose plan all of them would be read by if it were pushed down: see below.
         "sequence > 50 AND sequence <= 60": lambda row: 50 < row.sequence <= 60,
     }
-    found = [messages.filter(each).selectExpr(f"{n} AS selection", "sequence") for n, each in enumerate(selections)]
-    rows = reduce(DataFrame.union, found).collect()
-    for number, (condition, selects) in enumerate(selections.items()):
-        selected = sorted(row.sequence for row in rows if row.selection == number)
-        assert selected == [row.sequence for row in everything if selects(row)], condition
-    assert messages.count() == COUNT  # whatever was filtered before
+    for switch in ("true", "false"):
+        pushdown(switch)
+        messages = spark.read.format("jetstream").options(**options).load()
+        found = [messages.filter(each).selectExpr(f"{n} AS selection", "sequence") for n, each in enumerate(selections)]
+        rows = reduce(DataFrame.union, found).collect()
+        for number, (condition, selects) in enumerate(selections.items()):
+            selected = sorted(row.sequence for row in rows if row.selection == number)
+            assert selected == [row.sequence for row in everything if selects(row)], (condition, switch)
+        assert messages.count() == COUNT  # whatever was filtered before
 
 
 class Numbers(DataSource):
@@ -81,7 +85,7 @@ class Numbers(DataSource):
         return Reader()
 
 
-def test_why_no_filter_is_pushed_down(spark: SparkSession) -> None:
+def test_why_no_filter_is_pushed_down(spark: SparkSession, pushdown: Callable[[str], None]) -> None:
     """Spark 4.3.0 keeps what a reader planned with one query's filters for every later query of the DataFrame.
 
     PythonScanBuilder.pushFilters stores it in the table that all of them share. Once this test fails, filters on
@@ -92,10 +96,7 @@ def test_why_no_filter_is_pushed_down(spark: SparkSession) -> None:
         return sorted(row.number for row in frame.collect())
 
     spark.dataSource.register(Numbers)
-    spark.conf.set(SWITCH, "true")
-    try:
-        everything = spark.read.format("numbers").load()
-        assert numbers(everything.filter("number > 6")) == [7, 8, 9]
-        assert numbers(everything) == [7, 8, 9]  # wrong, and silent
-    finally:
-        spark.conf.unset(SWITCH)
+    pushdown("true")
+    everything = spark.read.format("numbers").load()
+    assert numbers(everything.filter("number > 6")) == [7, 8, 9]
+    assert numbers(everything) == [7, 8, 9]  # wrong, and silent

@@ -1,22 +1,20 @@
 """Streaming reading on a real Spark: each message once, whatever dies in between, or an error."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client import ConnectionSettings
 from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.stream import Stream
-from demo.nats_server import NatsServer
 from demo.service import until
+from pyspark_jetstream import DefaultSource
 
 
 def publish(settings: ConnectionSettings, stream: Stream, count: int) -> None:
@@ -32,7 +30,7 @@ def run(messages: DataFrame, folder: Path) -> StreamingQuery:
     """Everything that is there now, to the end."""
     writer = messages.select("sequence").writeStream.format("parquet").option("checkpointLocation", f"{folder}/state")
     query = writer.trigger(availableNow=True).start(f"{folder}/out")
-    query.awaitTermination(60)
+    query.awaitTermination()
     return query
 
 
@@ -64,16 +62,17 @@ async def test_begins_by_default_with_what_is_published_from_now_on(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path
 ) -> None:
     publish(settings, stream, 10)
-    messages = load(spark, settings, stream, startingOffsets="latest")
+    options = {"connection": "nats_tests", "stream": stream.name, "subjects": f"{stream.name}.0, {stream.name}.2"}
+    messages = spark.readStream.format("jetstream").options(**options).load()
     writer = messages.select("sequence").writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/state")
     query = writer.start(f"{tmp_path}/out")
     try:
-        until("the query has begun", lambda: bool(query.lastProgress), seconds=30, every=0.1)
+        until("the query has begun", lambda: bool(query.lastProgress), seconds=240)
         publish(settings, stream, 5)
-        until("it has read", lambda: sum(sizes(query)) == 5, seconds=30, every=0.1)
+        until("it has read", lambda: sum(sizes(query)) == 3, seconds=240)
     finally:
         query.stop()
-    assert sequences(spark, tmp_path) == [11, 12, 13, 14, 15]
+    assert sequences(spark, tmp_path) == [11, 13, 14]
 
 
 async def named_and_then(
@@ -122,59 +121,14 @@ async def test_a_recreated_stream_is_named(spark: SparkSession, stream: Stream, 
         ({"subjects": "a..b"}, "subjects"),
     ],
 )
-def test_bad_options_are_named(spark: SparkSession, tmp_path: Path, options: dict[str, str], named: str) -> None:
+def test_bad_options_are_named(options: dict[str, str], named: str) -> None:
     given = {"servers": "nats://127.0.0.1:4222", "stream": "S"} | options
-    with pytest.raises(Exception, match=named):
-        run(spark.readStream.format("jetstream").options(**given).load(), tmp_path)
+    with pytest.raises(InvalidValue, match=named):
+        DefaultSource(given).streamReader(StructType())
 
 
-DRIVER = """
-import sys
-from pyspark_jetstream import spark_session
-
-servers, folder = sys.argv[1:]
-spark = spark_session("killed", master="local[2]", config={"spark.ui.enabled": "false"})
-options = {"servers": servers, "stream": "S", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "6000"}
-messages = spark.readStream.format("jetstream").options(**options).load().select("sequence")
-query = messages.writeStream.format("parquet").option("checkpointLocation", f"{folder}/state")
-query.trigger(availableNow=True).start(f"{folder}/out").awaitTermination()
-spark.stop()
-"""
-
-
-async def test_a_driver_killed_and_started_again_gives_the_exact_set(
-    spark: SparkSession, settings: ConnectionSettings, tmp_path: Path
-) -> None:
-    server = NatsServer(tmp_path / "server")
-    server.start()
-    own = ConnectionSettings(servers=server.url)
-    commits = tmp_path / "state" / "commits"
-
-    def driver() -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", DRIVER, server.url, str(tmp_path)]
-        return subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
-
-    def end(process: subprocess.Popen[bytes]) -> None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-    try:
-        async with connect(own) as js:
-            await js.create_stream({"name": "S", "subjects": ["s"], "allow_direct": True})
-        publish_all(own, (("s", b"x") for _ in range(60_000)))
-        first = driver()
-        try:
-            until(
-                "some batches are committed", lambda: commits.exists() and len(list(commits.iterdir())) > 4, seconds=120
-            )
-        finally:
-            end(first)
-        committed = len([each for each in commits.iterdir() if each.name.isdigit()])
-        assert committed < 10
-        server.kill()  # and the server with it
-        server.start()
-        second = driver()
-        assert second.wait(200) == 0
-    finally:
-        server.stop()
-    assert sequences(spark, tmp_path) == list(range(1, 60_001))
+def test_a_bad_option_ends_the_query(spark: SparkSession, tmp_path: Path) -> None:
+    """One of them, as Spark shows it: it starts a Python for each query, which takes its time."""
+    options = {"servers": "nats://127.0.0.1:4222", "stream": "S", "endingOffsets": "7"}
+    with pytest.raises(Exception, match="a stream has no end: use the trigger availableNow"):
+        run(spark.readStream.format("jetstream").options(**options).load(), tmp_path)
