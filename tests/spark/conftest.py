@@ -3,15 +3,18 @@
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.settings import environment_name
 from airflow_nats_jetstream.client.stream import Stream
 from demo.nats_server import NatsServer
 from pyspark_jetstream import spark_session
 from tests.client.servers import Authority, Nkey, Operator
+from tests.client.world import COMBINATIONS
 
 
 @pytest.fixture(scope="session")
@@ -30,12 +33,25 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectionSetti
 
 
 @pytest.fixture(scope="session")
-def spark(nats_server: NatsServer, secure: ConnectionSettings) -> Iterator[SparkSession]:
+def access(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the connections that :func:`access_name` names: each is a file there that a test has to write."""
+    return tmp_path_factory.mktemp("access")
+
+
+def access_name(kind: str, mode: str) -> str:
+    """The connection for a way to authenticate and a mode of TLS."""
+    return f"access_{kind}_{mode}".replace(" ", "_")
+
+
+@pytest.fixture(scope="session")
+def spark(nats_server: NatsServer, secure: ConnectionSettings, access: Path) -> Iterator[SparkSession]:
     settings = ConnectionSettings(servers=nats_server.url)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JETSTREAM_SECRET_NATS_TESTS", settings.to_json())
         patch.setenv("JETSTREAM_SECRET_NATS_SECURE", secure.to_json())
         patch.setenv("JETSTREAM_SECRET_NATS_MISTRUSTED", replace(secure, tls_ca=None).to_json())
+        for name in (access_name(*each) for each in COMBINATIONS):
+            patch.setenv(environment_name(name), str(access / name))
         session = spark_session(
             "tests", master="local[2,3]", config={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
         )

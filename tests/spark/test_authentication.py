@@ -1,0 +1,59 @@
+"""Every way to authenticate, with every mode of TLS, where Spark reads: its Python workers connect by themselves."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import reduce
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_nats_jetstream.client import ConnectionSettings
+from airflow_nats_jetstream.client.authentication import check_credentials
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.wire import Wire
+from tests.client.world import COMBINATIONS, World
+from tests.spark.conftest import access_name
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(tmp_path_factory.mktemp("access"), stack)
+
+
+def secrets(settings: ConnectionSettings) -> list[str]:
+    """Everything that must not be shown."""
+    plain = [settings.password, settings.token, settings.nkey_seed, settings.tls_private_key]
+    return [each for each in plain if each] + list(
+        check_credentials(settings.credentials or "") if settings.credentials else ()
+    )
+
+
+def test_one_row_of_each_and_no_secret_in_plans_and_errors(spark: SparkSession, access: Path, world: World) -> None:
+    ways: dict[str, ConnectionSettings] = {}
+    read: dict[str, DataFrame] = {}
+    for kind, mode in COMBINATIONS:
+        name = access_name(kind, mode)
+        ways[name] = ConnectionSettings(servers=world.url(kind, mode), **world.tls(mode), **world.who(kind))
+        (access / name).write_text(ways[name].to_json())
+        with Wire.open(ways[name]) as wire:
+            wire.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [name], "allow_direct": True})
+        publish_all(ways[name], [(name, b"")])
+        read[name] = spark.read.format("jetstream").options(connection=name, stream=name, minPartitions="1").load()
+    everything = reduce(DataFrame.union, read.values())
+    assert sorted(row.stream for row in everything.select("stream").collect()) == sorted(ways)
+    plan = everything._jdf.queryExecution().toString()
+    assert plan.count("jetstream") >= len(ways)
+    assert [name for name, settings in ways.items() for secret in secrets(settings) if secret in plan] == []
+
+    # The plans are made: what is wrong now is wrong on the workers.
+    for kind in ("user", "token", "nkey", "credentials", "verify_and_map"):
+        name = access_name(kind, "tls")
+        fields, words = list(world.strangers(kind).values())[-1]
+        wrong = ConnectionSettings(servers=world.url(kind, "tls"), **world.tls("tls"), **fields)
+        (access / name).write_text(wrong.to_json())
+        with pytest.raises(Exception, match=words) as refused:
+            read[name].collect()
+        assert secrets(wrong)
+        assert [secret for secret in secrets(wrong) if secret in str(refused.value)] == []
