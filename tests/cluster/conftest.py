@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.bulk import publish_fast
 from demo.java import QUICK
 from demo.nats_server import NatsServer
 from demo.service import free_port
@@ -58,12 +58,12 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
     async def create() -> None:
         async with connect(settings) as js:
-            await js.create_stream({"name": STREAM, "subjects": [STREAM], "allow_direct": True})
+            await js.create_stream({"name": STREAM, "subjects": [STREAM], "allow_direct": True, "allow_batched": True})
 
     server.start()
     try:
         asyncio.run(create())
-        publish_all(settings, ((STREAM, b"%0300d" % number) for number in range(1, COUNT + 1)))
+        publish_fast(settings, ((STREAM, b"%0300d" % number) for number in range(1, COUNT + 1)))
         yield Secured(server, settings, f"http://127.0.0.1:{monitor}")
     finally:
         server.stop()
@@ -79,10 +79,10 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spark(
     cluster: Standalone, secured: Secured, python: Path, events: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SparkSession]:
-    """A session on the cluster that knows three connections.
+    """A session on the cluster that knows four connections.
 
-    ``by_environment`` as a task of Airflow has it; ``by_file``, which the executors read from a file while this process
-    has the text; and ``by_lost_file``, whose file they do not have.
+    ``by_environment`` and ``nats_default`` as a task of Airflow has them; ``by_file``, which the executors read from a
+    file while this process has the text; and ``by_lost_file``, whose file they do not have.
     """
     file = tmp_path_factory.mktemp("credentials") / "by_file.json"
     file.touch(mode=0o600)
@@ -93,13 +93,12 @@ def spark(
         "spark.eventLog.compress": "false",  # to be searched
         "spark.eventLog.dir": events.as_uri(),
         "spark.eventLog.enabled": "true",
-        "spark.executor.extraJavaOptions": QUICK,
         "spark.executorEnv.JETSTREAM_SECRET_BY_FILE": str(file),
         "spark.executorEnv.JETSTREAM_SECRET_BY_LOST_FILE": "/nowhere/by_lost_file.json",
         "spark.ui.port": str(free_port()),
     }
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("BY_ENVIRONMENT", "BY_FILE", "BY_LOST_FILE"):
+        for name in ("BY_ENVIRONMENT", "NATS_DEFAULT", "BY_FILE", "BY_LOST_FILE"):
             patch.setenv(f"JETSTREAM_SECRET_{name}", secured.settings.to_json())
         patch.setenv("PYSPARK_PYTHON", str(python))
         patch.setenv("SPARK_CONF_DIR", str(PROJECT / "docker" / "spark"))  # the one of docker/compose.yaml

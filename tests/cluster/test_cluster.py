@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import traceback
 import urllib.request
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -111,30 +112,50 @@ def test_a_killed_executor_gives_the_exact_set(spark: SparkSession, cluster: Sta
     assert sum(not each["isActive"] for each in executors) == 1
 
 
+def failed(messages: DataFrame, words: str) -> str:
+    with pytest.raises(Exception, match=words) as error:
+        messages.count()
+    return "".join(traceback.format_exception(error.value))
+
+
 async def test_secrets_are_nowhere_but_in_environments_and_files(
-    spark: SparkSession, cluster: Standalone, secured: Secured, events: Path
+    spark: SparkSession, cluster: Standalone, secured: Secured, events: Path, tmp_path: Path
 ) -> None:
     password = str(secured.settings.password)
     claim = await claimed(secured, Sequences.from_ranges([(1, 10)]))
     messages = read_claim(spark, claim, connection="by_environment")
     assert messages.count() == 10
+    streamed = spark.readStream.format("jetstream").options(
+        connection="by_environment", stream=STREAM, startingOffsets=str(COUNT - 9)
+    )
+    query = streamed.load().writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/checkpoint")
+    query.trigger(availableNow=True).start(f"{tmp_path}/out").awaitTermination()
+    assert spark.read.parquet(f"{tmp_path}/out").count() == 10
+    assert list((tmp_path / "checkpoint" / "offsets").glob("0"))
+    beyond = await claimed(secured, Sequences.from_ranges([(COUNT + 1, COUNT + 1)]))
+    error = failed(read_claim(spark, beyond, connection="by_environment"), "MessagesMissing")
 
     context = spark.sparkContext
     driver, application = context.uiWebUrl, context.applicationId
-    api = [f"{driver}/api/v1/applications/{application}/{each}" for each in ("environment", "allexecutors", "sql")]
+    views = ("environment", "allexecutors", "sql", "stages?details=true&status=failed")
+    api = [f"{driver}/api/v1/applications/{application}/{each}" for each in views]
     pages = [*(f"{driver}/{each}/" for each in ("jobs", "stages", "environment", "executors", "SQL")), *api]
     pages += [page for url in cluster.pages for page in (url, f"{url}/json/")]
     pages += [f"{cluster.pages[0]}/app/?appId={application}"]
     shown = {page: text(page) for page in pages}
     assert "JETSTREAM_SECRET_BY_ENVIRONMENT" in shown[api[0]]
     assert "redacted" in shown[api[0]]
-    shown["plan"] = messages._jdf.queryExecution().toString()
+    assert "MessagesMissing" in shown[api[3]]
+    shown |= {"plan": messages._jdf.queryExecution().toString(), "task error": error}
     jvm = [each for each in psutil.Process().children(recursive=True) if "pyspark-shell" in command(each)]
     shown |= {f"command line of {each.pid}": " ".join(command(each)) for each in [*jvm, *cluster.processes()]}
-    files = [path for folder in (cluster.folder, events) for path in folder.rglob("*") if path.is_file()]
+    folders = (cluster.folder, events, tmp_path / "checkpoint")
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     shown |= {str(path): path.read_bytes().decode(errors="replace") for path in files}
     assert any("Executor" in shown[str(path)] for path in files if path.name == "stderr")  # logs of executors, too
-    assert any("JETSTREAM_SECRET_BY_ENVIRONMENT" in shown[str(path)] for path in files if path.is_relative_to(events))
+    logged = [shown[str(path)] for path in files if path.is_relative_to(events)]
+    for expected in ("JETSTREAM_SECRET_BY_ENVIRONMENT", "MessagesMissing"):
+        assert any(expected in log for log in logged)
     assert jvm
     assert [name for name, content in shown.items() if password in content] == []
     # The search can find: the environment of the executors holds it.

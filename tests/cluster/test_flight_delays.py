@@ -1,0 +1,57 @@
+"""dags/flight_delays.py, run by Airflow's task runner, with its Spark on the cluster."""
+
+import importlib.util
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_nats_jetstream.client import connect
+from tests.cluster.conftest import Secured
+from tests.cluster.environment import PROJECT
+from tests.cluster.standalone import Standalone
+from tests.operators.steps import execute
+
+FILE = PROJECT / "dags" / "flight_delays.py"
+DEPARTURES = 6_000  # of 336,776
+
+
+@pytest.fixture
+def flight_delays(secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The DAG's module, which writes to `tmp_path`."""
+    who = {"login": secured.settings.user, "password": secured.settings.password}
+    connection = {"conn_type": "nats", **who, "extra": {"servers": secured.settings.servers[0]}}
+    monkeypatch.setenv("AIRFLOW_CONN_NATS_DEFAULT", json.dumps(connection))
+    monkeypatch.setenv("FLIGHT_DELAYS_OUT", str(tmp_path))
+    spec = importlib.util.spec_from_file_location("flight_delays", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def test_each_departure_is_written_once_and_settled(
+    spark: SparkSession, cluster: Standalone, secured: Secured, flight_delays: Any, tmp_path: Path
+) -> None:
+    dag = flight_delays.flight_delays()
+    published = list(islice(flight_delays.departures(), DEPARTURES))
+    stream, publish, claims, delays = (dag.get_task(name) for name in ("stream", "publish", "claims", "delays"))
+    publish.producer = lambda: iter(published)
+    claims.deferrable, claims.messages_per_claim = False, DEPARTURES // 2
+    execute(stream)
+    execute(publish)
+    claimed = execute(claims)
+    assert [claim["count"] for claim in claimed] == [DEPARTURES // 2] * 2
+    for claim in claimed:
+        assert execute(delays.unmap({"op_kwargs": {"claim": claim}})) == DEPARTURES // 2
+    assert spark.sparkContext.master == cluster.url  # the task's session is this one
+    rows = spark.read.parquet(f"{tmp_path}/attempt=*").orderBy("sequence").select("sequence", "subject", "flight")
+    expected = [(n, subject, json.loads(data)["flight"]) for n, (subject, data) in enumerate(published, 1)]
+    assert [tuple(row) for row in rows.collect()] == expected
+    async with connect(secured.settings) as js:
+        consumer = await js.stream("FLIGHTS").consumer("delays").info()
+        assert (consumer.ack_pending, consumer.floor) == (0, DEPARTURES)
