@@ -155,6 +155,35 @@ async def test_each_avro_message_is_in_one_of_the_two(
     assert reasons == {2: EMPTY, 3: NO_AVRO, 4: TOO_LONG, 5: NO_AVRO, 6: NO_AVRO}
 
 
+@pytest.mark.parametrize("kind", ["json", "avro"])
+async def test_a_stream_goes_to_two_sinks(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path, kind: str
+) -> None:
+    """Each sink is a query with a checkpoint of its own, which goes on where it was."""
+    order = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
+    schema = json.dumps(order) if kind == "avro" else "id INT"
+
+    def payload(number: int) -> bytes:
+        if number % 10 == 0:
+            return b""
+        return encoded({"id": number}, order) if kind == "avro" else b'{"id": %d}' % number
+
+    options = {"servers": settings.servers[0], "stream": stream.name, "startingOffsets": "earliest"}
+    runs = [(1, 50), (51, 80)] if kind == "json" else [(1, 80)]
+    for first, last in runs:
+        publish_all(settings, ((f"{stream.name}.a", payload(number)) for number in range(first, last + 1)))
+        messages = spark.readStream.format("jetstream").options(**options).load()
+        for name, rows in zip(("good", "malformed"), decoded(messages, schema, format=kind), strict=True):
+            writer = rows.writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/{name}-state")
+            writer.trigger(availableNow=True).start(f"{tmp_path}/{name}").awaitTermination()
+    good = [(row.sequence, row.id) for row in spark.read.parquet(f"{tmp_path}/good").orderBy("sequence").collect()]
+    assert good == [(number, number) for number in range(1, 81) if number % 10]
+    malformed = spark.read.parquet(f"{tmp_path}/malformed").collect()
+    assert sorted((row.sequence, bytes(row.data), row.reason) for row in malformed) == [
+        (number, b"", EMPTY) for number in range(10, 81, 10)
+    ]
+
+
 @pytest.mark.parametrize(
     ("schema", "changes", "named"),
     [
