@@ -6,8 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Self
 
 import psutil
 import pyarrow as pa
@@ -20,7 +21,7 @@ from airflow_nats_jetstream.client.stream import Stream
 from airflow_nats_jetstream.client.wire import Wire
 from demo.service import until
 
-ROWS = int(os.environ.get("ROWS", "40000"))
+ROWS = int(os.environ.get("ROWS", "12000"))
 """Of the job whose tasks are killed. ``ROWS=1000000 pytest tests/spark/test_write.py -k killed`` is the long run."""
 
 Batches = Iterator[pa.RecordBatch]
@@ -40,9 +41,21 @@ async def counted(stream: Stream) -> Counter[bytes]:
     return counter
 
 
-def held(settings: ConnectionSettings, stream: str) -> int:
-    with Wire.open(settings) as wire:
-        return int(wire.api(f"STREAM.INFO.{stream}")["state"]["messages"])
+class Held:
+    """How many messages a stream holds, asked again and again over one connection."""
+
+    def __init__(self, settings: ConnectionSettings, stream: str) -> None:
+        self._wire = Wire.open(settings)
+        self._stream = stream
+
+    def __call__(self) -> int:
+        return int(self._wire.api(f"STREAM.INFO.{self._stream}")["state"]["messages"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wire.close()
 
 
 def contents(spark: SparkSession, stream: Stream, rows: int, size: int = 128) -> DataFrame:
@@ -98,13 +111,14 @@ async def test_killed_tasks_and_rows_in_another_order_store_each_once(
     mixed = rows.mapInArrow(in_another_order(tmp_path, stops=2), rows.schema)
 
     def strike() -> tuple[int, int]:
-        until("they publish", lambda: held(settings, stream.name) > ROWS / 10, seconds=300, every=0.01)
-        kill_workers()
-        first = held(settings, stream.name)
-        until("both wait", lambda: len(list(tmp_path.glob("1-*"))) == 2, seconds=300)
-        until("all sent is stored", lambda: held(settings, stream.name) > ROWS * 6 // 10, seconds=300)
-        kill_workers()
-        return first, held(settings, stream.name)
+        with Held(settings, stream.name) as held:
+            until("they publish", lambda: held() > ROWS / 10, seconds=300, every=0.02)
+            kill_workers()
+            first = held()
+            until("both wait", lambda: len(list(tmp_path.glob("1-*"))) == 2, seconds=300)
+            until("all sent is stored", lambda: held() > ROWS * 6 // 10, seconds=300)
+            kill_workers()
+            return first, held()
 
     with ThreadPoolExecutor() as threads, batches_of(spark, 500):
         struck = threads.submit(strike)
@@ -123,11 +137,12 @@ async def test_a_task_that_runs_again_after_the_duplicate_window_stores_nothing_
     mixed = rows.mapInArrow(in_another_order(tmp_path, stops=1), rows.schema)
 
     def strike() -> int:
-        until("both wait", lambda: len(list(tmp_path.glob("0-*"))) == 2, seconds=300)
-        until("some is stored", lambda: held(settings, stream.name) > 100, seconds=300)
-        time.sleep(0.5)
-        kill_workers()
-        return held(settings, stream.name)
+        with Held(settings, stream.name) as held:
+            until("both wait", lambda: len(list(tmp_path.glob("0-*"))) == 2, seconds=300)
+            until("some is stored", lambda: held() > 100, seconds=300)
+            time.sleep(0.5)
+            kill_workers()
+            return held()
 
     with ThreadPoolExecutor() as threads, batches_of(spark, 10):
         struck = threads.submit(strike)
@@ -135,6 +150,33 @@ async def test_a_task_that_runs_again_after_the_duplicate_window_stores_nothing_
         assert 100 < struck.result() < 400
     counts = await counted(stream)
     assert (len(counts), set(counts.values())) == (100, {4})
+
+
+@pytest.mark.parametrize("accept", ["false", "true"])
+async def test_a_task_that_cannot_look_is_refused_or_may_send_twice(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream, accept: str
+) -> None:
+    """A work queue without direct get cannot be read without consuming it, and its window is over at once."""
+    name = f"{stream.name}Q"
+    config = {"name": name, "subjects": [f"{name}.>"], "retention": "workqueue", "duplicate_window": 100_000_000}
+    queue = await stream.js.create_stream(config)
+    rows = contents(spark, queue, 80, 10_000).coalesce(1)
+
+    def broken(batches: Batches) -> Batches:
+        yield from batches
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0:
+            with Held(settings, name) as held:
+                until("the writer has some", lambda: held() > 0, seconds=60)
+            raise RuntimeError("broken")
+
+    refused = nullcontext() if accept == "true" else pytest.raises(Exception, match="DuplicatesPossible")
+    with batches_of(spark, 10), refused:
+        write(rows.mapInArrow(broken, rows.schema), settings, name, acceptDuplicates=accept)
+    stored = (await queue.info(patience=60)).state["messages"]
+    assert stored > 80 if accept == "true" else 0 < stored <= 80
+    await queue.delete()
 
 
 async def test_two_jobs_store_their_rows_both(
@@ -159,8 +201,8 @@ async def test_a_restarted_query_stores_its_batch_once(
         mixed = table.take(pa.array(random.sample(range(table.num_rows), table.num_rows)))
         yield from mixed.slice(0, table.num_rows * 3 // 4).to_batches(max_chunksize=10)
         if not repaired.exists():
-            with suppress(TimeoutError):  # the last of them wait in Spark's buffers
-                until("the writer has some", lambda: held(settings, name) > 50, seconds=5)
+            with suppress(TimeoutError), Held(settings, name) as held:  # the last of them wait in Spark's buffers
+                until("the writer has some", lambda: held() > 50, seconds=5)
             raise RuntimeError("broken")
         yield from mixed.slice(table.num_rows * 3 // 4).to_batches()
 
