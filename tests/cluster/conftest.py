@@ -93,6 +93,7 @@ def spark(
         "spark.eventLog.compress": "false",  # to be searched
         "spark.eventLog.dir": events.as_uri(),
         "spark.eventLog.enabled": "true",
+        "spark.executor.extraJavaOptions": QUICK,
         "spark.executorEnv.JETSTREAM_SECRET_BY_FILE": str(file),
         "spark.executorEnv.JETSTREAM_SECRET_BY_LOST_FILE": "/nowhere/by_lost_file.json",
         "spark.ui.port": str(free_port()),
