@@ -83,8 +83,9 @@ async def test_one_client_is_pinned_until_it_is_not(stream: Stream, settings: Co
             await standby
             new_pin = await pinned(consumer)
             assert new_pin not in (pin, "")
-            while not told:
-                await messages.next(0.2)
+            async with asyncio.timeout(SOON):
+                while not told:
+                    await messages.next(0.2)
             assert isinstance(told[0], PinLost)
             assert await messages.next(0.3) is None  # stands by now
             await other.unpin("g")
