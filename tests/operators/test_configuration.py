@@ -14,6 +14,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.consumer import JetStreamCreateConsumerOperator
 from airflow_nats_jetstream.operators.fields import CONSUMER, STREAM, Fields, Wrong, duration, duration_text
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
+from tests.client import test_configuration as client
 from tests.operators.steps import CONNECTION, execute, rendered
 
 HOUR = 3_600 * 10**9
@@ -192,7 +193,7 @@ def test_a_consumer_needs_a_name_that_lasts() -> None:
 def test_the_server_knows_every_field_and_refuses_what_we_refuse(
     hook: JetStreamHook, stream: str, fields: Fields
 ) -> None:
-    """A field is unknown to us exactly when it is unknown to nats-server; what we refuse, it refuses."""
+    """No field is made up, and a value that we refuse, nats-server refuses."""
 
     def answer(field: str, value: Any) -> str:
         config = {"name": "x" if fields is STREAM else "c", "durable_name": "c", field: value}
@@ -215,6 +216,17 @@ def test_the_server_knows_every_field_and_refuses_what_we_refuse(
         assert "unknown field" not in refused or '"no"' in refused, (name, refused)
         with pytest.raises(Wrong):
             fields.check({name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("fields", "configs"),
+    [(STREAM, [client.STREAM, *client.STREAM_FIELDS]), (CONSUMER, [client.CONSUMER, *client.CONSUMER_FIELDS])],
+    ids=["stream", "consumer"],
+)
+def test_every_field_that_arrives_at_the_server_is_known(fields: Fields, configs: list[dict[str, Any]]) -> None:
+    """Those of the client's tests, which ask the server for each of them."""
+    for config in configs:
+        assert fields.check(config) == {name: value for name, value in config.items() if value is not None}
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,7 @@ def test_what_the_server_takes_otherwise_changes_nothing_when_run_twice(
     assert execute(creation(config))["changed"] == ["max_age"]
     assert "max_age: 0 → 1h30m" in capsys.readouterr().out
     assert execute(creation(config))["changed"] == []
+    capsys.readouterr()
     creation({"name": stream, "max_msgs": 0}).dry_run()
     assert f"stream {stream} is as wanted" in capsys.readouterr().out
     assert execute(creation({"name": stream, "max_age": "0"}))["changed"] == ["max_age"]
