@@ -267,6 +267,19 @@ async def test_a_callback_gets_each_message_and_is_acknowledged_for(stream: Stre
     await until(lambda: state_is(consumer, "num_ack_pending", 0))
 
 
+async def test_a_slow_callback_is_not_sent_more_than_was_asked_for(stream: Stream, consumer: Consumer) -> None:
+    await publish(stream, 40)
+    go_on = asyncio.Event()
+
+    async def wait(message: Message) -> None:
+        await go_on.wait()
+
+    async with consumer.consume(wait, Pulling(max_messages=10), ack=True):
+        await until(lambda: state_is(consumer, "num_ack_pending", 10))
+        go_on.set()
+        await until(lambda: state_is(consumer, "num_pending", 0))
+
+
 async def test_a_callback_that_is_stopped_ends_what_it_is_at(stream: Stream, consumer: Consumer) -> None:
     await publish(stream, 5)
     begun, go_on = asyncio.Event(), asyncio.Event()
