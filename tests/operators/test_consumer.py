@@ -1,6 +1,7 @@
-"""Consumers from a DAG, on a real server: desired state, deletion, our own reset."""
+"""Consumers from a DAG, on a real server: desired state, deletion, pause and resume, resets."""
 
 import base64
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from airflow_nats_jetstream.client.errors import (
     HandoffError,
     InvalidValue,
     LedgerUnavailable,
+    ResetRefused,
     StreamNotFound,
     UpdateRefused,
 )
@@ -19,11 +21,13 @@ from airflow_nats_jetstream.hooks import HeldClaim, JetStreamHook
 from airflow_nats_jetstream.operators.consumer import (
     JetStreamCreateConsumerOperator,
     JetStreamDeleteConsumerOperator,
+    JetStreamPauseConsumerOperator,
     JetStreamResetConsumerOperator,
+    JetStreamResumeConsumerOperator,
 )
 from airflow_nats_jetstream.operators.fields import CONSUMER as CONSUMER_FIELDS
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
-from tests.operators.steps import CONNECTION, CONSUMER, claim, execute, info, publish, receipt, record, sensor
+from tests.operators.steps import CONNECTION, CONSUMER, claim, execute, info, publish, receipt, record, rendered, sensor
 
 
 def reset(stream: str, **changes: Any) -> JetStreamResetConsumerOperator:
@@ -222,3 +226,86 @@ def test_nothing_is_deleted_while_the_ledger_cannot_be_read(hook: JetStreamHook,
     assert info(hook, stream).ack_pending == 10
     assert execute(deletion(stream, despite_open_claims=True))["deleted"]
     assert hook.run(lambda js: js.stream(bucket).info()).state["messages"] == 1
+
+
+def pause(stream: str, **changes: Any) -> JetStreamPauseConsumerOperator:
+    values = {"task_id": "pause", "stream": stream, "consumer": CONSUMER, "nats_conn_id": CONNECTION}
+    return JetStreamPauseConsumerOperator(**{**values, **changes})
+
+
+def resume(stream: str) -> JetStreamResumeConsumerOperator:
+    return JetStreamResumeConsumerOperator(task_id="r", stream=stream, consumer=CONSUMER, nats_conn_id=CONNECTION)
+
+
+def test_a_consumer_is_paused_and_resumed(hook: JetStreamHook, stream: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is delivered in between; what runs twice changes nothing the second time."""
+    execute(creation(stream, {"durable_name": CONSUMER, "ack_policy": "explicit"}))
+    publish(hook, stream, 3)
+    answer = {"stream": stream, "consumer": CONSUMER, "changed": True}
+    end = "2100-01-01T00:00:00Z"
+    pause(stream, until=end).dry_run()
+    assert "is delivering, and would be paused until 2100-01-01T00:00:00+00:00" in capsys.readouterr().out
+    assert not info(hook, stream).paused
+    for until, changed in ((end, True), (datetime(2100, 1, 1, tzinfo=UTC), False), ("{{ params.end }}", False)):
+        task = rendered(pause(stream, until=until), {"end": "2100-01-01T02:00:00+02:00"})
+        assert execute(task) == {**answer, "until": end, "changed": changed}
+    assert info(hook, stream).paused
+    assert hook.run(lambda js: js.consumer(stream, CONSUMER).fetch(1, max_wait=0.2)) == []
+
+    assert execute(pause(stream, duration="1h"))["changed"]
+    assert "(was paused until 2100-01-01T00:00:00Z)" in capsys.readouterr().out
+    left = info(hook, stream).raw["pause_remaining"]
+    assert 0 < left < 3_600 * 10**9
+    resume(stream).dry_run()
+    assert "is paused until" in capsys.readouterr().out
+    assert info(hook, stream).paused
+    assert [execute(resume(stream)), execute(resume(stream))] == [answer, {**answer, "changed": False}]
+    assert not info(hook, stream).paused
+    assert len(hook.run(lambda js: js.consumer(stream, CONSUMER).fetch(3))) == 3
+
+
+def test_a_pause_that_would_resume_is_refused_when_the_task_runs(hook: JetStreamHook, stream: str) -> None:
+    """Not when the DAG is parsed: a time of today would break the DAG tomorrow."""
+    execute(creation(stream, {"durable_name": CONSUMER}))
+    past = pause(stream, until=datetime(2020, 1, 1, tzinfo=UTC))
+    with pytest.raises(InvalidValue, match="JetStreamResumeConsumerOperator"):
+        execute(past)
+    for wrong, says in (
+        ({}, "one of them"),
+        ({"until": "2100-01-01T00:00:00Z", "duration": "1h"}, "one of them"),
+        ({"until": "tomorrow"}, "RFC 3339"),
+        ({"until": datetime(2100, 1, 1)}, "zone"),  # noqa: DTZ001 - that is what is wrong
+        ({"duration": "a while"}, "24h"),
+        ({"consumer": "a b", "duration": "1h"}, "consumer"),
+    ):
+        with pytest.raises(InvalidValue, match=says):
+            pause(stream, **wrong)
+    with pytest.raises(ConsumerNotFound):
+        execute(pause(stream, consumer="nobody", duration="1h"))
+
+
+def test_a_consumer_without_claims_is_reset_by_the_server(hook: JetStreamHook, stream: str) -> None:
+    """Without any ledger, and with one that knows nothing of it; never past what nobody processed."""
+    execute(creation(stream, {"durable_name": "other", "ack_policy": "explicit"}))
+
+    async def consume(js: Any) -> None:
+        for message in await js.consumer(stream, "other").fetch(3):
+            await message.double_ack()
+
+    publish(hook, stream, 3)
+    hook.run(consume)
+    answer = {"stream": stream, "consumer": "other", "sequence": 2, "superseded": [], "forgotten": [], "pending": 2}
+    plain = reset(stream, consumer="other", sequence=2, claims=False)
+    plain.dry_run()
+    assert hook.run(lambda js: js.consumer(stream, "other").info()).pending == 0
+    with pytest.raises(LedgerUnavailable):
+        execute(reset(stream, consumer="other", sequence=2))
+    assert execute(plain) == answer
+    with pytest.raises(InvalidValue, match="would skip"):
+        execute(reset(stream, consumer="other", sequence=3, claims=False))
+    claim(hook, stream, 1)
+    assert execute(plain)["pending"] == 3
+    for refused in (reset(stream, claims=False).execute, lambda _: reset(stream, claims=False).dry_run()):
+        with pytest.raises(ResetRefused, match="claims=True"):
+            refused({})
+    assert info(hook, stream).ack_pending > 0

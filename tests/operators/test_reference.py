@@ -70,6 +70,8 @@ def scenes(hook: JetStreamHook, stream: str) -> dict[str, Scene]:
         "JetStreamPublishOperator": Scene("messages", [[f"{stream}.a", "one"]], here),
         "JetStreamGetMessageOperator": Scene("sequence", 2, here),
         "JetStreamDeleteMessageOperator": Scene("sequence", 10, here),
+        "JetStreamPauseConsumerOperator": Scene("duration", "1h", {**here, "consumer": "other"}),
+        "JetStreamResumeConsumerOperator": Scene("consumer", "other", here),
         "JetStreamProcessOperator": Scene("op_kwargs", {"claim": claim(hook, stream, 9)}, {"python_callable": counted}),
         "JetStreamResetConsumerOperator": Scene("sequence", 1, of_it),
         "JetStreamPullSensor": Scene("max_messages", 8, {**of_it, "deferrable": False, "timeout": 5}),
@@ -90,7 +92,8 @@ def snapshot(hook: JetStreamHook, stream: str) -> list[Any]:
                     answer = await js.api(f"{request}.{name}")
                 except Exception as error:  # noqa: BLE001 - it is not there
                     answer = {"error": str(error)}
-                found.append(json.loads(re.sub(r'"ts": "[^"]*"', '"ts": ""', json.dumps(answer))))
+                text = json.dumps(answer)
+                found.append(re.sub(r'"(ts|pause_remaining)": ("[^"]*"|\d+)', "", text))
         return found
 
     return hook.run(ask)

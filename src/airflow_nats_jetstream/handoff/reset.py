@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from airflow_nats_jetstream.client.errors import InvalidValue, ResetRefused
+from airflow_nats_jetstream.client.errors import InvalidValue, LedgerUnavailable, ResetRefused, StreamNotFound
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff import answers
@@ -55,15 +55,19 @@ class _Settled(Exception):
     """A claim was settled since its acknowledgements were last looked after."""
 
 
-async def plan(ledger: Ledger, sequence: int | None = None) -> Reset:
-    """What :func:`reset` would do at this moment; ``pending`` is what the consumer has not delivered yet.
+async def plan(ledger: Ledger, sequence: int | None = None, *, claims: bool = True) -> Reset:
+    """What :func:`reset` would do at this moment; ``pending`` is what the consumer has not delivered yet. Without
+    ``claims`` what :func:`reset_unclaimed` would do.
 
     Raises:
         as :func:`reset`, for what can be known without doing it.
     """
-    await ledger.check()
+    if claims:
+        await ledger.check()
+    else:
+        await _check_unclaimed(ledger)
     info = await _allowed(ledger, sequence)
-    record, _ = await ledger.read()
+    record, _ = await ledger.read() if claims else (None, 0)
     superseded, forgotten = (tuple(record.open), record.all_settled.sequences) if record else ((), Sequences())
     names = (ledger.stream.name, ledger.consumer.name)
     return Reset(*names, sequence or info.floor + 1, superseded, forgotten, info.pending)
@@ -114,6 +118,34 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
         work.forgotten,
         int(answer["num_pending"]),
     )
+
+
+async def reset_unclaimed(ledger: Ledger, sequence: int | None = None) -> Reset:
+    """The same for a consumer that no claims are taken from, by the server alone.
+
+    Raises:
+        ResetRefused: the ledger knows claims of this consumer.
+        InvalidValue, LedgerUnavailable, ConsumerNotFound, StreamNotFound: the consumer was not reset.
+    """
+    await _check_unclaimed(ledger)
+    await _allowed(ledger, sequence)
+    first = await ledger.consumer.reset(sequence)
+    info = await ledger.consumer.info()
+    return Reset(ledger.stream.name, ledger.consumer.name, first, (), Sequences(), info.pending)
+
+
+async def _check_unclaimed(ledger: Ledger) -> None:
+    try:
+        record, _ = await ledger.read()
+    except LedgerUnavailable as error:
+        if isinstance(error.__cause__, StreamNotFound):  # no sensor has ever taken a claim
+            return
+        raise
+    if record is not None:
+        raise ResetRefused(
+            f"consumer {ledger.consumer.name!r} is not reset without its ledger, which knows claims of it: late "
+            "acknowledgements could swallow messages; reset it with claims=True"
+        )
 
 
 class _Resetting:

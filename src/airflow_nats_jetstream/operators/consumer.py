@@ -1,18 +1,21 @@
-"""Consumers: create or update, delete, our own reset."""
+"""Consumers: create or update, delete, pause, resume, our own reset."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_nats_jetstream.client.config import Difference, check_consumer_config, consumer_name
+from airflow_nats_jetstream.client.config import Difference, check_consumer_config, consumer_name, normalise
 from airflow_nats_jetstream.client.errors import ConsumerNotFound, InvalidValue
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
+from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
+from airflow_nats_jetstream.operators import fields
 from airflow_nats_jetstream.operators.configuration import Configuration, ConfigurationOperator, make
 from airflow_nats_jetstream.operators.fields import CONSUMER
 from airflow_nats_jetstream.operators.template import templated
@@ -20,6 +23,7 @@ from airflow_nats_jetstream.operators.template import templated
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_nats_jetstream.client.consumer import ConsumerInfo
     from airflow_nats_jetstream.client.context import JetStream
     from airflow_nats_jetstream.handoff.deletion import Deletion
     from airflow_nats_jetstream.handoff.reset import Reset
@@ -201,12 +205,168 @@ def _check(stream: str, consumer: str) -> None:
         check_consumer_name(consumer)
 
 
+class JetStreamPauseConsumerOperator(BaseOperator):
+    """Let a consumer deliver nothing for a while. What it has delivered can be acknowledged all the same.
+
+    stream, consumer:  which. (templated)
+    until:             a ``datetime`` with a zone, or RFC 3339. (templated)
+    duration:          instead of ``until``, from now on by the server's clock: a ``timedelta``, or a text such as
+                       ``2h``. (templated)
+
+    Needs nats-server 2.11. A pause until then that is there already is as wanted. The log shows until when it was, and
+    is, paused.
+
+    Returns ``{"stream", "consumer", "until": RFC 3339, "changed": bool}``. ``dry_run`` prints the difference.
+
+    Raises:
+        InvalidValue: names or times, when the DAG is parsed, unless they are templated; a time that is past, which
+            would resume the consumer, when the task runs.
+        ConsumerNotFound, StreamNotFound: there is no such consumer.
+        ServerTooOld: before nats-server 2.11.
+    """
+
+    template_fields: Sequence[str] = ("stream", "consumer", "until", "duration", "nats_conn_id")
+    ui_color = "#27aae1"
+    ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        consumer: str,
+        until: datetime | str | None = None,
+        duration: timedelta | str | None = None,
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.consumer = consumer
+        self.until = until
+        self.duration = duration
+        self.nats_conn_id = nats_conn_id
+        _check(stream, consumer)
+        if not templated([until, duration]):
+            self._end(0)
+
+    def _end(self, now: int) -> int:
+        """The end of the pause, in nanoseconds as ``now`` is. Raises InvalidValue."""
+        until, duration = self.until or None, self.duration or None
+        if (until is None) == (duration is None):
+            raise InvalidValue("until", until, "give until or duration, one of them")
+        if until is not None:
+            return time_nanoseconds(str(normalise({"until_time": until})["until_time"]))
+        try:
+            return now + int(fields.duration(duration))
+        except fields.Wrong as wrong:
+            raise InvalidValue("duration", duration, wrong.remedy) from None
+
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
+        _check(self.stream, self.consumer)
+
+        async def run(js: JetStream) -> tuple[str, str]:
+            consumer = js.consumer(self.stream, self.consumer)
+            before, end = self._compare(await consumer.info())
+            if before is None or time_nanoseconds(before) != end:
+                await consumer.pause(_datetime(end))
+            return _paused(before), str((await consumer.info()).config["pause_until"])
+
+        before, until = JetStreamHook(self.nats_conn_id).run(run)
+        changed = before != _paused(until)
+        was = f" (was {before})" if changed else " already"
+        self.log.info("consumer %s of %s is %s%s", self.consumer, self.stream, _paused(until), was)
+        return {"stream": self.stream, "consumer": self.consumer, "until": until, "changed": changed}
+
+    def _compare(self, info: ConsumerInfo) -> tuple[str | None, int]:
+        """Until when it is paused, if it is, and until when it is to be. Raises InvalidValue."""
+        end = self._end(time_nanoseconds(info.now))
+        if end <= time_nanoseconds(info.now):
+            remedy = f"is past, at the server it is {info.now}; to end a pause there is JetStreamResumeConsumerOperator"
+            raise InvalidValue("until", self.until or self.duration, remedy)
+        return (str(info.config["pause_until"]) if info.paused else None), end
+
+    def dry_run(self) -> None:
+        """Print what :meth:`execute` would change."""
+        _check(self.stream, self.consumer)
+
+        async def run(js: JetStream) -> str:
+            before, end = self._compare(await js.consumer(self.stream, self.consumer).info())
+            return f"is {_paused(before)}, and would be {_paused(_datetime(end).isoformat())}"
+
+        self.log.info("consumer %s of %s %s", self.consumer, self.stream, JetStreamHook(self.nats_conn_id).run(run))
+
+
+class JetStreamResumeConsumerOperator(BaseOperator):
+    """End the pause of a consumer. One that is not paused is as wanted.
+
+    stream, consumer:  which. (templated)
+
+    Returns ``{"stream", "consumer", "changed": bool}``. ``dry_run`` prints until when it is paused.
+
+    Raises:
+        InvalidValue: a name that JetStream forbids; when the DAG is parsed, unless it is templated.
+        ConsumerNotFound, StreamNotFound: there is no such consumer.
+        ServerTooOld: before nats-server 2.11.
+    """
+
+    template_fields: Sequence[str] = ("stream", "consumer", "nats_conn_id")
+    ui_color = "#27aae1"
+    ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        consumer: str,
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.consumer = consumer
+        self.nats_conn_id = nats_conn_id
+        _check(stream, consumer)
+
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
+        _check(self.stream, self.consumer)
+
+        async def run(js: JetStream) -> ConsumerInfo:
+            consumer = js.consumer(self.stream, self.consumer)
+            info = await consumer.info()
+            await consumer.resume()
+            return info
+
+        before = JetStreamHook(self.nats_conn_id).run(run)
+        was = _paused(before.config.get("pause_until") if before.paused else None)
+        self.log.info("consumer %s of %s delivers (was %s)", self.consumer, self.stream, was)
+        return {"stream": self.stream, "consumer": self.consumer, "changed": before.paused}
+
+    def dry_run(self) -> None:
+        """Print whether :meth:`execute` would end a pause."""
+        _check(self.stream, self.consumer)
+        info = JetStreamHook(self.nats_conn_id).run(lambda js: js.consumer(self.stream, self.consumer).info())
+        now = _paused(info.config.get("pause_until") if info.paused else None)
+        self.log.info("consumer %s of %s is %s, and would deliver", self.consumer, self.stream, now)
+
+
+def _paused(until: str | None) -> str:
+    return f"paused until {until}" if until else "delivering"
+
+
+def _datetime(nanoseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=nanoseconds // 1_000)
+
+
 class JetStreamResetConsumerOperator(BaseOperator):
     """Let a consumer that claims are taken from begin again, and have everything from there on processed again.
 
     stream, consumer:  the consumer. (templated)
     sequence:          the first stream sequence to be delivered again; by default everything that is not acknowledged,
                        or comes after something that is not. Never past what nobody processed. (templated)
+    claims:            False for a consumer that no claims are taken from: the server's own reset, without a ledger. It
+                       is refused while the ledger knows claims of this consumer.
 
     Open claims are superseded: attempts that hold them stop and cannot settle. What was done past the sequence is
     processed again, by new claims. Takes a few seconds, and fails instead of losing a message: while acknowledgements
@@ -231,6 +391,7 @@ class JetStreamResetConsumerOperator(BaseOperator):
         stream: str,
         consumer: str,
         sequence: int | str | None = None,
+        claims: bool = True,
         nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -238,6 +399,7 @@ class JetStreamResetConsumerOperator(BaseOperator):
         self.stream = stream
         self.consumer = consumer
         self.sequence = sequence
+        self.claims = claims
         self.nats_conn_id = nats_conn_id
         if not templated([stream, consumer, sequence]):
             self._check()
@@ -256,12 +418,12 @@ class JetStreamResetConsumerOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         from airflow_nats_jetstream.handoff.ledger import Ledger
-        from airflow_nats_jetstream.handoff.reset import reset
+        from airflow_nats_jetstream.handoff.reset import reset, reset_unclaimed
 
         sequence = self._check()
 
         async def run(js: JetStream) -> Reset:
-            return await reset(Ledger(js, self.stream, self.consumer), sequence)
+            return await (reset if self.claims else reset_unclaimed)(Ledger(js, self.stream, self.consumer), sequence)
 
         return _plain(JetStreamHook(self.nats_conn_id).run(run))
 
@@ -273,7 +435,7 @@ class JetStreamResetConsumerOperator(BaseOperator):
         sequence = self._check()
 
         async def run(js: JetStream) -> Reset:
-            return await plan(Ledger(js, self.stream, self.consumer), sequence)
+            return await plan(Ledger(js, self.stream, self.consumer), sequence, claims=self.claims)
 
         self.log.info("would do: %s", _plain(JetStreamHook(self.nats_conn_id).run(run)))
 
