@@ -95,7 +95,7 @@ async def test_the_data_alone(stream: Stream, ask: Ask) -> None:
     traced = stream.js.with_options(trace=trace).stream(name)
     await traced.get_data(3)
     await traced.get_data(last_by_subject=f"{name}.1")
-    assert [answer.headers for answer in answers] == [{}, {}]
+    assert [answer.headers for answer in answers if ".DIRECT." in answer.subject] == [{}, {}]
     with pytest.raises(MessageNotFound):
         await stream.get_data(11)
     with pytest.raises(InvalidValue):
