@@ -15,10 +15,10 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down test test-system test-spark test-parts cluster machine leader events chaos crowd bench fmt fuzz audit
+.PHONY: help demo up down test test-system test-spark test-parts cluster machine leader events chaos crowd bench javascript fmt fuzz audit
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## a year of departures through JetStream, Airflow and Spark; ends with the delays by carrier
 	$(BIN)/python -m demo run
@@ -74,6 +74,9 @@ crowd: $(READY) ## 10,000 claims through one consumer by 100 sensors: the ledger
 
 bench: $(READY) ## ours and the alternatives side by side; prints ratios
 	$(BIN)/python -m benchmarks
+
+javascript: $(READY) ## nats.js beside this client; needs Node.js
+	$(BIN)/python -m benchmarks.javascript
 
 fmt: $(READY) ## format the code and mend what can be mended
 	$(BIN)/ruff check --fix

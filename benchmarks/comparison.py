@@ -28,10 +28,10 @@ class Comparison:
     ) -> "Comparison":
         """Each returns how many messages it handled; they take turns, so that a slow moment strikes both."""
         for _ in range(ROUNDS):
-            self.baseline.append(_rate(baseline))
-            self.ours.append(_rate(ours))
+            self.baseline.append(rate(baseline))
+            self.ours.append(rate(ours))
             if limit:
-                self.limit.append(_rate(limit))
+                self.limit.append(rate(limit))
         return self
 
     def __str__(self) -> str:
@@ -43,7 +43,8 @@ class Comparison:
         )
 
 
-def _rate(work: Callable[[], int]) -> float:
+def rate(work: Callable[[], int]) -> float:
+    """Messages a second."""
     start = time.perf_counter()
     count = work()
     return count / (time.perf_counter() - start)
