@@ -160,7 +160,7 @@ async def test_a_task_that_cannot_look_is_refused_or_may_send_twice(
     name = f"{stream.name}Q"
     config = {"name": name, "subjects": [f"{name}.>"], "retention": "workqueue", "duplicate_window": 100_000_000}
     queue = await stream.js.create_stream(config)
-    rows = contents(spark, queue, 80, 10_000).coalesce(1)
+    rows = contents(spark, queue, 400, 10_000).coalesce(1)
 
     def broken(batches: Batches) -> Batches:
         yield from batches
@@ -168,14 +168,14 @@ async def test_a_task_that_cannot_look_is_refused_or_may_send_twice(
         assert context is not None
         if context.attemptNumber() == 0:
             with Held(settings, name) as held:
-                until("the writer has some", lambda: held() > 0, seconds=60)
+                until("the writer has some", lambda: held() > 0, seconds=20)
             raise RuntimeError("broken")
 
     refused = nullcontext() if accept == "true" else pytest.raises(Exception, match="DuplicatesPossible")
     with batches_of(spark, 10), refused:
         write(rows.mapInArrow(broken, rows.schema), settings, name, acceptDuplicates=accept)
     stored = (await queue.info(patience=60)).state["messages"]
-    assert stored > 80 if accept == "true" else 0 < stored <= 80
+    assert stored > 400 if accept == "true" else 0 < stored <= 400
     await queue.delete()
 
 
