@@ -65,7 +65,7 @@ class Airflow:
                 raise RuntimeError("\n".join(f"{error['filename']}\n{error['stack_trace']}" for error in errors))
             return self._request("GET", f"dags/{dag_id}").is_success
 
-        until(f"the DAG {dag_id}", stored, seconds)
+        until(f"the DAG {dag_id}", stored, seconds, every=0.5)
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Unpause the DAG and start a run with `conf`; returns the run's id."""
@@ -109,7 +109,7 @@ class Airflow:
             state = self.state(dag_id, run_id)
             return state if state in FINISHED else None
 
-        return until(f"the end of {dag_id} {run_id}", ended, seconds)
+        return until(f"the end of {dag_id} {run_id}", ended, seconds, every=0.5)
 
     def wait_for_task(
         self, dag_id: str, run_id: str, task_id: str, states: Iterable[str], *, map_index: int = -1, seconds: float = 60
@@ -125,7 +125,7 @@ class Airflow:
                 raise RuntimeError(f"{task.name} is {task.state}:\n{self.log(dag_id, run_id, task)}")
             return None
 
-        return until(f"{task_id} to be {' or '.join(sorted(wanted))}", reached, seconds)
+        return until(f"{task_id} to be {' or '.join(sorted(wanted))}", reached, seconds, every=0.5)
 
     def clear(self, dag_id: str, run_id: str, task_id: str, map_index: int | None = None) -> None:
         """What a user does with Clear in the UI: the task ends, if it runs, and runs again. One map index or all."""

@@ -161,7 +161,7 @@ class Stack:
             },
             "api": {"base_url": f"http://127.0.0.1:{port}", "secret_key": secrets.token_hex(16)},
             "api_auth": {"jwt_secret": secrets.token_hex(32)},
-            "scheduler": {"scheduler_idle_sleep_time": 0.2},
+            "scheduler": {"scheduler_idle_sleep_time": 0.5},
             "usage_data_collection": {"enabled": False},
         }
         settings = {

@@ -70,7 +70,7 @@ class Run:
             task = self.task()
             return self.stack.task_process(task) if task and task.state == "running" else None
 
-        return until("the work's process", running, 240)
+        return until("the work's process", running, 240, every=0.5)
 
     def attempts(self) -> list[str]:
         """The attempts that have begun to work, in that order."""

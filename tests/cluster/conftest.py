@@ -19,7 +19,7 @@ from tests.cluster.environment import PROJECT, environment, spark_home
 from tests.cluster.standalone import Standalone
 
 STREAM = "CLUSTER"
-COUNT = 300_000
+COUNT = 150_000
 TOTALS = ("count(*)", "count(distinct sequence)", "min(sequence)", "max(sequence)", "sum(int(string(data)) - sequence)")
 """How many messages, and whether each is the one that was published."""
 
