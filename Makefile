@@ -15,7 +15,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down test test-system test-spark test-parts cluster machine leader events chaos crowd bench javascript fmt fuzz audit
+.PHONY: help demo up down test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench javascript fmt fuzz audit
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -30,11 +30,13 @@ down: $(READY) ## stop what `make up` started
 	$(BIN)/python -m demo down
 
 test: $(READY) ## lint, types, imports and tests
+	@$(MAKE) --no-print-directory --jobs=4 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-lint test-system test-spark test-parts
+
+test-lint:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@$(MAKE) --no-print-directory --jobs=3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-system test-spark test-parts
 
 test-system: # what shares one stack of Airflow, in one process, and then what shares one standalone Spark
 	$(BIN)/pytest tests/airflow_system

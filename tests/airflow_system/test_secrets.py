@@ -151,7 +151,7 @@ def test_no_secret_is_found_anywhere(stack: Stack, planted: dict[str, Planted]) 
     assert (states["work", 0].state, states["work", 0].try_number) == ("success", 2)
     (log,) = stack.folder.rglob(f"run_id={run_id}/task_id=work/map_index=0/attempt=1.log")
     shown = log.read_text()
-    assert shown.count("read by Spark with secret_") == 5
+    assert shown.count("read by Spark with secret_") == 2
     assert shown.count("shown: ") == 11
     assert "the body fails with what it has" in shown
     assert "in a worker: ConnectionSettings(" in shown

@@ -18,7 +18,7 @@ from airflow_nats_jetstream.client.bulk import publish_all
 from demo.nats_server import NatsServer
 from demo.service import until
 
-COUNT = 60_000
+COUNT = 20_000
 BATCH = 1_000
 SCRIPT = """
 import os

@@ -24,7 +24,7 @@ from demo.nats_server import NatsServer
 from demo.service import free_port, until
 from pyspark_jetstream import read_claim
 
-ROWS = int(os.environ.get("ROWS", "300000"))
+ROWS = int(os.environ.get("ROWS", "150000"))
 """Of the stream whose server is killed."""
 
 

@@ -53,13 +53,13 @@ def refused(function: Any) -> None:
 
 
 def read_by_spark(claim: Any) -> None:
-    """Each kind of connection on the driver and in Python workers, with an event log."""
+    """With an event log. Each kind of connection is read by Spark in tests/spark/test_authentication.py."""
     from pyspark_jetstream import spark_session
 
     log.info("inherited: %s", sorted(name for name in os.environ if name.startswith("JETSTREAM_SECRET")))
     from airflow_nats_jetstream.client.settings import environment_name
 
-    for connection in [*(f"secret_{kind}" for kind in KINDS), "refused_password", "refused_nkey"]:
+    for connection in ("secret_nkey", "secret_certificate", "refused_nkey"):
         os.environ[environment_name(connection)] = JetStreamHook(connection).settings.to_json()
     events = Path(os.environ["PLANTED_EVENTS"])
     events.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def read_by_spark(claim: Any) -> None:
         log.info("plan: %s %r", frame._jdf.queryExecution().toString(), frame)
         return int(frame.count())
 
-    for kind in KINDS:
+    for kind in ("nkey", "certificate"):
         log.info("read by Spark with secret_%s: %d", kind, read(f"secret_{kind}"))
     frame = claim.read(spark)
     frame.explain("formatted")
@@ -94,7 +94,6 @@ def read_by_spark(claim: Any) -> None:
         yield
 
     refused(lambda: frame.mapInArrow(fails, frame.schema).collect())
-    refused(lambda: read("refused_password"))
     refused(lambda: read("refused_nkey"))
     with suppress(Exception):
         spark.stop()
