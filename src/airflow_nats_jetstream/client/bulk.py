@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from airflow_nats_jetstream.client.errors import (
@@ -14,14 +14,14 @@ from airflow_nats_jetstream.client.errors import (
     ConnectionFailed,
     ConnectionLost,
     DuplicatesPossible,
-    InvalidValue,
     JetStreamError,
     PermissionDenied,
     RequestTimeout,
     StreamNotFound,
 )
 from airflow_nats_jetstream.client.fast_batch import PING_AFTER, SILENT_FOR, FastWindow
-from airflow_nats_jetstream.client.names import check_subject, subject_matches
+from airflow_nats_jetstream.client.feed import Feed, Publishable
+from airflow_nats_jetstream.client.names import subject_matches
 from airflow_nats_jetstream.client.position import ON_THE_WAY, PASSING, Found, Position, find
 from airflow_nats_jetstream.client.protocol import (
     SUBSCRIBE,
@@ -33,9 +33,11 @@ from airflow_nats_jetstream.client.protocol import (
     inbox_number,
 )
 from airflow_nats_jetstream.client.publish import MessageIds, Outgoing, PubAck, Published, PublishWindow, message_id
-from airflow_nats_jetstream.client.requirements import FAST_BATCHES, of_headers
+from airflow_nats_jetstream.client.requirements import FAST_BATCHES
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.client.wire import Wire
+
+__all__ = ["Publishable", "publish_all", "publish_fast"]
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +46,10 @@ ANSWERED_WITHIN = 10.0
 RESUMED_WITHIN = 60.0
 """Seconds without progress after which a bulk publish gives up."""
 
-_PASSED_OVER = 4_096
 _PAUSE = 0.01  # seconds that a stream gets which had no room
 _ELECTION = 0.25  # seconds between two looks whether a stream has a leader
 _BUSY = "the stream had no room for a minute (too many requests): publish less at once, or raise max_buffered_msgs"
 _LEADERLESS = "the stream had no leader for a minute ({}): see that most of its servers run"
-
-
-Publishable = tuple[str, bytes] | tuple[str, bytes, Mapping[str, str | Sequence[str]]]
-"""Subject and data, or subject, data and headers."""
 
 
 def publish_all(
@@ -97,12 +94,12 @@ def publish_all(
         PermissionDenied: no answers can be listened for, see ``inbox_prefix`` of the settings.
     """
     window = PublishWindow(stream, domain=settings.domain)
-    feed = _Feed(messages, window, stream, scope, stop or (lambda: False))
+    feed = Feed(messages, window, stream, scope, stop or (lambda: False))
     report = progress or (lambda _: None)
     look = _Look(settings, since, feed.ids, accept_duplicates) if since else None
     if look and not first:
         look.before_the_first(feed)
-    _drive_wire(settings, window, feed, report, look)
+    _drive_all(settings, window, feed, report, look)
     return window.result()
 
 
@@ -137,7 +134,7 @@ def publish_fast(
         version = str(wire.server.get("version", ""))
         FAST_BATCHES.check(version)
         window = FastWindow(wire.new_inbox(), settings.domain)
-        feed = _Feed(messages, window, None, scope, stop or (lambda: False))
+        feed = Feed(messages, window, None, scope, stop or (lambda: False))
         feed.max_payload, feed.server = wire.max_payload, version
         wire.subscribe(window.answers)
         try:
@@ -148,7 +145,7 @@ def publish_fast(
 
 
 def _drive_fast(
-    wire: Wire, window: FastWindow, feed: _Feed, stream: str | None, progress: Callable[[int], None]
+    wire: Wire, window: FastWindow, feed: Feed, stream: str | None, progress: Callable[[int], None]
 ) -> None:
     held: list[Outgoing] = []  # the last one: whether it commits is known when there is no next
     silent = 0
@@ -198,7 +195,7 @@ class _Look:
         self._ids = ids
         self._accept = accept_duplicates
 
-    def before_the_first(self, feed: _Feed) -> None:
+    def before_the_first(self, feed: Feed) -> None:
         """Tell the feed what it must not send. Raises DuplicatesPossible."""
         now = time.monotonic()
         found = find(self._settings, self._since, self._ids)
@@ -231,116 +228,6 @@ class _Look:
         return began + found.window - ON_THE_WAY
 
 
-class _Feed:
-    """The input as outgoing messages, checked one by one. Ends at the first that cannot be sent."""
-
-    def __init__(
-        self,
-        messages: Iterable[Publishable],
-        window: PublishWindow | FastWindow,
-        stream: str | None,
-        scope: str | None,
-        stop: Callable[[], bool],
-    ) -> None:
-        self._messages = enumerate(messages)
-        self._position = -1
-        self._window = window
-        self.stream = stream
-        self._expected = {"Nats-Expected-Stream": stream} if stream else {}
-        self._plain = encode_headers(self._expected) if stream else b""
-        self._before_id, self._after_id = encode_headers({"Nats-Msg-Id": "…", **self._expected}).split("…".encode())
-        self.ids = MessageIds(scope) if scope is not None else None
-        self._stop = stop
-        self.stored: Mapping[bytes, int] = {}
-        """Ids that need not be sent, and their sequences."""
-        self.sends_until = math.inf
-        self.unclear: DuplicatesPossible | None = None
-        """Why nothing is sent any more after that time."""
-        self.max_payload = 1 << 20
-        self.server = ""
-        """The version of the server that it goes to."""
-        self.ended = False
-
-    def next(self, most: int = 256, most_bytes: int = 1 << 20) -> list[Outgoing]:
-        """What fits into the window now, at most so much. Each is entered in the window."""
-        chunk: list[Outgoing] = []
-        size = taken = 0
-        now = time.monotonic()
-        if self.sends_until < math.inf:
-            most = 1  # none waits, until it is too late, for an input that is slow to give the next
-        if self._stop() and not self.ended:
-            self.ended = True
-            position = next(self._messages, (0, None))[0]
-            self._window.fail(position, "", JetStreamError("publishing was stopped"))
-        # What is stored already is passed over, but never so much at once that the connection would be kept waiting.
-        while (
-            not self.ended
-            and len(chunk) < most
-            and taken < _PASSED_OVER
-            and size < most_bytes
-            and not self._window.full
-        ):
-            taken += 1
-            if self._window.failed:
-                self.ended = True
-                break
-            try:
-                entry = next(self._messages, None)
-            except InvalidValue as refusal:  # the input is made as it is taken: what cannot be made has a position
-                self.ended = True
-                self._window.fail(self._position + 1, "", refusal)
-                break
-            if entry is None:
-                self.ended = True
-                break
-            if time.monotonic() > self.sends_until and self.unclear:
-                self.ended = True
-                self._window.fail(entry[0], "", self.unclear)
-                break
-            self._position = entry[0]
-            message = self._outgoing(*entry)
-            if message is not None:
-                self._window.add(message, now)
-                chunk.append(message)
-                size += message.size
-        return chunk
-
-    def _outgoing(self, position: int, message: Publishable) -> Outgoing | None:
-        subject = ""
-        try:
-            if not isinstance(message, tuple | list) or len(message) not in (2, 3):
-                raise InvalidValue(
-                    "messages", type(message).__name__, "give (subject, data) or (subject, data, headers)"
-                )
-            subject, data = check_subject(message[0]), message[1]
-            if not isinstance(data, bytes):
-                raise InvalidValue("data", type(data).__name__, "give bytes")
-            header = self._header(subject, data, message[2] if len(message) == 3 else {})
-            outgoing = Outgoing(position, subject, data, header)
-            if outgoing.size > self.max_payload:
-                remedy = f"the server takes at most {self.max_payload} bytes with headers (max_payload)"
-                raise InvalidValue("data", f"{outgoing.size} bytes", remedy)
-        except JetStreamError as refusal:
-            self._window.fail(position, subject, refusal)
-            return None
-        if self.stored and (sequence := self.stored.get(message_id(outgoing.header))):
-            self._window.found(position, sequence)
-            return None
-        return outgoing
-
-    def _header(self, subject: str, data: bytes, given: Mapping[str, str | Sequence[str]]) -> bytes:
-        if not given:  # nearly always, and nothing in it needs a check
-            if self.ids is None:
-                return self._plain
-            return self._before_id + self.ids.next(subject, data).encode() + self._after_id
-        headers = dict(given)
-        if needed := of_headers(headers):
-            needed.check(self.server)
-        if self.ids and "Nats-Msg-Id" not in headers:
-            headers["Nats-Msg-Id"] = self.ids.next(subject, data, encode_headers(headers))
-        return encode_headers(headers | self._expected)
-
-
 def _receive(wire: Wire, window: PublishWindow, seconds: float) -> None:
     try:
         arrived = wire.receive(seconds)
@@ -367,10 +254,10 @@ def _listened(wire: Wire, subject: str, stream: str | None) -> bool:
     return any(subject_matches(each, subject) for each in subjects)
 
 
-def _drive_wire(
+def _drive_all(
     settings: ConnectionSettings,
     window: PublishWindow,
-    feed: _Feed,
+    feed: Feed,
     progress: Callable[[int], None],
     look: _Look | None,
 ) -> None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
     from typing import Unpack
 
-    from airflow_nats_jetstream.client.bulk import Publishable
     from airflow_nats_jetstream.client.connection import Connection
+    from airflow_nats_jetstream.client.feed import Publishable
     from airflow_nats_jetstream.client.options import Headers, OutgoingMessage, PublishOptions
     from airflow_nats_jetstream.client.publish_async import PublishFuture
     from airflow_nats_jetstream.client.requirements import Requirement
