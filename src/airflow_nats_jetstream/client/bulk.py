@@ -22,7 +22,7 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.fast_batch import PING_AFTER, SILENT_FOR, FastWindow
 from airflow_nats_jetstream.client.feed import Feed, Publishable
 from airflow_nats_jetstream.client.names import subject_matches
-from airflow_nats_jetstream.client.position import ON_THE_WAY, PASSING, Found, Position, find
+from airflow_nats_jetstream.client.position import ON_THE_WAY, Found, Position, find
 from airflow_nats_jetstream.client.protocol import (
     SUBSCRIBE,
     ProtocolError,
@@ -35,16 +35,11 @@ from airflow_nats_jetstream.client.protocol import (
 from airflow_nats_jetstream.client.publish import MessageIds, Outgoing, PubAck, Published, PublishWindow, message_id
 from airflow_nats_jetstream.client.requirements import FAST_BATCHES
 from airflow_nats_jetstream.client.settings import ConnectionSettings
-from airflow_nats_jetstream.client.wire import Wire
+from airflow_nats_jetstream.client.wire import ANSWERED_WITHIN, PASSING, RESUMED_WITHIN, Wire
 
 __all__ = ["Publishable", "publish_all", "publish_fast"]
 
 log = logging.getLogger(__name__)
-
-ANSWERED_WITHIN = 10.0
-"""Seconds without any answer after which the connection is taken for dead."""
-RESUMED_WITHIN = 60.0
-"""Seconds without progress after which a bulk publish gives up."""
 
 _PAUSE = 0.01  # seconds that a stream gets which had no room
 _ELECTION = 0.25  # seconds between two looks whether a stream has a leader

@@ -37,7 +37,7 @@ from airflow_nats_jetstream.client.protocol import (
 )
 from airflow_nats_jetstream.client.pull import PullWindow
 from airflow_nats_jetstream.client.sequences import Sequences
-from airflow_nats_jetstream.client.wire import Wire
+from airflow_nats_jetstream.client.wire import PASSING, Wire
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.settings import ConnectionSettings
@@ -133,7 +133,7 @@ class _Reading:
         except PermissionDenied as denied:
             raise ConsumerRefused(str(denied)) from denied
         except ApiError as error:
-            if error.code in direct.PASSING:
+            if error.code in PASSING:
                 raise
             if self.last_sequence >= self._wanted.first:  # too late for another way: what was read would come twice
                 raise RequestTimeout(f"no other consumer to go on with: {error}") from error

@@ -32,7 +32,6 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.protocol import (
     FIRST_FIELD,
-    NO_RESPONDERS,
     STATUS_LINE,
     Frame,
     ProtocolError,
@@ -41,7 +40,7 @@ from airflow_nats_jetstream.client.protocol import (
 )
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import StreamInfo
-from airflow_nats_jetstream.client.wire import Wire
+from airflow_nats_jetstream.client.wire import ANSWERED_WITHIN, PASSING, RESUMED_WITHIN, Wire
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.settings import ConnectionSettings
@@ -59,11 +58,6 @@ NEAR = 8
 against 25 µs for another request, measured on one machine."""
 ENOUGH = 100
 """Messages of one answer that tell how densely the stream is filled there."""
-ANSWERED_WITHIN = 10.0
-RESUMED_WITHIN = 60.0
-"""Seconds without progress after which reading gives up."""
-
-PASSING = (429, NO_RESPONDERS)  # codes of a server that has too much to do, or whose stream has no leader
 
 
 class DirectMessage(NamedTuple):
@@ -222,7 +216,7 @@ class DirectWindow:
             if segment.next <= segment.last:
                 self._missing.append((segment.next, segment.last))
                 segment.next = segment.last + 1
-        elif status in (NO_RESPONDERS, 429):
+        elif status in PASSING:
             raise JetStreamNotEnabled(status, 0, description or "nobody answers direct gets at this moment")
         else:
             raise JetStreamError(f"direct get: {status} {description}")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from airflow_nats_jetstream.client import direct
 from airflow_nats_jetstream.client.errors import (
     ApiError,
-    AuthenticationFailed,
+    ConnectionDenied,
     ConnectionFailed,
     ConnectionLost,
     InvalidValue,
@@ -31,7 +31,6 @@ from airflow_nats_jetstream.client.errors import (
     StreamRecreated,
 )
 from airflow_nats_jetstream.client.protocol import (
-    NO_RESPONDERS,
     AckSubject,
     decode_headers,
     decode_status,
@@ -42,7 +41,7 @@ from airflow_nats_jetstream.client.protocol import (
 from airflow_nats_jetstream.client.publish import MessageIds, message_id
 from airflow_nats_jetstream.client.pull import PullWindow
 from airflow_nats_jetstream.client.sequences import Sequences
-from airflow_nats_jetstream.client.wire import Wire
+from airflow_nats_jetstream.client.wire import ANSWERED_WITHIN, PASSING, RESUMED_WITHIN, Wire
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.settings import ConnectionSettings
@@ -51,11 +50,6 @@ log = logging.getLogger(__name__)
 
 ON_THE_WAY = 10.0
 """Seconds at the end of the duplicate window that are not relied on: messages on their way, and clocks that differ."""
-PASSING = (429, NO_RESPONDERS)
-"""Codes of a server that has too much to do, or whose stream has no leader."""
-ANSWERED_WITHIN = 10.0
-RESUMED_WITHIN = 60.0
-"""Seconds without progress after which reading gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +180,7 @@ def _by_consumer(settings: ConnectionSettings, since: Position, first: int, last
                     yield sequence, header
                 return
         except (ConnectionFailed, ApiError) as error:
-            if isinstance(error, AuthenticationFailed) or (isinstance(error, ApiError) and error.code not in PASSING):
+            if isinstance(error, ConnectionDenied) or (isinstance(error, ApiError) and error.code not in PASSING):
                 raise
             if time.monotonic() - progress > RESUMED_WITHIN:
                 raise ConnectionLost(f"reading stream {since.stream!r} stopped: {error}", following - 1) from error

@@ -26,6 +26,7 @@ from airflow_nats_jetstream.client.errors import (
     RequestTimeout,
 )
 from airflow_nats_jetstream.client.protocol import (
+    NO_RESPONDERS,
     Frame,
     Parser,
     ProtocolError,
@@ -45,6 +46,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow_nats_jetstream.client.settings import ConnectionSettings
+
+ANSWERED_WITHIN = 10.0
+"""Seconds without any answer after which whoever reads or publishes over a connection takes it for dead."""
+RESUMED_WITHIN = 60.0
+"""Seconds without progress, over however many connections, after which they give up."""
+PASSING = (429, NO_RESPONDERS)
+"""Codes of a server that has too much to do, or whose stream has no leader: reasons to try again until then."""
 
 _RECEIVE = 1 << 18  # bytes for one read: what fits into the processor's caches is parsed twice as fast as 1 MiB
 _BUFFER = 4 << 20  # bytes asked of the kernel for each direction
