@@ -34,6 +34,7 @@ from airflow_nats_jetstream.client.protocol import (
     decode_headers,
     decode_status,
     encode_publish,
+    inbox_number,
 )
 from airflow_nats_jetstream.client.pull import PullWindow
 from airflow_nats_jetstream.client.sequences import Sequences
@@ -142,7 +143,6 @@ class _Reading:
 
     def _pull(self, wire: Wire, subject: str, inbox: str, headers_only: bool) -> Iterator[list[DirectMessage]]:
         window = PullWindow(2**62, now=time.monotonic(), largest_request=BATCH)
-        skip = len(inbox) + 1
         counter = 0
         while True:
             while request := window.next_request(time.monotonic()):
@@ -162,7 +162,7 @@ class _Reading:
                     if frame.header.startswith(STATUS_LINE) and not frame.reply.startswith(b"$JS.ACK."):
                         window.on_messages(arrived, time.monotonic())
                         arrived = 0
-                        self._on_status(window, int(frame.subject[skip:]), frame, time.monotonic())
+                        self._on_status(window, frame, time.monotonic())
                         continue
                     sequence, consumer_sequence, stamp, pending = _place(frame.reply)
                     arrived += 1
@@ -188,9 +188,9 @@ class _Reading:
                 raise failed
 
     @staticmethod
-    def _on_status(window: PullWindow, number: int, frame: Frame, now: float) -> None:
+    def _on_status(window: PullWindow, frame: Frame, now: float) -> None:
         status, description = decode_status(frame.header)
-        window.on_status(number, status, description, decode_headers(frame.header), now)
+        window.on_status(inbox_number(frame.subject), status, description, decode_headers(frame.header), now)
 
 
 def _place(reply: bytes) -> tuple[int, int, bytes, int]:

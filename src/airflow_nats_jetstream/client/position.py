@@ -171,10 +171,11 @@ def _by_consumer(settings: ConnectionSettings, since: Position, first: int, last
     """Sequence and header block of each message that is there, by consumers that exist for this reading only."""
     following = first
     progress = time.monotonic()
+    headers_only = True
     while following <= last:
         try:
             with Wire.open(settings) as wire:
-                for sequence, header in _consume(wire, since.stream, following, last):
+                for sequence, header in _consume(wire, since.stream, following, last, headers_only=headers_only):
                     following = sequence + 1
                     progress = time.monotonic()
                     yield sequence, header
@@ -185,17 +186,18 @@ def _by_consumer(settings: ConnectionSettings, since: Position, first: int, last
             if time.monotonic() - progress > RESUMED_WITHIN:
                 raise ConnectionLost(f"reading stream {since.stream!r} stopped: {error}", following - 1) from error
             log.warning("reading stream %s was interrupted before sequence %d: %s", since.stream, following, error)
+            headers_only = False  # nats-server 2.15.1 may have ended because of it, see delivery.read
             time.sleep(0.2)
 
 
-def _consume(wire: Wire, stream: str, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+def _consume(wire: Wire, stream: str, first: int, last: int, *, headers_only: bool) -> Iterator[tuple[int, bytes]]:
     name = f"airflow_{secrets.token_hex(6)}"
     config = {
         "name": name,
         "ack_policy": "none",
         "deliver_policy": "by_start_sequence",
         "opt_start_seq": first,
-        "headers_only": True,
+        "headers_only": headers_only,
         "mem_storage": True,
         "num_replicas": 1,
         "inactive_threshold": 30 * 10**9,

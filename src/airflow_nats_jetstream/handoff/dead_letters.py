@@ -36,6 +36,7 @@ from airflow_nats_jetstream.client.protocol import (
     decode_headers,
     decode_status,
     encode_publish,
+    inbox_number,
     time_nanoseconds,
 )
 from airflow_nats_jetstream.client.publish import PubAck
@@ -378,7 +379,9 @@ def _publish(
                 wire.send(encode_publish(subject, f"{inbox}.{position}", data, header))
         while len(answers) < len(messages):
             for frame in wire.receive(_ANSWERED_WITHIN):
-                position = int(frame.subject.rpartition(b".")[2])
+                position = inbox_number(frame.subject)
+                if not 0 <= position < len(messages):
+                    continue
                 if decode_status(frame.header)[0] == NO_RESPONDERS:
                     answers[position] = NoStreamResponse(messages[position][0])
                     continue
