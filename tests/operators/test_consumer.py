@@ -93,7 +93,7 @@ def test_a_consumer_that_is_not_there(hook: JetStreamHook, stream: str) -> None:
         execute(reset(stream, consumer="nobody"))
     task = reset(stream, sequence="{{ 1 - 1 }}")
     task.render_template_fields({})
-    with pytest.raises(InvalidValue, match="above 0"):
+    with pytest.raises(InvalidValue, match="1 or more"):
         execute(task)
     assert info(hook, stream).ack_pending == 10
 

@@ -82,9 +82,9 @@ def test_gets_the_message_that_was_asked_for(
     ("which", "says"),
     [
         ({}, "sequence"),
-        ({"sequence": 0}, "above 0"),
-        ({"sequence": True}, "above 0"),
-        ({"sequence": "one"}, "above 0"),
+        ({"sequence": 0}, "1 or more"),
+        ({"sequence": True}, "1 or more"),
+        ({"sequence": "one"}, "1 or more"),
         ({"sequence": 1, "last_by_subject": "a"}, "not together"),
         ({"sequence": 1, "start_time": "2026-01-01T00:00:00Z"}, "not both"),
         ({"next_by_subject": "a..b"}, "empty token"),
@@ -96,7 +96,7 @@ def test_what_is_wrong_is_said_when_the_dag_is_parsed(which: dict[str, Any], say
     with pytest.raises(InvalidValue, match=says):
         get(**{"stream": "S", **which})
     for sequence in (0, "x", None):
-        with pytest.raises(InvalidValue, match="above 0"):
+        with pytest.raises(InvalidValue, match="1 or more"):
             deletion("S", sequence)
 
 

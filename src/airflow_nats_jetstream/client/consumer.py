@@ -25,6 +25,7 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.fetch import Pull
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
 from airflow_nats_jetstream.client.protocol import ProtocolError, time_nanoseconds
+from airflow_nats_jetstream.client.sequences import check_sequence
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -213,10 +214,8 @@ class Consumer:
             ApiError: 10204, a sequence that the consumer's ``deliver_policy`` does not reach.
             ConsumerNotFound: there is no such consumer.
         """
-        if sequence is not None and sequence < 1:
-            raise InvalidValue("sequence", sequence, "give 1 or more, or none for the acknowledgement floor")
+        body = None if sequence is None else {"seq": check_sequence(sequence)}
         await self.js.require(requirements.RESET)
-        body = None if sequence is None else {"seq": sequence}
         answer = await self.js.api(f"CONSUMER.RESET.{self.stream}.{self.name}", body)
         return int(answer["reset_seq"])
 

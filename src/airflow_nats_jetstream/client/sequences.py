@@ -20,6 +20,13 @@ _LARGEST = 2**64 - 1  # sequences are unsigned 64-bit on the server
 _LONGEST_RANGE = 2 * 10  # bytes of two variable-length numbers
 
 
+def check_sequence(sequence: object, field: str = "sequence") -> int:
+    """Raises InvalidValue for what is no sequence: they start at 1."""
+    if type(sequence) is not int or sequence < 1:
+        raise InvalidValue(field, sequence, "a sequence is a whole number from 1 on")
+    return sequence
+
+
 @dataclass(frozen=True, slots=True)
 class Sequences:
     """An immutable set of sequences. ``ranges`` are inclusive, ascending, and never touch."""

@@ -28,6 +28,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.names import check_filter, check_subject
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, ProtocolError, decode_headers
+from airflow_nats_jetstream.client.sequences import check_sequence
 from airflow_nats_jetstream.client.trace import RequestSent, ResponseReceived
 
 if TYPE_CHECKING:
@@ -135,13 +136,6 @@ def last_selection(
     if up_to_time is not None:
         body |= configs.normalise({"up_to_time": up_to_time})
     return body
-
-
-def check_sequence(sequence: object, field: str = "sequence") -> int:
-    """Raises InvalidValue for what is no sequence: they start at 1."""
-    if type(sequence) is not int or sequence < 1:
-        raise InvalidValue(field, sequence, "a sequence is a whole number from 1 on")
-    return sequence
 
 
 async def get(stream: Stream, body: Mapping[str, Any]) -> StoredMessage:

@@ -13,6 +13,7 @@ from airflow_nats_jetstream.client.names import check_filter, check_stream_name
 from airflow_nats_jetstream.client.ordered import OrderedConsumer
 from airflow_nats_jetstream.client.protocol import ProtocolError, time_nanoseconds
 from airflow_nats_jetstream.client.push import PushConsumer
+from airflow_nats_jetstream.client.sequences import check_sequence
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -237,8 +238,8 @@ class Stream:
         """
         if sequence is None and start_time is None:
             sequence = 1
-        if count is not None:
-            stored.check_sequence(count, "count")
+        if count is not None and (type(count) is not int or count < 1):
+            raise InvalidValue("count", count, "give a whole number from 1 on, or none for all messages")
         return stored.batch(self, stored.selection(sequence, next_by_subject, None, start_time), count)
 
     def get_last_messages(
@@ -272,7 +273,7 @@ class Stream:
         await self._delete(sequence, {})
 
     async def _delete(self, sequence: int, how: dict[str, Any]) -> None:
-        body = {"seq": stored.check_sequence(sequence), **how}
+        body = {"seq": check_sequence(sequence), **how}
         answer = await self.js.api(f"STREAM.MSG.DELETE.{self.name}", body)
         if not answer.get("success"):
             raise ProtocolError("the answer to STREAM.MSG.DELETE is not what the API promises")

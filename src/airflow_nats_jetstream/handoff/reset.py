@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from airflow_nats_jetstream.client.errors import InvalidValue, LedgerUnavailable, ResetRefused, StreamNotFound
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
-from airflow_nats_jetstream.client.sequences import Sequences
+from airflow_nats_jetstream.client.sequences import Sequences, check_sequence
 from airflow_nats_jetstream.handoff import answers
 from airflow_nats_jetstream.handoff.ledger import PATIENCE
 from airflow_nats_jetstream.handoff.record import Record
@@ -189,8 +189,10 @@ def _age(since: str, info: ConsumerInfo) -> float:
 
 
 async def _allowed(ledger: Ledger, sequence: int | None) -> ConsumerInfo:
+    if sequence is not None:
+        check_sequence(sequence)
     info = await ledger.consumer.info(patience=PATIENCE)
-    if check_sequence(sequence) is None or sequence is None:
+    if sequence is None:
         return info
     _check_skip(sequence, info)
     policy = info.config.get("deliver_policy", "all")
@@ -207,13 +209,6 @@ def _check_skip(sequence: int | None, info: ConsumerInfo) -> None:
     highest = info.floor + 1
     if sequence is not None and sequence > highest:
         raise InvalidValue("sequence", sequence, f"would skip messages that nobody processed: give {highest} at most")
-
-
-def check_sequence(sequence: object) -> int | None:
-    """The sequence itself. Raises InvalidValue."""
-    if sequence is not None and (not isinstance(sequence, int) or isinstance(sequence, bool) or sequence < 1):
-        raise InvalidValue("sequence", sequence, "give a whole number above 0, or none for the acknowledgement floor")
-    return sequence
 
 
 async def _confirm(ledger: Ledger, patience: float) -> Sequences:

@@ -18,7 +18,7 @@ from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import fields
 from airflow_nats_jetstream.operators.configuration import Configuration, ConfigurationOperator, make
 from airflow_nats_jetstream.operators.fields import CONSUMER
-from airflow_nats_jetstream.operators.template import templated
+from airflow_nats_jetstream.operators.template import absent, templated, whole_number
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -405,16 +405,9 @@ class JetStreamResetConsumerOperator(BaseOperator):
             self._check()
 
     def _check(self) -> int | None:
-        from airflow_nats_jetstream.handoff.reset import check_sequence
-
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
-        if self.sequence in (None, "", "None"):
-            return None
-        try:
-            return check_sequence(int(self.sequence) if isinstance(self.sequence, str) else self.sequence)
-        except ValueError:
-            raise InvalidValue("sequence", self.sequence, "give a whole number above 0, or none") from None
+        return None if absent(self.sequence) else whole_number("sequence", self.sequence)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         from airflow_nats_jetstream.handoff.ledger import Ledger

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from airflow_nats_jetstream.client.errors import (
-    InvalidValue,
     JetStreamError,
     MessageDeleteFailed,
     MessageNotFound,
@@ -19,7 +18,7 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.names import check_filter, check_stream_name
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.operators.template import templated
+from airflow_nats_jetstream.operators.template import absent, templated, whole_number
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -90,7 +89,7 @@ class JetStreamGetMessageOperator(BaseOperator):
 
         check_stream_name(self.stream)
         which: dict[str, Any] = {
-            "sequence": None if self.sequence in (None, "", "None") else _sequence(self.sequence),
+            "sequence": None if absent(self.sequence) else whole_number("sequence", self.sequence),
             "next_by_subject": self.next_by_subject or None,
             "last_by_subject": self.last_by_subject or None,
             "start_time": self.start_time or None,
@@ -182,7 +181,7 @@ class JetStreamDeleteMessageOperator(BaseOperator):
 
     def _check(self) -> int:
         check_stream_name(self.stream)
-        return _sequence(self.sequence)
+        return whole_number("sequence", self.sequence)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         sequence = self._check()
@@ -218,10 +217,3 @@ class JetStreamDeleteMessageOperator(BaseOperator):
 
         answer = JetStreamHook(self.nats_conn_id).run(run)
         self.log.info("message %d of stream %s %s", sequence, self.stream, answer)
-
-
-def _sequence(value: object) -> int:
-    text = str(value).strip()
-    if isinstance(value, bool) or not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) > 0):
-        raise InvalidValue("sequence", value, "give a whole number above 0")
-    return int(text)

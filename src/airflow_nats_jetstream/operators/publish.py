@@ -19,7 +19,7 @@ from airflow_nats_jetstream.client.options import outgoing
 from airflow_nats_jetstream.client.schedule import Schedule, Ttl, ttl_text
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.operators.template import templated
+from airflow_nats_jetstream.operators.template import absent, templated, whole_number
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -111,7 +111,7 @@ class JetStreamPublishOperator(BaseOperator):
             remedy = "only a batch as a whole expects a sequence of the stream: set atomic=True"
             raise InvalidValue("expected_last_sequence", expected_last_sequence, remedy)
         if expected_last_sequence is not None and not templated(expected_last_sequence):
-            _sequence(expected_last_sequence)
+            self._expected()
         if atomic and isinstance(messages, list | tuple):
             _check_size(len(messages))
 
@@ -258,12 +258,15 @@ class JetStreamPublishOperator(BaseOperator):
                 raise DuplicatesPossible(self.stream, "an earlier attempt stored a batch that had some of the messages")
             if found.unclear and not self.accept_duplicates:
                 raise DuplicatesPossible(self.stream, found.unclear)
-        expected = None if self.expected_last_sequence in (None, "") else _sequence(self.expected_last_sequence)
+        expected = None if absent(self.expected_last_sequence) else self._expected()
         ack = JetStreamHook(self.nats_conn_id).run(
             lambda js: js.publish_batch(batch, expected_stream=self.stream, expected_last_sequence=expected)
         )
         self.log.info("stream %s has stored all %s messages as one batch", self.stream, f"{len(batch):,}")
         return {**result, "stored": len(batch), "first": ack.seq - len(batch) + 1, "last": ack.seq}
+
+    def _expected(self) -> int:
+        return whole_number("expected_last_sequence", self.expected_last_sequence, 0)
 
     def _messages(self) -> Iterable[Any]:
         if self.producer is not None:
@@ -297,13 +300,6 @@ def _check_size(count: int) -> None:
     if not 1 <= count <= MAX_MESSAGES:
         remedy = f"an atomic batch has 1 to {MAX_MESSAGES} messages: several tasks, or atomic=False"
         raise InvalidValue("messages", f"{count} or more" if count > MAX_MESSAGES else count, remedy)
-
-
-def _sequence(value: int | str) -> int:
-    text = str(value).strip()
-    if isinstance(value, bool) or not (text.isascii() and text.isdigit()):
-        raise InvalidValue("expected_last_sequence", value, "a sequence is an integer from 0")
-    return int(text)
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.configuration import Configuration, ConfigurationOperator, make
 from airflow_nats_jetstream.operators.fields import STREAM
-from airflow_nats_jetstream.operators.template import templated
+from airflow_nats_jetstream.operators.template import absent, templated, whole_number
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -198,21 +198,15 @@ class JetStreamPurgeOperator(BaseOperator):
 
     def _check(self) -> dict[str, Any]:
         check_stream_name(self.stream)
-        numbers = {}
-        for name in ("sequence", "keep"):
-            value = getattr(self, name)
-            try:
-                numbers[name] = None if value in (None, "", "None") else int(value)
-            except (TypeError, ValueError):
-                raise InvalidValue(name, value, "give a whole number") from None
+        numbers = {
+            name: None if absent(value) else whole_number(name, value, 1, "; the server takes 0 for everything")
+            for name, value in (("sequence", self.sequence), ("keep", self.keep))
+        }
         subject = self.subject or None
         if subject is not None:
             check_filter(subject, "subject")
         if numbers["sequence"] is not None and numbers["keep"] is not None:
             raise InvalidValue("keep", numbers["keep"], "give sequence or keep, not both")
-        for name, number in numbers.items():
-            if number is not None and number < 1:
-                raise InvalidValue(name, number, "give 1 or more; the server takes 0 for everything")
         if self.everything and (subject is not None or set(numbers.values()) != {None}):
             raise InvalidValue("everything", True, "not together with subject, sequence or keep")
         if not self.everything and subject is None and set(numbers.values()) == {None}:

@@ -1,9 +1,11 @@
-"""What Airflow renders: values that are not known before the task runs."""
+"""What Airflow renders: values that are not known before the task runs, and are texts then."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from airflow_nats_jetstream.client.errors import InvalidValue
 
 
 def templated(value: Any) -> bool:
@@ -15,3 +17,16 @@ def templated(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(templated(each) for each in value)
     return hasattr(value, "resolve")
+
+
+def absent(value: object) -> bool:
+    """Whether nothing is given: a template makes the text ``None`` of None."""
+    return value in (None, "", "None")
+
+
+def whole_number(name: str, value: object, lowest: int = 1, why: str = "") -> int:
+    """A number, of which a template makes a text. Raises InvalidValue for another one than from ``lowest`` on."""
+    text = str(value).strip()
+    if isinstance(value, bool) or not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) >= lowest):
+        raise InvalidValue(name, value, f"give a whole number, {lowest} or more{why}")
+    return int(text)
