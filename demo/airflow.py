@@ -1,7 +1,7 @@
 """Airflow's REST API, as far as the demo and the system tests drive it."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,22 +110,6 @@ class Airflow:
             return state if state in FINISHED else None
 
         return until(f"the end of {dag_id} {run_id}", ended, seconds, every=0.5)
-
-    def wait_for_task(
-        self, dag_id: str, run_id: str, task_id: str, states: Iterable[str], *, map_index: int = -1, seconds: float = 60
-    ) -> TaskInstance:
-        """The task instance, once it is in one of `states`; RuntimeError with its log when it ended in another."""
-        wanted = frozenset(states)
-
-        def reached() -> TaskInstance | None:
-            task = self.task(dag_id, run_id, task_id, map_index)
-            if task and task.state in wanted:
-                return task
-            if task and task.state in FINISHED:
-                raise RuntimeError(f"{task.name} is {task.state}:\n{self.log(dag_id, run_id, task)}")
-            return None
-
-        return until(f"{task_id} to be {' or '.join(sorted(wanted))}", reached, seconds, every=0.5)
 
     def clear(self, dag_id: str, run_id: str, task_id: str, map_index: int | None = None) -> None:
         """What a user does with Clear in the UI: the task ends, if it runs, and runs again. One map index or all."""

@@ -25,7 +25,7 @@ from airflow_nats_jetstream.client.errors import (
     StreamNotFound,
     TooManyResults,
 )
-from airflow_nats_jetstream.client.protocol import ProtocolError, Reply, parse_time
+from airflow_nats_jetstream.client.protocol import ProtocolError, Reply
 from airflow_nats_jetstream.client.stream import Stream
 from airflow_nats_jetstream.client.trace import ResponseReceived
 from demo.nats_server import NatsServer
@@ -55,7 +55,7 @@ async def test_one_message(stream: Stream, ask: Ask, direct: bool) -> None:
         ({"last_by_subject": f"{name}.1"}, {"last_by_subj": f"{name}.1"}),
         ({"last_by_subject": f"{name}.*"}, {"last_by_subj": f"{name}.*"}),
         ({"start_time": time}, {"start_time": time}),
-        ({"start_time": parse_time(time)}, {"seq": 7}),  # nanoseconds are cut: not later than the message
+        ({"start_time": datetime.fromisoformat(time)}, {"seq": 7}),  # nanoseconds are cut: not later than the message
     ]:
         message = await stream.get_message(**choice, direct=direct)  # type: ignore[arg-type]
         server = (await ask(f"STREAM.MSG.GET.{name}", body))["message"]
@@ -63,7 +63,7 @@ async def test_one_message(stream: Stream, ask: Ask, direct: bool) -> None:
         assert message.data == base64.b64decode(server.get("data", ""))
         number = message.sequence - 1
         assert message.headers == ({} if number == 4 else {"Nats-Subject": ["its own"], "X": [f"{number}"]})
-        assert parse_time(message.time) == parse_time(server["time"])
+        assert datetime.fromisoformat(message.time) == datetime.fromisoformat(server["time"])
     for nothing in ({"sequence": 11}, {"last_by_subject": "x"}, {"start_time": datetime(2100, 1, 1, tzinfo=UTC)}):
         with pytest.raises(MessageNotFound):
             await stream.get_message(**nothing, direct=direct)
@@ -262,7 +262,7 @@ async def test_info(stream: Stream, ask: Ask) -> None:
     info = await stream.info(subjects_filter=f"{name}.*")
     server = await ask(f"STREAM.INFO.{name}", {"subjects_filter": f"{name}.*"})
     later = await stream.info()
-    assert parse_time(info.now) < parse_time(server["ts"]) < parse_time(later.now)
+    assert datetime.fromisoformat(info.now) < datetime.fromisoformat(server["ts"]) < datetime.fromisoformat(later.now)
     assert info.state == server["state"]
     assert info.state["subjects"] == {f"{name}.0": 4, f"{name}.1": 3, f"{name}.2": 3}
     assert {"first_ts", "last_ts", "num_subjects", "consumer_count"} <= info.state.keys()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
@@ -307,11 +307,6 @@ def inbox_number(subject: bytes | str) -> int:
     text = subject if isinstance(subject, str) else subject.decode("latin-1")
     number = text.rpartition(".")[2]
     return int(number) if _NUMBER.fullmatch(number) else -1
-
-
-def parse_time(text: str) -> datetime:
-    """RFC 3339 as the server writes it, nanoseconds cut to microseconds, any zone."""
-    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def time_nanoseconds(text: str) -> int:

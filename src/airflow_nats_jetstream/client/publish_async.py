@@ -79,7 +79,6 @@ class AsyncPublisher:
         if not ack_timeout > 0:
             raise InvalidValue("ack_timeout", ack_timeout, "seconds, more than 0")
         self._js = js
-        self._max_pending = max_pending
         self._slots = asyncio.Semaphore(max_pending)
         self._stall_timeout = stall_timeout
         self._ack_timeout = ack_timeout
