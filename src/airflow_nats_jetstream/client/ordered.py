@@ -292,7 +292,7 @@ def check_ordered_config(config: object) -> dict[str, Any]:
 
 
 class OrderedMessages(Messages):
-    """:class:`~airflow_nats_jetstream.client.consume.Messages` of an ordered consumer, across its consumers."""
+    """:class:`~airflow_nats_jetstream.client.subscription.Messages` of an ordered consumer, across its consumers."""
 
     def __init__(self, ordered: OrderedConsumer, pulling: pulls.Pulling, on_error: OnError | None) -> None:
         self._ordered = ordered

@@ -72,7 +72,7 @@ class PushConsumer:
             ConsumerIsBound: somebody else listens, and it is no queue group.
             PermissionDenied: the account may not listen there.
 
-        and iterating, beside what :class:`~airflow_nats_jetstream.client.consume.Messages` says,
+        and iterating, beside what :class:`~airflow_nats_jetstream.client.subscription.Messages` says,
 
             DeliveriesMissed: the server has delivered what did not arrive. Not noticed in a queue group.
             SlowConsumer: messages were dropped because 524,288 messages or 256 MiB waited unread.
@@ -93,7 +93,7 @@ class PushConsumer:
 
 
 class PushMessages(Subscribed):
-    """:class:`~airflow_nats_jetstream.client.consume.Messages` of a push consumer.
+    """:class:`~airflow_nats_jetstream.client.subscription.Messages` of a push consumer.
 
     config:  the consumer's configuration, or what gives it: where it delivers, to which group, its heartbeats.
     created: is awaited once that is listened to.
