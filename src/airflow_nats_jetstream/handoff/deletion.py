@@ -18,7 +18,7 @@ from airflow_nats_jetstream.client.errors import (
     StreamNotFound,
 )
 from airflow_nats_jetstream.handoff.inspection import open_claims
-from airflow_nats_jetstream.handoff.ledger import Ledger
+from airflow_nats_jetstream.handoff.ledger import Ledger, never_used
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.consumer import ConsumerInfo
@@ -107,7 +107,7 @@ async def plan(
         ledger = stream in (f"KV_{js.settings.ledger}_{bucket}" for bucket in ("claims", "receipts"))
         seen = await open_claims(js, None if ledger else stream, consumer)
     except LedgerUnavailable as error:
-        if isinstance(error.__cause__, StreamNotFound):  # no sensor has ever taken a claim
+        if never_used(error):
             return found
         if not despite_open_claims:
             raise

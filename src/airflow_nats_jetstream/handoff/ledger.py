@@ -466,3 +466,8 @@ def _unavailable(bucket: str, error: Exception) -> LedgerUnavailable:
     return LedgerUnavailable(
         f"the ledger's bucket {bucket!r} cannot be used: {error}; the account needs its stream KV_{bucket}"
     )
+
+
+def never_used(error: LedgerUnavailable) -> bool:
+    """Whether no sensor has ever taken a claim: the first one makes the buckets."""
+    return isinstance(error.__cause__, StreamNotFound)

@@ -12,11 +12,11 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from airflow_nats_jetstream.client.errors import InvalidValue, LedgerUnavailable, ResetRefused, StreamNotFound
+from airflow_nats_jetstream.client.errors import InvalidValue, LedgerUnavailable, ResetRefused
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.client.sequences import Sequences, check_sequence
 from airflow_nats_jetstream.handoff import answers
-from airflow_nats_jetstream.handoff.ledger import PATIENCE
+from airflow_nats_jetstream.handoff.ledger import PATIENCE, never_used
 from airflow_nats_jetstream.handoff.record import Record
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ async def _check_unclaimed(ledger: Ledger) -> None:
     try:
         record, _ = await ledger.read()
     except LedgerUnavailable as error:
-        if isinstance(error.__cause__, StreamNotFound):  # no sensor has ever taken a claim
+        if never_used(error):
             return
         raise
     if record is not None:
