@@ -15,7 +15,7 @@ from demo.nats_server import NatsServer
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "javascript"
-MESSAGES = [(f"small.{number % 100}", b"x" * 128) for number in range(100_000)]
+MESSAGES = [(f"small.{number % 100}", b"x" * 128) for number in range(50_000)]
 
 
 def main() -> int:
