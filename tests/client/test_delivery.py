@@ -7,12 +7,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import settings as settings_
+from hypothesis import strategies as st
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect, delivery, direct
 from airflow_nats_jetstream.client.bulk import publish_all
-from airflow_nats_jetstream.client.errors import ConsumerRefused, MessagesMissing, StreamRecreated
+from airflow_nats_jetstream.client.direct import DirectMessage
+from airflow_nats_jetstream.client.errors import ConsumerRefused, JetStreamError, MessagesMissing, StreamRecreated
 from airflow_nats_jetstream.client.position import Position, find
-from airflow_nats_jetstream.client.protocol import encode_publish, time_nanoseconds
+from airflow_nats_jetstream.client.protocol import Frame, encode_publish, time_nanoseconds
+from airflow_nats_jetstream.client.pull import PullWindow
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import Stream
 from airflow_nats_jetstream.client.wire import Wire
@@ -209,3 +214,60 @@ def test_a_header_block_that_ends_the_server_ends_it_once(tmp_path: Path) -> Non
     assert restarts == 2
     assert (found.ids, found.unclear) == ({}, "")
     assert received == list(range(1, 40_002))
+
+
+ODD = ("gap", "again", "lost", "status", "header", "domain", "nowhere")
+
+
+@st.composite
+def deliveries(draw: st.DrawFn) -> list[Frame]:
+    """What a consumer delivers from sequence 1 or 3 on, in which one or two things may be as they nearly never are."""
+    count = draw(st.integers(1, 6))
+    odd = draw(st.lists(st.tuples(st.integers(0, count - 1), st.sampled_from(ODD)), max_size=2))
+    header = draw(st.sampled_from([b"", b"NATS/1.0\r\nA: 1\r\n\r\n"]))
+    frames, sequence, counter = [], draw(st.sampled_from([0, 2])), 0
+    for place in range(count):
+        kinds = {kind for number, kind in odd if number == place}
+        sequence += 2 if "gap" in kinds else 0 if "again" in kinds else 1
+        counter += 2 if "lost" in kinds else 1
+        block = b"NATS/1.0 100 Idle\r\n\r\n" if "status" in kinds else b"x" if "header" in kinds else header
+        front = (
+            b"$JS.ACK.d.h.S.c.1" if "domain" in kinds else b"$JS.FC.S.c.1" if "status" in kinds else b"$JS.ACK.S.c.1"
+        )
+        reply = b"" if "nowhere" in kinds else b"%b.%d.%d.170.%d" % (front, sequence, counter, draw(st.integers(0, 3)))
+        frames.append(Frame(b"in.1", 1, reply, block, b"data"))
+    return frames
+
+
+USUAL = [Frame(b"s.a", 1, b"$JS.ACK.S.c.1.%d.%d.170.9" % (each, each), b"", b"data") for each in range(1, 6)]
+
+
+@settings_(max_examples=400)
+@example(USUAL, [(1, 100)], None)
+@given(
+    deliveries(),
+    st.sampled_from([[(1, 5)], [(1, 100)], [(3, 100)], [(1, 2), (4, 100)]]),
+    st.sampled_from([None, "s.*"]),
+)
+def test_what_is_taken_at_once_is_what_is_taken_one_by_one(
+    frames: list[Frame], wanted: list[tuple[int, int]], subject: str | None
+) -> None:
+    def reading() -> delivery._Reading:
+        return delivery._Reading(ConnectionSettings(), "S", Sequences.from_ranges(wanted), subject, False)
+
+    quick, careful = reading(), reading()
+    before = dict(vars(quick))
+    at_once = quick._next_in_line(frames)
+    one_by_one: list[DirectMessage] = []
+    window = PullWindow(100, now=0)
+    try:
+        careful._one_by_one(frames, window, one_by_one, headers_only=False)
+    except JetStreamError:
+        assert at_once is None
+    if at_once is None:
+        assert frames is not USUAL
+        assert vars(quick) == before
+    else:
+        assert at_once == one_by_one
+        assert {**vars(quick), "_wanted": None} == {**vars(careful), "_wanted": None}
+        assert window.missing == 100 - len(frames)
