@@ -216,7 +216,7 @@ def test_a_header_block_that_ends_the_server_ends_it_once(tmp_path: Path) -> Non
     assert received == list(range(1, 40_002))
 
 
-ODD = ("gap", "again", "lost", "status", "header", "domain", "nowhere")
+ODD = ("gap", "again", "lost", "status", "header", "domain", "nowhere", "short")
 
 
 @st.composite
@@ -235,6 +235,8 @@ def deliveries(draw: st.DrawFn) -> list[Frame]:
             b"$JS.ACK.d.h.S.c.1" if "domain" in kinds else b"$JS.FC.S.c.1" if "status" in kinds else b"$JS.ACK.S.c.1"
         )
         reply = b"" if "nowhere" in kinds else b"%b.%d.%d.170.%d" % (front, sequence, counter, draw(st.integers(0, 3)))
+        if "short" in kinds:
+            reply = reply.rpartition(b".170.")[0]
         frames.append(Frame(b"in.1", 1, reply, block, b"data"))
     return frames
 
