@@ -11,6 +11,7 @@ import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.stream import Stream
 from demo.nats_server import NatsServer
 from tests.client.servers import Ask, Authority, Serve
 
@@ -85,3 +86,12 @@ async def js(settings: ConnectionSettings) -> AsyncIterator[JetStream]:
 def name() -> str:
     """Of a stream that nobody else has."""
     return f"S{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+async def stream(js: JetStream, name: str) -> AsyncIterator[Stream]:
+    """One that listens on everything below its name; a test may delete it."""
+    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+    yield stream
+    if name in ((await js.api("STREAM.NAMES"))["streams"] or ()):
+        await stream.delete()

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -32,28 +31,15 @@ from airflow_nats_jetstream.client.stream import Stream
 from airflow_nats_jetstream.client.wire import Wire
 from demo.nats_server import NatsServer
 from tests.client.servers import Serve, frozen
+from tests.client.steps import publish
 from tests.client.until import SOON, until
 
 QUICK = Pulling(expires=1.0, heartbeat=0.4)
 
 
 @pytest.fixture
-async def stream(js: JetStream) -> AsyncIterator[Stream]:
-    name = f"S{secrets.token_hex(4)}"
-    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
-    yield stream
-    if name in ((await js.api("STREAM.NAMES"))["streams"] or ()):
-        await stream.delete()
-
-
-@pytest.fixture
 async def consumer(stream: Stream) -> Consumer:
     return await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit", "max_ack_pending": -1})
-
-
-async def publish(stream: Stream, count: int, size: int = 1) -> None:
-    messages = ((f"{stream.name}.{number}", b"x" * size) for number in range(count))
-    await asyncio.to_thread(publish_all, stream.js.settings, messages)
 
 
 async def state(consumer: Consumer, field: str) -> Any:

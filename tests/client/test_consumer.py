@@ -2,15 +2,12 @@
 
 import asyncio
 import dataclasses
-import secrets
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.consumer import Consumer
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
@@ -40,20 +37,8 @@ from airflow_nats_jetstream.client.pull import PullWindow
 from airflow_nats_jetstream.client.stream import Stream
 from demo.nats_server import NatsServer
 from tests.client.servers import frozen, older_program
+from tests.client.steps import publish
 from tests.client.until import SOON, until
-
-
-@pytest.fixture
-async def stream(js: JetStream) -> AsyncIterator[Stream]:
-    name = f"S{secrets.token_hex(4)}"
-    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
-    yield stream
-    await stream.delete()
-
-
-async def publish(stream: Stream, count: int, size: int = 1) -> None:
-    messages = ((f"{stream.name}.{number}", b"x" * size) for number in range(count))
-    await asyncio.to_thread(publish_all, stream.js.settings, messages)
 
 
 async def test_a_fetch_waits_for_the_whole_batch(stream: Stream) -> None:

@@ -1,7 +1,6 @@
 """An ordered consumer gives every message once and in order, whatever happens to the consumers behind it."""
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -26,15 +25,6 @@ from demo.nats_server import NatsServer
 from tests.client.until import SOON, until
 
 SMALL = Pulling(max_messages=20, expires=2, heartbeat=0.3)
-
-
-@pytest.fixture
-async def stream(js: JetStream) -> AsyncIterator[Stream]:
-    name = f"S{secrets.token_hex(4)}"
-    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
-    yield stream
-    if name in ((await js.api("STREAM.NAMES"))["streams"] or ()):
-        await stream.delete()
 
 
 async def publish(stream: Stream, count: int) -> None:

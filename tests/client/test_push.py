@@ -1,14 +1,12 @@
 """Push consumers on a real server: standard, queue group, flow control and heartbeats."""
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
 
 from airflow_nats_jetstream.client import push
-from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
     ConsumerIsBound,
@@ -25,20 +23,8 @@ from airflow_nats_jetstream.client.push import PushConsumer
 from airflow_nats_jetstream.client.stream import Stream
 from demo.nats_server import NatsServer
 from tests.client.servers import frozen
+from tests.client.steps import publish
 from tests.client.until import SOON, until
-
-
-@pytest.fixture
-async def stream(js: JetStream) -> AsyncIterator[Stream]:
-    name = f"S{secrets.token_hex(4)}"
-    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
-    yield stream
-    await stream.delete()
-
-
-async def publish(stream: Stream, count: int, size: int = 1) -> None:
-    messages = ((f"{stream.name}.{number}", b"x" * size) for number in range(count))
-    await asyncio.to_thread(publish_all, stream.js.settings, messages)
 
 
 async def create(stream: Stream, **config: object) -> PushConsumer:
