@@ -115,7 +115,31 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
         self.log.info("consumer %s of %s %s", wanted["name"], self.stream, self._compare(there, wanted))
 
 
-class JetStreamDeleteConsumerOperator(BaseOperator):
+class ConsumerOperator(BaseOperator):
+    """An operator on one consumer: its names, the connection, and the link to its page."""
+
+    ui_color = "#27aae1"
+    ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
+
+    def __init__(
+        self, *, stream: str, consumer: str, nats_conn_id: str = JetStreamHook.default_conn_name, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.consumer = consumer
+        self.nats_conn_id = nats_conn_id
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """As far as they are known. Raises InvalidValue."""
+        if not templated(self.stream):
+            check_stream_name(self.stream)
+        if not templated(self.consumer):
+            check_consumer_name(self.consumer)
+
+
+class JetStreamDeleteConsumerOperator(ConsumerOperator):
     """Delete a consumer, and what it knows of which messages were processed. A new one begins from the beginning.
 
     stream, consumer:     which. One that is not there is as wanted. (templated)
@@ -134,32 +158,22 @@ class JetStreamDeleteConsumerOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("stream", "consumer", "nats_conn_id")
-    ui_color = "#27aae1"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,
         *,
-        stream: str,
-        consumer: str,
         despite_open_claims: bool = False,
         despite_unprocessed: bool = False,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.stream = stream
-        self.consumer = consumer
         self.despite_open_claims = despite_open_claims
         self.despite_unprocessed = despite_unprocessed
-        self.nats_conn_id = nats_conn_id
-        _check(stream, consumer)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         from airflow_nats_jetstream.handoff.deletion import delete
 
-        _check(self.stream, self.consumer)
+        self._check_names()
 
         async def run(js: JetStream) -> Deletion | None:
             return await delete(
@@ -188,7 +202,7 @@ class JetStreamDeleteConsumerOperator(BaseOperator):
         """Print what :meth:`execute` would delete."""
         from airflow_nats_jetstream.handoff.deletion import plan
 
-        _check(self.stream, self.consumer)
+        self._check_names()
 
         async def run(js: JetStream) -> Deletion | None:
             return await plan(js, self.stream, self.consumer)
@@ -197,15 +211,7 @@ class JetStreamDeleteConsumerOperator(BaseOperator):
         self.log.info("%s", found.describe() if found else f"consumer {self.consumer} of {self.stream} is not there")
 
 
-def _check(stream: str, consumer: str) -> None:
-    """The names, as far as they are known. Raises InvalidValue."""
-    if not templated(stream):
-        check_stream_name(stream)
-    if not templated(consumer):
-        check_consumer_name(consumer)
-
-
-class JetStreamPauseConsumerOperator(BaseOperator):
+class JetStreamPauseConsumerOperator(ConsumerOperator):
     """Let a consumer deliver nothing for a while. What it has delivered can be acknowledged all the same.
 
     stream, consumer:  which. (templated)
@@ -226,27 +232,17 @@ class JetStreamPauseConsumerOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("stream", "consumer", "until", "duration", "nats_conn_id")
-    ui_color = "#27aae1"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,
         *,
-        stream: str,
-        consumer: str,
         until: datetime | str | None = None,
         duration: timedelta | str | None = None,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.stream = stream
-        self.consumer = consumer
         self.until = until
         self.duration = duration
-        self.nats_conn_id = nats_conn_id
-        _check(stream, consumer)
         if not templated([until, duration]):
             self._end(0)
 
@@ -263,7 +259,7 @@ class JetStreamPauseConsumerOperator(BaseOperator):
             raise InvalidValue("duration", duration, wrong.remedy) from None
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        _check(self.stream, self.consumer)
+        self._check_names()
 
         async def run(js: JetStream) -> tuple[str, str]:
             consumer = js.consumer(self.stream, self.consumer)
@@ -284,11 +280,11 @@ class JetStreamPauseConsumerOperator(BaseOperator):
         if end <= time_nanoseconds(info.now):
             remedy = f"is past, at the server it is {info.now}; to end a pause there is JetStreamResumeConsumerOperator"
             raise InvalidValue("until", self.until or self.duration, remedy)
-        return (str(info.config["pause_until"]) if info.paused else None), end
+        return _pause(info), end
 
     def dry_run(self) -> None:
         """Print what :meth:`execute` would change."""
-        _check(self.stream, self.consumer)
+        self._check_names()
 
         async def run(js: JetStream) -> str:
             before, end = self._compare(await js.consumer(self.stream, self.consumer).info())
@@ -297,7 +293,7 @@ class JetStreamPauseConsumerOperator(BaseOperator):
         self.log.info("consumer %s of %s %s", self.consumer, self.stream, JetStreamHook(self.nats_conn_id).run(run))
 
 
-class JetStreamResumeConsumerOperator(BaseOperator):
+class JetStreamResumeConsumerOperator(ConsumerOperator):
     """End the pause of a consumer. One that is not paused is as wanted.
 
     stream, consumer:  which. (templated)
@@ -311,26 +307,9 @@ class JetStreamResumeConsumerOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("stream", "consumer", "nats_conn_id")
-    ui_color = "#27aae1"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
-
-    def __init__(
-        self,
-        *,
-        stream: str,
-        consumer: str,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.stream = stream
-        self.consumer = consumer
-        self.nats_conn_id = nats_conn_id
-        _check(stream, consumer)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        _check(self.stream, self.consumer)
+        self._check_names()
 
         async def run(js: JetStream) -> ConsumerInfo:
             consumer = js.consumer(self.stream, self.consumer)
@@ -339,16 +318,21 @@ class JetStreamResumeConsumerOperator(BaseOperator):
             return info
 
         before = JetStreamHook(self.nats_conn_id).run(run)
-        was = _paused(before.config.get("pause_until") if before.paused else None)
+        was = _paused(_pause(before))
         self.log.info("consumer %s of %s delivers (was %s)", self.consumer, self.stream, was)
         return {"stream": self.stream, "consumer": self.consumer, "changed": before.paused}
 
     def dry_run(self) -> None:
         """Print whether :meth:`execute` would end a pause."""
-        _check(self.stream, self.consumer)
+        self._check_names()
         info = JetStreamHook(self.nats_conn_id).run(lambda js: js.consumer(self.stream, self.consumer).info())
-        now = _paused(info.config.get("pause_until") if info.paused else None)
+        now = _paused(_pause(info))
         self.log.info("consumer %s of %s is %s, and would deliver", self.consumer, self.stream, now)
+
+
+def _pause(info: ConsumerInfo) -> str | None:
+    """Until when it is paused, if it is."""
+    return str(info.config["pause_until"]) if info.paused else None
 
 
 def _paused(until: str | None) -> str:
@@ -359,7 +343,7 @@ def _datetime(nanoseconds: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=nanoseconds // 1_000)
 
 
-class JetStreamResetConsumerOperator(BaseOperator):
+class JetStreamResetConsumerOperator(ConsumerOperator):
     """Let a consumer that claims are taken from begin again, and have everything from there on processed again.
 
     stream, consumer:  the consumer. (templated)
@@ -381,27 +365,18 @@ class JetStreamResetConsumerOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("stream", "consumer", "sequence", "nats_conn_id")
-    ui_color = "#27aae1"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,
         *,
-        stream: str,
-        consumer: str,
         sequence: int | str | None = None,
         claims: bool = True,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.stream = stream
-        self.consumer = consumer
         self.sequence = sequence
         self.claims = claims
-        self.nats_conn_id = nats_conn_id
-        if not templated([stream, consumer, sequence]):
+        if not templated([self.stream, self.consumer, sequence]):
             self._check()
 
     def _check(self) -> int | None:
