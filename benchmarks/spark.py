@@ -26,6 +26,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from airflow_nats_jetstream.client import ConnectionSettings, delivery, direct
 from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.direct_message import DirectMessage, DirectMessages
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.wire import Wire
 from benchmarks.comparison import Comparison
@@ -163,8 +164,8 @@ class _Prebuilt(DataSourceReader):
 
         count = min(ROWS, max(1, (1 << 20) // self._size))
         header = b"Name-0: value 0\r\nName-1: value 1\r\n"
-        rows = [direct.DirectMessage(1, b"EVENTS.1", b"1", header, bytes(self._size))] * count
-        batch = record_batch(rows, STREAM, self._columns)
+        messages = DirectMessages.of([DirectMessage(1, b"EVENTS.1", b"1", header, bytes(self._size))] * count)
+        batch = record_batch(messages, STREAM, self._columns)
         for _ in range(self._messages // 2 // count):
             yield batch
 

@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_nats_jetstream.client.direct import DirectMessage
+    from airflow_nats_jetstream.client.direct_message import DirectMessages
 
 
-def record_batch(rows: Sequence[DirectMessage], stream: str, columns: Sequence[str]) -> pa.RecordBatch:
+def record_batch(messages: DirectMessages, stream: str, columns: Sequence[str]) -> pa.RecordBatch:
     """The given columns of the messages, in that order."""
     import pyarrow as pa
 
-    sequences, subjects, times, headers, data = zip(*rows, strict=True)
     build = {
-        "stream": lambda: pa.array([stream]).take(pa.array([0] * len(rows))),
-        "subject": lambda: _texts(subjects),
-        "sequence": lambda: pa.array(sequences, pa.int64()),
-        "timestamp": lambda: _timestamps(times),
-        "headers": lambda: _headers(headers),
-        "data": lambda: pa.array(data, pa.binary()),
+        "stream": lambda: pa.array([stream]).take(pa.array([0] * len(messages))),
+        "subject": lambda: _texts(messages.subjects),
+        "sequence": lambda: pa.array(messages.sequences, pa.int64()),
+        "timestamp": lambda: _timestamps(messages.times),
+        "headers": lambda: _headers(messages.headers),
+        "data": lambda: pa.array(messages.data, pa.binary()),
     }
     return pa.RecordBatch.from_arrays([build[name]() for name in columns], names=list(columns))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import re
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from airflow_nats_jetstream.client import delivery, direct
+from airflow_nats_jetstream.client.direct_message import DirectMessages
 from airflow_nats_jetstream.client.errors import (
     ConsumerRefused,
     MessageNotFound,
@@ -87,17 +87,26 @@ class Reading:
         assert isinstance(partition, Sequenced)  # noqa: S101 - Spark hands back what partitions() gave
         if not partition.sequences:
             return
-        rows: list[direct.DirectMessage] = []
         several = _pattern(self._options.subjects) if len(self._options.subjects) > 1 else None
-        for batch in uncollected(self._messages(partition)):
-            rows += batch if several is None else [each for each in batch if several.fullmatch(each.subject)]
-            if len(rows) >= ROWS:
-                yield record_batch(rows, self._options.stream, self._columns)
-                rows = []
-        if rows:
-            yield record_batch(rows, self._options.stream, self._columns)
+        parts: list[DirectMessages] = []
+        rows = 0
+        for messages in self._messages(partition):
+            if several is None:
+                parts.append(messages)
+                rows += len(messages)
+            elif wanted := [message for message in messages if several.fullmatch(message.subject)]:
+                parts.append(DirectMessages.of(wanted))
+                rows += len(wanted)
+            if rows >= ROWS:
+                yield self._batch(parts)
+                parts, rows = [], 0
+        if parts:
+            yield self._batch(parts)
 
-    def _messages(self, partition: Sequenced) -> Iterator[list[direct.DirectMessage]]:
+    def _batch(self, parts: Sequence[DirectMessages]) -> pa.RecordBatch:
+        return record_batch(DirectMessages.joined(parts), self._options.stream, self._columns)
+
+    def _messages(self, partition: Sequenced) -> Iterator[DirectMessages]:
         options = self._options
         what = (options.settings(), options.stream, partition.sequences, partition.created)
         try:
@@ -182,22 +191,6 @@ class JetStreamReader(Reading, DataSourceReader):
                 wanted = self._present(wire, info, first, last)
             # Spark plans in a process that knows nothing of its executors: a cluster is told by minPartitions.
             return self._parts(wire, info, wanted, options.min_partitions or os.cpu_count() or 1)
-
-
-def uncollected(batches: Iterator[list[direct.DirectMessage]]) -> Iterator[list[direct.DirectMessage]]:
-    """The same, each made while Python's cyclic garbage collector rests: it would go through every batch's thousands of
-    tuples again and again, a quarter of the time, and find nothing, because they refer to no one."""
-    while True:
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            batch = next(batches, None)
-        finally:
-            if collects:
-                gc.enable()
-        if batch is None:
-            return
-        yield batch
 
 
 def first_sequence(wire: Wire, info: StreamInfo, offset: Offset) -> int:

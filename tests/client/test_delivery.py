@@ -11,12 +11,12 @@ from hypothesis import example, given
 from hypothesis import settings as settings_
 from hypothesis import strategies as st
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect, delivery, direct
+from airflow_nats_jetstream.client import ConnectionSettings, connect, delivery
 from airflow_nats_jetstream.client.bulk import publish_all
-from airflow_nats_jetstream.client.direct import DirectMessage
+from airflow_nats_jetstream.client.direct_message import DirectMessage
 from airflow_nats_jetstream.client.errors import ConsumerRefused, JetStreamError, MessagesMissing, StreamRecreated
 from airflow_nats_jetstream.client.position import Position, find
-from airflow_nats_jetstream.client.protocol import Frame, encode_publish, time_nanoseconds
+from airflow_nats_jetstream.client.protocol import Frame, Run, encode_publish, time_nanoseconds
 from airflow_nats_jetstream.client.pull import PullWindow
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import Stream
@@ -43,7 +43,7 @@ async def read(
     subject: str | None = None,
     *,
     headers_only: bool = False,
-) -> list[direct.DirectMessage]:
+) -> list[DirectMessage]:
     created = (await stream.info()).created
     batches = delivery.read(settings, stream.name, wanted, created, subject=subject, headers_only=headers_only)
     return [message for batch in batches for message in batch]
@@ -108,6 +108,26 @@ async def test_a_stream_that_takes_no_more_consumers_says_so(settings: Connectio
         with pytest.raises(ConsumerRefused, match="maximum consumers"):
             await read(settings, stream, Sequences.of([1]))
         await stream.delete()
+
+
+async def test_a_lost_delivery_is_read_again(
+    settings: ConnectionSettings, stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    receive_runs = Wire.receive_runs
+    lost: list[bytes] = []
+
+    def losing(wire: Wire, timeout: float) -> list[Run]:
+        runs = receive_runs(wire, timeout)
+        if not lost and len(runs[0].lines) > 10:
+            lost.append(runs[0].lines.pop(5))  # as if the network had lost it
+            del runs[0].bodies[5]
+        return runs
+
+    monkeypatch.setattr(Wire, "receive_runs", losing)
+    messages = await read(settings, stream, Sequences.from_ranges([(1, COUNT)]))
+    assert lost
+    assert [message.sequence for message in messages] == list(range(1, COUNT + 1))
+    assert "is missing" in caplog.text
 
 
 async def test_a_consumer_that_is_refused_in_the_middle_gives_nothing_twice(settings: ConnectionSettings) -> None:
@@ -241,6 +261,19 @@ def deliveries(draw: st.DrawFn) -> list[Frame]:
     return frames
 
 
+def as_run(frames: list[Frame]) -> Run:
+    """As they come over the wire."""
+    verb = b"HMSG" if any(frame.header for frame in frames) else b"MSG"
+    lines = []
+    for frame in frames:
+        sizes = [len(frame.header)] if verb == b"HMSG" else []
+        words = [verb, frame.subject, b"%d" % frame.sid, frame.reply]
+        lines.append(
+            b" ".join([*filter(None, words), *(b"%d" % size for size in [*sizes, len(frame.header + frame.data)])])
+        )
+    return Run(lines, [frame.header + frame.data for frame in frames])
+
+
 USUAL = [Frame(b"s.a", 1, b"$JS.ACK.S.c.1.%d.%d.170.9" % (each, each), b"", b"data") for each in range(1, 6)]
 
 
@@ -259,7 +292,7 @@ def test_what_is_taken_at_once_is_what_is_taken_one_by_one(
 
     quick, careful = reading(), reading()
     before = dict(vars(quick))
-    at_once = quick._next_in_line(frames)
+    at_once = quick._next_in_line(as_run(frames))
     one_by_one: list[DirectMessage] = []
     window = PullWindow(100, now=0)
     try:
@@ -270,6 +303,6 @@ def test_what_is_taken_at_once_is_what_is_taken_one_by_one(
         assert frames is not USUAL
         assert vars(quick) == before
     else:
-        assert at_once == one_by_one
+        assert list(at_once) == one_by_one
         assert {**vars(quick), "_wanted": None} == {**vars(careful), "_wanted": None}
         assert window.missing == 100 - len(frames)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect, delivery, direct
 from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.direct_message import DirectMessage
 from airflow_nats_jetstream.client.errors import (
     AuthenticationFailed,
     ConnectionLost,
@@ -42,7 +43,7 @@ async def stream(settings: ConnectionSettings) -> AsyncIterator[Stream]:
         await stream.delete()
 
 
-async def read(settings: ConnectionSettings, stream: Stream, wanted: Sequences) -> list[direct.DirectMessage]:
+async def read(settings: ConnectionSettings, stream: Stream, wanted: Sequences) -> list[DirectMessage]:
     created = (await stream.info()).created
     return [message for batch in direct.read(settings, stream.name, wanted, created) for message in batch]
 

@@ -3,15 +3,17 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from airflow_nats_jetstream.client import protocol
 from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.protocol import (
     AckSubject,
     Frame,
     Parser,
     ProtocolError,
+    Run,
     ServerLine,
     decode_headers,
     decode_status,
@@ -47,6 +49,36 @@ def test_what_frames_hold() -> None:
     status = frames[5]
     assert isinstance(status, Frame)
     assert decode_status(status.header) == (408, "Request Timeout")
+
+
+WORD = st.sampled_from([b"MSG", b"HMSG", b"a", b"a.b", b"1", b"12", b"-1", b"", b"\t", b"r", b"\r"])
+LINE = st.builds(lambda verb, words: b" ".join([verb, *words]), WORD, st.lists(WORD, min_size=2, max_size=5))
+USUAL = st.sampled_from([b"MSG a.b 1 12", b"MSG a 1 r 12", b"HMSG a 12 r 1 12", b"HMSG a 1 12 12"])
+
+
+@settings(max_examples=600)
+@example([b"MSG a 1 12", b"MSG MSG a 1 b 12"])
+@example([b"MSG a 1 12", b"a a 1 12"])
+@example([b"MSG a -1 12"])
+@example([b"HMSG a 1 -1 12"])
+@given(st.lists(USUAL | LINE, min_size=1, max_size=3) | st.builds(lambda line: [line] * 3, USUAL | LINE))
+def test_a_run_is_read_at_once_as_it_is_line_by_line(lines: list[bytes]) -> None:
+    bodies = [b"abcdefghijkl"[: 12 - number] for number in range(len(lines))]
+    at_once = Run(lines, bodies).columns()
+    try:
+        one_by_one = [protocol._read_line(line, len(body)) for line, body in zip(lines, bodies, strict=True)]
+    except ProtocolError:
+        assert at_once is None
+        with pytest.raises(ProtocolError):
+            Run(lines, bodies).frames()
+        return
+    frames = [
+        Frame(subject, sid, reply, body[:header_size], body[header_size:])
+        for (subject, sid, reply, header_size), body in zip(one_by_one, bodies, strict=True)
+    ]
+    assert Run(lines, bodies).frames() == frames
+    if len(set(lines)) == 1:
+        assert at_once is not None
 
 
 @settings(max_examples=300, deadline=None)

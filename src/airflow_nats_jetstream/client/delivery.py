@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from airflow_nats_jetstream.client import direct
-from airflow_nats_jetstream.client.direct import DirectMessage
+from airflow_nats_jetstream.client.direct_message import DirectMessage, DirectMessages
 from airflow_nats_jetstream.client.errors import (
     ApiError,
     ConnectionLost,
@@ -31,6 +31,7 @@ from airflow_nats_jetstream.client.protocol import (
     STATUS_LINE,
     Frame,
     ProtocolError,
+    Run,
     decode_headers,
     decode_status,
     encode_publish,
@@ -59,7 +60,7 @@ def read(
     *,
     subject: str | None = None,
     headers_only: bool = False,
-) -> Iterator[list[DirectMessage]]:
+) -> Iterator[DirectMessages]:
     """As :func:`direct.read`, and equally exact: what was not delivered is asked of the stream's leader.
 
     ``time`` of a message is its nanoseconds since 1970 as digits.
@@ -99,7 +100,7 @@ class _Reading:
         behind = [(self.last_sequence + 1, self._wanted.last)] if self.last_sequence < self._wanted.last else []
         return Sequences.from_ranges([*self._skipped, *behind]) & self._wanted
 
-    def batches(self, wire: Wire) -> Iterator[list[DirectMessage]]:
+    def batches(self, wire: Wire) -> Iterator[DirectMessages]:
         if self.last_sequence >= self._wanted.last:
             return
         name = f"read-{secrets.token_hex(8)}"
@@ -143,7 +144,7 @@ class _Reading:
             raise ConsumerRefused(f"stream {self._stream!r} takes no consumer for reading: {error}") from error
         return int(answer["num_pending"])
 
-    def _pull(self, wire: Wire, subject: str, inbox: str, headers_only: bool) -> Iterator[list[DirectMessage]]:
+    def _pull(self, wire: Wire, subject: str, inbox: str, headers_only: bool) -> Iterator[DirectMessages]:
         window = PullWindow(2**62, now=time.monotonic(), largest_request=BATCH)
         self._counter, self._pending = 0, -1
         while True:
@@ -151,55 +152,64 @@ class _Reading:
                 number, body = request
                 wire.send(encode_publish(subject, f"{inbox}.{number}", json.dumps(body).encode()))
             try:
-                frames = wire.receive(1.0)
+                runs = wire.receive_runs(1.0)
             except RequestTimeout:
                 window.check_heartbeat(time.monotonic())
                 continue
-            failed: JetStreamError | None = None
-            batch = None if headers_only else self._next_in_line(frames)
-            if batch is not None:
-                window.on_messages(len(batch), time.monotonic())
-            else:
-                batch = []
-                try:
-                    self._one_by_one(frames, window, batch, headers_only)
-                except JetStreamError as error:
-                    failed = error  # after what came before it: reading goes on behind that
-            if batch:
-                yield batch
-            if self.last_sequence >= self._wanted.last or self._pending == 0:
-                return
-            if failed is not None:
-                raise failed
+            for run in runs:
+                messages, failed = self._take(run, window, headers_only)
+                if messages:
+                    yield messages
+                if self.last_sequence >= self._wanted.last or self._pending == 0:
+                    return
+                if failed is not None:
+                    raise failed
 
-    def _next_in_line(self, frames: Sequence[Frame]) -> list[DirectMessage] | None:
-        """All of the frames as messages, if each is a delivery and the next one wanted, which is nearly always so: then
-        without a loop in Python. Else None, and nothing has changed."""
-        if self._gaps or not frames:
+    def _take(
+        self, run: Run, window: PullWindow, headers_only: bool
+    ) -> tuple[DirectMessages | None, JetStreamError | None]:
+        """What is wanted of a run, and at what it ended: reading goes on behind the messages before that."""
+        if not headers_only and (messages := self._next_in_line(run)) is not None:
+            window.on_messages(len(messages), time.monotonic())
+            return messages, None
+        taken: list[DirectMessage] = []
+        failed: JetStreamError | None = None
+        try:
+            self._one_by_one(run.frames(), window, taken, headers_only)
+        except JetStreamError as error:
+            failed = error
+        return (DirectMessages.of(taken) if taken else None), failed
+
+    def _next_in_line(self, run: Run) -> DirectMessages | None:
+        """All of a run, if each is a delivery and the next one wanted, which is nearly always so: then without a loop
+        in Python. Else None, and nothing has changed."""
+        if self._gaps or (columns := run.columns()) is None:
             return None
-        subjects, _, replies, headers, data = zip(*frames, strict=True)
-        tokens = b".".join(replies).split(b".")
-        if len(tokens) != 9 * len(frames):
+        count = len(columns.replies)
+        # What all have in common goes first: each would be made as often as there are messages.
+        stem = columns.replies[0].rsplit(b".", 4)[0] + b"."
+        tokens = b".".join(columns.replies).replace(stem, b"").split(b".")
+        if len(tokens) != 4 * count:
             return None
         try:
-            sequences, counters = list(map(int, tokens[5::9])), list(map(int, tokens[6::9]))
-            pending = int(tokens[-1])
+            sequences, counter, pending = list(map(int, tokens[::4])), int(tokens[-3]), int(tokens[-1])
         except ValueError:
             return None
-        first, counter, count = self.last_sequence + 1, self._counter + 1, len(frames)
+        # A delivery that was lost is one whose sequence is missing, too.
+        first = self.last_sequence + 1
         if (
-            counters != list(range(counter, counter + count))
-            or sequences != list(range(first, first + count))
+            sequences != list(range(first, first + count))
             or sequences[-1] > self._wanted.last
+            or counter != self._counter + count
         ):
             return None
+        headers = columns.headers
         if any(headers):
             if any(header.startswith(STATUS_LINE) for header in headers):
                 return None
-            headers = tuple(header[FIRST_FIELD:-2] for header in headers)
-        self._counter, self._pending, self.last_sequence = counters[-1], pending, sequences[-1]
-        new = tuple.__new__  # past the constructor of the named tuple, which takes as long as all else
-        return [new(DirectMessage, row) for row in zip(sequences, subjects, tokens[7::9], headers, data, strict=True)]
+            headers = [header[FIRST_FIELD:-2] for header in headers]
+        self._counter, self._pending, self.last_sequence = counter, pending, sequences[-1]
+        return DirectMessages(sequences, columns.subjects, tokens[2::4], headers, columns.data)
 
     def _one_by_one(
         self, frames: Sequence[Frame], window: PullWindow, batch: list[DirectMessage], headers_only: bool

@@ -14,8 +14,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from airflow_nats_jetstream.client.direct_message import DirectMessage, DirectMessages
 from airflow_nats_jetstream.client.errors import (
     ApiError,
     ConnectionDenied,
@@ -58,19 +59,6 @@ NEAR = 8
 against 25 µs for another request, measured on one machine."""
 ENOUGH = 100
 """Messages of one answer that tell how densely the stream is filled there."""
-
-
-class DirectMessage(NamedTuple):
-    """A stored message, undecoded.
-
-    ``time`` is RFC 3339, or nanoseconds since 1970 in digits; ``header`` holds the user's lines, or is empty.
-    """
-
-    sequence: int
-    subject: bytes
-    time: bytes
-    header: bytes
-    data: bytes
 
 
 class _Segment:
@@ -246,7 +234,7 @@ def read(
     *,
     subject: str | None = None,
     density: float = 1.0,
-) -> Iterator[list[DirectMessage]]:
+) -> Iterator[DirectMessages]:
     """The wanted messages of a stream, in batches, ascending. Blocking. What only the leader had comes last.
 
     subject:  a filter; the wanted messages are those that pass it, and of the others none is missing.
@@ -262,7 +250,7 @@ def read(
     """
     window = DirectWindow(wanted, subject, density)
 
-    def batches(wire: Wire) -> Iterator[list[DirectMessage]]:
+    def batches(wire: Wire) -> Iterator[DirectMessages]:
         window.restart(wire.max_payload)
         return _batches(wire, stream, window)
 
@@ -283,10 +271,10 @@ def resumed(
     stream: str,
     created: str,
     progress: Progress,
-    batches: Callable[[Wire], Iterator[list[DirectMessage]]],
+    batches: Callable[[Wire], Iterator[DirectMessages]],
     *,
     subject: str | None,
-) -> Iterator[list[DirectMessage]]:
+) -> Iterator[DirectMessages]:
     """What ``batches`` reads over a connection, and over the next one when that is lost, then what only the leader had.
 
     Raises: as :func:`read`.
@@ -305,7 +293,7 @@ def resumed(
                     moved = time.monotonic()  # after it: the reader's own pauses do not count
                 found, lost = _confirm(wire, stream, progress.missing, subject or ">")
                 if found:
-                    yield found
+                    yield DirectMessages.of(found)
         except (ConnectionFailed, RequestTimeout, PullError, ApiError) as error:
             if isinstance(error, ConnectionDenied) or (isinstance(error, ApiError) and error.code not in PASSING):
                 raise
@@ -322,7 +310,7 @@ def resumed(
             return
 
 
-def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[list[DirectMessage]]:
+def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[DirectMessages]:
     subject = f"{wire.settings.prefix}.DIRECT.GET.{stream}"
     inbox = wire.new_inbox()
     wire.subscribe(f"{inbox}.*")
@@ -331,7 +319,7 @@ def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[list[Dir
     while True:
         # First: a connection may have been lost between the last message of a request and the word that it ended.
         if batch := window.take():
-            yield batch
+            yield DirectMessages.of(batch)
             answered = time.monotonic()  # after it: the reader's own pauses do not count
         if window.done:
             return

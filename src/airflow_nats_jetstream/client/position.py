@@ -161,9 +161,8 @@ def _by_direct_get(settings: ConnectionSettings, since: Position, first: int, la
         wire.request(f"{settings.prefix}.DIRECT.GET.{since.stream}", json.dumps({"seq": first}).encode())
     wanted = Sequences.from_ranges([(first, last)])
     for batch in direct.read(settings, since.stream, wanted, since.created):
-        for message in batch:
-            yield message.sequence, message.header
-        if batch[-1].sequence == last:
+        yield from zip(batch.sequences, batch.headers, strict=True)
+        if batch.sequences[-1] == last:
             return  # before the leader is asked for each sequence that was skipped: they are gone
 
 

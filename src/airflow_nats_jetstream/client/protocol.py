@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from operator import gt
 from typing import Any, NamedTuple
 
 from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
@@ -20,7 +21,8 @@ FIRST_FIELD = len(HEADER_LINE) + 2
 """Where the fields of a header block begin that has no status."""
 NO_RESPONDERS = 503
 PUBLISH, SUBSCRIBE = "publish on", "subscribe to"
-_MESSAGES = {b"MSG": 4, b"HMSG": 5}  # words of a message line without a reply subject
+_MESSAGES = (b"MSG ", b"HMSG")  # how the line of a message begins
+_WORDS = {b"MSG": 4, b"HMSG": 5}  # of such a line without a reply subject
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.+?)"', re.IGNORECASE)
 _INFO: dict[str, Any] = {
     "max_payload": int,
@@ -75,6 +77,83 @@ class ServerLine(NamedTuple):
     rest: bytes
 
 
+class Columns(NamedTuple):
+    """Messages as the columns of their :class:`Frame`, each of the same length."""
+
+    subjects: Sequence[bytes]
+    sids: Sequence[int]
+    replies: Sequence[bytes]
+    headers: Sequence[bytes]
+    data: Sequence[bytes]
+
+
+class Run(NamedTuple):
+    """Messages that came one after the other, all MSG or all HMSG: their lines, and the bytes that followed each."""
+
+    lines: list[bytes]
+    bodies: list[bytes]
+
+    def columns(self) -> Columns | None:
+        """Without a loop in Python, if each line has as many words as the first, which is nearly always so."""
+        count = len(self.lines)
+        words = b" \r\n ".join(self.lines).split(b" ")  # in no line is such a word
+        words.append(b"\r\n")
+        width, more = divmod(len(words), count)
+        verb = words[0]
+        replied = width - 1 - _WORDS.get(verb, width)
+        if (
+            more
+            or replied not in (0, 1)
+            or words[width - 1 :: width].count(b"\r\n") != count
+            or words[::width].count(verb) != count
+        ):
+            return None
+        subjects, replies = words[1::width], words[3::width] if replied else [b""] * count
+        numbers, sizes = words[2::width], words[width - 3 :: width]
+        try:
+            one = int(numbers[0])
+            sids = [one] * count if numbers.count(numbers[0]) == count else list(map(int, numbers))
+            header_sizes = list(map(int, sizes)) if verb == b"HMSG" else []
+        except ValueError:
+            return None
+        if min(sids) < 0:
+            return None
+        if not header_sizes:
+            return Columns(subjects, sids, replies, [b""] * count, self.bodies)
+        if min(header_sizes) < 0 or any(map(gt, header_sizes, map(len, self.bodies))):
+            return None
+        pairs = list(zip(self.bodies, header_sizes, strict=True))
+        headers, data = [body[:size] for body, size in pairs], [body[size:] for body, size in pairs]
+        return Columns(subjects, sids, replies, headers, data)
+
+    def frames(self) -> list[Frame]:
+        """Raises ProtocolError."""
+        new = tuple.__new__  # past the constructor of the named tuple, which takes as long as all else
+        if columns := self.columns():
+            return [new(Frame, fields) for fields in zip(*columns, strict=True)]
+        frames = []
+        for line, body in zip(self.lines, self.bodies, strict=True):
+            subject, sid, reply, header_size = _read_line(line, len(body))
+            frames.append(Frame(subject, sid, reply, body[:header_size], body[header_size:]))
+        return frames
+
+
+def _read_line(line: bytes, size: int) -> tuple[bytes, int, bytes, int]:
+    """Subject, sid, reply and size of the header of a message of ``size`` bytes. Raises ProtocolError."""
+    words = line.split(b" ")
+    try:
+        sid = int(words[2])
+        header_size = int(words[-2]) if words[0] == b"HMSG" else 0
+        replied = len(words) - _WORDS[words[0]]
+        if replied not in (0, 1):
+            raise ValueError  # noqa: TRY301
+    except (ValueError, IndexError, KeyError):
+        raise ProtocolError(f"not a message line: {line[:60]!r}") from None
+    if not 0 <= header_size <= size or sid < 0:
+        raise ProtocolError(f"a message of {size} bytes with {header_size} bytes of headers")
+    return words[1], sid, words[3] if replied else b"", header_size
+
+
 class Parser:
     """Cuts a byte stream into frames. One parser belongs to one connection."""
 
@@ -90,12 +169,23 @@ class Parser:
         Raises:
             ProtocolError: not the protocol, a line over 1 MiB, or a message over ``max_payload``.
         """
+        frames: list[Frame | ServerLine] = []
+        for piece in self.cut(data):
+            if isinstance(piece, Run):
+                frames += piece.frames()
+            else:
+                frames.append(piece)
+        return frames
+
+    def cut(self, data: bytes) -> list[Run | ServerLine]:
+        """As :meth:`feed`, but what the lines of messages say is not read yet, except for their sizes."""
         buffer = self._joined(data)
         if not buffer:
             return []
-        frames: list[Frame | ServerLine] = []
-        append = frames.append
-        new = tuple.__new__  # past the constructor of the named tuple, which takes as long as all else
+        pieces: list[Run | ServerLine] = []
+        lines: list[bytes] = []
+        bodies: list[bytes] = []
+        verb = b""  # of the run that goes on
         find = buffer.find
         position = enough = 0
         end = len(buffer)
@@ -105,41 +195,40 @@ class Parser:
                 if end - position > LONGEST_LINE:
                     raise ProtocolError("a protocol line does not end")
                 break
-            words = buffer[position:line_end].split()
-            kind = words[0] if words else b""
-            if kind in _MESSAGES:
+            line = buffer[position:line_end]
+            start = line[:4]
+            if start in _MESSAGES:
                 try:
-                    size = int(words[-1])
-                    header_size = int(words[-2]) if kind == b"HMSG" else 0
-                    sid = int(words[2])
-                    extra = len(words) - _MESSAGES[kind]
-                    if extra not in (0, 1):
-                        raise ValueError  # noqa: TRY301
-                except (ValueError, IndexError):
-                    raise ProtocolError(f"not a message line: {buffer[position : position + 60]!r}") from None
-                if not 0 <= header_size <= size <= self._max_payload or sid < 0:
-                    raise ProtocolError(f"a message of {size} bytes with {header_size} bytes of headers")
-                start = line_end + 2
-                stop = start + size
+                    size = int(line[line.rfind(b" ") :])
+                except ValueError:
+                    raise ProtocolError(f"not a message line: {line[:60]!r}") from None
+                if not 0 <= size <= self._max_payload:
+                    raise ProtocolError(f"a message of {size} bytes")
+                begin = line_end + 2
+                stop = begin + size
                 if stop + 2 > end:
                     enough = stop + 2 - position
+                    _read_line(line, size)
                     break
                 if buffer[stop : stop + 2] != b"\r\n":
                     raise ProtocolError(f"a message is not {size} bytes long, as its line says")
-                body = start + header_size
-                reply = words[3] if extra else b""
-                append(new(Frame, (words[1], sid, reply, buffer[start:body], buffer[body:stop])))
+                if start != verb:
+                    lines, bodies, verb = [], [], start
+                    pieces.append(Run(lines, bodies))
+                lines.append(line)
+                bodies.append(buffer[begin:stop])
                 position = stop + 2
             else:
-                verb, _, rest = buffer[position:line_end].partition(b" ")
-                name = verb.decode("latin-1").upper()
-                if name not in ("INFO", "PING", "PONG", "+OK", "-ERR"):
-                    raise ProtocolError(f"not a protocol line: {buffer[position : position + 60]!r}")
-                append(ServerLine(name, rest.strip()))
+                name, _, rest = line.partition(b" ")
+                line_verb = name.decode("latin-1").upper()
+                if line_verb not in ("INFO", "PING", "PONG", "+OK", "-ERR"):
+                    raise ProtocolError(f"not a protocol line: {line[:60]!r}")
+                pieces.append(ServerLine(line_verb, rest.strip()))
+                verb = b""
                 position = line_end + 2
         self._rest = buffer[position:]
         self._enough = enough
-        return frames
+        return pieces
 
     def _joined(self, data: bytes) -> bytes:
         """All there is, once it can hold a whole frame; until then nothing, so that no byte is copied twice."""

@@ -30,6 +30,7 @@ from airflow_nats_jetstream.client.protocol import (
     Frame,
     Parser,
     ProtocolError,
+    Run,
     ServerLine,
     decode_info,
     decode_object,
@@ -76,7 +77,8 @@ class Wire:
         """The server's INFO."""
         self._socket: socket.socket | TlsSocket = connection
         self._parser = Parser()
-        self._arrived: list[Frame] = []
+        self._arrived: list[Run] = []
+        self._frames = 0  # in what arrived
         self._kept = 0  # bytes that were read since frames were handed out
         self._denied: list[PermissionDenied] = []
         self._sid = 0
@@ -183,7 +185,11 @@ class Wire:
             self.send(b"PONG\r\n" * owed)
 
     def receive(self, timeout: float) -> list[Frame]:
-        """What has arrived; waits up to ``timeout`` seconds for the first frame. 0: only what is there.
+        """What has arrived, as :meth:`receive_runs`, message by message."""
+        return [frame for run in self.receive_runs(timeout) for frame in self._read_run(run)]
+
+    def receive_runs(self, timeout: float) -> list[Run]:
+        """What has arrived; waits up to ``timeout`` seconds for the first message. 0: only what is there.
 
         Raises:
             PermissionDenied: something that was sent will never be answered. What has arrived is kept.
@@ -196,16 +202,23 @@ class Wire:
         except _Nothing:
             if timeout:
                 raise RequestTimeout(f"nothing arrived for {timeout:g} s") from None
-        arrived, self._arrived, self._kept = self._arrived, [], 0
+        arrived, self._arrived, self._frames, self._kept = self._arrived, [], 0, 0
         return arrived
+
+    @staticmethod
+    def _read_run(run: Run) -> list[Frame]:
+        try:
+            return run.frames()
+        except ProtocolError as error:
+            raise ConnectionLost(str(error)) from None
 
     def _gather(self, have: int, deadline: float) -> None:
         """Read until more than ``have`` frames are here."""
-        while len(self._arrived) <= have and not self._denied:
+        while self._frames <= have and not self._denied:
             if self._wait(select.POLLIN, min(deadline - time.monotonic(), _PING_AFTER)):
                 self._read()
                 self.send()
-                if time.monotonic() > deadline + _GRACE and len(self._arrived) <= have:
+                if time.monotonic() > deadline + _GRACE and self._frames <= have:
                     raise _Nothing  # it talks and says nothing
                 continue
             now = time.monotonic()
@@ -230,16 +243,21 @@ class Wire:
         sid = self.subscribe(inbox)
         self.send(encode_publish(subject, inbox, data))
         deadline = time.monotonic() + limit
-        seen = 0
+        seen = 0  # of the runs that arrived
         try:
             while True:
-                for position in range(seen, len(self._arrived)):
-                    if self._arrived[position].sid == sid:
-                        return self._arrived.pop(position)
+                for run in self._arrived[seen:]:
+                    for position, frame in enumerate(self._read_run(run)):
+                        if frame.sid == sid:
+                            del run.lines[position], run.bodies[position]
+                            self._frames -= 1
+                            if not run.lines:
+                                self._arrived.remove(run)
+                            return frame
                 seen = len(self._arrived)
                 if time.monotonic() > deadline:
                     raise _Nothing  # noqa: TRY301 - as _gather does
-                self._gather(seen, deadline)
+                self._gather(self._frames, deadline)
         except _Nothing:
             raise RequestTimeout(f"no answer on {subject!r} within {limit:g} s") from None
         finally:
@@ -276,7 +294,7 @@ class Wire:
             and (self.server.get("tls_required") or self.server.get("tls_available"))
         ):
             # Anything but INFO that came in plain text came from no server.
-            self._parser, self._arrived, self._denied, self._pongs_owed = Parser(), [], [], 0
+            self._parser, self._arrived, self._frames, self._denied, self._pongs_owed = Parser(), [], 0, [], 0
             self._encrypt(context, hostname, deadline)
         line = connect_line(self.settings, self.server, encrypted=isinstance(self._socket, TlsSocket))
         self._asked = time.monotonic()
@@ -329,11 +347,12 @@ class Wire:
         if self._kept > _MOST_KEPT:
             raise ConnectionLost(f"the NATS server sends more than {_MOST_KEPT >> 20} MiB that nobody asked for")
         try:
-            for frame in self._parser.feed(data):
-                if isinstance(frame, Frame):
-                    self._arrived.append(frame)
+            for piece in self._parser.cut(data):
+                if isinstance(piece, Run):
+                    self._arrived.append(piece)
+                    self._frames += len(piece.lines)
                 else:
-                    self._handle(frame)
+                    self._handle(piece)
         except ProtocolError as error:
             raise ConnectionLost(str(error)) from None
 
