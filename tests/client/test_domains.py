@@ -38,6 +38,9 @@ async def name(sides: list[JetStream]) -> str:
     for js, side in zip(sides, ("hub", "leaf"), strict=True):
         subjects = [f"{name}.both.>", f"{name}.{side}.>"]
         await js.create_stream({"name": name, "subjects": subjects, "allow_direct": True})
+    async with asyncio.timeout(30):  # the leaf node hears of the hub's interest, and nobody hears when it has
+        while not (await sides[1].route(f"{name}.hub.a")).streams:  # noqa: ASYNC110 # a server has no event
+            await asyncio.sleep(0.05)
     return name
 
 
