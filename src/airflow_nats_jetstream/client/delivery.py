@@ -103,7 +103,7 @@ class _Reading:
     def batches(self, wire: Wire) -> Iterator[DirectMessages]:
         if self.last_sequence >= self._wanted.last:
             return
-        name = f"read-{secrets.token_hex(8)}"
+        name = f"read-{secrets.token_hex(5)}"  # short: each delivery carries it
         inbox = wire.new_inbox()
         wire.subscribe(f"{inbox}.*")
         headers_only, self._headers_only = self._headers_only, False
