@@ -13,6 +13,8 @@ export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
 export UV_PYTHON := $(CURDIR)/$(BIN)/python
 export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
+# Without what Python compiles, each of the many processes of a test compiles Airflow, pandas and Spark for itself.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo up down test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench javascript fmt fuzz audit
