@@ -37,32 +37,94 @@ def get_provider_info() -> dict[str, object]:
                 "hook-class-name": "airflow_nats_jetstream.hooks.JetStreamHook",
                 "ui-field-behaviour": {
                     "hidden-fields": ["schema", "extra"],
-                    "relabeling": {"host": "Host", "port": "Port", "login": "User"},
-                    "placeholders": {"host": "nats.example.com", "port": "4222"},
+                    "relabeling": {"host": "Host", "port": "Port", "login": "User", "password": "Password"},
+                    # The form has no help text for Airflow's own fields: this stands in them while they are empty.
+                    "placeholders": {
+                        "host": "nats.example.com, or several with commas; empty with Servers",
+                        "port": "4222",
+                        "login": "user name, with its password; empty for every other way to authenticate",
+                        "password": "the password, or file:///path",
+                    },
                 },
-                "conn-fields": {
-                    "servers": _field("Servers", "nats://host:4222, several with commas; instead of host and port"),
-                    "token": _field("Token", "instead of user and password", secret=True),
-                    "nkey_secret": _field("NKey seed", "the text that begins with SU", secret=True),
-                    "creds_secret": _field("Credentials", "the content of a .creds file", secret=True),
-                    "tls": _field("TLS", "true: speak TLS or fail"),
-                    "tls_ca": _field("TLS authorities", "PEM text or path; empty: the system's"),
-                    "tls_certificate": _field("TLS client certificate", "PEM text or path"),
-                    "tls_private_key": _field("TLS private key", "PEM text or path", secret=True),
-                    "tls_hostname": _field("TLS host name", "what the server's certificate must name"),
-                    "tls_handshake_first": _field("TLS handshake first", "true: TLS before the server's INFO"),
-                    "inbox_prefix": _field("Inbox prefix", "where this user may listen for answers; _INBOX if empty"),
-                    "domain": _field("JetStream domain", "when it is not the connected server's, as over a leaf node"),
-                    "api_prefix": _field("JetStream API prefix", "an imported API, e.g. JS.other.API; not for claims"),
-                    "ledger": _field("Ledger", "prefix of the two buckets that remember claims; airflow if empty"),
-                    "console": _field("Console", "a page for links: https://…/{stream}?consumer={consumer}"),
-                },
+                "conn-fields": _CONNECTION_FIELDS,
             }
         ],
     }
 
 
-def _field(label: str, description: str, *, secret: bool = False) -> dict[str, object]:
-    """Every field may be empty; without "null" the form would call it required."""
-    hidden = {"format": "password"} if secret else {}
-    return {"label": label, "description": description, "schema": {"type": ["string", "null"], **hidden}}
+def _field(label: str, description: str, *, kind: str = "string", form: str = "") -> dict[str, object]:
+    """Every field may be empty; without "null" the form would call it required. ``form`` is how it is shown."""
+    shown = {"format": form} if form else {}
+    return {"label": label, "description": description, "schema": {"type": [kind, "null"], **shown}}
+
+
+_CONNECTION_FIELDS = {
+    "servers": _field(
+        "Servers",
+        "Addresses with commas between, e.g. nats://a.example.com:4222,tls://b.example.com:4222; instead of Host and "
+        "Port. No user or password in them.",
+    ),
+    "token": _field(
+        "Token", "Instead of User and Password: the token, or file:///path of a file that holds it.", form="password"
+    ),
+    "nkey_secret": _field(
+        "NKey seed",
+        "Instead of User and Password: a user's seed, which begins with SU, or the path of a file that holds it.",
+        form="password",
+    ),
+    "creds_secret": _field(
+        "Credentials",
+        "Instead of User and Password: the content of a .creds file, line breaks or not, or its path.",
+        form="password",
+    ),
+    "tls": _field("TLS", "Speak TLS or fail. The fields below and tls:// addresses switch it on, too.", kind="boolean"),
+    "tls_ca": _field(
+        "TLS authorities",
+        "PEM, or the path of a file: who may have signed the server's certificate. Empty: whom this machine trusts.",
+        form="multiline",
+    ),
+    "tls_certificate": _field(
+        "TLS client certificate",
+        "PEM, or the path of a file: shown to a server that asks for one; needs the private key.",
+        form="multiline",
+    ),
+    "tls_private_key": _field(
+        "TLS private key",
+        "PEM, line breaks or not, or the path of a file: the client certificate's, without a passphrase.",
+        form="password",
+    ),
+    "tls_hostname": _field(
+        "TLS host name", "The name that the server's certificate must carry, when it is not the host of the address."
+    ),
+    "tls_handshake_first": _field(
+        "TLS handshake first", "For a server with handshake_first, which says nothing before TLS.", kind="boolean"
+    ),
+    "inbox_prefix": _field(
+        "Inbox prefix",
+        "First tokens of the subjects on which answers arrive, e.g. _INBOX_sensor: what this user may subscribe to. "
+        "Empty: _INBOX.",
+    ),
+    "domain": _field(
+        "JetStream domain", "When JetStream is not the connected server's own, for example behind a leaf node."
+    ),
+    "api_prefix": _field(
+        "JetStream API prefix",
+        "Instead of a domain: an API that the account imports, e.g. JS.hub.API. Claims cannot be taken through it.",
+    ),
+    "ledger": _field(
+        "Ledger", "First part of the names of the two buckets that remember claims. Empty: airflow (airflow_claims, …)."
+    ),
+    "console": _field(
+        "Console",
+        "A page about a stream, to which tasks link: https://console.example.com/{stream}?consumer={consumer}.",
+    ),
+    "connect_timeout": _field(
+        "Connect timeout", "Seconds for a connection, all servers and attempts together. Empty: 10.", kind="number"
+    ),
+    "request_timeout": _field(
+        "Request timeout", "Seconds for one answer of the JetStream API. Empty: 5.", kind="number"
+    ),
+    "shortest_ack_wait": _field(
+        "Shortest ack wait", "Seconds: claims refuse consumers whose ack_wait is shorter. Empty: 60.", kind="number"
+    ),
+}

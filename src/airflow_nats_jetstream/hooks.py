@@ -16,14 +16,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard, TypeVar
 
 import airflow
 
-from airflow_nats_jetstream.client.errors import (
-    AlreadyDone,
-    ConnectionFailed,
-    HoldLost,
-    InvalidValue,
-    JetStreamError,
-    JetStreamNotEnabled,
-)
+from airflow_nats_jetstream.client.errors import AlreadyDone, HoldLost, InvalidValue
 from airflow_nats_jetstream.client.settings import ConnectionSettings, environment_name
 
 TO_LET_GO = 3.0
@@ -41,6 +34,7 @@ check_airflow(airflow.__version__)  # before the imports that an older one fails
 
 from airflow.sdk import BaseHook  # noqa: E402
 
+from airflow_nats_jetstream.airflow_connection import settings_of, tested  # noqa: E402
 from airflow_nats_jetstream.links import check_console  # noqa: E402
 
 if TYPE_CHECKING:
@@ -64,7 +58,7 @@ LONGEST_HOLD = timedelta(hours=24)
 class JetStreamHook(BaseHook):
     """JetStream through an Airflow connection of type ``nats``.
 
-    nats_conn_id:        the connection; its fields are those of the form, see :func:`settings_of`.
+    nats_conn_id:        the connection; its fields are those of the form, see docs/reference/connection.md.
     domain, api_prefix:  instead of the connection's.
     """
 
@@ -190,25 +184,11 @@ class JetStreamHook(BaseHook):
                 held.wait_for_kill()
 
     def test_connection(self) -> tuple[bool, str]:
-        """What the form's Test button shows: server, round trip and limits, or what to fix."""
-
-        async def probe(js: JetStream) -> str:
-            seconds = await js.connection.round_trip()
-            account = await js.account_info()
-            limits = account.limits
-            return (
-                f"nats-server {js.connection.server_version}, round trip {seconds * 1000:.1f} ms; JetStream: "
-                f"{account.streams} streams ({_limit(limits.max_streams)}), "
-                f"storage {account.storage} bytes ({_limit(limits.max_storage)}), "
-                f"memory {account.memory} bytes ({_limit(limits.max_memory)})"
-            )
-
+        """What the Test button shows, see :func:`airflow_nats_jetstream.airflow_connection.tested`."""
         try:
-            return True, self.run(probe)
-        except JetStreamNotEnabled:
-            return False, "connected, but JetStream is not enabled for this account, or domain or API prefix are wrong"
-        except (ConnectionFailed, JetStreamError) as error:
-            return False, str(error)
+            return tested(self.settings)
+        except InvalidValue as wrong:
+            return False, str(wrong)
 
     def _settings(self, connection: Connection) -> ConnectionSettings:
         return settings_of(connection, domain=self._domain, api_prefix=self._api_prefix)
@@ -423,86 +403,3 @@ async def _hold(
                 Reprocess.begin(js, claim, try_number=try_number, longest_hold=longest_hold)
             )
         yield hold
-
-
-def settings_of(
-    connection: Connection, *, domain: str | None = None, api_prefix: str | None = None
-) -> ConnectionSettings:
-    """The settings that an Airflow connection describes. Empty fields count as absent.
-
-    Raises:
-        InvalidValue: a field that is unknown, has the wrong type, or contradicts another. No secret is shown.
-    """
-    try:
-        fields = connection.extra_dejson
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        fields = None
-    if not isinstance(fields, Mapping):
-        raise InvalidValue("extra", "…", "the extra of a connection is a JSON object")
-    extra = {name: value for name, value in fields.items() if value is not None and value != ""}
-    check_console(extra.pop("console", None))
-    servers = extra.pop("servers", None)
-    if servers is not None and connection.host:
-        raise InvalidValue("servers", servers, "name the servers here or as host and port, not twice")
-    if servers is None and connection.host:
-        port = f":{connection.port}" if connection.port else ""
-        servers = ",".join(f"{host.strip()}{port}" for host in connection.host.split(","))
-    values: dict[str, Any] = {"servers": servers} if servers is not None else {}
-    if connection.login:
-        values["user"] = connection.login
-    if connection.password:
-        values["password"] = connection.password
-    for name, value in extra.items():
-        if name not in _EXTRAS:
-            known = ", ".join(sorted({*_EXTRAS, "console"}))
-            raise InvalidValue("extra", name, f"the fields of a nats connection are {known}")
-        field, convert = _EXTRAS[name]
-        values[field] = convert(name, value)
-    if domain or api_prefix:
-        values["domain"], values["api_prefix"] = domain, api_prefix
-    return ConnectionSettings(**values)
-
-
-def _limit(number: int) -> str:
-    return "unlimited" if number < 0 else f"at most {number}"
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidValue(f"extra[{name!r}]", type(value).__name__, "give a text")
-    return value
-
-
-def _flag(name: str, value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if value in (0, 1, "0", "1") or (isinstance(value, str) and value.lower() in ("true", "yes", "false", "no")):
-        return str(value).lower() in ("true", "1", "1.0", "yes")
-    raise InvalidValue(f"extra[{name!r}]", type(value).__name__, "give true or false")
-
-
-def _seconds(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidValue(f"extra[{name!r}]", type(value).__name__, "give seconds") from None
-
-
-_EXTRAS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
-    "token": ("token", _text),
-    "nkey_secret": ("nkey_seed", _text),
-    "creds_secret": ("credentials", _text),
-    "tls": ("tls", _flag),
-    "tls_ca": ("tls_ca", _text),
-    "tls_certificate": ("tls_certificate", _text),
-    "tls_private_key": ("tls_private_key", _text),
-    "tls_hostname": ("tls_hostname", _text),
-    "tls_handshake_first": ("tls_handshake_first", _flag),
-    "inbox_prefix": ("inbox_prefix", _text),
-    "domain": ("domain", _text),
-    "api_prefix": ("api_prefix", _text),
-    "ledger": ("ledger", _text),
-    "connect_timeout": ("connect_timeout", _seconds),
-    "request_timeout": ("request_timeout", _seconds),
-    "shortest_ack_wait": ("shortest_ack_wait", _seconds),
-}

@@ -130,7 +130,8 @@ def test_the_prefix_of_the_api() -> None:
 @pytest.mark.parametrize("field", ["tls_ca", "tls_certificate"])
 def test_certificates_that_cannot_be_read_are_named_and_not_shown(field: str) -> None:
     text = "-----BEGIN CERTIFICATE-----\nhidden\n-----END CERTIFICATE-----"
-    given = {"tls_ca": text} if field == "tls_ca" else {"tls_certificate": text, "tls_private_key": text}
+    key = text.replace("CERTIFICATE", "PRIVATE KEY")
+    given = {"tls_ca": text} if field == "tls_ca" else {"tls_certificate": text, "tls_private_key": key}
     with pytest.raises(InvalidValue, match=field) as refused:
         ConnectionSettings(**given).ssl_context()  # type: ignore[arg-type]
     assert "hidden" not in str(refused.value)

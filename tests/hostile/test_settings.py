@@ -7,9 +7,9 @@ from typing import Any
 from airflow.sdk import Connection
 from hypothesis import strategies as st
 
+from airflow_nats_jetstream.airflow_connection import settings_of
 from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.settings import ConnectionSettings
-from airflow_nats_jetstream.hooks import settings_of
 from tests.hostile.attack import attack
 from tests.hostile.values import DEEP, Json, Texts, changed
 

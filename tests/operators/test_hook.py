@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from airflow.sdk import BaseOperator, Connection
 
+from airflow_nats_jetstream.airflow_connection import settings_of
 from airflow_nats_jetstream.client.errors import AuthenticationFailed, InvalidValue
 from airflow_nats_jetstream.client.settings import ConnectionSettings
-from airflow_nats_jetstream.hooks import JetStreamHook, check_airflow, settings_of
+from airflow_nats_jetstream.hooks import JetStreamHook, check_airflow
 from airflow_nats_jetstream.operators.consumer import JetStreamResetConsumerOperator
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
 from demo.nats_server import NatsServer
@@ -34,6 +35,9 @@ def connection(extra: dict[str, Any] | None = None, **fields: Any) -> Connection
         ({"host": "a"}, ConnectionSettings(servers="nats://a")),
         ({"host": "a", "port": 4333}, ConnectionSettings(servers="nats://a:4333")),
         ({"host": "a,b", "port": 4333}, ConnectionSettings(servers=("nats://a:4333", "nats://b:4333"))),
+        ({"host": "::1", "port": 4333}, ConnectionSettings(servers="nats://[::1]:4333")),
+        ({"host": "tls://a", "port": 4333}, ConnectionSettings(servers="tls://a:4333")),
+        ({"extra": {"token": 12345}}, ConnectionSettings(token="12345")),
         ({"extra": {"servers": "nats://a:1,nats://b:2"}}, ConnectionSettings(servers=("nats://a:1", "nats://b:2"))),
         ({"login": "u", "password": "p"}, ConnectionSettings(user="u", password="p")),
         ({"extra": {"token": "t", "nkey_secret": "", "tls": None}}, ConnectionSettings(token="t")),
@@ -55,7 +59,12 @@ def test_settings_of_a_connection(fields: dict[str, Any], expected: ConnectionSe
         ({"extra": {"tls_cert": "x"}}, "extra='tls_cert'.*tls_certificate"),
         ({"extra": {"tls": "maybe"}}, "true or false"),
         ({"extra": {"connect_timeout": "soon"}}, "seconds"),
-        ({"extra": {"token": 5}}, "text"),
+        ({"extra": {"token": 5.5}}, "text.*__extra__"),
+        ({"extra": {"token": True}}, "text"),
+        ({"port": 4222}, "port.*host"),
+        ({"extra": {"nkey_secret": "hush"}}, "nkey_secret.*58 characters"),
+        ({"extra": {"creds_secret": "hush"}}, "creds_secret.*USER JWT"),
+        ({"password": "hush"}, "login.*belong together"),
         ({"login": "u"}, "password.*belong together"),
         ({"login": "u", "password": "p", "extra": {"token": "t"}}, "user and token.*one way"),
         ({"extra": {"servers": "http://a"}}, "nats://host:port"),

@@ -9,8 +9,11 @@ from typing import Any
 import airflow
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+from airflow.sdk import Connection
 from airflow.sdk._shared.secrets_masker import should_hide_value_for_key
 
+from airflow_nats_jetstream.airflow_connection import settings_of
+from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.get_provider_info import get_provider_info
 
 DAGS = Path(__file__).parents[2] / "dags"
@@ -28,6 +31,25 @@ def alone(code: str) -> Any:
 def test_airflow_finds_it_valid() -> None:
     schema = json.loads(Path(airflow.__file__).with_name("provider_info.schema.json").read_text())
     jsonschema.validate(INFO, schema)
+
+
+def test_the_form_is_one_that_airflow_can_show() -> None:
+    """The schema of a provider's own file says what the fields may be; that of its description does not."""
+    schema = json.loads(Path(airflow.__file__).with_name("provider.yaml.schema.json").read_text())
+    jsonschema.validate(INFO["connection-types"], schema["properties"]["connection-types"])
+
+
+def test_the_form_has_every_field_with_help_and_no_other() -> None:
+    with pytest.raises(InvalidValue) as refused:
+        settings_of(Connection(conn_id="c", conn_type="nats", extra='{"no such field": 1}'))
+    known = refused.value.remedy.removeprefix("the fields of a nats connection are ").split(", ")
+    assert sorted(CONNECTION["conn-fields"]) == known
+    for name, field in CONNECTION["conn-fields"].items():
+        assert len(field["description"]) > 40, name
+    standard = {"host", "port", "login", "password"}
+    shown = CONNECTION["ui-field-behaviour"]
+    assert set(shown["relabeling"]) == set(shown["placeholders"]) == standard
+    assert standard.isdisjoint(shown["hidden-fields"])
 
 
 def test_airflow_finds_connection_hook_and_decorator() -> None:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from airflow_nats_jetstream.client import credential
 from airflow_nats_jetstream.client.errors import AuthenticationFailed, InvalidValue, TlsNotOffered
 from airflow_nats_jetstream.client.protocol import encode_connect
 
@@ -37,7 +38,7 @@ def connect_line(settings: ConnectionSettings, server: Mapping[str, Any], *, enc
         TlsNotOffered: TLS was asked for, and the line is not encrypted.
         AuthenticationFailed: there is something to sign with, and the server asks for no signature; or the package
             that signs is missing here.
-        InvalidValue: a seed whose checksum is wrong.
+        InvalidValue: a seed whose checksum is wrong; a file of a credential that cannot be read or holds another thing.
     """
     if settings.tls and not encrypted:
         raise TlsNotOffered(
@@ -67,7 +68,8 @@ def refused(settings: ConnectionSettings, words: str) -> AuthenticationFailed:
 def check_seed(seed: str) -> str:
     """A user's NKey seed without white space around it. Raises InvalidValue, which does not show it."""
     if not _SEED.fullmatch(seed.strip()):
-        raise InvalidValue("nkey_seed", "…", "the seed of a user has 58 characters and begins with SU")
+        remedy = "the seed of a user has 58 characters and begins with SU; give it, or the path of a file that holds it"
+        raise InvalidValue("nkey_seed", "…", remedy)
     return seed.strip()
 
 
@@ -75,25 +77,33 @@ def check_credentials(credentials: str) -> tuple[str, str]:
     """JWT and seed of a ``.creds`` file's content. Raises InvalidValue, which does not show it."""
     jwt, seed = _JWT.search(credentials), _JWT_SEED.search(credentials)
     if jwt is None or seed is None:
-        remedy = "give the content of a .creds file: its block USER JWT and its block USER NKEY SEED"
+        remedy = "give a .creds file, by content or by path: its block USER JWT and its block USER NKEY SEED"
         raise InvalidValue("credentials", "…", remedy)
     return jwt[1], seed[1]
 
 
 def _who(settings: ConnectionSettings, nonce: str) -> dict[str, str | None]:
     if settings.user:
-        return {"user": settings.user, "pass": settings.password}
+        return {"user": settings.user, "pass": credential.read("password", settings.password or "")}
     if settings.token:
-        return {"auth_token": settings.token}
+        return {"auth_token": credential.read("token", settings.token)}
     if not (settings.nkey_seed or settings.credentials):
         return {}
     if not nonce:
         raise refused(settings, "it asks for no signature")
     if settings.nkey_seed:
-        key = _key("nkey_seed", settings.nkey_seed)
+        key = _key("nkey_seed", _seed(settings.nkey_seed))
         return {"nkey": _public(key), "sig": _signature(key, nonce)}
-    jwt, seed = check_credentials(settings.credentials or "")
+    jwt, seed = _jwt_and_seed(settings.credentials or "")
     return {"jwt": jwt, "sig": _signature(_key("credentials", seed), nonce)}
+
+
+def _seed(value: str) -> str:
+    return check_seed(credential.read("nkey_seed", value))
+
+
+def _jwt_and_seed(value: str) -> tuple[str, str]:
+    return check_credentials(credential.read("credentials", value))
 
 
 def _key(field: str, seed: str) -> Ed25519PrivateKey:
@@ -125,9 +135,9 @@ def _remedy(settings: ConnectionSettings) -> str:
     if settings.token:
         return "check the token"
     if settings.nkey_seed:
-        return f"check that the server knows the user {_public(_key('nkey_seed', settings.nkey_seed))}"
+        return f"check that the server knows the user {_public(_key('nkey_seed', _seed(settings.nkey_seed)))}"
     if settings.credentials:
-        expired = _expired(check_credentials(settings.credentials)[0])
+        expired = _expired(_jwt_and_seed(settings.credentials)[0])
         return (
             f"they expired at {expired}: renew them" if expired else "check that its operator and account issued them"
         )

@@ -458,6 +458,7 @@ class _Client(nats.aio.client.Client):
         super().__init__()
         self._settings = settings
         self._ps: Any = _Stream(self)
+        self._unreadable = ""  # what the log says already of a credential's file
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection and self._settings.tls and info.get("tls_available"):
@@ -488,7 +489,19 @@ class _Client(nats.aio.client.Client):
     def _connect_command(self) -> bytes:
         transport: Any = self._transport
         encrypted = transport._io_writer.get_extra_info("ssl_object") is not None
-        return connect_line(self._settings, self._server_info, encrypted=encrypted)
+        try:
+            line = connect_line(self._settings, self._server_info, encrypted=encrypted)
+        except InvalidValue as unreadable:
+            if self._reconnection_task is None:
+                raise
+            # A file of a credential is being replaced: one failed attempt, not the end of all of them.
+            transport._io_writer.transport.abort()  # nats-py leaves it open
+            if self._unreadable != str(unreadable):
+                self._unreadable = str(unreadable)
+                log.warning("NATS connection, still reconnecting: %s", unreadable)
+            raise ConnectionFailed(self._unreadable) from None
+        self._unreadable = ""
+        return line
 
 
 def _options(settings: ConnectionSettings) -> dict[str, Any]:

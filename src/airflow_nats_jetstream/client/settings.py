@@ -7,19 +7,18 @@ import os
 import re
 import ssl
 import tempfile
-import textwrap
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from airflow_nats_jetstream.client import credential
 from airflow_nats_jetstream.client.authentication import check_credentials, check_seed
 from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.names import check_subject
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 ENVIRONMENT_PREFIX = "JETSTREAM_SECRET_"
-_PEM_BLOCK = re.compile(r"(-----BEGIN [A-Z ]+-----)\s*([A-Za-z0-9+/=\s]+?)\s*(-----END [A-Z ]+-----)")
 _LONGEST_TIMEOUT = 86_400.0
 _SERVER = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff]+")
 _HOST = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff%]{1,253}")
@@ -37,7 +36,9 @@ class ConnectionSettings:
                           User information in the URL is refused: it would show in logs.
     user, password / token / nkey_seed / credentials:
                           one way to authenticate, or none. ``credentials`` is the content of a ``.creds`` file, with
-                          the line ends of any system.
+                          the line ends of any system. Each secret may also be the path of a file that holds it, see
+                          :mod:`airflow_nats_jetstream.client.credential`: ``file:///…`` for any of them, the bare
+                          path for a seed and a ``.creds`` file.
     tls:                  speak TLS or fail; implied by ``tls://``, by the other ``tls_`` fields.
     tls_ca, tls_certificate, tls_private_key:
                           PEM text or the path of a file. Without ``tls_ca`` the system's authorities are trusted.
@@ -91,9 +92,9 @@ class ConnectionSettings:
             raise InvalidValue("authentication", " and ".join(ways), "choose one way to authenticate")
         if bool(self.user) != bool(self.password):
             raise InvalidValue("user" if self.password else "password", None, "user and password belong together")
-        if self.nkey_seed:
+        if self.nkey_seed and not credential.path_of("nkey_seed", self.nkey_seed):
             object.__setattr__(self, "nkey_seed", check_seed(self.nkey_seed))
-        if self.credentials:
+        if self.credentials and not credential.path_of("credentials", self.credentials):
             check_credentials(self.credentials)
         if bool(self.tls_certificate) != bool(self.tls_private_key):
             missing = "tls_private_key" if self.tls_certificate else "tls_certificate"
@@ -161,15 +162,18 @@ class ConnectionSettings:
         """
         if not self.tls:
             return None
+        ca = credential.read_pem("tls_ca", self.tls_ca, "CERTIFICATE") if self.tls_ca else None
         try:
-            context = ssl.create_default_context(cadata=_pem(self.tls_ca))
-        except (ssl.SSLError, ValueError, OSError, RuntimeError):  # the last: "~" of a user who has no home
-            raise InvalidValue("tls_ca", "…", "this is no PEM certificate and no readable path of one") from None
+            context = ssl.create_default_context(cadata=ca)
+        except (ssl.SSLError, ValueError):
+            raise InvalidValue("tls_ca", "…", "this is no PEM certificate: a part of it was lost or changed") from None
         if self.tls_certificate and self.tls_private_key:
+            certificate = credential.read_pem("tls_certificate", self.tls_certificate, "CERTIFICATE")
+            key = credential.read_pem("tls_private_key", self.tls_private_key, "PRIVATE KEY")
             try:
-                _load_client_certificate(context, _pem(self.tls_certificate) or "", _pem(self.tls_private_key) or "")
-            except (ssl.SSLError, ValueError, OSError, RuntimeError):
-                remedy = "certificate and key must be PEM texts or readable paths, and belong together"
+                _load_client_certificate(context, certificate, key)
+            except (ssl.SSLError, ValueError, OSError):
+                remedy = "certificate and private key must be whole, belong together, and the key have no passphrase"
                 raise InvalidValue("tls_certificate", "…", remedy) from None
         return context
 
@@ -251,23 +255,6 @@ def _check_server(server: str) -> str:
     ):
         raise InvalidValue("servers", server, f"a server is nats://host:port or tls://host:port, e.g. {DEFAULT_SERVER}")
     return text.rstrip("/")
-
-
-def _pem(text_or_path: str | None) -> str | None:
-    if text_or_path is None:
-        return None
-    if "-----BEGIN" in text_or_path:
-        return _reflowed(text_or_path)
-    return Path(text_or_path).expanduser().read_text()
-
-
-def _reflowed(pem: str) -> str:
-    """With the line ends back that a form's field of one line has taken out of a pasted text."""
-
-    def block(found: re.Match[str]) -> str:
-        return "\n".join([found[1], *textwrap.wrap("".join(found[2].split()), 64), found[3], ""])
-
-    return _PEM_BLOCK.sub(block, pem)
 
 
 def _load_client_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:

@@ -1,0 +1,207 @@
+"""An Airflow connection of type ``nats``: the settings that it describes, and whether they work.
+
+Its form is in ``get_provider_info.py``, its page is docs/reference/connection.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from ipaddress import AddressValueError, IPv6Address
+from typing import TYPE_CHECKING, Any
+
+from airflow_nats_jetstream.client.errors import (
+    ConnectionFailed,
+    InvalidValue,
+    JetStreamError,
+    JetStreamNotEnabled,
+    JetStreamNotEnabledForAccount,
+    PermissionDenied,
+    RequestTimeout,
+)
+from airflow_nats_jetstream.client.settings import ConnectionSettings
+from airflow_nats_jetstream.links import check_console
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+    from airflow_nats_jetstream.client.context import JetStream
+
+
+def settings_of(
+    connection: Connection, *, domain: str | None = None, api_prefix: str | None = None
+) -> ConnectionSettings:
+    """The settings that an Airflow connection describes. Empty fields count as absent.
+
+    Raises:
+        InvalidValue: a field that is unknown, has the wrong type, or contradicts another. It names the connection's
+            field and shows no secret.
+    """
+    extra = {name: value for name, value in _extra(connection).items() if value is not None and value != ""}
+    check_console(extra.pop("console", None))
+    servers = extra.pop("servers", None)
+    if servers is not None and connection.host:
+        raise InvalidValue("servers", servers, "name the servers here or as host and port, not twice")
+    if connection.port and not connection.host:
+        raise InvalidValue("port", connection.port, "it belongs to a host: name that, too, or write servers with ports")
+    if servers is None and connection.host:
+        port = f":{connection.port}" if connection.port else ""
+        servers = ",".join(f"{_bracketed(host.strip())}{port}" for host in connection.host.split(","))
+    values: dict[str, Any] = {"servers": servers} if servers is not None else {}
+    if connection.login:
+        values["user"] = connection.login
+    if connection.password:
+        values["password"] = connection.password
+    for name, value in extra.items():
+        if name not in _EXTRAS:
+            known = ", ".join(sorted({*_EXTRAS, "servers", "console"}))
+            raise InvalidValue("extra", name, f"the fields of a nats connection are {known}")
+        field, convert = _EXTRAS[name]
+        values[field] = convert(name, value)
+    if domain or api_prefix:
+        values["domain"], values["api_prefix"] = domain, api_prefix
+    try:
+        return ConnectionSettings(**values)
+    except InvalidValue as wrong:
+        raise _named(wrong) from None
+
+
+def tested(settings: ConnectionSettings) -> tuple[bool, str]:
+    """What the Test button answers: whether the connection works, and what is there, or what is wrong and what to do.
+
+    Works means that a JetStream answers whose account this user may look at. Nothing is changed on the server.
+    """
+    from anyio.from_thread import start_blocking_portal
+
+    async def look() -> str:
+        from airflow_nats_jetstream.client import connect
+
+        async with connect(settings) as js:
+            return await _look(js)
+
+    try:
+        with start_blocking_portal() as portal:
+            return True, portal.call(look)
+    except InvalidValue as wrong:
+        return False, str(_named(wrong))
+    except JetStreamNotEnabled as refusal:
+        return False, f"connected, but {_without_jetstream(settings, refusal)}"
+    except PermissionDenied as refusal:
+        return False, f"connected, but {_not_permitted(settings, refusal)}"
+    except RequestTimeout as silence:
+        return False, f"connected, but {silence}: check domain and API prefix, or raise request_timeout"
+    except (ConnectionFailed, JetStreamError) as error:
+        return False, str(error)
+
+
+async def _look(js: JetStream) -> str:
+    seconds = await js.connection.round_trip()
+    account = await js.account_info()
+    limits = account.limits
+    return (
+        f"nats-server {js.connection.server_version}, round trip {seconds * 1000:.1f} ms; JetStream: "
+        f"{account.streams} streams ({_limit(limits.max_streams)}), "
+        f"storage {account.storage} bytes ({_limit(limits.max_storage)}), "
+        f"memory {account.memory} bytes ({_limit(limits.max_memory)})"
+    )
+
+
+def _without_jetstream(settings: ConnectionSettings, refusal: JetStreamNotEnabled) -> str:
+    if isinstance(refusal, JetStreamNotEnabledForAccount):
+        return f"JetStream is not enabled for the account of this user ({settings.kind}): enable it on the server"
+    if settings.domain:
+        return f"nobody answers for the JetStream domain {settings.domain!r}: check domain, and the leaf node to it"
+    if settings.api_prefix:
+        return (
+            f"nobody answers for the JetStream API prefix {settings.api_prefix!r}: check api_prefix, and what this "
+            "account imports"
+        )
+    return (
+        "JetStream is not enabled on this server: start nats-server with it, name another in servers or host, or "
+        "set domain when JetStream is behind a leaf node"
+    )
+
+
+def _not_permitted(settings: ConnectionSettings, refusal: PermissionDenied) -> str:
+    if refusal.act == "publish on":
+        return f"{refusal}. Only this test needs it: tasks may work without, see docs/reference/permissions.md"
+    return f"{refusal}, or set inbox_prefix to what it may subscribe to (now {settings.inbox_prefix!r})"
+
+
+def _limit(number: int) -> str:
+    return "unlimited" if number < 0 else f"at most {number}"
+
+
+def _extra(connection: Connection) -> Mapping[str, Any]:
+    """The extra as JSON; Airflow's ``extra_dejson`` is empty for a text that is none."""
+    try:
+        fields = connection.extra_dejson  # which also tells Airflow what to mask
+        if not fields and connection.extra:
+            fields = json.loads(connection.extra)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        fields = None
+    if not isinstance(fields, Mapping):
+        raise InvalidValue("extra", "…", "the extra of a connection is a JSON object")
+    return fields
+
+
+def _bracketed(host: str) -> str:
+    """An IPv6 address as it stands before a port: the URI form of a connection loses the brackets."""
+    try:
+        IPv6Address(host)
+    except AddressValueError:
+        return host
+    return f"[{host}]"
+
+
+def _named(wrong: InvalidValue) -> InvalidValue:
+    """The same refusal, by the name that the field has in an Airflow connection."""
+    return InvalidValue(_NAMES.get(wrong.field, wrong.field), wrong.value, wrong.remedy)
+
+
+def _text(name: str, value: Any) -> str:
+    # The query of a URI has no types: Airflow takes token=123 for a number, also when the Test button sends it.
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        remedy = "give a text; in a URI, where 1.5 or true is none, inside __extra__"
+        raise InvalidValue(f"extra[{name!r}]", type(value).__name__, remedy)
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value in (0, 1, "0", "1") or (isinstance(value, str) and value.lower() in ("true", "yes", "false", "no")):
+        return str(value).lower() in ("true", "1", "1.0", "yes")
+    raise InvalidValue(f"extra[{name!r}]", type(value).__name__, "give true or false")
+
+
+def _seconds(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidValue(f"extra[{name!r}]", type(value).__name__, "give seconds") from None
+
+
+_EXTRAS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "token": ("token", _text),
+    "nkey_secret": ("nkey_seed", _text),
+    "creds_secret": ("credentials", _text),
+    "tls": ("tls", _flag),
+    "tls_ca": ("tls_ca", _text),
+    "tls_certificate": ("tls_certificate", _text),
+    "tls_private_key": ("tls_private_key", _text),
+    "tls_hostname": ("tls_hostname", _text),
+    "tls_handshake_first": ("tls_handshake_first", _flag),
+    "inbox_prefix": ("inbox_prefix", _text),
+    "domain": ("domain", _text),
+    "api_prefix": ("api_prefix", _text),
+    "ledger": ("ledger", _text),
+    "connect_timeout": ("connect_timeout", _seconds),
+    "request_timeout": ("request_timeout", _seconds),
+    "shortest_ack_wait": ("shortest_ack_wait", _seconds),
+}
+"""The field of the settings for each of the extra, and what makes its value; Airflow masks names with "secret"."""
+
+_NAMES = {"user": "login", **{field: name for name, (field, _) in _EXTRAS.items()}}
