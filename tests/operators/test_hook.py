@@ -1,21 +1,17 @@
-"""The hook: settings from a connection, what the Test button says, and the ways to use JetStream from a task."""
+"""The hook: settings from a connection, and the ways to use JetStream from a task."""
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.sdk import BaseOperator, Connection
 
 from airflow_nats_jetstream.airflow_connection import settings_of
-from airflow_nats_jetstream.client.errors import AuthenticationFailed, InvalidValue
+from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.hooks import JetStreamHook, check_airflow
 from airflow_nats_jetstream.operators.consumer import JetStreamResetConsumerOperator
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
-from demo.nats_server import NatsServer
-from demo.service import free_port
 from tests.client.servers import Nkey, Operator
 from tests.operators.conftest import set_connection
 from tests.operators.steps import CONNECTION, CONSUMER, claim, info, record
@@ -116,49 +112,6 @@ def test_the_hooks_domain_replaces_the_connections() -> None:
     there = connection({"domain": "hub"})
     assert settings_of(there, domain="leaf").domain == "leaf"
     assert settings_of(there, api_prefix="JS.x.API") == ConnectionSettings(api_prefix="JS.x.API")
-
-
-def test_the_test_button_answers_with_what_is_there(hook: JetStreamHook) -> None:
-    works, message = hook.test_connection()
-    assert works
-    assert re.search(r"nats-server \d+\.\d+\.\d+, round trip [\d.]+ ms; .*streams.*storage", message)
-
-
-def test_the_test_button_says_what_to_fix(
-    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def answer(**extra: Any) -> str:
-        set_connection(monkeypatch, **extra)
-        works, message = JetStreamHook(CONNECTION).test_connection()
-        assert not works
-        return message
-
-    nobody = f"nats://127.0.0.1:{free_port()}"
-    assert "check servers and port" in answer(servers=nobody, connect_timeout=1)
-    assert "one way to authenticate" in answer(servers=nobody, token="t", nkey_secret="SU")
-    assert "TLS was asked for" in answer(servers=nats_server.url, tls=True)
-    config = """
-accounts {
-  with: { jetstream: enabled, users: [ { user: a, password: right } ] }
-  without: { users: [ { user: b, password: right } ] }
-}
-"""
-    server = NatsServer(tmp_path / "nats", config)
-    server.start()
-    try:
-        assert "refused the connection" in answer(servers=server.url)
-        for user, password, says in [("a", "wrong", "check user and password"), ("b", "right", "JetStream")]:
-            uri = server.url.replace("nats://", f"nats://{user}:{password}@")
-            monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", uri)
-            works, message = JetStreamHook(CONNECTION).test_connection()
-            assert not works
-            assert says in message
-            assert password not in message
-        set_connection(monkeypatch, servers=server.url)
-        with pytest.raises(AuthenticationFailed):
-            JetStreamHook(CONNECTION).run(lambda js: js.account_info())
-    finally:
-        server.stop()
 
 
 async def test_an_asynchronous_task_gets_a_context(hook: JetStreamHook) -> None:

@@ -341,9 +341,7 @@ async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client,
     except (nats.errors.Error, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
         raise _final(settings, error) or _no_server(settings, error) from None
     finally:
-        if not attempt.done():
-            attempt.cancel()
-            await asyncio.gather(attempt, return_exceptions=True)
+        await _cancelled(attempt)
         if not client.is_connected:
             with anyio.CancelScope(shield=True):
                 await _abandon(client)
@@ -352,6 +350,15 @@ async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client,
 def _tell(lost: Lost) -> None:
     for call in list(lost):
         call()
+
+
+async def _cancelled(attempt: asyncio.Task[None]) -> None:
+    """Ask until it ends: wait_for of Python 3.11 loses a cancellation that meets its own end, as when a server hangs up
+    at the time limit, and nats-py would go on for ever."""
+    while not attempt.done():
+        attempt.cancel()
+        await asyncio.wait([attempt], timeout=TO_CLOSE)
+    await asyncio.gather(attempt, return_exceptions=True)
 
 
 async def _abandon(client: nats.aio.client.Client) -> None:

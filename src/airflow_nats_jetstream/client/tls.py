@@ -8,7 +8,10 @@ from typing import Any
 
 from airflow_nats_jetstream.client.errors import TlsFailed, TlsNotOffered
 
-SILENCE = "it says nothing; if it waits for TLS (handshake_first), set tls_handshake_first"
+SILENCE = (
+    "it says nothing: is this the port for clients (4222), not the one for monitoring (8222)? If it waits for TLS "
+    "(handshake_first), set tls_handshake_first"
+)
 _RECORD = 1 << 14  # bytes that one TLS record carries at most (RFC 8446, 5.1)
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "UNEXPECTED_MESSAGE")
 _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 10, 62, 64  # X509_V_ERR_… of OpenSSL's x509_vfy.h
