@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from ipaddress import AddressValueError, IPv6Address
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from airflow_nats_jetstream.client.errors import (
     ConnectionFailed,
@@ -42,11 +44,11 @@ def settings_of(
     servers = extra.pop("servers", None)
     if servers is not None and connection.host:
         raise InvalidValue("servers", servers, "name the servers here or as host and port, not twice")
-    if connection.port and not connection.host:
-        raise InvalidValue("port", connection.port, "it belongs to a host: name that, too, or write servers with ports")
-    if servers is None and connection.host:
-        port = f":{connection.port}" if connection.port else ""
-        servers = ",".join(f"{_bracketed(host.strip())}{port}" for host in connection.host.split(","))
+    if servers is None:
+        servers = connection.host or ("127.0.0.1" if connection.port else None)
+    if isinstance(servers, str):
+        addresses = [each.strip() for each in servers.split(",") if each.strip()]
+        servers = ",".join(_address(each, connection.port) for each in addresses)
     values: dict[str, Any] = {"servers": servers} if servers is not None else {}
     if connection.login:
         values["user"] = connection.login
@@ -145,13 +147,17 @@ def _extra(connection: Connection) -> Mapping[str, Any]:
     return fields
 
 
-def _bracketed(host: str) -> str:
-    """An IPv6 address as it stands before a port: the URI form of a connection loses the brackets."""
+def _address(server: str, port: int | None) -> str:
+    """With brackets around an IPv6 address, which the URI form of a connection loses, and a port if it has none."""
+    with suppress(AddressValueError):
+        server = f"[{IPv6Address(server)}]"
+    if not port:
+        return server
     try:
-        IPv6Address(host)
-    except AddressValueError:
-        return host
-    return f"[{host}]"
+        alone = urlsplit(server if "://" in server else f"//{server}").port is None
+    except ValueError:  # the settings will say why
+        return server
+    return f"{server.rstrip('/')}:{port}" if alone else server
 
 
 def _named(wrong: InvalidValue) -> InvalidValue:

@@ -41,7 +41,7 @@ def get_provider_info() -> dict[str, object]:
                     # The form has no help text for Airflow's own fields: this stands in them while they are empty.
                     "placeholders": {
                         "host": "nats.example.com, or several with commas; empty with Servers",
-                        "port": "4222",
+                        "port": "4222; of each address that names none",
                         "login": "user name, with its password; empty for every other way to authenticate",
                         "password": "the password, or file:///path",
                     },
@@ -61,8 +61,8 @@ def _field(label: str, description: str, *, kind: str = "string", form: str = ""
 _CONNECTION_FIELDS = {
     "servers": _field(
         "Servers",
-        "Addresses with commas between, e.g. nats://a.example.com:4222,tls://b.example.com:4222; instead of Host and "
-        "Port. No user or password in them.",
+        "Addresses with commas between, e.g. nats://a.example.com:4222,tls://b.example.com:4222; instead of "
+        "Host. No user or password in them.",
     ),
     "token": _field(
         "Token", "Instead of User and Password: the token, or file:///path of a file that holds it.", form="password"

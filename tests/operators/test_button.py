@@ -102,7 +102,6 @@ REACHING: dict[str, Case] = {
     "no such host": (lambda _, __: {"host": "nats.invalid"}, "no NATS server.*nats.invalid.*check servers and port"),
     "monitoring port": (lambda s, _: {"servers": s.monitor}, "says nothing.*4222.*8222"),
     "two ways to say where": (lambda s, _: {"host": "a", "servers": s.accounts}, "servers=.*not twice"),
-    "port without host": (lambda _, __: {"port": 4222}, "port=4222: it belongs to a host"),
     "another scheme": (lambda _, __: {"servers": "http://a:4222"}, "servers=.*nats://host:port"),
     "secret in the address": (lambda _, __: {"servers": f"nats://u:{SECRET}@a"}, "servers=.*their own fields"),
     "no such domain": (lambda s, _: {**who(s), "domain": "hub"}, "nobody answers.*domain 'hub'.*check domain"),
