@@ -17,7 +17,7 @@ unexport VIRTUAL_ENV
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench javascript fmt fuzz audit
+.PHONY: help demo up down test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench javascript docs fmt fuzz audit
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +81,10 @@ bench: $(READY) ## ours and the alternatives side by side; prints ratios
 
 javascript: $(READY) ## nats.js beside this client; needs Node.js
 	$(BIN)/python -m benchmarks.javascript
+
+docs: $(READY) ## the documentation as a site in build/site; a warning or a dead link is an error
+	$(BIN)/uv sync --locked --all-extras --group docs
+	$(BIN)/sphinx-build -E -W --keep-going -q -b html -c docs . build/site
 
 fmt: $(READY) ## format the code and mend what can be mended
 	$(BIN)/ruff check --fix

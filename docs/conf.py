@@ -1,0 +1,145 @@
+"""`make docs`: the Markdown of this repository as a site. The pages know nothing of it, and read as well without it.
+
+The site's first page is the README, and what is not linked from ``NAVIGATION`` is a warning, which is an error. A link
+to a file that is no page (a DAG, a line of the source) leads to a copy of the file with its lines numbered.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import TextLexer, get_lexer_for_filename
+from pygments.util import ClassNotFound
+from sphinx.application import Sphinx
+
+from airflow_nats_jetstream import __version__
+
+ROOT = Path(__file__).parents[1]
+API = ROOT / "build" / "api"
+
+NAVIGATION = {
+    "First steps": [],
+    "How to": [
+        "docs/how-to/malformed-messages",
+        "docs/how-to/interest-retention",
+    ],
+    "What is promised": ["docs/handoff", "docs/reliability", "docs/publishing", "docs/airflow-events"],
+    "Operating": ["docs/at-3-am", "docs/reference/permissions"],
+    "Reference": ["docs/reference/operators", "docs/reference/spark", "docs/reference/jetstream", "build/api/index"],
+    "The project": ["docs/architecture", "CONTRIBUTING", "SECURITY", "CHANGELOG"],
+}
+
+# Of these the docstrings become the reference; names with an underscore, and what has no docstring, stay out.
+MODULES = {
+    "Airflow": ["sensors", *(f"operators.{name}" for name in ("stream", "consumer", "message", "publish", "process"))],
+    "The hook": ["hooks"],
+    "JetStream from Python": [f"client.{name}" for name in ("settings", "context", "stream", "consumer", "message")],
+    "Errors": ["client.errors"],
+}
+
+project = "airflow-provider-nats-jetstream"
+project_copyright = "the authors, Apache-2.0"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+include_patterns = ["*.md", "docs/**.md", "build/api/*.rst"]
+root_doc = "README"
+html_theme = "furo"
+html_title = project
+html_copy_source = False
+myst_heading_anchors = 4
+myst_url_schemes = {"http": None, "https": None, "source": None}
+autodoc_typehints = "description"
+autodoc_inherit_docstrings = False
+autodoc_member_order = "bysource"
+
+
+def api(app: Sphinx) -> None:
+    """One page for each of ``MODULES``: docstrings are reStructuredText, so these pages are."""
+    API.mkdir(parents=True, exist_ok=True)
+    names = {title: title.lower().replace(" ", "-") for title in MODULES}
+    for title, modules in MODULES.items():
+        listed = "".join(f"\n.. automodule:: airflow_nats_jetstream.{module}\n   :members:\n" for module in modules)
+        (API / f"{names[title]}.rst").write_text(f"{title}\n{'=' * len(title)}\n{listed}")
+    tree = "".join(f"   {name}\n" for name in names.values())
+    (API / "index.rst").write_text(f"From the docstrings\n===================\n\n.. toctree::\n\n{tree}")
+
+
+def paragraph(lines: list[str]) -> list[str]:
+    """Of a docstring: ``name:  what it is``, aligned for a reader of the source, becomes a field list, and what is
+    indented otherwise, such as a tree, stays as it is. What napoleon knows (``Raises:``) is left to it."""
+    fields = [re.match(r"(\w[^:]*):( +\S.*|)$", line) for line in lines if not line.startswith(" ")]
+    if lines[0] in ("Raises:", "Returns:", "Yields:", "Example:") or not any(
+        line.startswith(" ") for line in lines[1:]
+    ):
+        return lines
+    if fields and all(fields):
+        return [re.sub(r"^(\w[^:]*):", r":\1:", line) for line in lines]
+    return ["::", "", *(f"    {line}" for line in lines)]
+
+
+def docstring(app: Sphinx, kind: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    paragraphs = [list(group) for blank, group in groupby(lines, lambda line: not line.strip()) if not blank]
+    lines[:] = [line for each in paragraphs for line in [*paragraph(each), ""]]
+
+
+def toctrees() -> str:
+    return "".join(
+        f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(f"/{page}" for page in pages) + "\n```\n"
+        for caption, pages in NAVIGATION.items()
+    )
+
+
+def read(app: Sphinx, page: str, source: list[str]) -> None:
+    """Links to files that are no pages get the scheme ``source:``, and the README the navigation."""
+    folder = ROOT / page
+
+    def scheme(link: re.Match[str]) -> str:
+        path = Path(os.path.normpath(folder.parent / link[1]))
+        if not path.is_file() or path.suffix == ".md":
+            return link[0]
+        return f"](source:{path.relative_to(ROOT)}{link[2] or ''})"
+
+    source[0] = re.sub(r"\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)", scheme, source[0])
+    if page == root_doc:
+        source[0] += toctrees()
+
+
+def resolve(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    for reference in doctree.findall(nodes.reference):
+        scheme, _, target = str(reference.get("refuri", "")).partition(":")
+        if scheme == "source":
+            path, _, line = target.partition("#L")
+            uri = app.builder.get_relative_uri(page, f"source/{path}")
+            reference["refuri"] = uri + (f"#L-{line}" if line else "")
+            app.env.metadata[page].setdefault("sources", set()).add(path)
+
+
+def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """The files that pages link to, with numbered lines; and a first page by the name that web servers look for."""
+    moved = '<meta http-equiv="refresh" content="0; url=README.html">'
+    yield "index", {"title": project, "body": "", "metatags": moved}, "page.html"
+    formatter = HtmlFormatter(linenos="inline", lineanchors="L")
+    for path in sorted({path for known in app.env.metadata.values() for path in known.get("sources", ())}):
+        try:
+            lexer = get_lexer_for_filename(path)
+        except ClassNotFound:
+            lexer = TextLexer()
+        body = highlight((ROOT / path).read_text(), lexer, formatter)
+        yield f"source/{path}", {"title": path, "body": f"<h1>{path}</h1>{body}"}, "page.html"
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", api)
+    app.connect("autodoc-process-docstring", docstring, priority=400)  # before napoleon
+    app.connect("source-read", read)
+    app.connect("doctree-resolved", resolve)
+    app.connect("html-collect-pages", pages)

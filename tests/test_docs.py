@@ -1,0 +1,68 @@
+"""Every link between pages, to files and to their lines leads somewhere. `make docs` makes a site of these pages."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+_LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]*))?\)")
+_FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+
+
+class Link(NamedTuple):
+    text: str
+    target: Path
+    fragment: str
+
+
+def links(page: Path) -> Iterator[Link]:
+    """The relative links of a page, outside of its fenced blocks."""
+    for text, path, fragment in _LINK.findall(_FENCED.sub("", page.read_text())):
+        yield Link(text, Path(os.path.normpath(page.parent / path)) if path else page, fragment)
+
+
+def anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in a link, as code hosts and MyST do it."""
+    headings = re.findall(r"^#{1,6} +(.+)$", _FENCED.sub("", page.read_text()), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def fault(link: Link) -> str:
+    """What is wrong with a link, or nothing. A link to a line has in its text, as code, what stands on that line."""
+    if not link.target.is_relative_to(ROOT) or not link.target.is_file():
+        return "there is no such file"
+    if link.target.suffix == ".md":
+        return "" if not link.fragment or link.fragment in anchors(link.target) else "there is no such heading"
+    if not link.fragment:
+        return ""
+    line, lines = int(link.fragment.removeprefix("L")), link.target.read_text().splitlines()
+    said = link.text.strip("`")
+    if line <= len(lines) and said in lines[line - 1]:
+        return ""
+    return f"that line does not say it; these do: {[number for number, text in enumerate(lines, 1) if said in text]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    dead = {
+        f"[{link.text}]({os.path.relpath(link.target, page.parent)}#{link.fragment})": fault(link)
+        for link in links(page)
+    }
+    assert {link: why for link, why in dead.items() if why} == {}
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    page = ROOT / "README.md"
+    assert not fault(Link("the contract", ROOT / "docs/handoff.md", "the-ledger"))
+    assert not fault(Link('`"""Every link between pages`', Path(__file__), "L1"))
+    assert fault(Link("the contract", ROOT / "docs/handoff.md", "the-ledgers"))
+    assert fault(Link("the contract", ROOT / "docs/handover.md", ""))
+    assert fault(Link("`no such thing`", Path(__file__), "L1"))
+    assert fault(Link("elsewhere", tmp_path, ""))
+    assert {link.target for link in links(page)} >= {ROOT / "docs/handoff.md", ROOT / "dags/flight_delays.py"}
