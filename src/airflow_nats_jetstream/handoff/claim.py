@@ -87,8 +87,6 @@ class Claim:
             ClaimInvalid: with the first thing that is wrong.
         """
         fields = _object(value)
-        if type(fields["v"]) is not int or fields["v"] != VERSION:
-            raise ClaimInvalid(f"claim version {_short(fields['v'])}: this package reads version {VERSION}")
         if not isinstance(fields["id"], str) or not _ID.fullmatch(fields["id"]):
             raise ClaimInvalid(f"claim id {_short(fields['id'])}: 8 to 32 hexadecimal digits")
         try:
@@ -142,6 +140,12 @@ def _object(value: object) -> Mapping[str, Any]:
             raise ClaimInvalid("this text is no claim: it is not JSON") from None
     if not isinstance(value, Mapping):
         raise ClaimInvalid(f"a claim is a JSON object, not {type(value).__name__}: hand on what the sensor returned")
+    version = value.get("v", VERSION)  # before the fields, which another version may have others of
+    if type(version) is not int or version != VERSION:
+        raise ClaimInvalid(
+            f"claim version {_short(version)}: this release reads version {VERSION}. Let all who work on the claims of "
+            "one consumer have the same release"
+        )
     if value.keys() != _FIELDS:
         odd = ", ".join(sorted(map(str, value.keys() ^ _FIELDS)))
         raise ClaimInvalid(f"not a claim: missing or unknown {odd[:400]}")

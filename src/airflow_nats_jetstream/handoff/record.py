@@ -167,7 +167,10 @@ class Record:
         """Raises LedgerInvalid for a record that this version did not write: guessing could lose messages."""
         try:
             if value["v"] != VERSION:
-                raise LedgerInvalid("record", f"its version is {str(value['v'])[:20]}, this package reads {VERSION}")
+                version = str(value["v"])[:20]
+                raise LedgerInvalid(
+                    "record", f"its version is {version}, this release reads {VERSION}: docs/upgrading.md"
+                )
             _check_record(value)
             candidate, resetting = value["candidate"], value["resetting"]
             return cls(
