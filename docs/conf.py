@@ -26,12 +26,18 @@ ROOT = Path(__file__).parents[1]
 API = ROOT / "build" / "api"
 
 NAVIGATION = {
-    "First steps": [],
+    "First steps": ["docs/quickstart"],
     "How to": [
         "docs/how-to/malformed-messages",
         "docs/how-to/interest-retention",
     ],
-    "What is promised": ["docs/handoff", "docs/reliability", "docs/publishing", "docs/airflow-events"],
+    "What is promised": [
+        "docs/handoff",
+        "docs/reliability",
+        "docs/publishing",
+        "docs/airflow-events",
+        "docs/upgrading",
+    ],
     "Operating": ["docs/at-3-am", "docs/reference/permissions"],
     "Reference": ["docs/reference/operators", "docs/reference/spark", "docs/reference/jetstream", "build/api/index"],
     "The project": ["docs/architecture", "CONTRIBUTING", "SECURITY", "CHANGELOG"],
