@@ -17,7 +17,7 @@ unexport VIRTUAL_ENV
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench javascript docs fmt fuzz audit
+.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench javascript dist matrix docs fmt fuzz audit
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,9 @@ up: $(READY) ## the same services left running, with the Airflow UI and the DAG 
 
 down: $(READY) ## stop what `make up` started
 	$(BIN)/python -m demo down
+
+quickstart: $(READY) ## docs/quickstart.md verbatim, pip install and Airflow standalone included; needs the ports 4222 and 8080
+	$(BIN)/pytest tests/quickstart.py
 
 test: $(READY) ## lint, types, imports and tests
 	@$(MAKE) --no-print-directory --jobs=4 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-lint test-system test-spark test-parts
@@ -81,6 +84,16 @@ bench: $(READY) ## ours and the alternatives side by side; prints ratios
 
 javascript: $(READY) ## nats.js beside this client; needs Node.js
 	$(BIN)/python -m benchmarks.javascript
+
+dist: $(READY) ## wheel and sdist in dist/, each installed into a clean environment and looked at by Airflow
+	rm -rf dist
+	$(BIN)/uv build
+	$(BIN)/pytest tests/distribution.py
+
+matrix: $(READY) ## Python 3.11 to 3.13 with the lowest and the newest versions of Airflow, Spark and the rest; CELLS="3.13-lowest too-old" chooses
+	rm -rf dist
+	$(BIN)/uv build --wheel
+	$(BIN)/python -m tests.matrix $(CELLS)
 
 docs: $(READY) ## the documentation as a site in build/site; a warning or a dead link is an error
 	$(BIN)/uv sync --locked --all-extras --group docs

@@ -1,0 +1,153 @@
+"""`make matrix`: the wheel on every Python, with the lowest and the newest versions of what it builds on.
+
+Each cell is an environment of its own in build/matrix, with the wheel, Airflow, Spark and a quick share of the tests.
+``lowest`` takes the lowest versions that pyproject.toml allows of what it names; ``newest`` the newest there are. The
+last cell is an Airflow that is too old: importing the hooks must say so in one sentence. A Python that is not here and
+cannot be had is a failed cell.
+
+    python -m tests.matrix                       # all cells
+    python -m tests.matrix 3.13-newest too-old   # some
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "build" / "matrix"
+UV = Path(sys.executable).with_name("uv")
+PYTHONS = ("3.11", "3.12", "3.13")
+SHOWN = ("apache-airflow-core", "pyspark", "pyarrow", "nats-py", "anyio", "cryptography")
+TESTS = (
+    "tests/client/test_context.py",
+    "tests/handoff/test_claim.py",
+    "tests/handoff/test_settle.py",
+    "tests/operators/test_process.py",
+    "tests/operators/test_provider_info.py",
+    "tests/operators/test_sensor.py",
+    "tests/spark/test_headers.py",
+    "tests/spark/test_filters.py",
+)
+TOO_OLD = "apache-airflow>=3.2,<3.3"
+SENTENCE = "ImportError: airflow-provider-nats-jetstream needs Apache Airflow 3.3 or newer; this is 3.2."
+
+
+class Cell(NamedTuple):
+    name: str
+    python: str
+    resolution: str
+
+
+CELLS = [
+    *(Cell(f"{python}-{which}", python, which) for python in PYTHONS for which in ("lowest", "newest")),
+    Cell("too-old", PYTHONS[0], "newest"),
+]
+
+
+class Failed(Exception):
+    """A step that did not succeed; its log says why."""
+
+
+def run(log: Path, *command: str | Path) -> str:
+    """What a program prints; everything of it is in the log."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("UV_PYTHON", "UV_PROJECT_ENVIRONMENT")}
+    done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, check=False)
+    with log.open("a") as file:
+        file.write(f"$ {' '.join(map(str, command))}\n{done.stdout}{done.stderr}\n")
+    if done.returncode:
+        raise Failed(f"{Path(command[0]).name}: {(done.stderr or done.stdout).strip().splitlines()[-1][:200]}")
+    return done.stdout
+
+
+def interpreter(version: str, log: Path) -> Path:
+    """A Python of this version: on PATH, of pyenv, or one that uv can fetch."""
+    folder = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [shutil.which(f"python{version}"), *sorted(map(str, folder.glob(f"{version}.*/bin/python{version}")))]
+    code = "import sys; print(sys.executable)"
+    for path in filter(None, found):
+        done = subprocess.run([path, "-c", code], capture_output=True, text=True, check=False)
+        if done.returncode == 0:  # a shim of pyenv may be there for a version that is not chosen
+            return Path(done.stdout.strip())
+    return Path(run(log, UV, "python", "find", "--python-downloads", "automatic", version).strip())
+
+
+def requirements(cell: Cell, python: Path, log: Path) -> Path:
+    """What the cell installs, resolved as the cell wants it; the tests' own needs are the newest either way."""
+    name, resolution = f"{FOLDER / cell.name}.txt", "lowest-direct" if cell.resolution == "lowest" else "highest"
+    compiled: list[str | Path] = [UV, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python", python]
+    run(
+        log,
+        *compiled,
+        "--resolution",
+        resolution,
+        "--extra=airflow",
+        "--extra=spark",
+        "--extra=avro",
+        "pyproject.toml",
+        "-o",
+        name,
+    )
+    return Path(name)
+
+
+def wheel() -> Path:
+    (found,) = (ROOT / "dist").glob("*.whl")
+    return found
+
+
+def try_cell(cell: Cell) -> str:
+    """What was tested with, and how many tests passed."""
+    log, folder = FOLDER / f"{cell.name}.log", FOLDER / cell.name
+    python = interpreter(cell.python, log)
+    run(log, UV, "venv", "--quiet", "--clear", "--python", python, folder)
+    install: list[str | Path] = [UV, "pip", "install", "--quiet", "--python", folder]
+    here = folder / "bin" / "python"
+    if cell.name == "too-old":
+        run(log, *install, wheel(), TOO_OLD)
+        done = subprocess.run(
+            [here, "-c", "import airflow_nats_jetstream.hooks"], capture_output=True, text=True, check=False
+        )
+        said = done.stderr.strip().splitlines()[-1:]
+        if done.returncode != 1 or not said or not said[0].startswith(SENTENCE):
+            raise Failed(f"the import said {said}")
+        return said[0]
+    constraints = requirements(cell, here, log)
+    run(log, *install, "--constraints", constraints, "--group", "dev", f"{wheel()}[airflow,spark,avro,demo]")
+    run(log, UV, "pip", "check", "--python", folder)
+    listed = dict(
+        line.split("==") for line in run(log, UV, "pip", "freeze", "--python", folder).splitlines() if "==" in line
+    )
+    passed = run(log, here, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", *TESTS).strip().splitlines()[-1]
+    return f"{' · '.join(f'{name} {listed[name]}' for name in SHOWN)} · {passed}"
+
+
+def main(names: list[str]) -> int:
+    if unknown := set(names) - {cell.name for cell in CELLS}:
+        print(f"no such cell: {', '.join(sorted(unknown))}; there are {', '.join(cell.name for cell in CELLS)}")
+        return 2
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    failed = False
+    print("| Cell | | |\n|---|---|---|")
+    for cell in CELLS:
+        if names and cell.name not in names:
+            continue
+        (FOLDER / f"{cell.name}.log").unlink(missing_ok=True)
+        began = time.monotonic()
+        try:
+            answer, verdict = try_cell(cell), "passed"
+        except Failed as error:
+            answer, verdict, failed = f"{error}, see build/matrix/{cell.name}.log", "FAILED", True
+        finally:
+            shutil.rmtree(FOLDER / cell.name, ignore_errors=True)  # a gigabyte and a half each
+        print(f"| {cell.name} | {verdict} in {time.monotonic() - began:.0f} s | {answer} |", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
