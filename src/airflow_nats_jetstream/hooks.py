@@ -98,6 +98,16 @@ class JetStreamHook(BaseHook):
         async with connect(self._settings(await self.aget_connection(self.nats_conn_id))) as js:
             yield js
 
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[JetStream]:
+        """:meth:`context` on one connection for all triggers of a process that have the same settings. It is closed
+        with its last user. Raises ConnectionFailed."""
+        settings = self._settings(await self.aget_connection(self.nats_conn_id))
+        from airflow_nats_jetstream.client.shared import share
+
+        async with share(settings) as js:
+            yield js
+
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
         """``await function(js)`` from a synchronous task, on a connection of its own: ``hook.run(lambda js: …)``."""
         from anyio.from_thread import start_blocking_portal

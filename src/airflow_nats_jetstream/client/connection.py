@@ -109,6 +109,18 @@ class Connection:
         return bool(self._client.is_connected)
 
     @property
+    def ended(self) -> bool:
+        """Lost for good: the server ended it with an error, such as a limit; or connecting again has been refused for
+        ``connect_timeout`` seconds, as for a user who was revoked. nats-py goes on trying, which is right for who holds
+        claims on it; who can connect anew, with settings of now, need not wait. Everything else comes back by itself.
+        """
+        client = self._client
+        if client.is_closed:
+            return True
+        since = client.refused_since
+        return since is not None and asyncio.get_running_loop().time() - since > self.settings.connect_timeout
+
+    @property
     def server_version(self) -> str:
         return str(self._client._server_info["version"])
 
@@ -288,21 +300,18 @@ class _Translated:
             raise JetStreamError(f"nats-py: {error}") from None
 
 
-async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client, denied: Denied, lost: Lost) -> None:
+async def _connect(settings: ConnectionSettings, client: _Client, denied: Denied, lost: Lost) -> None:
     failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
     last: list[Exception] = []
 
     async def on_error(error: Exception) -> None:
         if client.is_connected:
-            violation = parse_violation(str(error))
-            log.log(logging.DEBUG if violation and denied else logging.WARNING, "NATS connection: %s", error)
-            if violation:
-                if len(denied) == MOST_DENIED:
-                    denied.clear()
-                denied[violation[0]] = PermissionDenied(*violation)  # nats-py has made it lower case
+            _said(error, denied)
             return
         last[:] = [error]
         final = _final(settings, error)
+        if attempt.done():
+            client.failed_again(refused=final is not None)
         if final is not None and not failure.done():
             failure.set_result(final)
 
@@ -312,6 +321,7 @@ async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client,
             log.warning("NATS connection lost, reconnecting")
 
     async def on_reconnect() -> None:
+        client.refused_since = None
         log.info("NATS connection is back")
 
     attempt: asyncio.Task[None] = asyncio.ensure_future(
@@ -347,6 +357,16 @@ async def _connect(settings: ConnectionSettings, client: nats.aio.client.Client,
                 await _abandon(client)
 
 
+def _said(error: Exception, denied: Denied) -> None:
+    """What the server says on the side of a connection that goes on."""
+    violation = parse_violation(str(error))
+    log.log(logging.DEBUG if violation and denied else logging.WARNING, "NATS connection: %s", error)
+    if violation:
+        if len(denied) == MOST_DENIED:
+            denied.clear()
+        denied[violation[0]] = PermissionDenied(*violation)  # nats-py has made it lower case
+
+
 def _tell(lost: Lost) -> None:
     for call in list(lost):
         call()
@@ -367,13 +387,17 @@ async def _abandon(client: nats.aio.client.Client) -> None:
     nats-py takes itself for closed while it is still closing its socket, and waits for ever for the end of a socket
     whose TLS handshake failed.
     """
-    transport: Any = client._transport
-    if transport is not None and transport._io_writer is not None:
-        transport._io_writer.transport.abort()
+    _abort(client)
     closing = asyncio.ensure_future(client.close())
     await asyncio.wait([closing], timeout=TO_CLOSE)
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
+
+
+def _abort(client: nats.aio.client.Client) -> None:
+    transport: Any = client._transport
+    if transport is not None and transport._io_writer is not None:
+        transport._io_writer.transport.abort()
 
 
 def _words(error: Exception) -> str:
@@ -466,6 +490,13 @@ class _Client(nats.aio.client.Client):
         self._settings = settings
         self._ps: Any = _Stream(self)
         self._unreadable = ""  # what the log says already of a credential's file
+        self.refused_since: float | None = None
+        """On the loop's clock: when the first of the attempts to connect again was refused, if all since were."""
+
+    def failed_again(self, *, refused: bool) -> None:
+        """An attempt to connect again has failed. nats-py leaves its socket to the garbage collector."""
+        _abort(self)
+        self.refused_since = (self.refused_since or asyncio.get_running_loop().time()) if refused else None
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection and self._settings.tls and info.get("tls_available"):

@@ -1,0 +1,149 @@
+"""One connection for all who share it, asked of the server: how many there are, and until when."""
+
+import asyncio
+import json
+import os
+import signal
+import urllib.request
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings
+from airflow_nats_jetstream.client.errors import AuthenticationFailed, ConnectionLost, JetStreamError
+from airflow_nats_jetstream.client.shared import _shared, share
+from demo.nats_server import NatsServer
+from demo.service import free_port
+from tests.client.servers import Serve
+from tests.client.until import until
+
+CONFIG = """
+http: 127.0.0.1:{http}
+authorization {{ users: [ {users} ] }}
+"""
+ADA = "{ user: ada, password: hidden }"
+BOB = "{ user: bob, password: b }"
+
+
+class Monitored:
+    """A server that says who is connected, and takes another list of users while it runs."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._http = free_port()
+        self.server = serve(CONFIG.format(http=self._http, users=f"{ADA}, {BOB}"))
+        self.ada = ConnectionSettings(servers=self.server.url, user="ada", password="hidden", connect_timeout=1)
+        self.bob = ConnectionSettings(servers=self.server.url, user="bob", password="b")
+
+    async def connected(self) -> int:
+        def ask() -> Any:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._http}/connz") as answer:
+                return json.load(answer)
+
+        return int((await asyncio.to_thread(ask))["num_connections"])
+
+    async def count(self, number: int) -> None:
+        async def equal() -> bool:
+            return await self.connected() == number
+
+        await until(equal)
+
+    def users(self, users: str) -> None:
+        self.server._settings.write_text(CONFIG.format(http=self._http, users=users))
+        os.kill(self.server.pid, signal.SIGHUP)
+
+
+@pytest.fixture
+def monitored(serve: Serve) -> Monitored:
+    return Monitored(serve)
+
+
+async def test_equal_settings_share_one_connection_that_ends_with_its_last_user(monitored: Monitored) -> None:
+    equal = replace(monitored.ada)
+    leave = asyncio.Event()
+
+    async def use(settings: ConnectionSettings) -> int:
+        async with share(settings) as js:
+            await js.account_info()
+            await leave.wait()
+            return id(js.connection)
+
+    users = [asyncio.create_task(use(settings)) for settings in [monitored.ada, equal] * 10]
+    await monitored.count(1)
+    async with share(monitored.bob):
+        await monitored.count(2)
+    await monitored.count(1)
+    users[0].cancel()  # who made it goes first
+    await asyncio.wait([users[0]])
+    assert await monitored.connected() == 1
+    async with share(monitored.ada) as js:
+        leave.set()
+        assert set(await asyncio.gather(*users[1:])) == {id(js.connection)}
+        await js.account_info()
+        assert "hidden" not in repr(_shared)
+    await monitored.count(0)
+    assert not _shared[asyncio.get_running_loop()]
+
+
+async def test_it_ends_when_all_who_waited_for_it_are_gone() -> None:
+    nobody = ConnectionSettings(servers=f"nats://127.0.0.1:{free_port()}", connect_timeout=3600)
+    waiting = [asyncio.create_task(share(nobody).__aenter__()) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    for each in waiting:
+        each.cancel()
+    await asyncio.wait(waiting)
+    assert not _shared[asyncio.get_running_loop()]
+
+
+async def test_who_waits_is_told_why_and_the_next_tries_again(monitored: Monitored) -> None:
+    wrong = ConnectionSettings(servers=monitored.server.url, user="ada", password="second")
+    for _ in range(2):
+        waiting = [asyncio.create_task(share(wrong).__aenter__()) for _ in range(3)]
+        await asyncio.wait(waiting)
+        assert [type(each.exception()) for each in waiting] == [AuthenticationFailed] * 3
+    monitored.users("{ user: ada, password: second }")
+    async with share(wrong) as js:
+        await js.account_info()
+
+
+async def test_one_that_dies_is_replaced(monitored: Monitored) -> None:
+    async with share(monitored.ada) as before:
+        monitored.users(BOB)
+        await until(lambda: before.connection.ended)
+        with pytest.raises(AuthenticationFailed):
+            await share(monitored.ada).__aenter__()
+        with pytest.raises(ConnectionLost):
+            await before.account_info()
+        monitored.users(ADA)
+        await until(lambda: before.connection.is_connected)  # for who has waited
+        async with share(monitored.ada) as after, share(monitored.ada) as same:
+            assert after is same
+            assert after is not before
+            await monitored.count(2)
+        await monitored.count(1)
+    await monitored.count(0)
+
+
+async def test_one_that_the_server_ended_is_replaced(monitored: Monitored) -> None:
+    async with share(monitored.ada) as before:
+        before.connection._client.write(b"WHAT\r\n")  # Unknown Protocol Operation
+        with suppress(JetStreamError):
+            await before.connection.flush()
+        await until(lambda: before.connection.ended)
+        async with share(monitored.ada) as after:
+            assert after is not before
+            await after.account_info()
+            await monitored.count(1)
+        await monitored.count(0)
+
+
+async def test_a_lost_one_comes_back_by_itself(mortal: NatsServer) -> None:
+    async with share(ConnectionSettings(servers=mortal.url)) as before:
+        mortal.kill()
+        await until(lambda: not before.connection.is_connected)
+        mortal.start()
+        async with share(ConnectionSettings(servers=mortal.url)) as js:
+            assert js is before
+            await until(lambda: js.connection.is_connected)
+            await js.account_info()
