@@ -21,8 +21,17 @@ RUNS = 4
 """How many runs may work or wait for a retry at once under the default ``max_ack_pending``."""
 
 
-def check_config(consumer: str, config: object, *, max_messages: int, shortest_ack_wait: timedelta = ACK_WAIT) -> None:
+def check_config(
+    consumer: str,
+    config: object,
+    *,
+    max_messages: int,
+    shortest_ack_wait: timedelta = ACK_WAIT,
+    group: str | None = None,
+) -> None:
     """Refuse a ``consumer_config`` that breaks a rule. For DAG parsing; the rest is checked against the server.
+
+    ``group``: the priority group that pulls will name.
 
     Raises:
         ConsumerUnsuitable: which rule, its value, and what it must be.
@@ -33,12 +42,20 @@ def check_config(consumer: str, config: object, *, max_messages: int, shortest_a
         if wanted.get(name, consumer) != consumer:
             raise InvalidValue(f"consumer_config[{name!r}]", wanted[name], f"the sensor's consumer is {consumer!r}")
     _check_rules(consumer, _defaults(consumer, max_messages) | wanted, max_messages, shortest_ack_wait)
+    if "priority_groups" in wanted:
+        _check_group(consumer, wanted, group)
 
 
 async def ensure(
-    stream: Stream, consumer: str, config: configs.Config | None, *, max_messages: int, shortest_ack_wait: timedelta
+    stream: Stream,
+    consumer: str,
+    config: configs.Config | None,
+    *,
+    max_messages: int,
+    shortest_ack_wait: timedelta,
+    group: str | None = None,
 ) -> ConsumerInfo:
-    """The consumer, created if it is missing.
+    """The consumer, created if it is missing. ``group``: as :func:`check_config`.
 
     Raises:
         ConsumerUnsuitable: it exists and breaks a rule, or differs from what ``config`` says.
@@ -51,6 +68,7 @@ async def ensure(
     except ConsumerNotFound:
         complete = _defaults(consumer, max_messages) | wanted
         _check_rules(consumer, complete, max_messages, shortest_ack_wait)
+        _check_group(consumer, complete, group)
         try:
             await stream.create_consumer(complete)
             log.info("created consumer %s of stream %s", consumer, stream.name)
@@ -64,6 +82,7 @@ async def ensure(
             consumer, field, value, f"consumer_config asks for {asked!r} (all: {configs.describe(changes)})"
         )
     _check_rules(consumer, info.config, max_messages, shortest_ack_wait)
+    _check_group(consumer, info.config, group)
     return info
 
 
@@ -104,3 +123,13 @@ def _check_rules(consumer: str, config: configs.Config, max_messages: int, short
     allowed = config.get("max_ack_pending", 1000)
     if 0 < allowed < max_messages:
         refuse("max_ack_pending", f"must be at least max_messages={max_messages}, times the runs at work; or -1")
+
+
+def _check_group(consumer: str, config: configs.Config, group: str | None) -> None:
+    groups = config.get("priority_groups") or []
+    if group is None and groups:
+        raise ConsumerUnsuitable(consumer, "priority_groups", groups, "its pulls must name one of them: give priority")
+    if group is not None and group not in groups:
+        raise ConsumerUnsuitable(
+            consumer, "priority_groups", groups, f"must contain {group!r}, which priority names; see consumer_config"
+        )

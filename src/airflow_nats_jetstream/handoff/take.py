@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -18,6 +19,7 @@ from airflow_nats_jetstream.client.errors import (
     JetStreamError,
     LeadershipChanged,
     LedgerFull,
+    PinLost,
     RequestTimeout,
     StreamNotFound,
 )
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.client.consumer import ConsumerInfo
     from airflow_nats_jetstream.client.context import JetStream
     from airflow_nats_jetstream.client.message import Message
+    from airflow_nats_jetstream.client.priority import Priority
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +44,10 @@ HAND_OFF_TIMEOUT = timedelta(minutes=15)
 """How long a claim may wait for its task before its messages are delivered again."""
 GATHER = timedelta(seconds=5)
 """How long a batch waits for more after its first message."""
+LOOK_EVERY = timedelta(minutes=1)
+"""Between two looks at the backlog."""
 _LONGEST_PULL = 30.0
+_LOOK = 1.0  # seconds that the pull of a look waits on the server for a first message
 _STALLED = 3.0  # what the server has and does not send for so long waits for acknowledgements, or for somebody else
 _SMALLEST_BATCH = 100  # below this, a record that is still too large is not the batch's fault
 
@@ -62,6 +68,10 @@ class Taking:
     Ends with ``max_messages``, or ``gather`` after the first message once there are ``min_messages``.
     One batch is cut into claims of at most ``messages_per_claim`` (default: one claim).
 
+    With ``backlog`` nothing is pulled until that function says so of the consumer's INFO. It is asked every
+    ``look_every``, in a thread of its own; what is there then is taken, and if it is not enough it is asked again.
+    ``priority`` goes with every pull, for a consumer with priority groups.
+
     With ``max_failures`` what failed before is claimed in smaller claims, and a message that failed so often alone goes
     to the dead letters (``DEAD_<stream>`` by default), see :mod:`airflow_nats_jetstream.handoff.failures`.
     """
@@ -77,6 +87,9 @@ class Taking:
     consumer_config: Config | None = None
     max_failures: int | None = None
     dead_letters: str | None = None
+    backlog: Callable[[ConsumerInfo], bool] | None = None
+    look_every: timedelta = LOOK_EVERY
+    priority: Priority | None = None
 
     def __post_init__(self) -> None:
         dead_letters_of(self.stream, self.dead_letters)
@@ -88,6 +101,8 @@ class Taking:
             raise InvalidValue("min_messages", self.min_messages, f"at most max_messages={self.max_messages}")
         if self.gather < timedelta(0):
             raise InvalidValue("gather", self.gather, "give a duration of 0 or more")
+        if self.look_every < timedelta(0):
+            raise InvalidValue("look_every", self.look_every, "give a duration of 0 or more")
         if self.hand_off_timeout < timedelta(seconds=1):
             raise InvalidValue("hand_off_timeout", self.hand_off_timeout, "give at least a second")
 
@@ -118,6 +133,7 @@ class Take:
             taking.consumer_config,
             max_messages=taking.max_messages,
             shortest_ack_wait=timedelta(seconds=self.ledger.js.settings.shortest_ack_wait),
+            group=taking.priority.group if taking.priority else None,
         )
         self._ack_wait = info.config["ack_wait"] / 1e9
         await self.ledger.locate()
@@ -136,24 +152,48 @@ class Take:
         """
         deadline = self._clock() + wait
         if mine := await self._mine():
-            log.info("handing on %d claims that this sensor took before", len(mine))
-            self._entered = mine
             return mine
         while True:
-            try:
-                since = await self._gather(deadline)
-            except (HeartbeatMissed, LeadershipChanged, ConnectionLost, RequestTimeout) as error:
-                log.warning("pull interrupted, trying again: %s", error)
-                self._pulled.clear()  # comes again when ack_wait is over
-                await asyncio.sleep(0.2)
-            if len(self._pulled) >= self.taking.min_messages:
-                claims = await self._enter(since)
-                if claims:
-                    return claims
-            elif self._pulled:
-                await self.put_back()
-            if self._clock() >= deadline:
+            if await self._enough() and (claims := await self._batch(deadline, look=self.taking.backlog is not None)):
+                return claims
+            left = deadline - self._clock()
+            if left <= 0:
                 return []
+            if self.taking.backlog is not None:
+                await asyncio.sleep(min(left, max(_LOOK, self.taking.look_every.total_seconds())))
+
+    async def look(self) -> list[Claim]:
+        """The claims of what can be delivered now; ``[]`` when that is less than ``min_messages``, which is given back.
+
+        Waits for more only until ``gather`` after the first message. Raises as :meth:`take`.
+        """
+        if mine := await self._mine():
+            return mine
+        return await self._batch(math.inf, look=True) if await self._enough() else []
+
+    async def _enough(self) -> bool:
+        """Whether the backlog is worth a pull."""
+        if self.taking.backlog is None:
+            return True
+        info = await self.ledger.consumer.info(patience=PATIENCE)
+        return bool(await asyncio.to_thread(self.taking.backlog, info))
+
+    async def _batch(self, deadline: float, *, look: bool) -> list[Claim]:
+        """Pull once and enter it; what is too little goes back, and after an interruption there is nothing."""
+        try:
+            since = await self._gather(deadline, look=look)
+        except (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout) as error:
+            if self.ledger.js.connection.ended:
+                raise  # there is nothing to try again on
+            log.warning("pull interrupted, trying again: %s", error)
+            self._pulled.clear()  # comes again when ack_wait is over
+            await asyncio.sleep(0.2)
+            return []
+        if len(self._pulled) >= self.taking.min_messages:
+            return await self._enter(since)
+        if self._pulled:
+            await self.put_back()
+        return []
 
     def handed_on(self) -> None:
         """The claims are the event's now: nothing of this taking is to be given back."""
@@ -209,11 +249,14 @@ class Take:
     async def _mine(self) -> list[Claim]:
         record, _ = await self._look()
         created = (await self.ledger.stream.info(patience=PATIENCE)).created
-        return [
+        self._entered = [
             self._claim(claim_id, entry, created, record.created)
             for claim_id, entry in (record.open.items() if record else ())
             if record and entry.owner == self.taking.owner and entry.token is None
         ]
+        if self._entered:
+            log.info("handing on %d claims that this sensor took before", len(self._entered))
+        return self._entered
 
     def _claim(self, claim_id: str, entry: OpenEntry, stream_created: str, consumer_created: str) -> Claim:
         return Claim(
@@ -230,19 +273,27 @@ class Take:
             account=self.ledger.address.account,
         )
 
-    async def _gather(self, deadline: float) -> float:
-        """Pull until the batch is complete or the time is over; the moment since which all of it is surely leased."""
+    async def _gather(self, deadline: float, *, look: bool = False) -> float:
+        """Pull until the batch is complete or the time is over; the moment since which all of it is surely leased.
+
+        ``look``: what is there now, and what follows it within ``gather``.
+        """
         taking, clock = self.taking, self._clock
         self._pulled.clear()
-        first = renewed = heard = 0.0
+        first = renewed = heard = asked = 0.0
         waiting = 0
         end, life = deadline, None
         while clock() < end and len(self._pulled) < taking.max_messages:
             before, life = life, await self._life()
             if life != before:
                 self._pulled.clear()  # of an earlier life: it is delivered again
-            expires = min(_LONGEST_PULL, max(1.0, end - clock()))
-            async with self.ledger.consumer.pull(taking.max_messages - len(self._pulled), expires=expires) as pull:
+            asked = clock()
+            if look and not self._pulled:
+                end = min(deadline, asked + _LOOK)
+            # A look is shorter than its request: heartbeats that a busy machine misses in a second mean nothing.
+            expires = min(_LONGEST_PULL, max(5.0 if look else 1.0, end - asked))
+            missing = taking.max_messages - len(self._pulled)
+            async with self.ledger.consumer.pull(missing, expires=expires, priority=taking.priority) as pull:
                 while not pull.ended and clock() < end and len(self._pulled) < taking.max_messages:
                     messages = await pull.receive(max(0.01, min(1.0, self._ack_wait / 10, end - clock())))
                     now = clock()
@@ -256,12 +307,14 @@ class Take:
                         await self._renew()
                         renewed = now
                         heard = clock()  # hundreds of thousands take seconds, in which nothing was received
-                    if len(self._pulled) >= taking.min_messages:
+                    if look or len(self._pulled) >= taking.min_messages:
                         # What the server has is fetched as long as it comes; what it does not have is waited for.
                         gathered = first + taking.gather.total_seconds()
                         end = min(deadline, max(gathered, heard + _STALLED) if waiting else gathered)
                 self._add(await pull.stop())
-        return renewed
+            if look and not self._pulled:
+                break
+        return renewed or asked
 
     async def _renew(self) -> None:
         counter = max(delivery.counter for delivery in self._pulled.values())
