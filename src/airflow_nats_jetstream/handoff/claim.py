@@ -26,6 +26,10 @@ def new_claim_id() -> str:
     return secrets.token_hex(6)
 
 
+KEEPER = 0
+"""The try number of who keeps a claim for others. An attempt takes it over from a keeper, and never the reverse."""
+
+
 def new_token(try_number: int) -> str:
     """The name of one attempt: two attempts of one task can be alive at once."""
     return f"{try_number}-{secrets.token_hex(4)}"

@@ -20,10 +20,11 @@ from airflow_nats_jetstream.client.errors import (
     JetStreamError,
     StreamNotFound,
     Superseded,
+    Taken,
 )
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff import answers, settle
-from airflow_nats_jetstream.handoff.claim import new_token
+from airflow_nats_jetstream.handoff.claim import KEEPER, new_token
 from airflow_nats_jetstream.handoff.dead_letters import DeadLetters, Holder, check_reason
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen
 from airflow_nats_jetstream.handoff.record import Record, check_value
@@ -66,11 +67,12 @@ class Hold:
     ) -> AsyncIterator[Hold]:
         """Take the claim over from whoever held it, and keep it until the end of the block.
 
-        Leaving without an end releases it without delay.
+        Leaving without an end releases it without delay. A ``KEEPER`` takes it over from nobody but another one.
 
         Raises:
             AlreadyDone: it was settled; carries the value. What was left unacknowledged is acknowledged first.
             Superseded: stream or consumer were recreated, or its messages belong to another claim.
+            Taken: an attempt holds what was to be kept.
             LedgerUnavailable: buckets missing or not permitted.
             PermissionDenied: the account may not acknowledge for this consumer, so the work is not begun.
         """
@@ -85,6 +87,8 @@ class Hold:
                 raise NotOpen(record)
             if entry.sequences != claim.sequences:
                 raise ClaimInvalid(f"claim {claim.id}: its ranges are not those that the ledger entered")
+            if try_number == KEEPER and not (entry.token or token).startswith(f"{KEEPER}-"):
+                raise Taken(f"claim {claim.id} is held by attempt {entry.token}")
             return replace(record, open={**record.open, claim.id: replace(entry, token=token)})
 
         try:
