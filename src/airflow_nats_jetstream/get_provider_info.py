@@ -18,6 +18,7 @@ def get_provider_info() -> dict[str, object]:
                     "airflow_nats_jetstream.operators.message",
                     "airflow_nats_jetstream.operators.process",
                     "airflow_nats_jetstream.operators.publish",
+                    "airflow_nats_jetstream.operators.settle",
                     "airflow_nats_jetstream.operators.stream",
                 ],
             }

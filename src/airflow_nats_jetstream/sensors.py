@@ -1,29 +1,45 @@
-"""The sensor that waits for messages and hands them on as claims."""
+"""Sensors: for messages, which are handed on as claims, for a consumer's lag, and for the end of a claim."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import anyio
-from airflow.sdk import BaseSensorOperator
-from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
+from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
+from airflow.triggers.base import StartTriggerArgs
 
 from airflow_nats_jetstream.client.config import normalise
-from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
+from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue, JetStreamError
+from airflow_nats_jetstream.client.lag import Bound
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
-from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.client.priority import Priority
+from airflow_nats_jetstream.hooks import LONGEST_HOLD, JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.operators.template import templated
-from airflow_nats_jetstream.triggers import JetStreamPullTrigger, taking_of
+from airflow_nats_jetstream.operators.template import claimed, templated
+from airflow_nats_jetstream.triggers import (
+    JetStreamHoldTrigger,
+    JetStreamLagTrigger,
+    JetStreamPullTrigger,
+    function,
+    kept,
+    taking_of,
+)
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import Context, XComArg
 
     from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.handoff.claim import Claim
+    from airflow_nats_jetstream.handoff.take import Take
 
+_PRIORITY = {each.name for each in dataclasses.fields(Priority)}
+_OPTIONAL = ("messages_per_claim", "max_failures", "below", "above")
+_LATE = timedelta(minutes=1)  # how much later than the trigger itself Airflow ends it
 _TO_GIVE_BACK = 4.0  # seconds for giving back on the way out; Airflow kills a process 5 s after asking it to end
 
 
@@ -35,12 +51,24 @@ class JetStreamPullSensor(BaseSensorOperator):
     messages_per_claim:  cuts the batch into claims, to map tasks over. Default: one claim. (templated)
     min_messages:        fewer do not end the wait. Default 1. (templated)
     gather:              how long to wait for more after the first message. Default 5 s.
+    backlog:             the path of a function, ``package.module.function``, that is given the consumer's
+                         :class:`~airflow_nats_jetstream.client.consumer.ConsumerInfo` every ``poke_interval`` and says
+                         whether to pull: ``info.pending`` messages wait for their first delivery, ``info.ack_pending``
+                         are not acknowledged. It runs where the sensor waits, in a thread. Default: pull at once.
+    priority:            for a consumer with priority groups, the fields of
+                         :class:`~airflow_nats_jetstream.client.priority.Priority`: ``{"group": "batch", "level": 5}``.
+                         (templated)
     hand_off_timeout:    messages are delivered again when no task has begun with their claim by then. Default 15 min.
     max_failures:        with it what failed before is claimed in smaller claims, down to single messages, and a message
                          that failed so often alone goes to the dead letters. Default: never. (templated)
     dead_letters:        the stream for them, created if it is missing. Default ``DEAD_<stream>``. (templated)
     consumer_config:     fields of the consumer, the server's own JSON; what a claim needs is filled in. (templated)
-    deferrable:          wait in the triggerer (default), or in the worker.
+    deferrable:          wait in the triggerer (default), or in the worker: with ``mode="poke"`` as long as it takes, so
+                         ``poke_interval`` has no meaning but for ``backlog``; with ``mode="reschedule"`` the worker
+                         looks every ``poke_interval``, claims what is there, and gives back what is too little.
+    start_from_trigger:  begin in the triggerer, without a worker before it. Only where nothing is templated; a mapped
+                         sensor begins in a worker all the same. Airflow then sends the whole DAG with the trigger. A
+                         triggerer that takes over from another one begins the time-out anew, for a minute past its end.
     timeout, soft_fail:  as every sensor's; ``soft_fail`` skips on time-out only, never on an error.
 
     Returns a list of claims, always: ``task.expand(claim=sensor.output)``.
@@ -59,10 +87,11 @@ class JetStreamPullSensor(BaseSensorOperator):
         "min_messages",
         "max_failures",
         "dead_letters",
+        "priority",
         "consumer_config",
         "nats_conn_id",
     )
-    template_fields_renderers: ClassVar[dict[str, str]] = {"consumer_config": "json"}
+    template_fields_renderers: ClassVar[dict[str, str]] = {"priority": "json", "consumer_config": "json"}
     ui_color = "#375c93"
     ui_fgcolor = "#ffffff"
     operator_extra_links = (JetStreamLink(),)
@@ -79,8 +108,11 @@ class JetStreamPullSensor(BaseSensorOperator):
         hand_off_timeout: timedelta = timedelta(minutes=15),
         max_failures: int | None = None,
         dead_letters: str | None = None,
+        backlog: str | None = None,
+        priority: Priority | Mapping[str, Any] | None = None,
         consumer_config: Mapping[str, Any] | None = None,
         deferrable: bool = True,
+        start_from_trigger: bool = False,
         nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -94,31 +126,63 @@ class JetStreamPullSensor(BaseSensorOperator):
         self.hand_off_timeout = hand_off_timeout
         self.max_failures = max_failures
         self.dead_letters = dead_letters
+        self.backlog = backlog
+        self.priority = dataclasses.asdict(priority) if isinstance(priority, Priority) else priority
         self.consumer_config = consumer_config
         self.deferrable = deferrable
         self.nats_conn_id = nats_conn_id
         self._waiting = False
-        if self.mode != "poke":
-            raise InvalidValue("mode", self.mode, "leave it out: the sensor defers, which needs no worker at all")
+        _check_mode(self)
         numbers = [max_messages, messages_per_claim, min_messages, max_failures]
-        if not templated([stream, consumer, dead_letters, consumer_config, *numbers]):
+        if backlog is not None and not all(part.isidentifier() for part in backlog.split(".")):
+            raise InvalidValue("backlog", backlog, "give the path of a function: package.module.function")
+        known = not templated([stream, consumer, dead_letters, self.priority, consumer_config, *numbers])
+        if known:
             self._taking(("dag", "run", "task", -1, 1))
+        if start_from_trigger:
+            if not (known and deferrable) or templated(nats_conn_id):
+                remedy = "leave it out where a field is templated, or with deferrable=False: only a worker renders them"
+                raise InvalidValue("start_from_trigger", True, remedy)
+            self.start_from_trigger = True
+            self.start_trigger_args = self._start()
 
-    def execute(self, context: Context) -> list[dict[str, Any]]:
-        ti = context["ti"]
-        taking = self._taking(
-            (ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index, ti.try_number)
-        )
+    def execute(self, context: Context) -> Any:
+        if not self.deferrable and self.reschedule:
+            return super().execute(context)
+        taking = self._taking_for(context)
         end = time.time() + self.timeout
         if self.deferrable:
             trigger = JetStreamPullTrigger(self.nats_conn_id, taking, end)
             self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
+        claims = self._in_worker(taking, lambda take: take.take(max(1.0, end - time.time())))
+        return self.resume(context, {"status": "claims", "claims": claims} if claims else {"status": "timeout"})
+
+    def _start(self) -> StartTriggerArgs:
+        """What the scheduler hands to the triggerer. The owner is known there."""
+        taking = self._taking(("", "", "", -1, 1))
+        del taking["owner"]
+        if self.backlog is not None:
+            taking["backlog"] = self.backlog
+        return StartTriggerArgs(
+            trigger_cls="airflow_nats_jetstream.triggers.JetStreamPullTrigger",
+            trigger_kwargs={"nats_conn_id": self.nats_conn_id, "taking": taking, "timeout": self.timeout},
+            next_method="resume",
+            timeout=timedelta(seconds=self.timeout) + _LATE,
+        )
+
+    def poke(self, context: Context) -> bool | PokeReturnValue:
+        """One look: the claims of what is there are handed on, or nothing of it is kept."""
+        claims = self._in_worker(self._taking_for(context), lambda take: take.look())
+        return PokeReturnValue(is_done=True, xcom_value=self._handed_on(claims)) if claims else False
+
+    def _in_worker(
+        self, taking: dict[str, Any], wait: Callable[[Take], Awaitable[list[Claim]]]
+    ) -> list[dict[str, Any]]:
         self._waiting = True
         try:
-            event = JetStreamHook(self.nats_conn_id).run(lambda js: _wait(js, taking, end))
+            return JetStreamHook(self.nats_conn_id).run(lambda js: _taken(js, taking, wait))
         finally:
             self._waiting = False
-        return self.resume(context, event)
 
     def on_kill(self) -> None:
         """Stop waiting in the worker; what was taken and not handed on goes back.
@@ -130,18 +194,26 @@ class JetStreamPullSensor(BaseSensorOperator):
 
     def resume(self, context: Context, event: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: ARG002
         """The trigger's event: claims, a time-out or an error."""
-        if event["status"] == "error":
-            raise JetStreamError(event["error"])
-        if event["status"] == "timeout":
-            message = f"fewer than {self.min_messages} messages came within {self.timeout:g} s"
-            raise AirflowSkipException(message) if self.soft_fail else AirflowSensorTimeout(message)
-        claims: list[dict[str, Any]] = event["claims"]
+        _check_event(self, event, f"fewer than {self.min_messages} messages came within {self.timeout:g} s")
+        return self._handed_on(event["claims"])
+
+    def _handed_on(self, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
         count = sum(claim["count"] for claim in claims)
         self.log.info("%d messages in %d claims: %s", count, len(claims), ", ".join(each["id"] for each in claims))
         return claims
 
+    def _taking_for(self, context: Context) -> dict[str, Any]:
+        ti = context["ti"]
+        taking = self._taking(
+            (ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index, ti.try_number)
+        )
+        if self.backlog is not None:
+            function(self.backlog)
+            taking["backlog"] = self.backlog
+        return taking
+
     def _taking(self, owner: tuple[str, str, str, int, int]) -> dict[str, Any]:
-        """The flat JSON of what to take, checked."""
+        """The flat JSON of what to take, checked; but for the function, which a parse of the DAG does not import."""
         from airflow_nats_jetstream.handoff.consumer import check_config
 
         check_stream_name(self.stream)
@@ -157,36 +229,221 @@ class JetStreamPullSensor(BaseSensorOperator):
             "gather": self.gather.total_seconds(),
             "hand_off_timeout": self.hand_off_timeout.total_seconds(),
             "max_failures": _number("max_failures", self.max_failures),
+            "look_every": self.poke_interval,
+            "priority": _priority(self.priority),
             "dead_letters": None if self.dead_letters in (None, "", "None") else self.dead_letters,
             "consumer_config": None if config is None else normalise(config),
         }
         taking_of(taking)
         # How short a lease may be is the connection's to say: the server's consumer is checked against it.
-        check_config(self.consumer, config, max_messages=taking["max_messages"], shortest_ack_wait=timedelta(0))
+        check_config(
+            self.consumer,
+            config,
+            max_messages=taking["max_messages"],
+            shortest_ack_wait=timedelta(0),
+            group=taking["priority"]["group"] if taking["priority"] else None,
+        )
         return taking
 
 
-async def _wait(js: JetStream, taking: dict[str, Any], end: float) -> dict[str, Any]:
+class JetStreamLagSensor(BaseSensorOperator):
+    """Wait until a consumer has caught up, or until work has piled up: its lag is what waits for its first delivery and
+    what is not acknowledged, claims that are not settled included.
+
+    stream, consumer:    the consumer, which must exist. (templated)
+    below:               the lag is to be smaller; 1 waits until nothing is left. (templated)
+    above:               or greater; 0 waits until there is something. (templated)
+    poke_interval:       between two looks. Default 60 s.
+    deferrable:          wait in the triggerer (default), or in the worker, in any ``mode``.
+    timeout, soft_fail:  as every sensor's; ``soft_fail`` skips on time-out only, never on an error.
+
+    Returns ``{"lag": 0, "pending": 0, "unacknowledged": 0}``. It says nothing about who processed what: messages that a
+    stream's limits have deleted do not lag, either.
+
+    Raises:
+        InvalidValue: when the DAG is parsed, for a bound that is none.
+        StreamNotFound, ConsumerNotFound: it is not waited for.
+        JetStreamError: what else went wrong while waiting.
+        AirflowSensorTimeout: the lag was never within the bound.
+    """
+
+    template_fields: Sequence[str] = ("stream", "consumer", "below", "above", "nats_conn_id")
+    ui_color = "#375c93"
+    ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        consumer: str,
+        below: int | None = None,
+        above: int | None = None,
+        deferrable: bool = True,
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.consumer = consumer
+        self.below = below
+        self.above = above
+        self.deferrable = deferrable
+        self.nats_conn_id = nats_conn_id
+        _check_mode(self)
+        if not templated([stream, consumer, below, above]):
+            Bound(**self._bound())
+
+    def execute(self, context: Context) -> Any:
+        bound = self._bound()
+        Bound(**bound)
+        if self.deferrable:
+            trigger = JetStreamLagTrigger(self.nats_conn_id, bound, self.poke_interval, time.time() + self.timeout)
+            self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
+        return super().execute(context)
+
+    def poke(self, context: Context) -> bool | PokeReturnValue:  # noqa: ARG002
+        bound = Bound(**self._bound())
+        lag = JetStreamHook(self.nats_conn_id).run(bound.look)
+        return False if lag is None else PokeReturnValue(is_done=True, xcom_value=lag.to_json())
+
+    def resume(self, context: Context, event: dict[str, Any]) -> dict[str, int]:  # noqa: ARG002
+        """The trigger's event: the lag, a time-out or an error."""
+        bound = Bound(**self._bound())
+        _check_event(self, event, f"the lag of consumer {self.consumer} was not {bound} within {self.timeout:g} s")
+        lag: dict[str, int] = event["lag"]
+        self.log.info("the lag of consumer %s is %d", self.consumer, lag["lag"])
+        return lag
+
+    def _bound(self) -> dict[str, Any]:
+        numbers = {name: _number(name, getattr(self, name)) for name in ("below", "above")}
+        return {"stream": self.stream, "consumer": self.consumer, **numbers}
+
+
+class JetStreamHoldSensor(BaseSensorOperator):
+    """Hold a claim while other tasks work on it, beside them, until
+    :class:`~airflow_nats_jetstream.operators.settle.JetStreamSettleOperator` has settled it or given it back.
+
+    claim:               as the pull sensor returned it; map over it. (templated)
+    deferrable:          hold in the triggerer (default), or in the worker.
+    timeout, soft_fail:  the longest hold, default 24 h: then the claim is let go, and its messages come again.
+
+    It is downstream of the pull sensor and of nothing else, and upstream of nothing: the work does not wait for it, and
+    the settling ends it. Without it a claim waits for as long as the pull sensor's ``hand_off_timeout`` says.
+
+    Returns ``"done"`` or ``"failed"``: what was decided.
+
+    Raises:
+        AirflowFailException: the messages belong to another run now, so the work cannot be settled.
+        JetStreamError: what else went wrong; a retry goes on holding.
+        AirflowSensorTimeout: the longest hold is over.
+    """
+
+    template_fields: Sequence[str] = ("claim", "nats_conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"claim": "json"}
+    ui_color = "#375c93"
+    ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
+
+    def __init__(
+        self,
+        *,
+        claim: Mapping[str, Any] | XComArg,
+        deferrable: bool = True,
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**{"timeout": LONGEST_HOLD, **kwargs})
+        self.claim = claim
+        self.deferrable = deferrable
+        self.nats_conn_id = nats_conn_id
+        self._waiting = False
+        if self.reschedule:
+            raise InvalidValue("mode", self.mode, "leave it out: a claim is held all the time, best by deferring")
+
+    @property
+    def stream(self) -> str | None:
+        return claimed(self.claim, "stream")
+
+    @property
+    def consumer(self) -> str | None:
+        return claimed(self.claim, "consumer")
+
+    def execute(self, context: Context) -> Any:
+        from airflow_nats_jetstream.handoff.claim import Claim
+
+        try:
+            claim = Claim.from_json(cast("Mapping[str, Any]", self.claim)).to_json()
+        except ClaimInvalid as invalid:
+            raise AirflowFailException(str(invalid)) from invalid
+        end = time.time() + self.timeout
+        if self.deferrable:
+            trigger = JetStreamHoldTrigger(self.nats_conn_id, claim, end)
+            self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
+        self._waiting = True
+        try:
+            event = JetStreamHook(self.nats_conn_id).run(lambda js: kept(js, claim, max(1.0, end - time.time())))
+        finally:
+            self._waiting = False
+        return self.resume(context, event)
+
+    def on_kill(self) -> None:
+        """As the pull sensor's: raising is what ends the holding in the worker."""
+        if self._waiting:
+            raise JetStreamError("killed while holding a claim")
+
+    def resume(self, context: Context, event: dict[str, Any]) -> str:  # noqa: ARG002
+        """The trigger's event: what was decided, a time-out or an error."""
+        if event["status"] == "superseded":
+            raise AirflowFailException(event["error"])
+        _check_event(self, event, f"the claim was not settled within {self.timeout:g} s")
+        return str(event["status"])
+
+
+def _check_mode(sensor: JetStreamPullSensor | JetStreamLagSensor) -> None:
+    if sensor.deferrable and sensor.reschedule:
+        remedy = "leave it out, as a deferred sensor needs no worker at all; or give deferrable=False, too"
+        raise InvalidValue("mode", sensor.mode, remedy)
+
+
+def _check_event(sensor: BaseSensorOperator, event: dict[str, Any], timed_out: str) -> None:
+    """Raises what the event of a trigger says: an error, or a time-out."""
+    if event["status"] == "error":
+        raise JetStreamError(event["error"])
+    if event["status"] == "timeout":
+        raise AirflowSkipException(timed_out) if sensor.soft_fail else AirflowSensorTimeout(timed_out)
+
+
+async def _taken(
+    js: JetStream, taking: dict[str, Any], wait: Callable[[Take], Awaitable[list[Claim]]]
+) -> list[dict[str, Any]]:
     """What the trigger does, in the worker."""
     from airflow_nats_jetstream.handoff.take import Take
 
     take = Take(js, taking_of(taking))
     try:
         await take.prepare()
-        claims = await take.take(max(1.0, end - time.time()))
+        claims = await wait(take)
         take.handed_on()
     finally:
         with anyio.move_on_after(_TO_GIVE_BACK, shield=True):
             await take.put_back()
-    if not claims:
-        return {"status": "timeout"}
-    return {"status": "claims", "claims": [claim.to_json() for claim in claims]}
+    return [claim.to_json() for claim in claims]
 
 
 def _number(name: str, value: Any) -> Any:
-    if value in (None, "", "None") and name in ("messages_per_claim", "max_failures"):
+    if value in (None, "", "None") and name in _OPTIONAL:
         return None
     try:
         return int(value)
     except (TypeError, ValueError):
         raise InvalidValue(name, value, "give a whole number") from None
+
+
+def _priority(fields: Any) -> dict[str, Any] | None:
+    """The fields as numbers where they are numbers: templates render texts."""
+    if not fields:
+        return None
+    if not isinstance(fields, Mapping) or not {"group"} <= fields.keys() <= _PRIORITY:
+        raise InvalidValue("priority", fields, f"give group and, if wanted, others of {', '.join(sorted(_PRIORITY))}")
+    return {name: value if name == "group" else _number(f"priority[{name!r}]", value) for name, value in fields.items()}

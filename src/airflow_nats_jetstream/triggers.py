@@ -1,9 +1,10 @@
-"""The trigger that waits for messages. Its class path is stored in databases: it stays where it is."""
+"""The triggers that wait for a sensor. Their class paths are stored in databases: they stay where they are."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import pkgutil
 import time
 from contextlib import AsyncExitStack
 from datetime import timedelta
@@ -11,34 +12,91 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_nats_jetstream.client.errors import JetStreamError
+from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue, JetStreamError, Superseded
+from airflow_nats_jetstream.client.priority import Priority
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
+    from airflow_nats_jetstream.client.context import JetStream
     from airflow_nats_jetstream.handoff.take import Take
 
 log = logging.getLogger(__name__)
 
 _TO_GIVE_BACK = 5.0  # seconds for giving back on the way out
+_AGAIN = 1.0  # seconds before a connection that the server ended is made again
 
 
-class JetStreamPullTrigger(BaseTrigger):
-    """Take claims and hand them on in one event.
+class JetStreamTrigger(BaseTrigger):
+    """What the triggers share: a connection, and one event.
 
-    ``{"status": "claims", "claims": […]}``, ``{"status": "timeout"}`` or ``{"status": "error", "error": text}``: every
-    error is an event, because Airflow would turn an exception into a skip under ``soft_fail``.
-
-    ``taking`` holds the fields of :class:`~airflow_nats_jetstream.handoff.take.Taking` as JSON, times in seconds;
-    ``end`` is the moment (seconds since 1970) at which the sensor times out, wherever the trigger runs by then.
+    Its payload has a ``status``; ``{"status": "error", "error": text}`` for every error, because Airflow would turn an
+    exception into a skip under ``soft_fail``.
     """
 
-    def __init__(self, nats_conn_id: str, taking: dict[str, Any], end: float) -> None:
+    def __init__(self, nats_conn_id: str, end: float) -> None:
+        """``end``: when the sensor times out, in seconds since 1970, wherever the trigger runs by then."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.nats_conn_id = nats_conn_id
-        self.taking = taking
         self.end = end
         self._stack = AsyncExitStack()
+
+    @property
+    def left(self) -> float:
+        """Seconds until the time-out; a last look takes one."""
+        return max(1.0, self.end - time.time())
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        try:
+            event = await self._event()
+        except Exception as error:  # noqa: BLE001 - a missing connection, for one, is no error of ours
+            event = {"status": "error", "error": f"{type(error).__name__}: {error}"}
+        self.handed_on()
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call] # nothing is awaited between handing on and the event
+
+    async def _event(self) -> dict[str, Any]:
+        from airflow_nats_jetstream.hooks import JetStreamHook
+
+        while True:
+            js = await self._stack.enter_async_context(JetStreamHook(self.nats_conn_id).shared())
+            try:
+                return await self.wait(js)
+            except JetStreamError as error:
+                if not js.connection.ended:
+                    raise
+                log.warning("the server ended the connection, connecting again: %s", error)
+            self.handed_on()
+            await self._stack.aclose()
+            await asyncio.sleep(_AGAIN)
+
+    async def wait(self, js: JetStream) -> dict[str, Any]:
+        """The event. It may be asked for again, on another connection."""
+        raise NotImplementedError
+
+    def handed_on(self) -> None:
+        """Nothing of this wait is to be given back."""
+
+    async def cleanup(self) -> None:
+        """However the trigger ends, the connection is let go."""
+        try:
+            await asyncio.wait_for(self._stack.aclose(), _TO_GIVE_BACK)
+        except (JetStreamError, TimeoutError) as error:
+            log.warning("closing the connection: %s", error)
+
+
+class JetStreamPullTrigger(JetStreamTrigger):
+    """Take claims and hand them on in one event: ``{"status": "claims", "claims": […]}`` or ``{"status": "timeout"}``.
+
+    ``taking`` holds the fields of :class:`~airflow_nats_jetstream.handoff.take.Taking` as JSON, times in seconds. Where
+    no worker came before (``start_from_trigger``), it has no owner, which is the trigger's own task instance then; and
+    ``timeout`` seconds take the place of ``end``.
+    """
+
+    def __init__(
+        self, nats_conn_id: str, taking: dict[str, Any], end: float | None = None, timeout: float = 0.0
+    ) -> None:
+        super().__init__(nats_conn_id, time.time() + timeout if end is None else end)
+        self.taking = taking
         self._take: Take | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -47,39 +105,35 @@ class JetStreamPullTrigger(BaseTrigger):
             {"nats_conn_id": self.nats_conn_id, "taking": self.taking, "end": self.end},
         )
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        try:
-            event = await self._event()
-        except Exception as error:  # noqa: BLE001 - a missing connection, for one, is no error of ours
-            event = {"status": "error", "error": f"{type(error).__name__}: {error}"}
-        if self._take is not None:
-            self._take.handed_on()
-        yield TriggerEvent(event)  # type: ignore[no-untyped-call] # nothing is awaited between handing on and the event
-
-    async def _event(self) -> dict[str, Any]:
+    async def wait(self, js: JetStream) -> dict[str, Any]:
         from airflow_nats_jetstream.handoff.take import Take
-        from airflow_nats_jetstream.hooks import JetStreamHook
 
-        js = await self._stack.enter_async_context(JetStreamHook(self.nats_conn_id).context())
+        if "owner" not in self.taking:
+            ti: Any = self.task_instance
+            owner = [ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index, ti.try_number]
+            self.taking = {**self.taking, "owner": owner}
         self._take = take = Take(js, taking_of(self.taking))
         await take.prepare()
         log.info("waiting for messages of %s on consumer %s", take.taking.stream, take.taking.consumer)
-        claims = await take.take(max(1.0, self.end - time.time()))
+        claims = await take.take(self.left)
         if not claims:
             return {"status": "timeout"}
         return {"status": "claims", "claims": [claim.to_json() for claim in claims]}
+
+    def handed_on(self) -> None:
+        """The claims are the event's. Or the connection ended: what was pulled on it comes again, and what was entered
+        is handed on by whoever waits for the same owner next."""
+        if self._take is not None:
+            self._take.handed_on()
 
     async def on_kill(self) -> None:
         """A user cleared or marked the task: what was taken and not handed on goes back."""
         await self._give_back()
 
     async def cleanup(self) -> None:
-        """However the trigger ends: what was taken and not handed on goes back, and the connection is closed."""
+        """However the trigger ends: what was taken and not handed on goes back, and the connection is let go."""
         await self._give_back()
-        try:
-            await asyncio.wait_for(self._stack.aclose(), _TO_GIVE_BACK)
-        except (JetStreamError, TimeoutError) as error:
-            log.warning("closing the connection: %s", error)
+        await super().cleanup()
 
     async def _give_back(self) -> None:
         if self._take is None:
@@ -90,9 +144,80 @@ class JetStreamPullTrigger(BaseTrigger):
             log.warning("could not give back what was taken, it comes again when its lease ends: %s", error)
 
 
+class JetStreamLagTrigger(JetStreamTrigger):
+    """Wait until a consumer's lag is within its bound: ``{"status": "lag", "lag": {…}}`` or ``{"status": "timeout"}``.
+
+    ``bound`` holds the fields of :class:`~airflow_nats_jetstream.client.lag.Bound`, ``every`` is in seconds.
+    """
+
+    def __init__(self, nats_conn_id: str, bound: dict[str, Any], every: float, end: float) -> None:
+        super().__init__(nats_conn_id, end)
+        self.bound = bound
+        self.every = every
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            "airflow_nats_jetstream.triggers.JetStreamLagTrigger",
+            {"nats_conn_id": self.nats_conn_id, "bound": self.bound, "every": self.every, "end": self.end},
+        )
+
+    async def wait(self, js: JetStream) -> dict[str, Any]:
+        from airflow_nats_jetstream.client.lag import Bound
+
+        lag = await Bound(**self.bound).wait(js, self.left, self.every)
+        return {"status": "timeout"} if lag is None else {"status": "lag", "lag": lag.to_json()}
+
+
+class JetStreamHoldTrigger(JetStreamTrigger):
+    """Keep a claim until it is settled: ``{"status": "done"}``, ``{"status": "failed"}`` or ``{"status": "timeout"}``;
+    ``{"status": "superseded", "error": text}`` when its messages belong to somebody else."""
+
+    def __init__(self, nats_conn_id: str, claim: dict[str, Any], end: float) -> None:
+        super().__init__(nats_conn_id, end)
+        self.claim = claim
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            "airflow_nats_jetstream.triggers.JetStreamHoldTrigger",
+            {"nats_conn_id": self.nats_conn_id, "claim": self.claim, "end": self.end},
+        )
+
+    async def wait(self, js: JetStream) -> dict[str, Any]:
+        return await kept(js, self.claim, self.left)
+
+
+async def kept(js: JetStream, claim: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The event of :class:`JetStreamHoldTrigger`."""
+    from airflow_nats_jetstream.handoff.claim import Claim
+    from airflow_nats_jetstream.handoff.keep import keep
+
+    try:
+        return {"status": await keep(js, Claim.from_json(claim), seconds) or "timeout"}
+    except (ClaimInvalid, Superseded) as foreign:
+        return {"status": "superseded", "error": str(foreign)}
+
+
 def taking_of(values: dict[str, Any]) -> Any:
-    """The frozen value that a trigger's flat JSON describes."""
+    """The frozen value that a trigger's flat JSON describes. Raises InvalidValue."""
     from airflow_nats_jetstream.handoff.take import Taking
 
-    times = {name: timedelta(seconds=values[name]) for name in ("gather", "hand_off_timeout")}
-    return Taking(**{**values, **times, "owner": tuple(values["owner"])})
+    fields = {**values, "owner": tuple(values["owner"])}
+    for name in ("gather", "hand_off_timeout", "look_every"):
+        if name in values:
+            fields[name] = timedelta(seconds=values[name])
+    if priority := values.get("priority"):
+        fields["priority"] = Priority(**priority)
+    if backlog := values.get("backlog"):
+        fields["backlog"] = function(backlog)
+    return Taking(**fields)
+
+
+def function(path: str) -> Callable[..., Any]:
+    """The function of this name. Raises InvalidValue when it cannot be imported here."""
+    try:
+        found = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidValue("backlog", path, f"{error}; it must be importable in workers and triggerers") from None
+    if not callable(found):
+        raise InvalidValue("backlog", path, "name a function")
+    return found  # type: ignore[no-any-return]

@@ -33,7 +33,7 @@ class Monitored:
     def __init__(self, serve: Serve) -> None:
         self._http = free_port()
         self.server = serve(CONFIG.format(http=self._http, users=f"{ADA}, {BOB}"))
-        self.ada = ConnectionSettings(servers=self.server.url, user="ada", password="hidden", connect_timeout=1)
+        self.ada = ConnectionSettings(servers=self.server.url, user="ada", password="hidden", connect_timeout=3)
         self.bob = ConnectionSettings(servers=self.server.url, user="bob", password="b")
 
     async def connected(self) -> int:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, BaseOperator, BaseSensorOperator
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from airflow_nats_jetstream.get_provider_info import get_provider_info
 from airflow_nats_jetstream.hooks import JetStreamHook
@@ -63,6 +65,7 @@ def scenes(hook: JetStreamHook, stream: str) -> dict[str, Scene]:
     """In this order: each leaves what the next needs. The stream holds nine messages, of which eight are claimed."""
     here = {"stream": stream}
     of_it = {**here, "consumer": CONSUMER}
+    claimed = claim(hook, stream, 9)
     other = {"name": f"{stream}x", "subjects": [f"{stream}x"]}
     return {
         "JetStreamCreateStreamOperator": Scene("config", {**other, "max_age": "1h"}, {}),
@@ -72,9 +75,12 @@ def scenes(hook: JetStreamHook, stream: str) -> dict[str, Scene]:
         "JetStreamDeleteMessageOperator": Scene("sequence", 10, here),
         "JetStreamPauseConsumerOperator": Scene("duration", "1h", {**here, "consumer": "other"}),
         "JetStreamResumeConsumerOperator": Scene("consumer", "other", here),
-        "JetStreamProcessOperator": Scene("op_kwargs", {"claim": claim(hook, stream, 9)}, {"python_callable": counted}),
+        "JetStreamProcessOperator": Scene("op_kwargs", {"claim": claimed}, {"python_callable": counted}),
+        "JetStreamHoldSensor": Scene("claim", claimed, {"deferrable": False, "timeout": 5}),
+        "JetStreamSettleOperator": Scene("claim", claimed, {"value": "settled before"}),
         "JetStreamResetConsumerOperator": Scene("sequence", 1, of_it),
         "JetStreamPullSensor": Scene("max_messages", 8, {**of_it, "deferrable": False, "timeout": 5}),
+        "JetStreamLagSensor": Scene("below", 10, {**of_it, "deferrable": False, "timeout": 5}),
         "JetStreamDeleteConsumerOperator": Scene("consumer", CONSUMER, {**here, "despite_open_claims": True}),
         "JetStreamPurgeOperator": Scene("keep", 2, here),
         "JetStreamDeleteStreamOperator": Scene("stream", f"{stream}x", {}),
@@ -138,6 +144,8 @@ def test_each_is_mapped_run_dry_and_run(
 ) -> None:
     """As one of two mapped tasks whose fields are rendered; the dry run prints, and leaves the server as it was."""
     monkeypatch.setattr("airflow_nats_jetstream.handoff.reset.QUIET", 0.5)
+    states = staticmethod(lambda **_: {"run": {"before": "success"}})
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", states)
     rows, kinds = table(), {each.__name__: each for each in classes()}
     made = scenes(hook, stream)
     assert made.keys() == rows.keys()
@@ -145,12 +153,13 @@ def test_each_is_mapped_run_dry_and_run(
         with DAG(f"dag_{name}", schedule=None):
             mapped = kinds[name].partial(task_id=name, nats_conn_id=CONNECTION, **partial)
             task = mapped.expand(**{over: [None if over != "config" else {}, value]})
+            EmptyOperator(task_id="before") >> task
         assert rows[name].mapping == f"`{over}`"
         one = rendered(task, {}, map_index=1)
         before = snapshot(hook, stream)
         capsys.readouterr()
         one.dry_run()
-        assert name == "JetStreamPullSensor" or capsys.readouterr().out
+        assert issubclass(kinds[name], BaseSensorOperator) or capsys.readouterr().out
         assert snapshot(hook, stream) == before, name
         answer = execute(one, map_index=1)
         assert json.loads(json.dumps(answer)) == answer

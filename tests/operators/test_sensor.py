@@ -26,7 +26,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.handoff.claim import Claim
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.triggers import JetStreamPullTrigger
+from airflow_nats_jetstream.triggers import JetStreamPullTrigger, JetStreamTrigger
 from demo.nats_server import NatsServer
 from tests.operators.conftest import set_connection
 from tests.operators.steps import ACK_WAIT, CONNECTION, CONSUMER, context_of, execute, info, publish, record, sensor
@@ -42,7 +42,7 @@ def trigger_of(stream: str, run_id: str = "run", **changes: Any) -> JetStreamPul
     return JetStreamPullTrigger(**stored)
 
 
-async def fired(trigger: JetStreamPullTrigger) -> dict[str, Any]:
+async def fired(trigger: JetStreamTrigger) -> dict[str, Any]:
     """What the triggerer does with a trigger: run it to its end, then clean up."""
     try:
         (event,) = [event async for event in trigger.run()]
@@ -265,7 +265,6 @@ authorization { users: [
         ({"max_messages": "many"}, "whole number"),
         ({"gather": timedelta(seconds=-1)}, "gather"),
         ({"hand_off_timeout": timedelta(0)}, "hand_off_timeout"),
-        ({"mode": "reschedule"}, "mode='reschedule'"),
         ({"consumer_config": {"ack_policy": "all"}}, "ack_policy='all'"),
         ({"consumer_config": {"ack_policy": "none"}}, "ack_policy='none'"),
         ({"consumer_config": {"max_deliver": 5}}, "max_deliver=5"),

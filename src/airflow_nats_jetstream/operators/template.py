@@ -30,3 +30,9 @@ def whole_number(name: str, value: object, lowest: int = 1, why: str = "") -> in
     if isinstance(value, bool) or not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) >= lowest):
         raise InvalidValue(name, value, f"give a whole number, {lowest} or more{why}")
     return int(text)
+
+
+def claimed(claim: Any, name: str) -> str | None:
+    """A field of a claim, once the task knows its claim."""
+    value = claim.get(name) if isinstance(claim, Mapping) else None
+    return value if isinstance(value, str) else None

@@ -1,0 +1,124 @@
+"""Triggers of one triggerer on one connection; the server is asked how many there are."""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_nats_jetstream.hooks import JetStreamHook
+from demo.nats_server import NatsServer
+from demo.service import free_port
+from tests.client.until import until
+from tests.operators.steps import CONNECTION, publish
+from tests.operators.test_sensor import fired, trigger_of
+
+
+class Guarded:
+    """A server with one user, whose password changes; and the Airflow connection to it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._http = free_port()
+        self._monkeypatch = monkeypatch
+        self.server = NatsServer(folder, self._config("first"))
+        self.server.start()
+        self.connect("first")
+
+    def _config(self, password: str) -> str:
+        return f"http: 127.0.0.1:{self._http}\nauthorization {{ user: ada, password: {password} }}"
+
+    def connect(self, password: str) -> None:
+        uri = self.server.url.replace("nats://", f"nats://ada:{password}@")
+        options = "shortest_ack_wait=0.5&connect_timeout=5"
+        self._monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", f"{uri}/?{options}")
+
+    def rotate(self, password: str) -> None:
+        self.server._settings.write_text(self._config(password))
+        os.kill(self.server.pid, signal.SIGHUP)
+
+    async def connected(self) -> int:
+        return len(await self._connections())
+
+    async def waits(self) -> bool:
+        """One connection, and on it a pull beside the answers to requests."""
+        return [each["subscriptions"] for each in await self._connections()] == [2]
+
+    async def _connections(self) -> list[dict[str, Any]]:
+        def ask() -> Any:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._http}/connz") as answer:
+                return json.load(answer)
+
+        return list((await asyncio.to_thread(ask))["connections"])
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
+    guarded = Guarded(tmp_path / "nats", monkeypatch)
+    yield guarded
+    guarded.server.stop()
+
+
+def create(count: int) -> list[str]:
+    names = [f"S{secrets.token_hex(4)}" for _ in range(count)]
+
+    async def made(js: Any) -> None:
+        for name in names:
+            await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+
+    JetStreamHook(CONNECTION).run(made)
+    return names
+
+
+async def test_triggers_share_one_connection(guarded: Guarded) -> None:
+    names = await asyncio.to_thread(create, 5)
+    triggers = [await asyncio.to_thread(trigger_of, name, timeout=120) for name in names]
+    waiting = [asyncio.create_task(fired(each)) for each in triggers]
+
+    async def one() -> bool:
+        return await guarded.connected() == 1
+
+    await until(one)
+    waiting[0].cancel()  # who connected first
+    await asyncio.wait([waiting[0]])
+    assert await guarded.connected() == 1
+    for name in names[1:]:
+        await asyncio.to_thread(publish, JetStreamHook(CONNECTION), name, 3)
+    events = await asyncio.gather(*waiting[1:])
+    assert [event["claims"][0]["count"] for event in events] == [3] * 4
+
+    async def none() -> bool:
+        return await guarded.connected() == 0
+
+    await until(none)
+
+
+async def test_a_trigger_whose_user_was_revoked_goes_on_with_the_connection_of_now(guarded: Guarded) -> None:
+    [name] = await asyncio.to_thread(create, 1)
+    waiting = asyncio.create_task(fired(await asyncio.to_thread(trigger_of, name, timeout=120)))
+    await until(guarded.waits)
+    guarded.connect("second")
+    guarded.rotate("second")
+
+    async def none() -> bool:
+        return await guarded.connected() == 0
+
+    await until(none, within=60)
+    await asyncio.to_thread(publish, JetStreamHook(CONNECTION), name, 3)
+    assert (await waiting)["claims"][0]["count"] == 3
+
+
+async def test_a_trigger_that_may_not_connect_again_says_so(guarded: Guarded) -> None:
+    [name] = await asyncio.to_thread(create, 1)
+    waiting = asyncio.create_task(fired(await asyncio.to_thread(trigger_of, name, timeout=120)))
+    await until(guarded.waits)
+    guarded.rotate("second")
+    event = await waiting
+    assert event["status"] == "error"
+    assert "AuthenticationFailed" in event["error"]
+    assert "first" not in event["error"]
