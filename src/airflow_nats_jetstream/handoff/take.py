@@ -280,18 +280,20 @@ class Take:
         """
         taking, clock = self.taking, self._clock
         self._pulled.clear()
-        first = renewed = heard = asked = 0.0
+        first = renewed = heard = 0.0
+        nothing = clock()  # the last moment at which nothing had come
         waiting = 0
         end, life = deadline, None
         while clock() < end and len(self._pulled) < taking.max_messages:
             before, life = life, await self._life()
             if life != before:
                 self._pulled.clear()  # of an earlier life: it is delivered again
-            asked = clock()
-            if look and not self._pulled:
-                end = min(deadline, asked + _LOOK)
+            if not self._pulled:
+                nothing = clock()
+                if look:
+                    end = min(deadline, nothing + _LOOK)
             # A look is shorter than its request: heartbeats that a busy machine misses in a second mean nothing.
-            expires = min(_LONGEST_PULL, max(5.0 if look else 1.0, end - asked))
+            expires = min(_LONGEST_PULL, max(5.0 if look else 1.0, end - clock()))
             missing = taking.max_messages - len(self._pulled)
             async with self.ledger.consumer.pull(missing, expires=expires, priority=taking.priority) as pull:
                 while not pull.ended and clock() < end and len(self._pulled) < taking.max_messages:
@@ -300,6 +302,7 @@ class Take:
                     if messages:
                         waiting, heard = self._add(messages), now
                     if not self._pulled:
+                        nothing = now
                         continue
                     first = first or now
                     renewed = renewed or now
@@ -312,9 +315,11 @@ class Take:
                         gathered = first + taking.gather.total_seconds()
                         end = min(deadline, max(gathered, heard + _STALLED) if waiting else gathered)
                 self._add(await pull.stop())
-            if look and not self._pulled:
+            if self._pulled:
+                renewed = renewed or nothing
+            elif look:
                 break
-        return renewed or asked
+        return renewed
 
     async def _renew(self) -> None:
         counter = max(delivery.counter for delivery in self._pulled.values())
