@@ -24,7 +24,21 @@ def get_provider_info() -> dict[str, object]:
             }
         ],
         "sensors": [{"integration-name": "NATS JetStream", "python-modules": ["airflow_nats_jetstream.sensors"]}],
-        "triggers": [{"integration-name": "NATS JetStream", "python-modules": ["airflow_nats_jetstream.triggers"]}],
+        "triggers": [
+            {
+                "integration-name": "NATS JetStream",
+                "python-modules": ["airflow_nats_jetstream.triggers", "airflow_nats_jetstream.watcher"],
+            }
+        ],
+        # Airflow's schema asks for objects; what its loader takes are class paths, which the schema lets pass.
+        "queues": ["airflow_nats_jetstream.queues.JetStreamQueueProvider"],
+        "asset-uris": [
+            {
+                "schemes": ["nats"],
+                "handler": "airflow_nats_jetstream.assets.sanitize_uri",
+                "factory": "airflow_nats_jetstream.assets.create_asset",
+            }
+        ],
         "hooks": [{"integration-name": "NATS JetStream", "python-modules": ["airflow_nats_jetstream.hooks"]}],
         "extra-links": ["airflow_nats_jetstream.links.JetStreamLink"],
         "cli": ["airflow_nats_jetstream.command_line.airflow_commands"],

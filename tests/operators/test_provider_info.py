@@ -66,6 +66,28 @@ print(json.dumps([provider.version, manager.hooks["nats"].hook_class_name, calla
     assert alone(code) == [__version__, "airflow_nats_jetstream.hooks.JetStreamHook", True]
 
 
+QUEUES = """
+import importlib.abc, json, logging, sys
+class Without(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.startswith("airflow.providers.common.messaging.") and {missing} and "get_provider_info" not in name:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Without())
+from airflow.providers_manager import ProvidersManager
+said = []
+handler = logging.Handler(logging.WARNING)
+handler.emit = lambda record: said.append(record.getMessage())
+logging.getLogger("airflow.providers_manager").addHandler(handler)
+queues = [name for name in ProvidersManager().queue_class_names if "nats" in name]
+print(json.dumps([queues, said]))
+"""
+
+
+def test_airflow_finds_the_queue_with_the_extra_and_misses_nothing_without() -> None:
+    assert alone(QUEUES.format(missing=False)) == [INFO["queues"], []]
+    assert alone(QUEUES.format(missing=True)) == [[], []]
+
+
 def test_no_field_of_the_form_is_required() -> None:
     for name, field in CONNECTION["conn-fields"].items():
         assert "null" in field["schema"]["type"], name
@@ -106,7 +128,8 @@ import airflow_nats_jetstream.hooks, airflow_nats_jetstream.sensors, airflow_nat
 import airflow_nats_jetstream.operators.stream, airflow_nats_jetstream.operators.publish
 import airflow_nats_jetstream.operators.process, airflow_nats_jetstream.operators.consumer
 import airflow_nats_jetstream.operators.message, airflow_nats_jetstream.operators.configuration_file
-import flight_delays, flight_delays_stream
+import airflow_nats_jetstream.queues, airflow_nats_jetstream.watcher
+import flight_delays, flight_delays_stream, flights_arriving
 print(json.dumps(sorted({{"nats", "pyspark", "pyspark_jetstream", "pyarrow"}} & set(sys.modules))))
 """
     assert alone(code) == []

@@ -1,0 +1,16 @@
+"""``MessageQueueTrigger(scheme="nats", stream=…, consumer=…)``, of the extra ``messaging``."""
+
+from __future__ import annotations
+
+from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
+
+from airflow_nats_jetstream.watcher import JetStreamNoticeTrigger
+
+
+class JetStreamQueueProvider(BaseMessageQueueProvider):
+    """The keyword arguments are those of :class:`~airflow_nats_jetstream.watcher.JetStreamNoticeTrigger`."""
+
+    scheme = "nats"
+
+    def trigger_class(self) -> type[JetStreamNoticeTrigger]:
+        return JetStreamNoticeTrigger

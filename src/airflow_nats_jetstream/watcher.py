@@ -1,0 +1,147 @@
+"""The trigger of event-driven DAGs. Its class path is stored in databases: it stays where it is.
+
+The event is a *notice*: there are messages to be claimed. It carries none, and nothing is pulled or acknowledged here;
+the run that it starts has a sensor, which takes the claims. So it does not matter how often a notice is lost, repeated
+or shared: whoever pulls first gets the messages, and the next look tells what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Hashable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
+from airflow_nats_jetstream.hooks import JetStreamHook
+
+if TYPE_CHECKING:
+    from airflow_nats_jetstream.handoff.backlog import Backlog
+
+log = logging.getLogger(__name__)
+
+POLL_INTERVAL = timedelta(seconds=5)
+REMIND_AFTER = timedelta(minutes=15)
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds between attempts while NATS is away
+
+
+class JetStreamNoticeTrigger(BaseEventTrigger):
+    """Notice that messages wait to be claimed: the trigger of an ``AssetWatcher``.
+
+    stream, consumer:  where the sensor of the triggered DAG pulls. While the consumer is missing, any message of the
+                       stream is news: the first run's sensor creates it.
+    min_messages:      fewer are no news. Default 1.
+    remind_after:      a notice that nobody answered by pulling is given again. Default 15 min.
+    poll_interval:     how often the consumer is looked at. Default 5 s.
+    nats_conn_id:      the connection.
+
+    Watchers of one consumer with the same connection and interval share one connection to NATS and one request per
+    look (Airflow's shared streams). Durations are ``timedelta``, or seconds.
+
+    At most one notice of a watcher is unanswered. It is answered when something was delivered to whoever pulls, or when
+    nothing is left; then what is left, or new, is news again. While somebody pulls there is no news.
+
+    The event's payload: ``stream``, ``consumer``, ``pending`` (messages to be claimed) and ``consumer_sequence``
+    (deliveries so far).
+
+    Raises:
+        InvalidValue: when the DAG is parsed.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        consumer: str,
+        *,
+        min_messages: int = 1,
+        remind_after: timedelta | float = REMIND_AFTER,
+        poll_interval: timedelta | float = POLL_INTERVAL,
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stream = check_stream_name(stream)
+        self.consumer = check_consumer_name(consumer)
+        self.min_messages = min_messages
+        self.remind_after = _seconds("remind_after", remind_after)
+        self.poll_interval = _seconds("poll_interval", poll_interval)
+        self.nats_conn_id = nats_conn_id
+        if type(min_messages) is not int or min_messages < 1:
+            raise InvalidValue("min_messages", min_messages, "give a whole number of 1 or more")
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            "airflow_nats_jetstream.watcher.JetStreamNoticeTrigger",
+            {
+                "stream": self.stream,
+                "consumer": self.consumer,
+                "min_messages": self.min_messages,
+                "remind_after": self.remind_after,
+                "poll_interval": self.poll_interval,
+                "nats_conn_id": self.nats_conn_id,
+            },
+        )
+
+    def shared_stream_key(self) -> Hashable:
+        return ("jetstream", self.nats_conn_id, self.stream, self.consumer, self.poll_interval)
+
+    @classmethod
+    async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Backlog]:
+        """One look after the other, for all watchers of the consumer. Never ends, never raises.
+
+        Airflow starts a failed watcher again at once, for ever. Here it waits: the connection may be mended meanwhile,
+        and is read again for every attempt.
+        """
+        from airflow_nats_jetstream.handoff import backlog
+
+        consumer, stream = kwargs["consumer"], kwargs["stream"]
+        pause = _FIRST_PAUSE
+        before: Backlog | None = None
+        while True:
+            try:
+                async with JetStreamHook(kwargs["nats_conn_id"]).context() as js:
+                    while True:
+                        seen = await backlog.look(js, stream, consumer)
+                        yield seen.steady(before)
+                        before, pause = seen, _FIRST_PAUSE
+                        await asyncio.sleep(kwargs["poll_interval"])
+            except Exception as error:  # noqa: BLE001 - a missing connection, for one, is no error of ours
+                name = type(error).__name__
+                log.warning("no look at %s of %s, again in %g s: %s: %s", consumer, stream, pause, name, error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Backlog]) -> AsyncIterator[TriggerEvent]:
+        unanswered: int | None = None  # the deliveries until the last notice
+        until = 0.0
+        async for seen in shared_stream:
+            if unanswered != seen.counter or not seen.count:
+                unanswered = None  # somebody has pulled, or there is nothing left
+            due = unanswered is None or time.monotonic() >= until
+            if due and not seen.pulls and seen.count >= self.min_messages:
+                unanswered, until = seen.counter, time.monotonic() + self.remind_after
+                yield TriggerEvent(self._notice(seen))  # type: ignore[no-untyped-call]
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Without Airflow's shared streams: the same, for this watcher alone."""
+        async for event in self.filter_shared_stream(self.open_shared_stream(self.serialize()[1])):
+            yield event
+
+    def _notice(self, seen: Backlog) -> dict[str, Any]:
+        return {
+            "stream": self.stream,
+            "consumer": self.consumer,
+            "pending": seen.count,
+            "consumer_sequence": seen.counter,
+        }
+
+
+def _seconds(name: str, value: timedelta | float) -> float:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.1 <= seconds < 10**9:
+        raise InvalidValue(name, value, "give a duration of at least 0.1 s")
+    return float(seconds)
