@@ -89,6 +89,17 @@ class Airflow:
         state: str = self._get(f"dags/{dag_id}/dagRuns/{run_id}")["state"]
         return state
 
+    def runs(self, dag_id: str) -> dict[str, str]:
+        """The states of the DAG's runs by their ids, the oldest first."""
+        runs = self._get(f"dags/{dag_id}/dagRuns?order_by=id&limit=100")["dag_runs"]
+        return {run["dag_run_id"]: run["state"] for run in runs}
+
+    def asset_events(self, name: str) -> int:
+        """How many events the asset of this name has had."""
+        (asset,) = [each for each in self._get(f"assets?name_pattern={name}")["assets"] if each["name"] == name]
+        events: int = self._get(f"assets/events?asset_id={asset['id']}&limit=1")["total_entries"]
+        return events
+
     def tasks(self, dag_id: str, run_id: str) -> list[TaskInstance]:
         """Every task instance of the run, mapped ones each."""
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances?limit=100"

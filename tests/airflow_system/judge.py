@@ -75,6 +75,14 @@ class Judge:
 
         return self._ask(state)
 
+    def deliveries(self, stream: str) -> int:
+        """How many deliveries the consumer has made."""
+
+        async def delivered(js: JetStreamContext) -> int:
+            return int((await js.consumer_info(stream, CONSUMER)).delivered.consumer_seq)
+
+        return self._ask(delivered)
+
     def pulls(self, stream: str) -> int:
         """How many pulls wait at the consumer."""
 

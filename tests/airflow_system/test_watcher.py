@@ -1,0 +1,48 @@
+"""An event-driven DAG on the real scheduler and triggerer: started by what arrives, through a kill and a pause."""
+
+import time
+
+from demo.service import until
+from demo.stack import Stack
+from tests.airflow_system.judge import Judge
+
+STREAM, DAG = "ARRIVING", "arriving"  # the asset is named as the DAG
+ACK_WAIT, REMIND_AFTER = 2, 8  # seconds, as the DAG has them
+
+
+def test_what_arrives_is_processed_once_through_a_kill_and_a_pause(stack: Stack, judge: Judge) -> None:
+    airflow = stack.airflow
+    airflow.wait_for_dag(DAG)
+    judge.publish(STREAM, 30)
+    settled(stack, judge, 30)
+    assert next(iter(airflow.runs(DAG))).startswith("asset_triggered__")
+
+    stack.triggerer.kill()
+    judge.publish(STREAM, 20)
+    stack.triggerer.start()
+    settled(stack, judge, 50)
+
+    airflow.pause(DAG)
+    runs, deliveries, events = len(airflow.runs(DAG)), judge.deliveries(STREAM), airflow.asset_events(DAG)
+    began = time.monotonic()
+    judge.publish(STREAM, 10)
+    until("a notice", lambda: airflow.asset_events(DAG) > events, 240)
+    time.sleep(5 * ACK_WAIT)
+    notices = airflow.asset_events(DAG) - events
+    assert notices <= 1 + (time.monotonic() - began) / REMIND_AFTER
+    assert len(airflow.runs(DAG)) == runs
+    assert judge.pending(STREAM) == (10, 0)
+    assert judge.deliveries(STREAM) == deliveries
+    airflow.pause(DAG, False)
+    settled(stack, judge, 60)
+
+
+def settled(stack: Stack, judge: Judge, count: int) -> None:
+    """Return when no run is left; then every message that was ever published is settled, once."""
+
+    def over() -> bool:
+        done = sum(last - first + 1 for each in judge.done(STREAM).values() for first, last in each["ranges"])
+        return done >= count and not {"queued", "running"}.intersection(stack.airflow.runs(DAG).values())
+
+    until(f"{count} messages to be settled", over, 240)
+    judge.every_message_settled_once(STREAM, count)
