@@ -33,8 +33,9 @@ def flights_arriving() -> None:
         task_id="claims",
         stream="FLIGHTS",
         consumer="arrivals",
+        deferrable=False,  # what it waits for is there
         timeout=60,
-        soft_fail=True,  # nothing there: another run was faster
+        soft_fail=True,  # nothing is: another run was faster
     )
 
     @task.jetstream(retries=2)
