@@ -33,6 +33,7 @@ def flights_arriving() -> None:
         task_id="claims",
         stream="FLIGHTS",
         consumer="arrivals",
+        max_failures=3,  # a message that cannot be processed does not start runs for ever
         deferrable=False,  # what it waits for is there
         timeout=60,
         soft_fail=True,  # nothing is: another run was faster

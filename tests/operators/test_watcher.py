@@ -30,8 +30,10 @@ from airflow_nats_jetstream.watcher import JetStreamNoticeTrigger
 from demo.nats_server import NatsServer
 from tests.operators.conftest import set_connection
 from tests.operators.steps import CONNECTION, CONSUMER, claim, execute, info, publish, sensor
+from tests.snippets import sections
 
 INTERVAL = 0.1
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "event-driven.md"
 
 
 @dataclass
@@ -149,6 +151,16 @@ async def test_one_notice_until_it_is_answered(watch: Watch, looks: Looks, hook:
     await in_thread(publish, hook, stream, 1)
     assert await watcher.noticed(3) == [3, 2, 1]
     assert watcher.notices[-1] == {"stream": stream, "consumer": CONSUMER, "pending": 1, "consumer_sequence": 7}
+
+
+async def test_what_is_gone_needs_no_answer(watch: Watch, looks: Looks, hook: JetStreamHook, stream: str) -> None:
+    await in_thread(publish, hook, stream, 3)
+    watcher = watch(stream)
+    await watcher.noticed(1)
+    await in_thread(hook.run, lambda js: js.stream(stream).purge())
+    await looks.further()
+    await in_thread(publish, hook, stream, 2)
+    assert await watcher.noticed(2) == [3, 2]
 
 
 async def test_a_failed_claim_is_news(watch: Watch, looks: Looks, hook: JetStreamHook, stream: str) -> None:
@@ -300,6 +312,11 @@ def test_the_message_queue_trigger_is_the_same_watcher() -> None:
     queue = MessageQueueTrigger(scheme="nats", stream="FLIGHTS", consumer="delays", min_messages=5)
     assert queue.serialize() == JetStreamNoticeTrigger("FLIGHTS", "delays", min_messages=5).serialize()
     Asset("flights", watchers=[AssetWatcher(name="flights", trigger=queue)])
+
+
+async def test_the_page_says_what_works() -> None:
+    for section in sections(PAGE):
+        await section.run()
 
 
 @pytest.mark.parametrize(
