@@ -115,6 +115,18 @@ def test_what_comes_again_counts_when_the_consumer_stands_still() -> None:
     assert backlog.steady(None) == replace(backlog, again=0)
 
 
+async def test_what_somebody_else_acknowledged_hides_nothing(stream: Stream) -> None:
+    """Of a claim's five messages three are acknowledged: it accounts for two of those that are out."""
+    consumer = await stream.create_consumer({"durable_name": CONSUMER, "ack_policy": "explicit"})
+    await publish(stream, 9)
+    for message in (await consumer.fetch(9, max_wait=10))[:3]:
+        await message.double_ack()
+    info = await consumer.info()
+    assert (info.floor, info.ack_pending) == (3, 6)
+    entry = OpenEntry(Sequences.of(range(1, 6)), 5, 50, info.now, ("d", "r", "t", -1, 1))
+    assert claimed(Record(info.created, open={"claim": entry}), info) == 2
+
+
 @pytest.mark.parametrize(("token", "trusted"), [(None, ON_ITS_WAY), ("1-abc", AT_WORK)])
 async def test_a_claim_that_nobody_ended_is_not_trusted_for_ever(
     stream: Stream, token: str | None, trusted: timedelta

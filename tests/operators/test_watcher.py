@@ -216,7 +216,7 @@ async def test_nothing_is_delivered_or_made_by_watching(
 
 async def test_who_waits_needs_no_notice(watch: Watch, looks: Looks, hook: JetStreamHook, stream: str) -> None:
     """A sensor that waits for 100 messages gets what comes: no other run is wanted meanwhile."""
-    waits = partial(execute, sensor(stream, min_messages=100, timeout=300))
+    waits = partial(execute, sensor(stream, min_messages=100, timeout=120))
     waiting = asyncio.create_task(in_thread(waits))
     watcher = watch(stream)
     while not (await in_thread(consumer_of, hook, stream)).get("num_waiting"):  # noqa: ASYNC110
