@@ -100,6 +100,10 @@ class Airflow:
         events: int = self._get(f"assets/events?asset_id={asset['id']}&limit=1")["total_entries"]
         return events
 
+    def event_waits(self, dag_id: str) -> bool:
+        """Whether an event of an asset waits for the DAG's next run."""
+        return self._request("GET", f"dags/{dag_id}/assets/queuedEvents").is_success  # otherwise 404: there is none
+
     def tasks(self, dag_id: str, run_id: str) -> list[TaskInstance]:
         """Every task instance of the run, mapped ones each."""
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances?limit=100"
