@@ -102,7 +102,7 @@ class Airflow:
 
     def event_waits(self, dag_id: str) -> bool:
         """Whether an event of an asset waits for the DAG's next run."""
-        return self._request("GET", f"dags/{dag_id}/assets/queuedEvents").is_success  # otherwise 404: there is none
+        return bool(self._get(f"dags/{dag_id}/assets/queuedEvents")["total_entries"])
 
     def tasks(self, dag_id: str, run_id: str) -> list[TaskInstance]:
         """Every task instance of the run, mapped ones each."""
