@@ -103,7 +103,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         before: Backlog | None = None
         while True:
             try:
-                async with JetStreamHook(kwargs["nats_conn_id"]).context() as js:
+                async with JetStreamHook(kwargs["nats_conn_id"]).shared() as js:
                     while True:
                         seen = await backlog.look(js, stream, consumer)
                         yield seen.steady(before)

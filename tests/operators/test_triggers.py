@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.watcher import JetStreamNoticeTrigger
 from demo.nats_server import NatsServer
 from demo.service import free_port
 from tests.client.until import until
-from tests.operators.steps import CONNECTION, publish
+from tests.operators.steps import CONNECTION, CONSUMER, publish
 from tests.operators.test_sensor import fired, trigger_of
 
 
@@ -96,6 +97,29 @@ async def test_triggers_share_one_connection(guarded: Guarded) -> None:
         return await guarded.connected() == 0
 
     await until(none)
+
+
+async def test_a_watcher_is_on_the_sensors_connection(guarded: Guarded) -> None:
+    [name] = await asyncio.to_thread(create, 1)
+    notices = JetStreamNoticeTrigger(name, CONSUMER, poll_interval=0.1, nats_conn_id=CONNECTION).run()
+    noticed = asyncio.ensure_future(anext(notices))
+
+    async def connected(count: int) -> None:
+        async def equal() -> bool:
+            return await guarded.connected() == count
+
+        await until(equal)
+
+    await connected(1)
+    waiting = asyncio.create_task(fired(await asyncio.to_thread(trigger_of, name, timeout=120)))
+    await until(guarded.waits)
+    await asyncio.to_thread(publish, JetStreamHook(CONNECTION), name, 3)
+    await waiting
+    await connected(1)  # whoever stays keeps it
+    await asyncio.to_thread(publish, JetStreamHook(CONNECTION), name, 2)
+    assert (await noticed).payload["pending"] == 2
+    await notices.aclose()  # type: ignore[attr-defined]
+    await connected(0)
 
 
 async def test_a_trigger_whose_user_was_revoked_goes_on_with_the_connection_of_now(guarded: Guarded) -> None:
