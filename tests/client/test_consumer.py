@@ -283,3 +283,34 @@ def test_empty_is_no_error(description: str) -> None:
     window.on_status(1, 408, description, {"Nats-Pending-Messages": ["10"]}, 0)
     assert window.idle
     assert window.next_request(0) is None
+
+
+def test_pulls_of_one_connection_share_what_may_be_on_its_way() -> None:
+    def asked(among: int) -> tuple[int, int]:
+        request = PullWindow(20_000, now=0, largest_message=1 << 20).next_request(0, among)
+        assert request
+        return request[1]["batch"], request[1]["max_bytes"]
+
+    assert asked(1) == (10_000, 8 << 20)
+    assert asked(4) == (2_500, 2 << 20)
+    assert asked(1_000) == (10, 1 << 20)
+    of_bytes = PullWindow(1_000_000, now=0, largest_request=1_000_000, max_bytes=5_000).next_request(0, 1_000)
+    assert of_bytes
+    assert of_bytes[1].items() >= {"batch": 1_000_000, "max_bytes": 5_000}.items()  # its caller's, not ours
+
+
+def test_a_message_that_is_larger_than_its_share_is_asked_for_alone() -> None:
+    """It was stored when the server still took larger ones."""
+    window = PullWindow(10, now=0, largest_message=1 << 20)
+    sizes = []
+    for number in (1, 2):
+        request = window.next_request(0, 8)
+        assert request
+        sizes.append(request[1]["max_bytes"])
+        nothing = {"Nats-Pending-Messages": ["10"]}
+        if number == 1:
+            window.on_status(number, 409, "Message Size Exceeds MaxBytes", nothing, 0)
+        else:
+            with pytest.raises(MaxBytesExceeded):
+                window.on_status(number, 409, "Message Size Exceeds MaxBytes", nothing, 0)
+    assert sizes == [1 << 20, 8 << 20]

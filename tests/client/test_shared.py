@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 import urllib.request
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings
+from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.errors import AuthenticationFailed, ConnectionLost, JetStreamError
 from airflow_nats_jetstream.client.shared import _shared, share
 from demo.nats_server import NatsServer
@@ -37,11 +39,18 @@ class Monitored:
         self.bob = ConnectionSettings(servers=self.server.url, user="bob", password="b")
 
     async def connected(self) -> int:
+        return int((await self._ask("connz"))["num_connections"])
+
+    async def slow_consumers(self) -> int:
+        """How many connections the server has cut because they did not read what it had for them."""
+        return int((await self._ask("varz"))["slow_consumers"])
+
+    async def _ask(self, page: str) -> Any:
         def ask() -> Any:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._http}/connz") as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._http}/{page}") as answer:
                 return json.load(answer)
 
-        return int((await asyncio.to_thread(ask))["num_connections"])
+        return await asyncio.to_thread(ask)
 
     async def count(self, number: int) -> None:
         async def equal() -> bool:
@@ -147,3 +156,19 @@ async def test_a_lost_one_comes_back_by_itself(mortal: NatsServer) -> None:
             assert js is before
             await until(lambda: js.connection.is_connected)
             await js.account_info()
+
+
+async def test_all_pulls_on_one_connection_may_be_served_while_nobody_reads(monitored: Monitored) -> None:
+    """Together they would be sent 100 MB; past 64 MB the server cuts the connection, and every pull with it."""
+    async with share(monitored.ada) as js:
+        stream = await js.create_stream({"name": "BUSY", "subjects": ["BUSY"]})
+        messages = (("BUSY", b"x" * 4_000) for _ in range(2_000))
+        await asyncio.to_thread(publish_all, monitored.ada, messages)
+        consumers = [await stream.create_consumer({"durable_name": f"c{each}"}) for each in range(13)]
+        fetches = [asyncio.create_task(each.fetch(2_000, max_wait=120)) for each in consumers]
+        await until(lambda: js.connection.pulls == len(fetches))
+        await js.connection.flush()
+        time.sleep(2)  # noqa: ASYNC251 - another trigger blocks the loop
+        assert [len(each) for each in await asyncio.gather(*fetches)] == [2_000] * len(fetches)
+        assert js.connection.pulls == 0
+    assert await monitored.slow_consumers() == 0

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -50,7 +50,7 @@ from airflow_nats_jetstream.client.protocol import (
 from airflow_nats_jetstream.client.tls import SILENCE, check_plain, tls_failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncIterator, Awaitable, Iterator
 
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
@@ -83,6 +83,8 @@ class Connection:
         self._denied = denied
         self.when_lost = lost
         """Called when the connection ends, for good or until it is made again: no answer comes to what was sent."""
+        self.pulls = 0
+        """How many are open: they share what the server keeps for a connection that reads slowly."""
 
     @classmethod
     @asynccontextmanager
@@ -133,6 +135,15 @@ class Connection:
     def reconnects(self) -> int:
         """How often the connection was lost and came back: pulls from before are lost."""
         return int(self._client.stats["reconnects"])
+
+    @contextmanager
+    def pulling(self) -> Iterator[None]:
+        """One pull more is open."""
+        self.pulls += 1
+        try:
+            yield
+        finally:
+            self.pulls -= 1
 
     def new_inbox(self) -> str:
         return str(self._client.new_inbox())

@@ -353,15 +353,17 @@ class Consumer:
 
     def _window(self, wanted: int, **how: Any) -> pulls.PullWindow:
         pulls.check_waiting(how["expires"], how["heartbeat"])
-        return pulls.PullWindow(wanted, now=asyncio.get_running_loop().time(), **how)
+        largest = self.js.connection.max_payload + pulls.BESIDE_PAYLOAD
+        return pulls.PullWindow(wanted, now=asyncio.get_running_loop().time(), largest_message=largest, **how)
 
     @asynccontextmanager
     async def _pull(self, window: pulls.PullWindow, *, subject: str = "", opening: bytes = b"") -> AsyncIterator[Pull]:
         pull = Pull(self, window, subject=subject, opening=opening)
-        async with self.js.connection.inbox(pull._deliver) as inbox:
-            pull.inbox = inbox
-            await pull._ask()
-            yield pull
+        with self.js.connection.pulling():
+            async with self.js.connection.inbox(pull._deliver) as inbox:
+                pull.inbox = inbox
+                await pull._ask()
+                yield pull
 
     @property
     def _requests(self) -> str:

@@ -112,7 +112,7 @@ class Pull:
             raise failed
 
     async def _ask(self) -> None:
-        while request := self._window.next_request(self._clock()):
+        while request := self._window.next_request(self._clock(), self._consumer.js.connection.pulls):
             number, body = request
             reply = self.inbox.subject(number) if self.inbox else ""
             data = self._opening + json.dumps(body).encode()

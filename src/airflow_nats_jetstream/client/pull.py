@@ -23,8 +23,14 @@ from airflow_nats_jetstream.client.priority import Priority
 
 LARGEST_REQUEST = 10_000
 """Messages in one request. At most one and a half times this is outstanding, in three requests of MAX_BYTES or less:
-past 64 MiB of unread data the server would cut the connection as a slow consumer."""
+past 64 MiB of unread data the server would cut the connection as a slow consumer (its ``max_pending``). Pulls that
+share a connection share this, too: a hundred waiting sensors may be served in the same moment."""
+FEWEST = 10
+"""Messages in one request, however many pulls share the connection."""
 MAX_BYTES = 8 << 20
+BESIDE_PAYLOAD = 8 << 10
+"""Bytes of a message beside its headers and data: subject and reply subject, each shorter than a line of the protocol
+(``max_control_line``, 4 KiB)."""
 EXPIRES = 30.0
 """Seconds that a request waits on the server. nats.go: DefaultExpires."""
 HEARTBEAT = 5.0
@@ -102,6 +108,7 @@ class PullWindow:
     expires, heartbeat: seconds, of every request. largest_request: messages.
     max_bytes: of one request; a bound of ours (None), or the caller's, which ends the fetch.
     no_wait:   ask for what is there.
+    largest_message: bytes of one message that fits the bound of a request, however many share the connection.
     """
 
     def __init__(
@@ -115,6 +122,7 @@ class PullWindow:
         max_bytes: int | None = None,
         no_wait: bool = False,
         priority: Priority | None = None,
+        largest_message: int = MAX_BYTES,
     ) -> None:
         self._wanted = wanted
         self._expires = expires
@@ -122,6 +130,8 @@ class PullWindow:
         self._largest = largest_request
         self._once = max_bytes is not None
         self._max_bytes = max_bytes or MAX_BYTES
+        self._largest_message = largest_message
+        self._undivided = self._once  # the bound of bytes is not shared
         self._bytes = 0  # that a fetch of bytes has brought
         self._no_wait = no_wait
         self.priority = priority
@@ -148,13 +158,15 @@ class PullWindow:
         """Seconds without a message or heartbeat after which a pull counts as lost."""
         return 2 * self._heartbeat
 
-    def next_request(self, now: float) -> tuple[int, dict[str, Any]] | None:
-        """The number and body of a request that should be sent now, if any."""
+    def next_request(self, now: float, among: int = 1) -> tuple[int, dict[str, Any]] | None:
+        """The number and body of a request that should be sent now, if any. ``among`` pulls share the connection."""
         if self._ended or self.missing <= 0 or (self._number and self._once):
             return None
-        if not self.idle and (self._no_wait or self._outstanding > self._largest // 2):
+        largest = self._largest if self._once else max(FEWEST, self._largest // among)
+        if not self.idle and (self._no_wait or self._outstanding > largest // 2):
             return None
-        return self._request(min(self.missing, self._largest), self._max_bytes, now)
+        divided = self._max_bytes if self._undivided else max(self._max_bytes // among, self._largest_message)
+        return self._request(min(self.missing, largest), min(divided, self._max_bytes), now)
 
     def _request(self, batch: int, max_bytes: int, now: float) -> tuple[int, dict[str, Any]]:
         if self.idle:
@@ -219,7 +231,9 @@ class PullWindow:
         self._outstanding = max(0, self._outstanding - messages)
 
     def _on_too_large(self, number: int, error: MaxBytesExceeded) -> None:  # noqa: ARG002
-        raise error
+        if self._undivided or self._max_bytes <= self._largest_message:
+            raise error
+        self._undivided = True  # larger than the server takes today
 
     def _learn(self, description: str) -> bool:
         """The consumer's own limit takes the place of ours."""
