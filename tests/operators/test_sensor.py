@@ -284,6 +284,6 @@ def test_what_is_wrong_is_said_when_the_dag_is_parsed(changes: dict[str, Any], s
 def test_what_is_templated_is_checked_when_it_is_known(hook: JetStreamHook) -> None:
     with DAG("dag", schedule=None):
         task = sensor("{{ params.stream }}", max_messages="{{ params.most }}")
-    task.stream, task.max_messages = "a.b", "7"  # type: ignore[assignment]
+    task.stream, task.max_messages = "a.b", "7"
     with pytest.raises(InvalidValue, match=r"stream='a\.b'"):
         execute(task)

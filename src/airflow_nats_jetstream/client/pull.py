@@ -289,7 +289,7 @@ class ConsumeWindow(PullWindow):
         """All that was wanted was handed out."""
         return self._left <= 0
 
-    def next_request(self, now: float) -> tuple[int, dict[str, Any]] | None:
+    def next_request(self, now: float, among: int = 1) -> tuple[int, dict[str, Any]] | None:  # noqa: ARG002
         if not self.wants:
             return None
         self._blocked = False

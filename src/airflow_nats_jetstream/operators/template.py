@@ -32,6 +32,11 @@ def whole_number(name: str, value: object, lowest: int = 1, why: str = "") -> in
     return int(text)
 
 
+def optional_number(name: str, value: object, lowest: int = 1) -> int | None:
+    """:func:`whole_number`, or None where nothing is given."""
+    return None if absent(value) else whole_number(name, value, lowest)
+
+
 def claimed(claim: Any, name: str) -> str | None:
     """A field of a claim, once the task knows its claim."""
     value = claim.get(name) if isinstance(claim, Mapping) else None

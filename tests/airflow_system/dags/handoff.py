@@ -90,9 +90,9 @@ def over_a_stream(dag_id: str, sensor: dict[str, Any] | None = None, **work_argu
             task_id="claims",
             stream="{{ params.stream }}",
             consumer="work",
-            max_messages="{{ params.most }}",  # type: ignore[arg-type] # a template
-            min_messages="{{ params.least }}",  # type: ignore[arg-type]
-            messages_per_claim="{{ params.per_claim }}",  # type: ignore[arg-type]
+            max_messages="{{ params.most }}",
+            min_messages="{{ params.least }}",
+            messages_per_claim="{{ params.per_claim }}",
             gather=timedelta(seconds=4),
             consumer_config={"ack_wait": timedelta(seconds=5)},
             timeout=120,

@@ -1,4 +1,4 @@
-"""Sensors: for messages, which are handed on as claims, for a consumer's lag, and for the end of a claim."""
+"""The sensor for messages, which are handed on as claims."""
 
 from __future__ import annotations
 
@@ -6,44 +6,34 @@ import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
-from airflow.sdk import BaseSensorOperator, PokeReturnValue
-from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
+from airflow.sdk import PokeReturnValue
 from airflow.triggers.base import StartTriggerArgs
 
 from airflow_nats_jetstream.client.config import normalise
-from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue, JetStreamError
-from airflow_nats_jetstream.client.lag import Bound
+from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
 from airflow_nats_jetstream.client.priority import Priority
-from airflow_nats_jetstream.hooks import LONGEST_HOLD, JetStreamHook
-from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.operators.template import claimed, templated
-from airflow_nats_jetstream.triggers import (
-    JetStreamHoldTrigger,
-    JetStreamLagTrigger,
-    JetStreamPullTrigger,
-    function,
-    kept,
-    taking_of,
-)
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.operators.template import absent, optional_number, templated, whole_number
+from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
+from airflow_nats_jetstream.triggers import JetStreamPullTrigger, function, taking_of
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context, XComArg
+    from airflow.sdk import Context
 
     from airflow_nats_jetstream.client.context import JetStream
     from airflow_nats_jetstream.handoff.claim import Claim
     from airflow_nats_jetstream.handoff.take import Take
 
 _PRIORITY = {each.name for each in dataclasses.fields(Priority)}
-_OPTIONAL = ("messages_per_claim", "max_failures", "below", "above")
 _LATE = timedelta(minutes=1)  # how much later than the trigger itself Airflow ends it
 _TO_GIVE_BACK = 4.0  # seconds for giving back on the way out; Airflow kills a process 5 s after asking it to end
 
 
-class JetStreamPullSensor(BaseSensorOperator):
+class JetStreamPullSensor(JetStreamSensor):
     """Wait for messages and hand them on as claims, without acknowledging them.
 
     stream, consumer:    where to pull; the durable consumer is created if it is missing. (templated)
@@ -92,21 +82,18 @@ class JetStreamPullSensor(BaseSensorOperator):
         "nats_conn_id",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"priority": "json", "consumer_config": "json"}
-    ui_color = "#375c93"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,
         *,
         stream: str,
         consumer: str,
-        max_messages: int = 10_000,
-        messages_per_claim: int | None = None,
-        min_messages: int = 1,
+        max_messages: int | str = 10_000,
+        messages_per_claim: int | str | None = None,
+        min_messages: int | str = 1,
         gather: timedelta = timedelta(seconds=5),
         hand_off_timeout: timedelta = timedelta(minutes=15),
-        max_failures: int | None = None,
+        max_failures: int | str | None = None,
         dead_letters: str | None = None,
         backlog: str | None = None,
         priority: Priority | Mapping[str, Any] | None = None,
@@ -131,8 +118,7 @@ class JetStreamPullSensor(BaseSensorOperator):
         self.consumer_config = consumer_config
         self.deferrable = deferrable
         self.nats_conn_id = nats_conn_id
-        self._waiting = False
-        _check_mode(self)
+        self.check_mode()
         numbers = [max_messages, messages_per_claim, min_messages, max_failures]
         if backlog is not None and not all(part.isidentifier() for part in backlog.split(".")):
             raise InvalidValue("backlog", backlog, "give the path of a function: package.module.function")
@@ -178,23 +164,12 @@ class JetStreamPullSensor(BaseSensorOperator):
     def _in_worker(
         self, taking: dict[str, Any], wait: Callable[[Take], Awaitable[list[Claim]]]
     ) -> list[dict[str, Any]]:
-        self._waiting = True
-        try:
+        with self.waiting():
             return JetStreamHook(self.nats_conn_id).run(lambda js: _taken(js, taking, wait))
-        finally:
-            self._waiting = False
-
-    def on_kill(self) -> None:
-        """Stop waiting in the worker; what was taken and not handed on goes back.
-
-        Airflow calls it in the waiting thread, out of the signal's handler: raising is what ends the wait.
-        """
-        if self._waiting:
-            raise JetStreamError("killed while waiting for messages")
 
     def resume(self, context: Context, event: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: ARG002
         """The trigger's event: claims, a time-out or an error."""
-        _check_event(self, event, f"fewer than {self.min_messages} messages came within {self.timeout:g} s")
+        self.check_event(event, f"fewer than {self.min_messages} messages came within {self.timeout:g} s")
         return self._handed_on(event["claims"])
 
     def _handed_on(self, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -219,19 +194,19 @@ class JetStreamPullSensor(BaseSensorOperator):
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
         config = self.consumer_config or None
-        taking = {
+        taking: dict[str, Any] = {
             "stream": self.stream,
             "consumer": self.consumer,
             "owner": list(owner),
-            "max_messages": _number("max_messages", self.max_messages),
-            "messages_per_claim": _number("messages_per_claim", self.messages_per_claim),
-            "min_messages": _number("min_messages", self.min_messages),
+            "max_messages": whole_number("max_messages", self.max_messages),
+            "messages_per_claim": optional_number("messages_per_claim", self.messages_per_claim),
+            "min_messages": whole_number("min_messages", self.min_messages),
             "gather": self.gather.total_seconds(),
             "hand_off_timeout": self.hand_off_timeout.total_seconds(),
-            "max_failures": _number("max_failures", self.max_failures),
+            "max_failures": optional_number("max_failures", self.max_failures),
             "look_every": self.poke_interval,
             "priority": _priority(self.priority),
-            "dead_letters": None if self.dead_letters in (None, "", "None") else self.dead_letters,
+            "dead_letters": None if absent(self.dead_letters) else self.dead_letters,
             "consumer_config": None if config is None else normalise(config),
         }
         taking_of(taking)
@@ -244,174 +219,6 @@ class JetStreamPullSensor(BaseSensorOperator):
             group=taking["priority"]["group"] if taking["priority"] else None,
         )
         return taking
-
-
-class JetStreamLagSensor(BaseSensorOperator):
-    """Wait until a consumer has caught up, or until work has piled up: its lag is what waits for its first delivery and
-    what is not acknowledged, claims that are not settled included.
-
-    stream, consumer:    the consumer, which must exist. (templated)
-    below:               the lag is to be smaller; 1 waits until nothing is left. (templated)
-    above:               or greater; 0 waits until there is something. (templated)
-    poke_interval:       between two looks. Default 60 s.
-    deferrable:          wait in the triggerer (default), or in the worker, in any ``mode``.
-    timeout, soft_fail:  as every sensor's; ``soft_fail`` skips on time-out only, never on an error.
-
-    Returns ``{"lag": 0, "pending": 0, "unacknowledged": 0}``. It says nothing about who processed what: messages that a
-    stream's limits have deleted do not lag, either.
-
-    Raises:
-        InvalidValue: when the DAG is parsed, for a bound that is none.
-        StreamNotFound, ConsumerNotFound: it is not waited for.
-        JetStreamError: what else went wrong while waiting.
-        AirflowSensorTimeout: the lag was never within the bound.
-    """
-
-    template_fields: Sequence[str] = ("stream", "consumer", "below", "above", "nats_conn_id")
-    ui_color = "#375c93"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
-
-    def __init__(
-        self,
-        *,
-        stream: str,
-        consumer: str,
-        below: int | None = None,
-        above: int | None = None,
-        deferrable: bool = True,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.stream = stream
-        self.consumer = consumer
-        self.below = below
-        self.above = above
-        self.deferrable = deferrable
-        self.nats_conn_id = nats_conn_id
-        _check_mode(self)
-        if not templated([stream, consumer, below, above]):
-            Bound(**self._bound())
-
-    def execute(self, context: Context) -> Any:
-        bound = self._bound()
-        Bound(**bound)
-        if self.deferrable:
-            trigger = JetStreamLagTrigger(self.nats_conn_id, bound, self.poke_interval, time.time() + self.timeout)
-            self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
-        return super().execute(context)
-
-    def poke(self, context: Context) -> bool | PokeReturnValue:  # noqa: ARG002
-        bound = Bound(**self._bound())
-        lag = JetStreamHook(self.nats_conn_id).run(bound.look)
-        return False if lag is None else PokeReturnValue(is_done=True, xcom_value=lag.to_json())
-
-    def resume(self, context: Context, event: dict[str, Any]) -> dict[str, int]:  # noqa: ARG002
-        """The trigger's event: the lag, a time-out or an error."""
-        bound = Bound(**self._bound())
-        _check_event(self, event, f"the lag of consumer {self.consumer} was not {bound} within {self.timeout:g} s")
-        lag: dict[str, int] = event["lag"]
-        self.log.info("the lag of consumer %s is %d", self.consumer, lag["lag"])
-        return lag
-
-    def _bound(self) -> dict[str, Any]:
-        numbers = {name: _number(name, getattr(self, name)) for name in ("below", "above")}
-        return {"stream": self.stream, "consumer": self.consumer, **numbers}
-
-
-class JetStreamHoldSensor(BaseSensorOperator):
-    """Hold a claim while other tasks work on it, beside them, until
-    :class:`~airflow_nats_jetstream.operators.settle.JetStreamSettleOperator` has settled it or given it back.
-
-    claim:               as the pull sensor returned it; map over it. (templated)
-    deferrable:          hold in the triggerer (default), or in the worker.
-    timeout, soft_fail:  the longest hold, default 24 h: then the claim is let go, and its messages come again.
-
-    It is downstream of the pull sensor and of nothing else, and upstream of nothing: the work does not wait for it, and
-    the settling ends it. Without it a claim waits for as long as the pull sensor's ``hand_off_timeout`` says.
-
-    Returns ``"done"`` or ``"failed"``: what was decided.
-
-    Raises:
-        AirflowFailException: the messages belong to another run now, so the work cannot be settled.
-        JetStreamError: what else went wrong; a retry goes on holding.
-        AirflowSensorTimeout: the longest hold is over.
-    """
-
-    template_fields: Sequence[str] = ("claim", "nats_conn_id")
-    template_fields_renderers: ClassVar[dict[str, str]] = {"claim": "json"}
-    ui_color = "#375c93"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
-
-    def __init__(
-        self,
-        *,
-        claim: Mapping[str, Any] | XComArg,
-        deferrable: bool = True,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**{"timeout": LONGEST_HOLD, **kwargs})
-        self.claim = claim
-        self.deferrable = deferrable
-        self.nats_conn_id = nats_conn_id
-        self._waiting = False
-        if self.reschedule:
-            raise InvalidValue("mode", self.mode, "leave it out: a claim is held all the time, best by deferring")
-
-    @property
-    def stream(self) -> str | None:
-        return claimed(self.claim, "stream")
-
-    @property
-    def consumer(self) -> str | None:
-        return claimed(self.claim, "consumer")
-
-    def execute(self, context: Context) -> Any:
-        from airflow_nats_jetstream.handoff.claim import Claim
-
-        try:
-            claim = Claim.from_json(cast("Mapping[str, Any]", self.claim)).to_json()
-        except ClaimInvalid as invalid:
-            raise AirflowFailException(str(invalid)) from invalid
-        end = time.time() + self.timeout
-        if self.deferrable:
-            trigger = JetStreamHoldTrigger(self.nats_conn_id, claim, end)
-            self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
-        self._waiting = True
-        try:
-            event = JetStreamHook(self.nats_conn_id).run(lambda js: kept(js, claim, max(1.0, end - time.time())))
-        finally:
-            self._waiting = False
-        return self.resume(context, event)
-
-    def on_kill(self) -> None:
-        """As the pull sensor's: raising is what ends the holding in the worker."""
-        if self._waiting:
-            raise JetStreamError("killed while holding a claim")
-
-    def resume(self, context: Context, event: dict[str, Any]) -> str:  # noqa: ARG002
-        """The trigger's event: what was decided, a time-out or an error."""
-        if event["status"] == "superseded":
-            raise AirflowFailException(event["error"])
-        _check_event(self, event, f"the claim was not settled within {self.timeout:g} s")
-        return str(event["status"])
-
-
-def _check_mode(sensor: JetStreamPullSensor | JetStreamLagSensor) -> None:
-    if sensor.deferrable and sensor.reschedule:
-        remedy = "leave it out, as a deferred sensor needs no worker at all; or give deferrable=False, too"
-        raise InvalidValue("mode", sensor.mode, remedy)
-
-
-def _check_event(sensor: BaseSensorOperator, event: dict[str, Any], timed_out: str) -> None:
-    """Raises what the event of a trigger says: an error, or a time-out."""
-    if event["status"] == "error":
-        raise JetStreamError(event["error"])
-    if event["status"] == "timeout":
-        raise AirflowSkipException(timed_out) if sensor.soft_fail else AirflowSensorTimeout(timed_out)
 
 
 async def _taken(
@@ -431,19 +238,13 @@ async def _taken(
     return [claim.to_json() for claim in claims]
 
 
-def _number(name: str, value: Any) -> Any:
-    if value in (None, "", "None") and name in _OPTIONAL:
-        return None
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise InvalidValue(name, value, "give a whole number") from None
-
-
 def _priority(fields: Any) -> dict[str, Any] | None:
     """The fields as numbers where they are numbers: templates render texts."""
     if not fields:
         return None
     if not isinstance(fields, Mapping) or not {"group"} <= fields.keys() <= _PRIORITY:
         raise InvalidValue("priority", fields, f"give group and, if wanted, others of {', '.join(sorted(_PRIORITY))}")
-    return {name: value if name == "group" else _number(f"priority[{name!r}]", value) for name, value in fields.items()}
+    return {
+        name: value if name == "group" else whole_number(f"priority[{name!r}]", value, 0)
+        for name, value in fields.items()
+    }
