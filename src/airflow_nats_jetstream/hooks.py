@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from airflow_nats_jetstream.client.context import JetStream
     from airflow_nats_jetstream.client.sequences import Sequences
+    from airflow_nats_jetstream.client.stored import StoredMessage
     from airflow_nats_jetstream.handoff.claim import Claim
     from airflow_nats_jetstream.handoff.hold import Hold
     from airflow_nats_jetstream.handoff.record import Receipt
@@ -135,6 +136,19 @@ class JetStreamHook(BaseHook):
             return await Ledger(js, stream, consumer).committed()
 
         return self.run(receipts)
+
+    def messages(self, claim: Claim | Mapping[str, Any]) -> Iterator[StoredMessage]:
+        """Exactly the claimed messages, for work without Spark. Reading neither holds nor settles the claim.
+
+        Raises:
+            ClaimInvalid: at once.
+            StreamRecreated, DirectGetDisabled, ConnectionLost: while reading.
+            MessagesMissing: after everything else was given.
+        """
+        from airflow_nats_jetstream.handoff.claim import Claim
+        from airflow_nats_jetstream.handoff.messages import messages
+
+        return messages(self.settings, claim if isinstance(claim, Claim) else Claim.from_json(claim))
 
     @contextmanager
     def processing(
@@ -266,6 +280,12 @@ class HeldClaim:
 
         self._sessions.append(spark)
         return read_claim(spark, self._hold.claim, connection=self._connection)
+
+    def messages(self) -> Iterator[StoredMessage]:
+        """Exactly the claimed messages, without Spark: for small claims. See :meth:`JetStreamHook.messages`."""
+        from airflow_nats_jetstream.handoff.messages import messages
+
+        return messages(self._hold.settings, self._hold.claim)
 
     @property
     def rejected(self) -> Sequences:

@@ -8,13 +8,14 @@ from airflow.sdk import BaseOperator, Connection
 
 from airflow_nats_jetstream.airflow_connection import settings_of
 from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client.errors import AuthenticationFailed, ClaimInvalid, InvalidValue, MessagesMissing
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.hooks import JetStreamHook, check_airflow
 from airflow_nats_jetstream.operators.consumer import JetStreamResetConsumerOperator
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
 from tests.client.servers import Nkey, Operator
 from tests.operators.conftest import set_connection
-from tests.operators.steps import CONNECTION, CONSUMER, claim, info, record
+from tests.operators.steps import CONNECTION, CONSUMER, claim, execute, info, record, sensor
 
 NKEY = Nkey()
 CREDENTIALS = Operator().credentials(NKEY)
@@ -133,6 +134,26 @@ def test_processing_settles_with_its_value(hook: JetStreamHook, stream: str) -> 
     (done,) = hook.committed(stream, CONSUMER)
     assert (done.attempt_id, done.value) == (held.attempt_id, 10)
     assert info(hook, stream).floor == 10
+
+
+def test_a_claim_is_read_without_spark(hook: JetStreamHook, stream: str) -> None:
+    """By whoever holds it, and by work that others hold it for."""
+    value = claim(hook, stream)
+
+    async def another(js: Any) -> None:
+        await js.connection.publish(f"{stream}.é", b"another", headers={"Kind": ["a", "b"]})
+
+    hook.run(another)
+    (last,) = execute(sensor(stream), run_id="another")
+    assert [(each.sequence, each.data) for each in hook.messages(value)] == [(n, b"x" * 10) for n in range(1, 11)]
+    with hook.processing(last) as held:
+        (message,) = held.messages()
+    assert (message.subject, message.headers, message.data) == (f"{stream}.é", {"Kind": ["a", "b"]}, b"another")
+    with pytest.raises(ClaimInvalid):
+        hook.messages({"id": "x"})
+    hook.run(lambda js: js.stream(stream).delete_message(3))
+    with pytest.raises(MessagesMissing, match="3"):
+        list(hook.messages(value))
 
 
 @pytest.mark.parametrize("error", [OSError("full"), KeyboardInterrupt()])

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from airflow_nats_jetstream.client.consumer import ConsumerInfo
     from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.client.settings import ConnectionSettings
     from airflow_nats_jetstream.handoff.claim import Claim
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,11 @@ class Hold:
             if not self._ended:
                 with anyio.move_on_after(_TO_RELEASE, shield=True):
                     await self.release()
+
+    @property
+    def settings(self) -> ConnectionSettings:
+        """Of the connection that it is held on."""
+        return self._ledger.js.settings
 
     @property
     def attempt_id(self) -> str:
