@@ -14,6 +14,8 @@ from demo.stack import Stack
 from tests.airflow_system.judge import Judge
 
 DAGS = Path(__file__).parent / "dags"
+EXAMPLES = Path(__file__).parents[2] / "dags"
+RUN_HERE = ("flights_arriving", "flights_to_sql")  # flight_delays runs in tests/cluster
 
 # Airflow's defaults make a single kill cost from half a minute (triggerer) to ten (worker and retry).
 IMPATIENT = {
@@ -25,6 +27,7 @@ IMPATIENT = {
     "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
     "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
     "AIRFLOW__WORKERS__EXECUTION_API_RETRY_WAIT_MAX": "1",
+    "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",  # a task fails at an api-server that is busy for longer
     "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
 }
 
@@ -50,17 +53,22 @@ def database(stack: Stack) -> Any:
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
-    """nats-server, Postgres, and Airflow's four processes over the DAGs in `dags/` beside this file."""
+    """nats-server, Postgres, and Airflow's four processes over the DAGs in `dags/` beside this file, and examples."""
     # Not under pytest's own folder: every other run of pytest closes that to Postgres, which has a user of its own.
     folder = Path(__file__).parents[2] / "build" / "tests" / "stack"
     shutil.rmtree(folder, ignore_errors=True)
-    stack = Stack(folder / "services", DAGS, IMPATIENT, parallelism=8)
+    dags = Path(shutil.copytree(DAGS, folder / "dags", ignore=shutil.ignore_patterns("__pycache__")))
+    for example in RUN_HERE:
+        shutil.copy(EXAMPLES / f"{example}.py", dags)
+    stack = Stack(folder / "services", dags, IMPATIENT, parallelism=8)
     console = "https://console.example.com/{stream}/{consumer}"
     extra = {"servers": stack.nats.url, "shortest_ack_wait": 1, "console": console}
     connection = {"conn_type": "nats", "extra": extra}
     stack.environment["AIRFLOW_CONN_NATS_DEFAULT"] = json.dumps(connection)
     stack.environment["HANDOFF_OUT"] = str(folder / "out")
     stack.environment["PLANTED_EVENTS"] = str(folder / "events")
+    stack.environment["FLIGHTS_ARRIVING_OUT"] = str(folder / "arriving")
+    stack.environment["FLIGHTS_TO_SQL_OUT"] = str(folder / "sql")
     with stack:
         with closing(database(stack)) as connection, connection.cursor() as cursor:
             cursor.execute(REFUSING)

@@ -3,7 +3,8 @@
 import asyncio
 import json
 from base64 import b32encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +12,8 @@ from typing import Any, TypeVar
 import nats
 import pyarrow.parquet as pq
 from nats.js import JetStreamContext
-from nats.js.errors import NotFoundError
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import BadRequestError, NotFoundError
 
 CONSUMER = "work"
 Answer = TypeVar("Answer")
@@ -19,10 +21,11 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Judge:
-    """Knows the nats-server's address and the folder that work writes to."""
+    """Knows the nats-server's address, the folder that work writes to, and which consumer is judged."""
 
     url: str
     out: Path
+    consumer: str = CONSUMER
 
     def publish(self, stream: str, count: int) -> None:
         """A stream of its own with so many messages in it."""
@@ -44,6 +47,47 @@ class Judge:
             )
 
         self._ask(create)
+
+    def lay(self, stream: str, subjects: list[str], ack_wait: float) -> None:
+        """The stream, if it is missing, and the consumer, for messages from now on, with a short lease."""
+
+        async def lay(js: JetStreamContext) -> None:
+            with suppress(BadRequestError):  # it is there
+                await js.add_stream(name=stream, subjects=subjects, allow_direct=True)
+            config = ConsumerConfig(
+                durable_name=self.consumer,
+                deliver_policy=DeliverPolicy.NEW,
+                ack_policy=AckPolicy.EXPLICIT,
+                ack_wait=ack_wait,
+                max_ack_pending=-1,
+                headers_only=True,
+            )
+            await js.add_consumer(stream, config)
+
+        self._ask(lay)
+
+    def send(self, messages: Iterable[tuple[str, bytes]]) -> list[int]:
+        """Publish, each confirmed; their sequences."""
+
+        async def send(js: JetStreamContext) -> list[int]:
+            return [(await js.publish(subject, data)).seq for subject, data in messages]
+
+        return self._ask(send)
+
+    def comes_again(self, stream: str) -> int:
+        """How many messages the server has for whoever pulls at this moment. They are given back."""
+
+        async def pull(js: JetStreamContext) -> int:
+            subscription = await js.pull_subscribe_bind(self.consumer, stream)
+            try:
+                messages = await subscription.fetch(100, timeout=1)
+            except TimeoutError:
+                return 0
+            for message in messages:
+                await message.nak()
+            return len(messages)
+
+        return self._ask(pull)
 
     def config(self, stream: str, consumer: str | None = None) -> dict[str, Any]:
         """The configuration of a stream, or of one of its consumers, as the server has it; empty without one."""
@@ -68,7 +112,7 @@ class Judge:
 
         async def state(js: JetStreamContext) -> tuple[int, int]:
             try:
-                info = await js.consumer_info(stream, CONSUMER)
+                info = await js.consumer_info(stream, self.consumer)
             except NotFoundError:
                 return 0, 0
             return info.num_pending or 0, info.num_ack_pending or 0
@@ -79,7 +123,7 @@ class Judge:
         """How many deliveries the consumer has made."""
 
         async def delivered(js: JetStreamContext) -> int:
-            return int((await js.consumer_info(stream, CONSUMER)).delivered.consumer_seq)
+            return int((await js.consumer_info(stream, self.consumer)).delivered.consumer_seq)
 
         return self._ask(delivered)
 
@@ -88,7 +132,7 @@ class Judge:
 
         async def waiting(js: JetStreamContext) -> int:
             try:
-                return (await js.consumer_info(stream, CONSUMER)).num_waiting or 0
+                return (await js.consumer_info(stream, self.consumer)).num_waiting or 0
             except NotFoundError:
                 return 0
 
@@ -98,7 +142,7 @@ class Judge:
         """Return at the moment of the consumer's next pull."""
 
         async def pulled(js: JetStreamContext) -> None:
-            await (await js._nc.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{CONSUMER}")).next_msg(timeout=60)
+            await (await js._nc.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{self.consumer}")).next_msg(timeout=60)
 
         self._ask(pulled)
 
@@ -116,11 +160,11 @@ class Judge:
         """What the ledger says of the stream's claims: held or open (by the record), done, failed or superseded."""
 
         async def read(js: JetStreamContext) -> list[str]:
-            key = ".".join(b32encode(name.encode()).rstrip(b"=").decode() for name in (stream, CONSUMER))
+            key = ".".join(b32encode(name.encode()).rstrip(b"=").decode() for name in (stream, self.consumer))
             record = (await _bucket(js, "airflow_claims")).get(key, {"open": {}})
             receipts = (await _bucket(js, "airflow_receipts")).values()
             waiting = ["held" if entry["token"] else "open" for entry in record["open"].values()]
-            return sorted(waiting + [each["state"] for each in receipts if each["stream"] == stream])
+            return sorted(waiting + [each["state"] for each in receipts if self._judges(stream, each)])
 
         return self._ask(read)
 
@@ -129,7 +173,9 @@ class Judge:
 
         async def read(js: JetStreamContext) -> dict[str, dict[str, Any]]:
             receipts = await _bucket(js, "airflow_receipts")
-            return {key: each for key, each in receipts.items() if (each["stream"], each["state"]) == (stream, "done")}
+            return {
+                key: each for key, each in receipts.items() if self._judges(stream, each) and each["state"] == "done"
+            }
 
         return self._ask(read)
 
@@ -141,14 +187,18 @@ class Judge:
 
         return self._ask(count)
 
+    def settled(self, stream: str) -> list[int]:
+        """The sequences of all done receipts of the consumer; one that was settled twice is there twice."""
+        done = self.done(stream).values()
+        return sorted(
+            sequence for each in done for first, last in each["ranges"] for sequence in range(first, last + 1)
+        )
+
     def every_message_settled_once(self, stream: str, count: int) -> None:
         """Nothing waits; every sequence is in exactly one done receipt, and once in the files of those attempts."""
         assert self.pending(stream) == (0, 0)
+        assert self.settled(stream) == list(range(1, count + 1))
         done = self.done(stream)
-        settled = [
-            sequence for each in done.values() for first, last in each["ranges"] for sequence in range(first, last + 1)
-        ]
-        assert sorted(settled) == list(range(1, count + 1))
         written = [
             sequence
             for key, each in done.items()
@@ -156,6 +206,9 @@ class Judge:
             for sequence in pq.read_table(file, columns=["sequence"])["sequence"].to_pylist()
         ]
         assert sorted(written) == list(range(1, count + 1))
+
+    def _judges(self, stream: str, receipt: Mapping[str, Any]) -> bool:
+        return (receipt["stream"], receipt["consumer"]) == (stream, self.consumer)
 
     def _ask(self, question: Callable[[JetStreamContext], Awaitable[Answer]]) -> Answer:
         async def connected() -> Answer:

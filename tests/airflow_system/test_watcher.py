@@ -23,7 +23,7 @@ def test_what_arrives_is_processed_once_through_a_kill_and_a_pause(stack: Stack,
     stack.triggerer.kill()
     judge.publish(STREAM, 20)
     stack.triggerer.start()
-    until("a notice", lambda: airflow.asset_events(DAG) > events, 240)
+    until("a notice", lambda: airflow.asset_events(DAG) > events, 240, every=1)
     time.sleep(max(0, began + 5 * ACK_WAIT - time.monotonic()))
     assert airflow.asset_events(DAG) - events <= 1 + (time.monotonic() - began) / REMIND_AFTER
     assert len(airflow.runs(DAG)) == runs
@@ -42,8 +42,8 @@ def settled(stack: Stack, judge: Judge, count: int) -> None:
     def over() -> bool:
         if stack.airflow.event_waits(DAG):
             return False
-        done = sum(last - first + 1 for each in judge.done(STREAM).values() for first, last in each["ranges"])
-        return done >= count and not {"queued", "running"}.intersection(stack.airflow.runs(DAG).values())
+        return not {"queued", "running"}.intersection(stack.airflow.runs(DAG).values())
 
-    until(f"{count} messages to be settled", over, 240)
+    until(f"{count} messages to be settled", lambda: len(judge.settled(STREAM)) >= count, 240, every=0.5)
+    until("the last run", over, 240, every=1)
     judge.every_message_settled_once(STREAM, count)

@@ -106,7 +106,7 @@ def test_every_listed_module_is_there() -> None:
         for listed in INFO[kind]
         for module in listed["python-modules"]
     ]
-    assert alone(f"import importlib; [importlib.import_module(m) for m in {modules}]; print(len({modules}))") == 9
+    assert alone(f"import importlib; [importlib.import_module(m) for m in {modules}]; print(len({modules}))") == 10
 
 
 def test_the_description_imports_nothing() -> None:
@@ -129,7 +129,7 @@ import airflow_nats_jetstream.operators.stream, airflow_nats_jetstream.operators
 import airflow_nats_jetstream.operators.process, airflow_nats_jetstream.operators.consumer
 import airflow_nats_jetstream.operators.message, airflow_nats_jetstream.operators.configuration_file
 import airflow_nats_jetstream.queues, airflow_nats_jetstream.watcher
-import flight_delays, flight_delays_stream, flights_arriving
+import flight_delays, flight_delays_stream, flights_arriving, flights_to_sql
 print(json.dumps(sorted({{"nats", "pyspark", "pyspark_jetstream", "pyarrow"}} & set(sys.modules))))
 """
     assert alone(code) == []

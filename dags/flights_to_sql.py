@@ -1,0 +1,87 @@
+"""Departures in a database, in several tasks and by its own SQL: a foreign engine, with a hold and a settling.
+
+A claim is taken, loaded as an attempt of its own, and checked. Meanwhile a sensor holds it, so that the work may take
+as long as it takes. When the check has succeeded the claim is settled, and the settlement says which attempt counts;
+when it has not, the messages come again to the next run. The settling is the teardown of the taking: the run's state is
+that of the work. Who reads the departures takes those of the attempts that `JetStreamHook().committed` lists.
+
+The engine is SQLite, because Python has it. Another one is another `warehouse`.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import dag, get_current_context, task, task_group
+
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
+from airflow_nats_jetstream.sensors import JetStreamHoldSensor, JetStreamPullSensor
+
+OUT = Path(os.environ.get("FLIGHTS_TO_SQL_OUT", "out/flights_to_sql")).absolute()
+AIRLINES = ("9E", "AA", "AS", "B6", "DL", "EV", "F9", "FL", "HA", "MQ", "OO", "UA", "US", "VX", "WN", "YV")
+
+
+TABLES = """
+create table if not exists airlines (carrier text primary key);
+create table if not exists departures (attempt text, sequence integer, data text, primary key (attempt, sequence));
+"""
+UNKNOWN = """
+select json_extract(data, '$.carrier') as carrier, count(*) from departures
+where attempt = ? and (carrier is null or carrier not in (select carrier from airlines)) group by carrier
+"""
+
+
+@contextmanager
+def warehouse() -> Iterator[sqlite3.Connection]:
+    """The database, in one transaction. Tasks that write at the same time wait for each other."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(OUT / "warehouse.sqlite", timeout=600)) as database:
+        database.executescript(TABLES)
+        with database:
+            database.executemany("insert or ignore into airlines values (?)", [(each,) for each in AIRLINES])
+            yield database
+
+
+@dag(schedule=None, doc_md=__doc__, tags=["jetstream", "sql"], params={"messages_per_claim": 100_000})
+def flights_to_sql() -> None:
+    claims = JetStreamPullSensor(
+        task_id="claims",
+        stream="FLIGHTS",
+        consumer="sql",
+        max_messages=400_000,
+        messages_per_claim="{{ params.messages_per_claim }}",
+    )
+
+    @task
+    def load(claim: Mapping[str, Any]) -> str:
+        """The claimed messages, as they are, under a name that no other attempt has."""
+        attempt = f"{claim['id']}-{get_current_context()['ti'].try_number}"
+        rows = ((attempt, message.sequence, message.data.decode()) for message in JetStreamHook().messages(claim))
+        with warehouse() as database:
+            database.executemany("insert into departures values (?, ?, ?)", rows)
+        return attempt
+
+    @task
+    def check(attempt: Any) -> Any:
+        """Every departure is of an airline that is known."""
+        with warehouse() as database:
+            unknown = database.execute(UNKNOWN, [attempt]).fetchall()
+        if unknown:
+            raise ValueError(f"{attempt} has departures of unknown airlines: {unknown}")
+        return attempt
+
+    @task_group
+    def each(claim: Any) -> None:
+        checked = check(load(claim))
+        JetStreamHoldSensor(task_id="hold", claim=claim)
+        settle = JetStreamSettleOperator(task_id="settle", claim=claim, value=checked)
+        settle.as_teardown(setups=claims)
+
+    each.expand(claim=claims.output)
+
+
+flights_to_sql()

@@ -1,0 +1,26 @@
+"""The DAG `sensing`: sensors of one stream that need no worker while they wait, each with a consumer of its own."""
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import dag
+
+from airflow_nats_jetstream.sensors import JetStreamPullSensor
+
+THREE: dict[str, Any] = {"stream": "SENSING", "min_messages": 3, "max_messages": 3, "timeout": 240}
+
+
+@dag(schedule=None)
+def sensing() -> None:
+    JetStreamPullSensor(
+        task_id="looks",
+        consumer="looks",
+        deferrable=False,
+        mode="reschedule",
+        poke_interval=timedelta(seconds=10),
+        **THREE,
+    )
+    JetStreamPullSensor(task_id="starts", consumer="starts", start_from_trigger=True, **THREE)
+
+
+sensing()

@@ -1,0 +1,34 @@
+"""Sensors that look now and then, or begin in the triggerer, on the real scheduler."""
+
+from dataclasses import replace
+
+from demo.service import until
+from demo.stack import Stack
+from tests.airflow_system.judge import Judge
+
+DAG, STREAM = "sensing", "SENSING"
+
+
+def test_sensors_that_wait_without_a_worker_take_what_comes(stack: Stack, judge: Judge) -> None:
+    airflow = stack.airflow
+    airflow.wait_for_dag(DAG)
+    looks, starts = (replace(judge, consumer=name) for name in ("looks", "starts"))
+    judge.publish(STREAM, 2)
+    run_id = airflow.trigger(DAG)
+    until("the pull of the trigger", lambda: starts.pending(STREAM) == (0, 2), 240)
+    assert "TaskInstance: sensing.starts" not in stack.scheduler.log.read_text()  # no worker was asked for
+
+    def rescheduled() -> bool:
+        task = airflow.task(DAG, run_id, "looks")
+        return task is not None and task.state == "up_for_reschedule"
+
+    until("the first look to end", rescheduled, 240, every=1)
+    assert looks.deliveries(STREAM) == 2
+    assert looks.ledger(STREAM) == []
+    judge.send([(f"{STREAM}.last", b"")])
+    assert airflow.wait(DAG, run_id, 240) == "success"
+    for each in (looks, starts):
+        (claim,) = airflow.xcom(DAG, run_id, each.consumer)
+        assert claim["ranges"] == [[1, 3]]
+        assert each.tokens(run_id).items() >= {claim["id"]: None}.items()
+    assert (starts.deliveries(STREAM), looks.deliveries(STREAM)) == (3, 5)
