@@ -7,8 +7,7 @@ import pytest
 from airflow.sdk import BaseOperator, Connection
 
 from airflow_nats_jetstream.airflow_connection import settings_of
-from airflow_nats_jetstream.client.errors import InvalidValue
-from airflow_nats_jetstream.client.errors import AuthenticationFailed, ClaimInvalid, InvalidValue, MessagesMissing
+from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue, MessagesMissing
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.hooks import JetStreamHook, check_airflow
 from airflow_nats_jetstream.operators.consumer import JetStreamResetConsumerOperator

@@ -36,12 +36,10 @@ from airflow_nats_jetstream.client.protocol import (
     STATUS_LINE,
     Frame,
     ProtocolError,
-    decode_headers,
     decode_status,
     encode_publish,
 )
 from airflow_nats_jetstream.client.sequences import Sequences
-from airflow_nats_jetstream.client.stored import StoredMessage
 from airflow_nats_jetstream.client.stream import StreamInfo
 from airflow_nats_jetstream.client.wire import ANSWERED_WITHIN, PASSING, RESUMED_WITHIN, Wire
 
@@ -61,26 +59,6 @@ NEAR = 8
 against 25 µs for another request, measured on one machine."""
 ENOUGH = 100
 """Messages of one answer that tell how densely the stream is filled there."""
-
-
-class DirectMessage(NamedTuple):
-    """A stored message, undecoded.
-
-    ``time`` is RFC 3339, or nanoseconds since 1970 in digits; ``header`` holds the user's lines, or is empty.
-    """
-
-    sequence: int
-    subject: bytes
-    time: bytes
-    header: bytes
-    data: bytes
-
-    def decoded(self) -> StoredMessage:
-        """With texts for the subject and the headers; what is no UTF-8 there is replaced."""
-        headers = decode_headers(b"\r\n" + self.header)
-        return StoredMessage(
-            self.subject.decode("utf-8", "replace"), self.sequence, self.time.decode(), headers, self.data
-        )
 
 
 class _Segment:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, Self
 
+from airflow_nats_jetstream.client.protocol import decode_headers
+from airflow_nats_jetstream.client.stored import StoredMessage
+
 
 class DirectMessage(NamedTuple):
     """A stored message, undecoded.
@@ -19,6 +22,13 @@ class DirectMessage(NamedTuple):
     time: bytes
     header: bytes
     data: bytes
+
+    def decoded(self) -> StoredMessage:
+        """With texts for the subject and the headers; what is no UTF-8 there is replaced."""
+        headers = decode_headers(b"\r\n" + self.header)
+        return StoredMessage(
+            self.subject.decode("utf-8", "replace"), self.sequence, self.time.decode(), headers, self.data
+        )
 
 
 @dataclass(frozen=True, slots=True)
