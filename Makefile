@@ -17,7 +17,7 @@ unexport VIRTUAL_ENV
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench javascript dist matrix docs fmt fuzz audit
+.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench sensors javascript dist matrix docs fmt fuzz audit
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +81,9 @@ crowd: $(READY) ## 10,000 claims through one consumer by 100 sensors: the ledger
 
 bench: $(READY) ## ours and the alternatives side by side; prints ratios
 	$(BIN)/python -m benchmarks
+
+sensors: $(READY) ## 1,000 sensors in one triggerer: connections, idle processor share, memory, how late a message is; 15 minutes
+	$(BIN)/python -m benchmarks.sensors $(or $(SENSORS),1000)
 
 javascript: $(READY) ## nats.js beside this client; needs Node.js
 	$(BIN)/python -m benchmarks.javascript

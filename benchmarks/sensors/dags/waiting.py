@@ -1,0 +1,16 @@
+"""The DAG `waiting`: so many sensors, each at a consumer of its own."""
+
+import os
+
+from airflow.sdk import dag
+
+from airflow_nats_jetstream.sensors import JetStreamPullSensor
+
+
+@dag(schedule=None)
+def waiting() -> None:
+    sensor = JetStreamPullSensor.partial(task_id="sensor", stream="WAITING", max_messages=1)
+    sensor.expand(consumer=[f"w{number}" for number in range(int(os.environ["SENSORS"]))])
+
+
+waiting()
