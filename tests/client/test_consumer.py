@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -234,7 +235,12 @@ async def test_a_silent_server_is_noticed_by_its_heartbeat(mortal: NatsServer, o
     stream = await on_mortal.create_stream({"name": name, "subjects": [name]})
     consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
     async with consumer.pull(1, expires=60, heartbeat=0.3) as pull:
-        assert await pull.receive(0.4) == []  # heartbeats come
+        start = time.monotonic()
+        assert await pull.receive(1.0) == []  # heartbeats come, and wake nobody
+        assert time.monotonic() - start >= 1.0
+        with frozen(mortal), pytest.raises(HeartbeatMissed):
+            await asyncio.wait_for(pull.receive(600), SOON)
+    async with consumer.pull(1, expires=60, heartbeat=0.3) as pull:
         with frozen(mortal), pytest.raises(HeartbeatMissed):
             await asyncio.wait_for(nothing(pull), SOON)
     await stream.delete()

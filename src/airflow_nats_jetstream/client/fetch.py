@@ -49,18 +49,27 @@ class Pull:
             PullError, PermissionDenied: the pull failed, after everything that came before was given.
         """
         if not self._arrived and self._failed is None and not self._window.idle:
-            self._something.clear()
-            try:
-                await asyncio.wait_for(self._something.wait(), wait)
-            except TimeoutError:
-                self._consumer.js.connection.check_permitted(self._subject)
-                self._window.check_heartbeat(self._clock())
+            await self._arrival(wait)
         messages = self._take_in()
         if self._failed is None:
             await self._ask()
         elif not messages:
             await self._fail()
         return messages
+
+    async def _arrival(self, wait: float) -> None:
+        """Until something arrives or the time is over. Heartbeats do not wake it: a thousand may wait in one loop."""
+        self._something.clear()
+        now = self._clock()
+        end = now + wait
+        while now < end and not self._something.is_set():
+            try:
+                async with asyncio.timeout(min(end - now, self._window.remaining(now))):
+                    await self._something.wait()
+            except TimeoutError:
+                self._consumer.js.connection.check_permitted(self._subject)
+                self._window.check_heartbeat(self._clock())
+            now = self._clock()
 
     async def stop(self) -> list[Message]:
         """End the pull on the server, and receive what it had sent before it knew: nothing stays on the way."""
@@ -99,6 +108,9 @@ class Pull:
         return messages
 
     def _deliver(self, reply: Reply) -> None:
+        if reply.status == 100:
+            self._window.on_heartbeat(self._clock())
+            return
         self._arrived.append(reply)
         self._something.set()
 

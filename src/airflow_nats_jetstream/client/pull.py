@@ -205,7 +205,7 @@ class PullWindow:
         Raises:
             PullError: its class for this line, for every line that does not mean "no more now".
         """
-        self._heard = now
+        self.on_heartbeat(now)
         if status == 100:
             return
         asked = self._asked.pop(number, None)
@@ -223,6 +223,10 @@ class PullWindow:
         self._closed(left, _count(headers, "Nats-Pending-Bytes", 0))
         if isinstance(error, MaxBytesExceeded) and left >= asked:
             self._on_too_large(number, MaxBytesExceeded(status, f"{description} of {self._max_bytes}"))
+
+    def on_heartbeat(self, now: float) -> None:
+        """The server is there."""
+        self._heard = now
 
     def _on_empty(self) -> None:
         self._ended = True
