@@ -46,7 +46,8 @@ GATHER = timedelta(seconds=5)
 """How long a batch waits for more after its first message."""
 LOOK_EVERY = timedelta(minutes=1)
 """Between two looks at the backlog."""
-_LONGEST_PULL = 30.0
+_LONGEST_PULL = 60.0  # seconds; renewing a pull is most of what a waiting sensor costs
+_REFUSED = 1.0  # a pull that the server does not permit is known by then
 _LOOK = 1.0  # seconds that the pull of a look waits on the server for a first message
 _STALLED = 3.0  # what the server has and does not send for so long waits for acknowledgements, or for somebody else
 _SMALLEST_BATCH = 100  # below this, a record that is still too large is not the batch's fault
@@ -116,6 +117,7 @@ class Take:
         self._dead_letters = DeadLetters(js, taking.stream, taking.dead_letters)
         self._clock = asyncio.get_running_loop().time
         self._ack_wait = 60.0
+        self._longest_pull = _LONGEST_PULL
         self._pulled: dict[int, Delivery] = {}
         self._entered: list[Claim] = []
 
@@ -136,6 +138,8 @@ class Take:
             group=taking.priority.group if taking.priority else None,
         )
         self._ack_wait = info.config["ack_wait"] / 1e9
+        if longest := info.config.get("max_expires"):
+            self._longest_pull = min(_LONGEST_PULL, longest / 1e9)
         await self.ledger.locate()
         await self.ledger.create()
         if taking.max_failures is not None:
@@ -293,12 +297,14 @@ class Take:
                 if look:
                     end = min(deadline, nothing + _LOOK)
             # A look is shorter than its request: heartbeats that a busy machine misses in a second mean nothing.
-            expires = min(_LONGEST_PULL, max(5.0 if look else 1.0, end - clock()))
+            expires = min(self._longest_pull, max(5.0 if look else 1.0, end - clock()))
             missing = taking.max_messages - len(self._pulled)
+            quiet = _REFUSED
             async with self.ledger.consumer.pull(missing, expires=expires, priority=taking.priority) as pull:
                 while not pull.ended and clock() < end and len(self._pulled) < taking.max_messages:
-                    messages = await pull.receive(max(0.01, min(1.0, self._ack_wait / 10, end - clock())))
-                    now = clock()
+                    wait = min(1.0, self._ack_wait / 10) if self._pulled else quiet
+                    messages = await pull.receive(max(0.01, min(wait, end - clock())))
+                    now, quiet = clock(), expires
                     if messages:
                         waiting, heard = self._add(messages), now
                     if not self._pulled:
