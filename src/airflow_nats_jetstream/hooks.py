@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import operator
 import os
@@ -13,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard, TypeVar
+from weakref import WeakKeyDictionary
 
 import airflow
 
@@ -103,7 +105,7 @@ class JetStreamHook(BaseHook):
     async def shared(self) -> AsyncIterator[JetStream]:
         """:meth:`context` on one connection for all triggers of a process that have the same settings. It is closed
         with its last user. Raises ConnectionFailed."""
-        settings = self._settings(await self.aget_connection(self.nats_conn_id))
+        settings = self._settings(await _asked(self.nats_conn_id, self.aget_connection))
         from airflow_nats_jetstream.client.shared import share
 
         async with share(settings) as js:
@@ -216,6 +218,26 @@ class JetStreamHook(BaseHook):
 
     def _settings(self, connection: Connection) -> ConnectionSettings:
         return settings_of(connection, domain=self._domain, api_prefix=self._api_prefix)
+
+
+_asking: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Connection]]] = WeakKeyDictionary()
+
+
+async def _asked(conn_id: str, ask: Callable[[str], Awaitable[Connection]]) -> Connection:
+    """What Airflow knows of a connection. Who asks while it is being asked gets the same answer: for each question a
+    triggerer's supervisor hears several messages, and it takes in one for each round of its work in the database
+    (``TriggerRunnerSupervisor.run_once``), so the questions of a thousand triggers took minutes."""
+    there = _asking.setdefault(asyncio.get_running_loop(), {})
+    if conn_id not in there:
+
+        async def asked() -> Connection:
+            try:
+                return await ask(conn_id)
+            finally:
+                del there[conn_id]
+
+        there[conn_id] = asyncio.create_task(asked())
+    return await asyncio.shield(there[conn_id])
 
 
 class HeldClaim:

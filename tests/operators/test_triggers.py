@@ -122,6 +122,32 @@ async def test_a_watcher_is_on_the_sensors_connection(guarded: Guarded) -> None:
     await connected(0)
 
 
+async def test_who_asks_for_the_connection_while_it_is_asked_for_gets_the_same_answer(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    ask = JetStreamHook.aget_connection
+
+    async def counted(conn_id: str) -> Any:
+        asked.append(conn_id)
+        return await ask(conn_id)
+
+    monkeypatch.setattr(JetStreamHook, "aget_connection", staticmethod(counted))
+
+    async def version() -> str:
+        async with JetStreamHook(CONNECTION).shared() as js:
+            return js.connection.server_version
+
+    first = asyncio.create_task(version())
+    others = [asyncio.create_task(version()) for _ in range(9)]
+    await asyncio.sleep(0)
+    first.cancel()  # who asked
+    assert len(set(await asyncio.gather(*others))) == 1
+    assert asked == [CONNECTION]
+    await version()
+    assert asked == [CONNECTION] * 2, "an answer is not kept"
+
+
 async def test_a_trigger_whose_user_was_revoked_goes_on_with_the_connection_of_now(guarded: Guarded) -> None:
     [name] = await asyncio.to_thread(create, 1)
     waiting = asyncio.create_task(fired(await asyncio.to_thread(trigger_of, name, timeout=120)))
