@@ -301,7 +301,9 @@ class HeldClaim:
         from pyspark_jetstream import read_claim
 
         self._sessions.append(spark)
-        return read_claim(spark, self._hold.claim, connection=self._connection)
+        messages = read_claim(spark, self._hold.claim, connection=self._connection)
+        log.info("claim %s is read by Spark, %s: %d messages", self.id, _application(spark), self.count)
+        return messages
 
     def messages(self) -> Iterator[StoredMessage]:
         """Exactly the claimed messages, without Spark: for small claims. See :meth:`JetStreamHook.messages`."""
@@ -428,6 +430,14 @@ def _sequences(value: object) -> Sequences:
     except TypeError:
         remedy = "give numbers of messages, e.g. [row.sequence for row in bad.collect()]"
         raise InvalidValue("sequences", type(value).__name__, remedy) from None
+
+
+def _application(spark: SparkSession) -> str:
+    """What Spark's own pages and logs call this session."""
+    try:
+        return f"application {spark.sparkContext.applicationId}"
+    except Exception:  # noqa: BLE001 - Spark Connect has no context, and says so in its own way
+        return "a Connect session"
 
 
 def _cancel_jobs(spark: SparkSession) -> None:

@@ -4,6 +4,7 @@ Each fault asserts that it struck, and that in the end every message was settled
 """
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -30,6 +31,10 @@ def test_publish_claim_process_settle(stack: Stack, judge: Judge) -> None:
     assert [claim["ranges"] for claim in claims] == [[[1, 2_000]]]
     assert stack.airflow.xcom("whole", run_id, "work", map_index=0) == 2_000
     judge.every_message_settled_once("WHOLE", 2_000)
+    tasks = [stack.airflow.task("whole", run_id, "claims", -1), stack.airflow.task("whole", run_id, "work", 0)]
+    logs = "\n".join(stack.airflow.log("whole", run_id, task, 1_000) for task in tasks if task)
+    told = re.findall(rf"claim {claims[0]['id']} is (\w+)", logs)
+    assert told == ["taken", "held", "read", "done", "acknowledged"]  # docs/at-3-am.md
 
 
 def test_sparks_process_is_killed_in_the_middle_of_the_job(run: Run, judge: Judge) -> None:

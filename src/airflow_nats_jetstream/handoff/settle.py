@@ -71,7 +71,7 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         return
     entry = record.done[claim.id]
     await ledger.write_receipt(ledger.done_receipt(claim.id, entry))
-    log.info("claim %s is done: acknowledging %d messages", claim.id, claim.count - rejected.count)
+    log.info("claim %s is done in the ledger: acknowledging %d messages", claim.id, claim.count - rejected.count)
     processed = answers.Delivered.of(record, claim.sequences - rejected, entry.counter)
     try:
         left = await answers.acknowledge(ledger, processed)
@@ -86,7 +86,7 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         log.warning("claim %s: %d acknowledgements are unconfirmed; the next take repeats them", claim.id, left.count)
     else:
         log.info(
-            "claim %s is settled: %d messages acknowledged, %d dead-lettered",
+            "claim %s is acknowledged: %d messages, and %d that are dead letters",
             claim.id,
             claim.count - rejected.count,
             rejected.count,

@@ -382,7 +382,15 @@ class Take:
             again = answers.Delivered.of(record, entering.again, entering.counter)
             await answers.acknowledge(self.ledger, again)
         for claim in claims:
-            log.info("claim %s: %d messages %s, %d bytes", claim.id, claim.count, claim.sequences, claim.bytes)
+            log.info(
+                "claim %s is taken: %d messages of %s by consumer %s, sequences %s, %d bytes",
+                claim.id,
+                claim.count,
+                claim.stream,
+                claim.consumer,
+                claim.sequences,
+                claim.bytes,
+            )
             await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
         tail = entering.left | Sequences.of(pulled) - Sequences.of(delivery.sequence for delivery in batch)
         if tail:

@@ -151,7 +151,6 @@ class JetStreamProcessOperator(PythonOperator):
             self._held.kill()
 
     def _work(self, held: HeldClaim) -> Any:
-        self.log.info("claim %s: working on %d messages as %s", held.id, held.count, held.attempt_id)
         try:
             value = super().execute_callable()
             held.settle(value)

@@ -1,0 +1,65 @@
+"""The story of a claim: five lines of the tasks' logs, found by the claim's id."""
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_nats_jetstream.client import ConnectionSettings
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.stream import Stream
+from airflow_nats_jetstream.hooks import HeldClaim
+from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
+from tests.operators.steps import execute, sensor
+
+PAGE = Path(__file__).parents[2] / "docs" / "at-3-am.md"
+
+
+def told(line: str) -> str:
+    """What a line says, whatever its names and numbers are: those have a digit, but for the consumer's."""
+    return re.sub(r"\S*\d[^\s,:]*|\bFLIGHTS\b|(?<=consumer )\w+", "…", line)
+
+
+def story(text: str, claim_id: str) -> list[str]:
+    """The lines that tell it, without what stands before them."""
+    return re.findall(rf"\b(claim {claim_id} is [^\n\"]*)", text)
+
+
+async def test_five_lines_tell_the_story_of_a_claim(
+    spark: SparkSession,
+    settings: ConnectionSettings,
+    stream: Stream,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connection = {"conn_type": "nats", "extra": {"servers": settings.servers[0]}}
+    monkeypatch.setenv("AIRFLOW_CONN_NATS_TESTS", json.dumps(connection))
+    publish_all(settings, ((f"{stream.name}.a", b"{}") for _ in range(10)))
+    caplog.set_level(logging.INFO)
+
+    def body(claim: HeldClaim) -> int:
+        return claim.read(spark).count()
+
+    (claim,) = execute(
+        sensor(stream.name, max_messages=10, timeout=20, nats_conn_id="nats_tests", consumer_config=None)
+    )
+    work = JetStreamProcessOperator(
+        task_id="work", python_callable=body, op_kwargs={"claim": claim}, nats_conn_id="nats_tests"
+    )
+    assert execute(work) == 10
+
+    lines = story(caplog.text, claim["id"])
+    told_on_the_page = story(PAGE.read_text(), "5f0c9a7be21d")
+    assert [re.sub(r"claim \w+ is (\w+).*", r"\1", line) for line in lines] == [
+        "taken",
+        "held",
+        "read",
+        "done",
+        "acknowledged",
+    ]
+    assert [told(line) for line in lines] == [told(line) for line in told_on_the_page]
+    assert spark.sparkContext.applicationId in lines[2]
+    assert (await stream.consumer("work").info()).floor == 10  # what the last line says
