@@ -40,6 +40,7 @@ def get_provider_info() -> dict[str, object]:
             }
         ],
         "hooks": [{"integration-name": "NATS JetStream", "python-modules": ["airflow_nats_jetstream.hooks"]}],
+        "notifications": ["airflow_nats_jetstream.notifications.JetStreamNotifier"],
         "extra-links": ["airflow_nats_jetstream.links.JetStreamLink"],
         "cli": ["airflow_nats_jetstream.command_line.airflow_commands"],
         "task-decorators": [

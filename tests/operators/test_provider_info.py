@@ -59,11 +59,12 @@ from airflow.providers_manager import ProvidersManager
 from airflow.sdk import task
 manager = ProvidersManager()
 provider = manager.providers["airflow-provider-nats-jetstream"]
-print(json.dumps([provider.version, manager.hooks["nats"].hook_class_name, callable(task.jetstream)]))
+told = [each for each in manager.notification if "nats" in each]
+print(json.dumps([provider.version, manager.hooks["nats"].hook_class_name, callable(task.jetstream), len(told)]))
 """
     from airflow_nats_jetstream import __version__
 
-    assert alone(code) == [__version__, "airflow_nats_jetstream.hooks.JetStreamHook", True]
+    assert alone(code) == [__version__, "airflow_nats_jetstream.hooks.JetStreamHook", True, 1]
 
 
 QUEUES = """
@@ -130,6 +131,8 @@ import airflow_nats_jetstream.operators.process, airflow_nats_jetstream.operator
 import airflow_nats_jetstream.operators.message, airflow_nats_jetstream.operators.configuration_file
 import airflow_nats_jetstream.queues, airflow_nats_jetstream.watcher
 import flight_delays, flight_delays_stream, flights_arriving, flights_to_sql
+import airflow_nats_jetstream.queues, airflow_nats_jetstream.watcher, airflow_nats_jetstream.notifications
+import flight_delays, flight_delays_stream, flights_arriving
 print(json.dumps(sorted({{"nats", "pyspark", "pyspark_jetstream", "pyarrow"}} & set(sys.modules))))
 """
     assert alone(code) == []
