@@ -37,6 +37,8 @@ check_airflow(airflow.__version__)  # before the imports that an older one fails
 from airflow.sdk import BaseHook  # noqa: E402
 
 from airflow_nats_jetstream.airflow_connection import settings_of, tested  # noqa: E402
+from airflow_nats_jetstream import instruments  # noqa: E402
+from airflow_nats_jetstream.handoff import events  # noqa: E402
 from airflow_nats_jetstream.links import check_console  # noqa: E402
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.handoff.record import Receipt
 
 log = logging.getLogger(__name__)
+events.listen(instruments.heard)
 
 Result = TypeVar("Result")
 
@@ -198,12 +201,13 @@ class JetStreamHook(BaseHook):
         # Spark's JVM and its local Python workers inherit it; the name makes Spark redact it.
         os.environ[environment_name(self.nats_conn_id)] = settings.to_json()
         with (
+            instruments.processing(claim) as carried,
             start_blocking_portal() as portal,
             portal.wrap_async_context_manager(
                 _hold(settings, claim, try_number, longest_hold, reprocess=reprocess)
             ) as hold,
         ):
-            held = HeldClaim(hold, portal, self.nats_conn_id, dead_letters)
+            held = HeldClaim(hold, portal, self.nats_conn_id, dead_letters, carried)
             try:
                 yield held
             finally:
@@ -246,7 +250,14 @@ class HeldClaim:
     ``value`` is what settling records when :meth:`JetStreamHook.processing` ends.
     """
 
-    def __init__(self, hold: Hold, portal: BlockingPortal, connection: str, dead_letters: str | None = None) -> None:
+    def __init__(
+        self,
+        hold: Hold,
+        portal: BlockingPortal,
+        connection: str,
+        dead_letters: str | None = None,
+        trace_context: Mapping[str, str] | None = None,
+    ) -> None:
         self._hold = hold
         self._portal = portal
         self._connection = connection
@@ -255,6 +266,8 @@ class HeldClaim:
         self._ending = False
         self._letting_go: Future[None] | None = None
         self.value: Any = None
+        self.trace_context: dict[str, str] = dict(trace_context or {})
+        """W3C's headers of the hold's span, for engines that are told of it; empty where Airflow records no traces."""
         portal.call(hold.on_lost, lambda _: self._stop_work())
 
     def __repr__(self) -> str:
@@ -303,6 +316,9 @@ class HeldClaim:
         self._sessions.append(spark)
         messages = read_claim(spark, self._hold.claim, connection=self._connection)
         log.info("claim %s is read by Spark, %s: %d messages", self.id, _application(spark), self.count)
+        for name, value in self.trace_context.items():
+            with suppress(Exception):  # of this thread's jobs; Spark Connect has none
+                spark.sparkContext.setLocalProperty(name, value)
         return messages
 
     def messages(self) -> Iterator[StoredMessage]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from airflow_nats_jetstream.client.errors import (
@@ -56,6 +56,7 @@ def publish_all(
     since: Position | None = None,
     first: bool = False,
     accept_duplicates: bool = False,
+    headers: Mapping[str, str] | None = None,
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Published:
@@ -71,6 +72,8 @@ def publish_all(
               or their own.
     first:    this is the first attempt since that position: only a lost connection is a reason to look.
     accept_duplicates: send nevertheless.
+    headers:  of every message that does not have them itself. They are no part of the content that an id is made of:
+              the same call with others stores nothing twice.
     progress: called now and then with the number of messages that the stream holds.
     stop:     asked now and then; True ends the publish as failed.
 
@@ -89,7 +92,7 @@ def publish_all(
         PermissionDenied: no answers can be listened for, see ``inbox_prefix`` of the settings.
     """
     window = PublishWindow(stream, domain=settings.domain)
-    feed = Feed(messages, window, stream, scope, stop or (lambda: False))
+    feed = Feed(messages, window, stream, scope, stop or (lambda: False), headers=headers)
     report = progress or (lambda _: None)
     look = _Look(settings, since, feed.ids, accept_duplicates) if since else None
     if look and not first:

@@ -33,14 +33,19 @@ class Feed:
         stream: str | None,
         scope: str | None,
         stop: Callable[[], bool],
+        *,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
+        """``headers`` go with every message that does not have them itself; its id does not know of them."""
         self._messages = enumerate(messages)
         self._position = -1
         self._window = window
         self.stream = stream
         self._expected = {"Nats-Expected-Stream": stream} if stream else {}
-        self._plain = encode_headers(self._expected) if stream else b""
-        self._before_id, self._after_id = encode_headers({"Nats-Msg-Id": "…", **self._expected}).split("…".encode())
+        self._added = dict(headers or {})
+        plain = self._added | self._expected
+        self._plain = encode_headers(plain) if plain else b""
+        self._before_id, self._after_id = encode_headers({"Nats-Msg-Id": "…", **plain}).split("…".encode())
         self.ids = MessageIds(scope) if scope is not None else None
         self._stop = stop
         self.stored: Mapping[bytes, int] = {}
@@ -130,4 +135,4 @@ class Feed:
             needed.check(self.server)
         if self.ids and "Nats-Msg-Id" not in headers:
             headers["Nats-Msg-Id"] = self.ids.next(subject, data, encode_headers(headers))
-        return encode_headers(headers | self._expected)
+        return encode_headers(self._added | headers | self._expected)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -22,15 +22,17 @@ from airflow_nats_jetstream.client.errors import (
     Superseded,
     Taken,
 )
+from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff import answers, settle
 from airflow_nats_jetstream.handoff.claim import KEEPER, new_token
 from airflow_nats_jetstream.handoff.dead_letters import DeadLetters, Holder, check_reason
+from airflow_nats_jetstream.handoff.events import tell
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen
 from airflow_nats_jetstream.handoff.record import Record, check_value
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from airflow_nats_jetstream.client.consumer import ConsumerInfo
     from airflow_nats_jetstream.client.context import JetStream
@@ -100,6 +102,8 @@ class Hold:
         ack_wait = info.config["ack_wait"] / 1e9
         await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
         log.info("claim %s is held by attempt %s: %d messages", claim.id, token, claim.count)
+        waited = (time_nanoseconds(info.now) - time_nanoseconds(claim.taken_at)) / 1e9
+        tell("kept" if try_number == KEEPER else "held", claim, claim.count, claim=claim.id, seconds=waited)
         async with Hold(ledger, claim, token, ack_wait, longest_hold)._kept() as hold:
             yield hold
 
@@ -184,7 +188,8 @@ class Hold:
             await self._dead_letters.copy(holder, self._rejected)  # heartbeats go on
             self._still_held()
         await self._stop_beats()
-        await settle.settle_done(self._ledger, self.claim, self.token, value, self.rejected)
+        with self._fenced():
+            await settle.settle_done(self._ledger, self.claim, self.token, value, self.rejected)
         self._ended = True
 
     async def fail(self, reason: str = "", *, blame: bool = True) -> None:
@@ -194,7 +199,8 @@ class Hold:
         """
         self._still_held()
         await self._stop_beats()
-        await settle.settle_failed(self._ledger, self.claim, self.token, reason, blame=blame)
+        with self._fenced():
+            await settle.settle_failed(self._ledger, self.claim, self.token, reason, blame=blame)
         self._ended = True
 
     async def release(self, delay: timedelta | None = None) -> None:
@@ -202,6 +208,15 @@ class Hold:
         await self._stop_beats()
         self._ended = True
         await settle.release(self._ledger, self.claim, self.token, delay)
+
+    @contextmanager
+    def _fenced(self) -> Iterator[None]:
+        """An end that comes too late: the claim is somebody else's, or settled."""
+        try:
+            yield
+        except (AlreadyDone, Superseded, Taken):
+            tell("lost", self.claim, self.claim.count, claim=self.claim.id)
+            raise
 
     def _still_held(self) -> None:
         if self._lost:
@@ -248,6 +263,8 @@ class Hold:
             return
         log.error("claim %s is lost: %s", self.claim.id, reason)
         self._lost = reason
+        if not self.token.startswith(f"{KEEPER}-"):  # it gives way to every attempt, and to the end
+            tell("lost", self.claim, self.claim.count, claim=self.claim.id)
         for callback in self._when_lost:
             callback(reason)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue, MessagesMissing, Superseded, Taken
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff.claim import new_token
+from airflow_nats_jetstream.handoff.events import tell
 from airflow_nats_jetstream.handoff.hold import LONGEST_HOLD, Hold, check_unchanged
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, SECOND_READ, Ledger
 from airflow_nats_jetstream.handoff.record import check_value
@@ -98,6 +99,7 @@ class Reprocess(Hold):
         await _believed(self._ledger, self.claim.id, done)
         self._ended = True
         log.info("claim %s is settled again: attempt %s is the committed one", self.claim.id, self.token)
+        tell("reprocessed", self.claim, self.claim.count, claim=self.claim.id)
 
     async def reject(self, sequences: Sequences, reason: str, dead_letters: str | None = None) -> None:  # noqa: ARG002
         """Raises InvalidValue: what is acknowledged cannot be terminated any more."""

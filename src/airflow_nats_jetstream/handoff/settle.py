@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from airflow_nats_jetstream.client.message import term
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff import answers, failures
+from airflow_nats_jetstream.handoff.events import tell
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger, NotOpen
 from airflow_nats_jetstream.handoff.record import BELIEVED, DoneEntry, OpenEntry, Receipt, Record, check_value
 
@@ -48,6 +50,7 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         Superseded: its messages belong to another claim, or to another life of the consumer.
     """
     check_value(value)
+    start = time.monotonic()
     await ledger.check()
     await _old_enough(ledger, claim)
 
@@ -73,15 +76,21 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
     await ledger.write_receipt(ledger.done_receipt(claim.id, entry))
     log.info("claim %s is done in the ledger: acknowledging %d messages", claim.id, claim.count - rejected.count)
     processed = answers.Delivered.of(record, claim.sequences - rejected, entry.counter)
+    left = claim.sequences
     try:
         left = await answers.acknowledge(ledger, processed)
         if rejected:
             log.info("claim %s: terminating %d messages, which are dead letters now", claim.id, rejected.count)
+            tell("dead_lettered", claim, rejected.count, claim=claim.id)
             dead = answers.Delivered.of(record, rejected, entry.counter)
             left |= await answers.acknowledge(ledger, dead, body=term("dead letter"))
     except PermissionDenied as denied:  # withdrawn since hold, which needs the same
         log.error("claim %s is done, but its messages come again: %s", claim.id, denied)  # noqa: TRY400
         return
+    finally:
+        tell("done", claim, claim.count - rejected.count, claim=claim.id, seconds=time.monotonic() - start)
+        if left:
+            tell("unconfirmed", claim, left.count, claim=claim.id)
     if left:
         log.warning("claim %s: %d acknowledgements are unconfirmed; the next take repeats them", claim.id, left.count)
     else:
@@ -116,6 +125,7 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = 
     await ledger.decide(failed, claim.id)
     await ledger.write_receipt(Receipt(claim.id, "failed", claim.stream, claim.consumer, claim.sequences, token))
     log.info("claim %s failed for good: %d messages are delivered again", claim.id, claim.count)
+    tell("failed", claim, claim.count, claim=claim.id)
     await answers.negative(ledger, claim.sequences)
 
 
@@ -143,6 +153,7 @@ async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timede
     if ours:
         await answers.negative(ledger, claim.sequences, delay)
         log.info("claim %s is released: %d messages", claim.id, claim.count)
+        tell("released", claim, claim.count, claim=claim.id)
     return ours
 
 

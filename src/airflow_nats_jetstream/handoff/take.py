@@ -27,6 +27,7 @@ from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff import answers, consumer, failures, settle
 from airflow_nats_jetstream.handoff.claim import Claim, new_claim_id, new_token
 from airflow_nats_jetstream.handoff.dead_letters import DeadLetters, Holder, dead_letters_of
+from airflow_nats_jetstream.handoff.events import tell
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger
 from airflow_nats_jetstream.handoff.record import BELIEVED, OpenEntry, Owner, Record
 from airflow_nats_jetstream.handoff.settled import Settled
@@ -120,6 +121,9 @@ class Take:
         self._longest_pull = _LONGEST_PULL
         self._pulled: dict[int, Delivery] = {}
         self._entered: list[Claim] = []
+        self._began = 0.0
+        """When the first message of the batch came."""
+        self._origin = ""
 
     async def prepare(self) -> None:
         """Create the buckets and the consumer where they are missing, with ``max_failures`` the dead-letter stream.
@@ -231,6 +235,7 @@ class Take:
                     pulled |= claim.sequences
         if pulled:
             log.info("giving back %d messages that were not handed on", pulled.count)
+            tell("given_back", self.taking, pulled.count)
             with suppress(ConsumerNotFound, StreamNotFound):
                 await answers.negative(self.ledger, pulled)
 
@@ -337,6 +342,8 @@ class Take:
         address = self.ledger.address
         for message in messages:
             meta = message.metadata
+            if not self._pulled:
+                self._began, self._origin = self._clock(), "".join(message.headers.get("traceparent", ())[:1])
             if not address.covers(meta):
                 raise InvalidValue(
                     "reply", message.reply, f"this is no delivery of the consumer under {address.prefix}"
@@ -369,6 +376,7 @@ class Take:
             batch = batch[: len(batch) // 2]
         if entering.dropped or record is None:
             log.warning("dropped a batch of %d messages, which come again: %s", len(pulled), entering.dropped)
+            tell("dropped", self.taking, len(pulled))
             return []
         entered = {
             claim_id: self._claim(claim_id, entry, stream_created, record.created)
@@ -377,8 +385,12 @@ class Take:
         poisoned = entered.pop(entering.poisoned, None)
         claims = list(entered.values())
         self._entered = claims
+        for claim_id, entry in entering.superseded.items():
+            log.warning("claim %s is superseded: its messages are delivered again", claim_id)
+            tell("superseded", self.taking, entry.sequences.count, claim=claim_id)
         if entering.again:
             log.info("acknowledging %d messages again that are done", entering.again.count)
+            tell("repeated", self.taking, entering.again.count)
             again = answers.Delivered.of(record, entering.again, entering.counter)
             await answers.acknowledge(self.ledger, again)
         for claim in claims:
@@ -392,9 +404,12 @@ class Take:
                 claim.bytes,
             )
             await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
+            seconds = self._clock() - self._began
+            tell("taken", claim, claim.count, claim=claim.id, seconds=seconds, origin=self._origin)
         tail = entering.left | Sequences.of(pulled) - Sequences.of(delivery.sequence for delivery in batch)
         if tail:
             log.info("giving back %d messages: too many claims of what failed, or no room in the record", tail.count)
+            tell("given_back", self.taking, tail.count)
             await answers.negative(self.ledger, tail)
         if poisoned is not None:
             await self._bury(poisoned, entering.token, record)
@@ -432,6 +447,7 @@ class _Entering:
         self.token = new_token(0)
         self.left = Sequences()
         self.again = Sequences()
+        self.superseded: dict[str, OpenEntry] = {}
         self.dropped = ""
         self.too_large = False
         self.full = False
@@ -449,11 +465,13 @@ class _Entering:
         if record.new_life(info) or self._delivered_anew(done & pulled):
             record, done = record.reborn(info), Settled()
         without_the_batch = record
+        before = old.open if old else {}
         batch = pulled - Sequences.from_ranges([(1, record.floor)] if record.floor else [])
         self.again = (done & batch).sequences
         rest = batch - self.again
         superseded = {claim_id: entry for claim_id, entry in record.open.items() if entry.sequences & rest}
         opened = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in superseded}
+        self.superseded = {claim_id: entry for claim_id, entry in before.items() if claim_id not in opened}
         for claim_id, entry in superseded.items():
             if entry.token is not None:
                 counted = failures.failed(record.failures, claim_id, entry.sequences, "its holder died, or lost it")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow.sdk import BaseOperator
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
+from airflow_nats_jetstream import instruments
 from airflow_nats_jetstream.client.errors import DuplicatesPossible, InvalidValue, PermissionDenied, RequestTimeout
 from airflow_nats_jetstream.client.names import check_stream_name, subject_matches
 from airflow_nats_jetstream.client.options import outgoing
@@ -55,6 +56,8 @@ class JetStreamPublishOperator(BaseOperator):
                is sent, for a list when the DAG is parsed. The stream needs ``allow_atomic`` (nats-server 2.12).
     expected_last_sequence:  with ``atomic``: of the stream, before the batch; else nothing is stored. (templated)
     accept_duplicates:  publish, too, when it cannot be found out what an earlier attempt has stored. Default False.
+    trace_context:  where Airflow records traces, each message that has none gets the header ``traceparent`` of this
+                    publish: docs/monitoring.md. Default True.
 
     One run of the task stores each message once, however often it is tried or cleared. Each gets a ``Nats-Msg-Id`` from
     run, task, content and occurrence, and before the first message the end of the stream is kept in the task's state
@@ -86,6 +89,7 @@ class JetStreamPublishOperator(BaseOperator):
         atomic: bool = False,
         expected_last_sequence: int | str | None = None,
         accept_duplicates: bool = False,
+        trace_context: bool = True,
         nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -98,6 +102,7 @@ class JetStreamPublishOperator(BaseOperator):
         self.atomic = atomic
         self.expected_last_sequence = expected_last_sequence
         self.accept_duplicates = accept_duplicates
+        self.trace_context = trace_context
         self.nats_conn_id = nats_conn_id
         self._stop = threading.Event()
         if not templated(stream):
@@ -116,11 +121,18 @@ class JetStreamPublishOperator(BaseOperator):
             _check_size(len(messages))
 
     def execute(self, context: Context) -> dict[str, Any]:
+        check_stream_name(self.stream)
+        start = time.monotonic()
+        with instruments.publishing(self.stream) as carried:
+            result = self._publish(context, carried if self.trace_context else {})
+            instruments.published(self.stream, result["stored"], result["duplicates"], time.monotonic() - start)
+        return result
+
+    def _publish(self, context: Context, headers: dict[str, str]) -> dict[str, Any]:
         from airflow_nats_jetstream.client.bulk import publish_all
         from airflow_nats_jetstream.client.position import Position
 
         ti = context["ti"]
-        check_stream_name(self.stream)
         start = last = time.monotonic()
 
         def progress(answered: int) -> None:
@@ -137,7 +149,7 @@ class JetStreamPublishOperator(BaseOperator):
         since = self._begin(settings, state, key) if kept is None else Position.from_json(kept)
         scope = "/".join((ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)))
         if self.atomic:
-            return self._publish_batch(settings, messages, scope, since if kept is not None else None)
+            return self._publish_batch(settings, messages, scope, since if kept is not None else None, headers)
         published = publish_all(
             settings,
             map(self._message, messages),
@@ -146,6 +158,7 @@ class JetStreamPublishOperator(BaseOperator):
             since=since,
             first=kept is None,
             accept_duplicates=self.accept_duplicates,
+            headers=headers,
             progress=progress,
             stop=self._stop.is_set,
         )
@@ -229,7 +242,12 @@ class JetStreamPublishOperator(BaseOperator):
         return subject, data, message.headers
 
     def _publish_batch(
-        self, settings: ConnectionSettings, messages: Iterable[Any], scope: str, since: Position | None
+        self,
+        settings: ConnectionSettings,
+        messages: Iterable[Any],
+        scope: str,
+        since: Position | None,
+        added: dict[str, str],
     ) -> dict[str, Any]:
         """All or none. ``since`` is given to a later try: what the stream holds since then is looked for first."""
         from airflow_nats_jetstream.client.position import find
@@ -245,7 +263,7 @@ class JetStreamPublishOperator(BaseOperator):
                 raise InvalidValue("messages", type(value).__name__, "(subject, data) or (subject, data, headers)")
             headers = dict(message[2]) if len(message) == 3 else {}
             identity = ids.next(message[0], message[1], encode_headers(headers) if headers else b"")
-            batch.append((message[0], message[1], {"Nats-Msg-Id": identity} | headers))
+            batch.append((message[0], message[1], {"Nats-Msg-Id": identity} | added | headers))
         _check_size(len(batch))
         result: dict[str, Any] = {"stream": self.stream, "stored": 0, "duplicates": 0, "in_order": True}
         if since is not None:

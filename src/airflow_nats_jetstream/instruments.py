@@ -1,0 +1,182 @@
+"""Airflow's metrics and OpenTelemetry's spans: which stream, consumer and claim, how many, how long.
+
+docs/monitoring.md lists them.
+
+Never what is in a message, and no text of an exception: Airflow's own spans and logs have it where it may be shown.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow_nats_jetstream.client.errors import AlreadyDone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from opentelemetry.trace import Link, SpanKind, Tracer
+
+    from airflow_nats_jetstream.handoff.claim import Claim
+    from airflow_nats_jetstream.handoff.events import Event
+
+Carrier = dict[str, str]
+"""W3C's headers of a span: ``traceparent`` and, where there is one, ``tracestate``."""
+
+_SPANS = {  # of OpenTelemetry's semantic conventions for messaging: the operation's type, and its name here
+    "taken": ("receive", "take"),
+    "done": ("settle", "settle"),
+    "failed": ("settle", "fail"),
+    "released": ("settle", "release"),
+}
+_ENVIRONMENT = "TRACEPARENT"  # what child processes look for; OpenTelemetry: environment variables as carriers
+
+
+def heard(event: Event) -> None:
+    """Count what the hand-off tells, and draw a span of what took its time."""
+    tags = {"stream": event.stream, "consumer": event.consumer}
+    stats = _stats()
+    if event.claim:
+        stats.incr(f"jetstream.claims.{event.name}", tags=tags)
+    stats.incr(f"jetstream.messages.{event.name}", event.messages, tags=tags)
+    if event.seconds is not None:
+        stats.timing(f"jetstream.claims.{event.name}.duration", timedelta(seconds=event.seconds), tags=tags)
+    if event.name in _SPANS:
+        _draw(event, *_SPANS[event.name])
+
+
+def published(stream: str, stored: int, duplicates: int, seconds: float) -> None:
+    """Count what a task has published, within its span."""
+    from opentelemetry import trace
+
+    trace.get_current_span().set_attribute("messaging.batch.message_count", stored + duplicates)
+    tags, stats = {"stream": stream}, _stats()
+    stats.incr("jetstream.messages.published", stored, tags=tags)
+    stats.incr("jetstream.messages.published_before", duplicates, tags=tags)
+    stats.timing("jetstream.publish.duration", timedelta(seconds=seconds), tags=tags)
+
+
+@contextmanager
+def publishing(stream: str) -> Iterator[Carrier]:
+    """The span of a publish; its carrier is empty where nobody records."""
+    with _span("send", "publish", stream, {}):
+        yield carrier()
+
+
+@contextmanager
+def processing(claim: Claim) -> Iterator[Carrier]:
+    """The span of a hold, in which Spark and programmes that the work starts continue."""
+    with _span("process", "hold", claim.stream, _of_a_claim(claim.consumer, claim.id, claim.count)):
+        before, carried = os.environ.get(_ENVIRONMENT), carrier()
+        if carried:
+            os.environ[_ENVIRONMENT] = carried["traceparent"]
+        try:
+            yield carried
+        finally:
+            if carried and before is None:
+                del os.environ[_ENVIRONMENT]
+            elif carried and before is not None:
+                os.environ[_ENVIRONMENT] = before
+
+
+def carrier() -> Carrier:
+    """The current span's; empty where nobody records."""
+    from opentelemetry import trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carried: Carrier = {}
+    if trace.get_current_span().is_recording():
+        TraceContextTextMapPropagator().inject(carried)
+    return carried
+
+
+@contextmanager
+def _span(kind: str, name: str, stream: str, attributes: Mapping[str, Any]) -> Iterator[None]:
+    from opentelemetry.trace import Status, StatusCode
+
+    with _tracer().start_as_current_span(
+        f"{name} {stream}",
+        kind=_kind(kind),
+        attributes={**_of_a_stream(kind, name, stream), **attributes},
+        record_exception=False,  # its text may hold what a message holds
+        set_status_on_exception=False,
+    ) as span:
+        try:
+            yield
+        except AlreadyDone:
+            raise
+        except BaseException as error:
+            span.set_attribute("error.type", type(error).__qualname__)
+            span.set_status(Status(StatusCode.ERROR))
+            raise
+
+
+def _draw(event: Event, kind: str, name: str) -> None:
+    """The span of what is over."""
+    end = time.time_ns()
+    span = _tracer().start_span(
+        f"{name} {event.stream}",
+        kind=_kind(kind),
+        start_time=end - int((event.seconds or 0) * 1e9),
+        links=_links(event.origin),
+        attributes={
+            **_of_a_stream(kind, name, event.stream),
+            **_of_a_claim(event.consumer, event.claim, event.messages),
+        },
+    )
+    span.end(end)
+
+
+def _links(origin: str) -> list[Link]:
+    """To the span that published; a header that is none leads nowhere."""
+    from opentelemetry.trace import Link, get_current_span
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    if not origin:
+        return []
+    context = get_current_span(TraceContextTextMapPropagator().extract({"traceparent": origin})).get_span_context()
+    return [Link(context)] if context.is_valid and context.is_remote else []
+
+
+def _of_a_stream(kind: str, name: str, stream: str) -> dict[str, Any]:
+    return {
+        "messaging.system": "nats",
+        "messaging.operation.type": kind,
+        "messaging.operation.name": name,
+        "messaging.destination.name": stream,
+    }
+
+
+def _of_a_claim(consumer: str, claim: str, messages: int) -> dict[str, Any]:
+    return {
+        "messaging.consumer.group.name": consumer,
+        "messaging.batch.message_count": messages,
+        "jetstream.claim.id": claim,
+    }
+
+
+def _kind(operation: str) -> SpanKind:
+    from opentelemetry.trace import SpanKind
+
+    return {"send": SpanKind.PRODUCER, "process": SpanKind.CONSUMER}.get(operation, SpanKind.CLIENT)
+
+
+def _tracer() -> Tracer:
+    from opentelemetry import trace
+
+    return trace.get_tracer("airflow_nats_jetstream")
+
+
+def _stats() -> Any:
+    """Airflow 3.3 has its metrics twice: a triggerer sets up those of its core, a task's process those of the SDK."""
+    if "airflow.jobs.triggerer_job_runner" in sys.modules:
+        from airflow.observability import stats as of_the_core
+
+        return of_the_core
+    from airflow.sdk.observability import stats
+
+    return stats
