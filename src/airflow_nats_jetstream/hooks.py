@@ -36,8 +36,8 @@ check_airflow(airflow.__version__)  # before the imports that an older one fails
 
 from airflow.sdk import BaseHook  # noqa: E402
 
-from airflow_nats_jetstream.airflow_connection import settings_of, tested  # noqa: E402
 from airflow_nats_jetstream import instruments  # noqa: E402
+from airflow_nats_jetstream.airflow_connection import settings_of, tested  # noqa: E402
 from airflow_nats_jetstream.handoff import events  # noqa: E402
 from airflow_nats_jetstream.links import check_console  # noqa: E402
 

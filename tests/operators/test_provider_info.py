@@ -129,10 +129,8 @@ import airflow_nats_jetstream.hooks, airflow_nats_jetstream.sensors, airflow_nat
 import airflow_nats_jetstream.operators.stream, airflow_nats_jetstream.operators.publish
 import airflow_nats_jetstream.operators.process, airflow_nats_jetstream.operators.consumer
 import airflow_nats_jetstream.operators.message, airflow_nats_jetstream.operators.configuration_file
-import airflow_nats_jetstream.queues, airflow_nats_jetstream.watcher
-import flight_delays, flight_delays_stream, flights_arriving, flights_to_sql
 import airflow_nats_jetstream.queues, airflow_nats_jetstream.watcher, airflow_nats_jetstream.notifications
-import flight_delays, flight_delays_stream, flights_arriving
+import flight_delays, flight_delays_stream, flights_arriving, flights_to_sql
 print(json.dumps(sorted({{"nats", "pyspark", "pyspark_jetstream", "pyarrow"}} & set(sys.modules))))
 """
     assert alone(code) == []
