@@ -320,7 +320,7 @@ class Take:
                     if now - renewed > self._ack_wait / 5:
                         await self._renew()
                         renewed = now
-                        heard = clock()  # hundreds of thousands take seconds, in which nothing was received
+                        heard += clock() - now  # hundreds of thousands take seconds, in which nothing was received
                     if look or len(self._pulled) >= taking.min_messages:
                         # What the server has is fetched as long as it comes; what it does not have is waited for.
                         gathered = first + taking.gather.total_seconds()
