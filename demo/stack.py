@@ -77,7 +77,7 @@ class Stack:
             for service in self._components:
                 service.launch()
             self._record()
-            until("Airflow to be healthy", self._healthy, 120)
+            until("Airflow to be healthy", self._healthy, 300)
         except BaseException:
             self.stop()
             raise
