@@ -1,16 +1,24 @@
 """A connection of type nats: whatever it comes from, and wherever its secrets are, the server knows the same user."""
 
 import json
+import re
+import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from airflow import settings as airflow_settings
+from airflow.cli import cli_parser
+from airflow.models.base import Base
 from airflow.sdk import Connection, configuration
 
 from airflow_nats_jetstream.client.settings import ConnectionSettings
+from airflow_nats_jetstream.get_provider_info import get_provider_info
 from airflow_nats_jetstream.hooks import JetStreamHook
+from tests.client.servers import PASSWORD
 from tests.client.world import World
 
 EXTRA = {"nkey_seed": "nkey_secret", "credentials": "creds_secret"}
@@ -81,6 +89,100 @@ def test_every_credential_from_every_source(
         assert settings_from(source, described(settings), tmp_path, monkeypatch) == expected
 
     monkeypatch.setenv("AIRFLOW_CONN_NATS_SOMEWHERE", Connection(conn_id="c", **described(settings)).get_uri())
-    reply = JetStreamHook("nats_somewhere").run(lambda js: js.connection.request("$SYS.REQ.USER.INFO"))
-    user = {"token": "[REDACTED]", "nkey": world.nkey.public, "credentials": world.user.public}.get(kind, "airflow")
-    assert json.loads(reply.data)["data"]["user"] == user
+    assert who("nats_somewhere") == known(world, kind)
+
+
+def known(world: World, kind: str) -> str:
+    """What the kind's server calls the user."""
+    names = {"none": "", "token": "[REDACTED]", "nkey": world.nkey.public, "credentials": world.user.public}
+    return names.get(kind, "airflow")
+
+
+def who(connection: str) -> str:
+    """The user, as the server names it whom the hook reaches."""
+    reply = JetStreamHook(connection).run(lambda js: js.connection.request("$SYS.REQ.USER.INFO"))
+    return str(json.loads(reply.data)["data"].get("user", ""))
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "connection.md"
+EXAMPLES = dict(re.findall(r"^### ([^\n]+)\n\n```sh\n(.+?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+TITLES = {
+    "User and password": "user",
+    "Token": "token",
+    "NKey": "nkey",
+    "Credentials": "credentials",
+    "Client certificate": "verify_and_map",
+    "No authentication": "none",
+}
+
+
+def run(statement: str) -> tuple[str, list[str]]:
+    """A line of the page in a shell: the variable that it exports, or ``airflow``; its value, or the arguments."""
+    exported = re.match(r"export (\w+)=", statement)
+    show = f'; printf %s "${exported[1]}"' if exported else ""
+    script = f'airflow() {{ printf "%s\\0" "$@"; }}; {statement}{show}'
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
+    return exported[1] if exported else "airflow", done.stdout.rstrip("\0").split("\0")
+
+
+def airflow(arguments: list[str]) -> None:
+    """Airflow's own command line, over its own tables in the tests' database."""
+    Base.metadata.create_all(airflow_settings.engine)
+    parser = cli_parser.get_parser()
+    with suppress(SystemExit):  # there is none yet
+        delete = parser.parse_args(["connections", "delete", arguments[2]])
+        delete.func(delete)
+    add = parser.parse_args(arguments)
+    add.func(add)
+
+
+@pytest.mark.filterwarnings("ignore:ProvidersManager.hooks is deprecated")  # Airflow's command line uses it itself
+@pytest.mark.parametrize("title", EXAMPLES)
+def test_the_examples_of_the_page_are_one_connection_each(
+    world: World, title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = TITLES[title]
+    files = {"ca.pem": world.authority.ca, "airflow.pem": world.certificate[0], "airflow.key": world.certificate[1]}
+    contents = {name: path.read_text() for name, path in files.items()}
+    contents |= {"nats-password": PASSWORD, "nats-token": PASSWORD, "airflow.nk": world.nkey.seed}
+    contents["airflow.creds"] = world.operator.credentials(world.user)
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(files["ca.pem"]))  # whom this machine trusts
+    monkeypatch.setenv("AIRFLOW__DATABASE__CHECK_MIGRATIONS", "False")
+    port = world.url(kind, "plain" if kind == "none" else "tls").rpartition(":")[2]
+    here = {
+        "nats.example.com": "localhost",
+        "4222": port,
+        "/run/secrets": str(tmp_path),
+        quote("/run/secrets", safe=""): quote(str(tmp_path), safe=""),
+    }
+
+    found = []
+    for statement in EXAMPLES[title].strip().split("\n\n"):
+        for there, mine in here.items():
+            statement = statement.replace(there, mine)  # noqa: PLW2901
+        name, values = run(statement)
+        with monkeypatch.context() as patched:
+            if name == "airflow":
+                airflow(values)
+                connection = values[2]
+                patched.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")  # which reads the database
+            else:
+                patched.setenv(name, *values)
+                connection = name.removeprefix("AIRFLOW_CONN_").lower()
+            found.append((connection, JetStreamHook(connection).settings))
+            assert who(connection) == known(world, kind)
+    assert len(found) == 3
+    assert found == [found[0]] * 3
+
+
+def test_the_page_has_an_example_for_each_way_to_authenticate() -> None:
+    assert set(EXAMPLES) == set(TITLES)
+
+
+def test_the_page_has_every_field_of_the_form() -> None:
+    page = PAGE.read_text()
+    info: Any = get_provider_info()
+    for name, field in info["connection-types"][0]["conn-fields"].items():
+        assert re.search(rf"^\| [^|]*{field['label']}[^|]* \| [^|]*`{name}`", page, re.MULTILINE), name
