@@ -83,6 +83,14 @@ async def test_waits_for_min_messages_and_gives_fewer_back(stream: Stream) -> No
     assert claim.count == 6
 
 
+async def test_a_pull_waits_no_longer_than_its_consumer_allows(stream: Stream) -> None:
+    waiting = asyncio.create_task(take(stream, wait=30, consumer_config={**LONG, "max_expires": timedelta(seconds=1)}))
+    await asyncio.sleep(2.5)  # two pulls have ended
+    await publish(stream, 1)
+    (claim,) = await waiting
+    assert claim.count == 1
+
+
 async def test_nothing_there_writes_nothing(stream: Stream) -> None:
     assert await take(stream, wait=0.5) == []
     assert await Ledger(stream.js, stream.name, CONSUMER).read() == (None, 0)
