@@ -47,7 +47,9 @@ GATHER = timedelta(seconds=5)
 """How long a batch waits for more after its first message."""
 LOOK_EVERY = timedelta(minutes=1)
 """Between two looks at the backlog."""
-_LONGEST_PULL = 60.0  # seconds; renewing a pull is most of what a waiting sensor costs
+# Seconds. Renewing a pull is most of what a waiting sensor costs; past two minutes a server unpins a client (ADR-42).
+_LONGEST_PULL = 100.0
+_HEARTBEAT = 15.0  # seconds between the server's, as nats.go's consuming has it; two missed ones are a lost pull
 _REFUSED = 1.0  # a pull that the server does not permit is known by then
 _LOOK = 1.0  # seconds that the pull of a look waits on the server for a first message
 _STALLED = 3.0  # what the server has and does not send for so long waits for acknowledgements, or for somebody else
@@ -305,7 +307,9 @@ class Take:
             expires = min(self._longest_pull, max(5.0 if look else 1.0, end - clock()))
             missing = taking.max_messages - len(self._pulled)
             quiet = _REFUSED
-            async with self.ledger.consumer.pull(missing, expires=expires, priority=taking.priority) as pull:
+            heartbeat = min(_HEARTBEAT, expires / 2.5)
+            pulling = self.ledger.consumer.pull(missing, expires=expires, heartbeat=heartbeat, priority=taking.priority)
+            async with pulling as pull:
                 while not pull.ended and clock() < end and len(self._pulled) < taking.max_messages:
                     wait = min(1.0, self._ack_wait / 10) if self._pulled else quiet
                     messages = await pull.receive(max(0.01, min(wait, end - clock())))
