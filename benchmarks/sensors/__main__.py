@@ -47,7 +47,7 @@ ROOT = HERE.parents[1]
 STREAM = "WAITING"
 WAYS = ("shared", "one", "connected", "plain", "asleep")
 SETTLE = 10.0  # seconds
-IDLE = 60.0  # seconds that idleness is watched: pulls are renewed in them
+IDLE = 100.0  # seconds that idleness is watched: each pull is renewed once in them
 
 
 @dataclass(frozen=True)
