@@ -277,8 +277,22 @@ def as_run(frames: list[Frame]) -> Run:
 USUAL = [Frame(b"s.a", 1, b"$JS.ACK.S.c.1.%d.%d.170.9" % (each, each), b"", b"data") for each in range(1, 6)]
 
 
+# Seven and eleven tokens, and four and six behind what both have in common.
+UNEVEN = [
+    [Frame(b"s.a", 1, reply, b"", b"data") for reply in replies]
+    for replies in (
+        (b"$JS.ACK.S.c.1.1.1", b"$JS.ACK.d.h.S.c.1.2.2.170.0"),
+        (b"$JS.ACK.S.c.1.1.1.170.0", b"$JS.ACK.S.c.1.2", b"2.2.170.3.3.170.0"),
+        (b"$JS.ACK.S.c.1.1.1.170.0", b"$JS.ACK.S.c.1.2.2.170", b"3.3.3.170.0"),
+    )
+]
+
+
 @settings_(max_examples=400)
 @example(USUAL, [(1, 100)], None)
+@example(UNEVEN[0], [(1, 100)], None)
+@example(UNEVEN[1], [(1, 100)], None)
+@example(UNEVEN[2], [(1, 100)], None)
 @given(
     deliveries(),
     st.sampled_from([[(1, 5)], [(1, 100)], [(3, 100)], [(1, 2), (4, 100)]]),

@@ -188,11 +188,12 @@ class _Reading:
         count = len(columns.replies)
         # What all have in common goes first: each would be made as often as there are messages.
         stem = columns.replies[0].rsplit(b".", 4)[0] + b"."
-        tokens = b".".join(columns.replies).replace(stem, b"").split(b".")
-        if len(tokens) != 4 * count:
+        tokens = b".\r\n.".join(columns.replies).replace(stem, b"").split(b".")  # in no reply is such a token
+        tokens.append(b"\r\n")
+        if len(tokens) != 5 * count or tokens[4::5].count(b"\r\n") != count:
             return None
         try:
-            sequences, counter, pending = list(map(int, tokens[::4])), int(tokens[-3]), int(tokens[-1])
+            sequences, counter, pending = list(map(int, tokens[::5])), int(tokens[-4]), int(tokens[-2])
         except ValueError:
             return None
         # A delivery that was lost is one whose sequence is missing, too.
@@ -209,7 +210,7 @@ class _Reading:
                 return None
             headers = [header[FIRST_FIELD:-2] for header in headers]
         self._counter, self._pending, self.last_sequence = counter, pending, sequences[-1]
-        return DirectMessages(sequences, columns.subjects, tokens[2::4], headers, columns.data)
+        return DirectMessages(sequences, columns.subjects, tokens[2::5], headers, columns.data)
 
     def _one_by_one(
         self, frames: Sequence[Frame], window: PullWindow, batch: list[DirectMessage], headers_only: bool
