@@ -242,7 +242,7 @@ async def test_a_scattered_filter_is_claimed_exactly(stream: Stream) -> None:
 
 
 async def test_a_claim_of_scattered_messages(stream: Stream) -> None:
-    count = int(os.environ.get("SCATTERED", "60000"))  # `make machine` takes 300,000
+    count = int(os.environ.get("SCATTERED", "20000"))  # `make machine` takes 300,000
     chosen = random.Random(1)
     subjects = (f"{stream.name}.{chosen.randrange(2)}" for _ in range(2 * count))
     await asyncio.to_thread(publish_all, stream.js.settings, ((subject, b"x") for subject in subjects))
@@ -329,10 +329,10 @@ async def test_an_api_prefix_is_refused_with_the_reason(js: JetStream) -> None:
 
 
 async def test_a_backlog_is_taken_whole_however_short_the_gathering(stream: Stream) -> None:
-    await publish(stream, 60_000)
+    await publish(stream, 20_000)
     claims = await take(stream, max_messages=100_000, gather=timedelta(0), wait=30, consumer_config=LONG)
-    assert sum(claim.count for claim in claims) == 60_000
-    assert (await stream.consumer(CONSUMER).info()).ack_pending == 60_000
+    assert sum(claim.count for claim in claims) == 20_000
+    assert (await stream.consumer(CONSUMER).info()).ack_pending == 20_000
 
 
 async def test_a_pull_that_ends_early_leaves_nothing_on_its_way(stream: Stream) -> None:

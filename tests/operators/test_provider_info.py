@@ -19,6 +19,47 @@ from airflow_nats_jetstream.get_provider_info import get_provider_info
 DAGS = Path(__file__).parents[2] / "dags"
 INFO: Any = get_provider_info()
 (CONNECTION,) = INFO["connection-types"]
+MODULES = [
+    module
+    for kind in ("operators", "sensors", "triggers", "hooks")
+    for listed in INFO[kind]
+    for module in listed["python-modules"]
+]
+PARSING = f"""
+import importlib, json, sys
+sys.path.insert(0, {str(DAGS)!r})
+import airflow_nats_jetstream.hooks, airflow_nats_jetstream.sensors, airflow_nats_jetstream.triggers
+import airflow_nats_jetstream.operators.stream, airflow_nats_jetstream.operators.publish
+import airflow_nats_jetstream.operators.process, airflow_nats_jetstream.operators.consumer
+import airflow_nats_jetstream.operators.message, airflow_nats_jetstream.operators.configuration_file
+import airflow_nats_jetstream.queues, airflow_nats_jetstream.watcher, airflow_nats_jetstream.notifications
+import flight_delays, flight_delays_stream, flights_arriving, flights_to_sql, orders
+parsing = sorted({{"nats", "pyspark", "pyspark_jetstream", "pyarrow"}} & set(sys.modules))
+imported = [importlib.import_module(each).__name__ for each in {MODULES}]
+from airflow.providers_manager import ProvidersManager
+from airflow.sdk import task
+manager = ProvidersManager()
+provider = manager.providers["airflow-provider-nats-jetstream"]
+told = [each for each in manager.notification if "nats" in each]
+found = [provider.version, manager.hooks["nats"].hook_class_name, callable(task.jetstream), told]
+"""
+QUEUES = """
+import importlib.abc, json, logging, sys
+from airflow.providers_manager import ProvidersManager
+said = []
+handler = logging.Handler(logging.WARNING)
+handler.emit = lambda record: said.append(record.getMessage())
+logging.getLogger("airflow.providers_manager").addHandler(handler)
+queues = [name for name in ProvidersManager().queue_class_names if "nats" in name], said
+"""
+WITHOUT_MESSAGING = """
+import importlib.abc, json, sys
+class Without(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.startswith("airflow.providers.common.messaging.") and "get_provider_info" not in name:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Without())
+"""
 
 
 def alone(code: str) -> Any:
@@ -26,6 +67,17 @@ def alone(code: str) -> Any:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def fresh() -> dict[str, Any]:
+    """What one interpreter says that first parses our DAGs, and then does the rest: to load Airflow takes seconds."""
+    said: dict[str, Any] = alone(
+        PARSING
+        + QUEUES
+        + 'print(json.dumps({"loaded by parsing": parsing, "imported": imported, "found": found, "queues": queues}))'
+    )
+    return said
 
 
 def test_airflow_finds_it_valid() -> None:
@@ -52,41 +104,16 @@ def test_the_form_has_every_field_with_help_and_no_other() -> None:
     assert standard.isdisjoint(shown["hidden-fields"])
 
 
-def test_airflow_finds_connection_hook_and_decorator() -> None:
-    code = """
-import json
-from airflow.providers_manager import ProvidersManager
-from airflow.sdk import task
-manager = ProvidersManager()
-provider = manager.providers["airflow-provider-nats-jetstream"]
-told = [each for each in manager.notification if "nats" in each]
-print(json.dumps([provider.version, manager.hooks["nats"].hook_class_name, callable(task.jetstream), len(told)]))
-"""
+def test_airflow_finds_connection_hook_decorator_and_notifier(fresh: dict[str, Any]) -> None:
     from airflow_nats_jetstream import __version__
 
-    assert alone(code) == [__version__, "airflow_nats_jetstream.hooks.JetStreamHook", True, 1]
+    hook = "airflow_nats_jetstream.hooks.JetStreamHook"
+    assert fresh["found"] == [__version__, hook, True, INFO["notifications"]]
 
 
-QUEUES = """
-import importlib.abc, json, logging, sys
-class Without(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name.startswith("airflow.providers.common.messaging.") and {missing} and "get_provider_info" not in name:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Without())
-from airflow.providers_manager import ProvidersManager
-said = []
-handler = logging.Handler(logging.WARNING)
-handler.emit = lambda record: said.append(record.getMessage())
-logging.getLogger("airflow.providers_manager").addHandler(handler)
-queues = [name for name in ProvidersManager().queue_class_names if "nats" in name]
-print(json.dumps([queues, said]))
-"""
-
-
-def test_airflow_finds_the_queue_with_the_extra_and_misses_nothing_without() -> None:
-    assert alone(QUEUES.format(missing=False)) == [INFO["queues"], []]
-    assert alone(QUEUES.format(missing=True)) == [[], []]
+def test_airflow_finds_the_queue_with_the_extra_and_misses_nothing_without(fresh: dict[str, Any]) -> None:
+    assert fresh["queues"] == [INFO["queues"], []]
+    assert alone(WITHOUT_MESSAGING + QUEUES + "print(json.dumps(queues))") == [[], []]
 
 
 def test_no_field_of_the_form_is_required() -> None:
@@ -100,14 +127,9 @@ def test_secrets_are_masked_by_airflow_and_by_the_form(name: str) -> None:
     assert CONNECTION["conn-fields"][name]["schema"]["format"] == "password"
 
 
-def test_every_listed_module_is_there() -> None:
-    modules = [
-        module
-        for kind in ("operators", "sensors", "triggers", "hooks")
-        for listed in INFO[kind]
-        for module in listed["python-modules"]
-    ]
-    assert alone(f"import importlib; [importlib.import_module(m) for m in {modules}]; print(len({modules}))") == 10
+def test_every_listed_module_is_there(fresh: dict[str, Any]) -> None:
+    assert len(MODULES) == 10
+    assert fresh["imported"] == MODULES
 
 
 def test_the_description_imports_nothing() -> None:
@@ -121,16 +143,5 @@ print(len({name.split(".")[0] for name in set(sys.modules) - before} - {"airflow
     assert alone(code) == 0
 
 
-def test_parsing_a_dag_loads_neither_nats_nor_spark() -> None:
-    code = f"""
-import json, sys
-sys.path.insert(0, {str(DAGS)!r})
-import airflow_nats_jetstream.hooks, airflow_nats_jetstream.sensors, airflow_nats_jetstream.triggers
-import airflow_nats_jetstream.operators.stream, airflow_nats_jetstream.operators.publish
-import airflow_nats_jetstream.operators.process, airflow_nats_jetstream.operators.consumer
-import airflow_nats_jetstream.operators.message, airflow_nats_jetstream.operators.configuration_file
-import airflow_nats_jetstream.queues, airflow_nats_jetstream.watcher, airflow_nats_jetstream.notifications
-import flight_delays, flight_delays_stream, flights_arriving, flights_to_sql
-print(json.dumps(sorted({{"nats", "pyspark", "pyspark_jetstream", "pyarrow"}} & set(sys.modules))))
-"""
-    assert alone(code) == []
+def test_parsing_a_dag_loads_neither_nats_nor_spark(fresh: dict[str, Any]) -> None:
+    assert fresh["loaded by parsing"] == []
