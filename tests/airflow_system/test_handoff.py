@@ -79,7 +79,7 @@ def test_the_worker_is_killed_between_the_ledgers_done_and_the_acknowledgements(
     run: Run, stack: Stack, judge: Judge
 ) -> None:
     run.count = 100_000  # so that acknowledging takes a while
-    run.start()
+    run.start(least=run.count)  # and publishing, where the machine is busy
     run.at_work()
     process = run.process()
     supervisor = process.parent()
