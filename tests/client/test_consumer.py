@@ -299,7 +299,7 @@ def test_pulls_of_one_connection_share_what_may_be_on_its_way() -> None:
 
     assert asked(1) == (10_000, 8 << 20)
     assert asked(4) == (2_500, 2 << 20)
-    assert asked(1_000) == (10, 1 << 20)
+    assert asked(1_000) == (50, 1 << 20)
     of_bytes = PullWindow(1_000_000, now=0, largest_request=1_000_000, max_bytes=5_000).next_request(0, 1_000)
     assert of_bytes
     assert of_bytes[1].items() >= {"batch": 1_000_000, "max_bytes": 5_000}.items()  # its caller's, not ours

@@ -3,11 +3,14 @@
 from typing import Any
 
 import pytest
-from airflow.sdk import Asset
+from airflow.sdk import DAG, Asset, task
+from airflow.sdk.execution_time.task_runner import _run_execute_callable
 from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
 
 from airflow_nats_jetstream.assets import create_asset
 from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.hooks import JetStreamHook
+from tests.operators.steps import CONNECTION, claim, context_of
 
 
 @pytest.mark.parametrize(
@@ -75,3 +78,21 @@ def test_airflow_finds_the_factory(fields: dict[str, Any], uri: str) -> None:
 def test_the_factory_refuses_what_is_no_stream(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue):
         create_asset(**{"server": "h", "stream": "S", **wrong})
+
+
+def test_a_task_gives_tokens_of_subjects_as_partition_keys(hook: JetStreamHook, stream: str) -> None:
+    """docs/how-to/event-driven.md."""
+    value = claim(hook, stream)
+    made = Asset("departures")
+
+    @task.jetstream(nats_conn_id=CONNECTION, outlets=[made])
+    def sort(claim: Any, outlet_events: Any = None) -> None:
+        tokens = {message.subject.split(".")[1] for message in claim.messages()}
+        outlet_events[made].add_partitions(sorted(tokens))
+
+    with DAG("dag", schedule=None) as dag:
+        sort(value)
+    sorting: Any = dag.get_task("sort")
+    context = context_of(sorting)
+    _run_execute_callable(context=context, execute=sorting.execute, task=sorting)
+    assert context["outlet_events"][made].partition_keys == {"0", "1", "2"}

@@ -105,6 +105,9 @@ def test_anything_else_gives_back(  # noqa: PLR0917
     kept = receipt(hook, stream, claimed["id"])
     assert kept is not None
     assert kept.state == "failed"
+    counted = record(hook, stream)
+    assert counted is not None
+    assert bool(counted.failures) == ("failed" in says)  # against the messages, which then come in smaller claims
     assert execute(taking(stream), run_id="other")[0]["count"] == 10
 
 

@@ -44,13 +44,13 @@ class Guarded:
         os.kill(self.server.pid, signal.SIGHUP)
 
     async def connected(self) -> int:
-        return len(await self._connections())
+        return len(await self.connections())
 
     async def waits(self) -> bool:
         """One connection, and on it a pull beside the answers to requests."""
-        return [each["subscriptions"] for each in await self._connections()] == [2]
+        return [each["subscriptions"] for each in await self.connections()] == [2]
 
-    async def _connections(self) -> list[dict[str, Any]]:
+    async def connections(self) -> list[dict[str, Any]]:
         def ask() -> Any:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._http}/connz") as answer:
                 return json.load(answer)
@@ -97,6 +97,31 @@ async def test_triggers_share_one_connection(guarded: Guarded) -> None:
         return await guarded.connected() == 0
 
     await until(none)
+
+
+async def test_all_who_wait_outlive_a_lost_connection(guarded: Guarded) -> None:
+    names = await asyncio.to_thread(create, 20)
+    triggers = [await asyncio.to_thread(trigger_of, name, timeout=240) for name in names]
+    waiting = [asyncio.create_task(fired(each)) for each in triggers]
+
+    async def pulling() -> bool:
+        return [each["subscriptions"] for each in await guarded.connections()] == [21]
+
+    await until(pulling)
+    guarded.server.kill()
+    guarded.server.start()
+    await until(pulling)
+    await asyncio.to_thread(publish_to_each, names)
+    events = await asyncio.gather(*waiting)
+    assert [event["claims"][0]["count"] for event in events] == [1] * 20
+
+
+def publish_to_each(names: list[str]) -> None:
+    async def publish(js: Any) -> None:
+        for name in names:
+            await js.publish(f"{name}.a", b"")
+
+    JetStreamHook(CONNECTION).run(publish)
 
 
 async def test_a_watcher_is_on_the_sensors_connection(guarded: Guarded) -> None:

@@ -25,8 +25,9 @@ LARGEST_REQUEST = 10_000
 """Messages in one request. At most one and a half times this is outstanding, in three requests of MAX_BYTES or less:
 past 64 MiB of unread data the server would cut the connection as a slow consumer (its ``max_pending``). Pulls that
 share a connection share this, too: a hundred waiting sensors may be served in the same moment."""
-FEWEST = 10
-"""Messages in one request, however many pulls share the connection."""
+FEWEST = 50
+"""Messages in one request, however many pulls share the connection: a thousand of them still fit, and one of them that
+has a lot to fetch is not slowed down by those that only wait."""
 MAX_BYTES = 8 << 20
 BESIDE_PAYLOAD = 8 << 10
 """Bytes of a message beside its headers and data: subject and reply subject, each shorter than a line of the protocol
