@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import time
 import urllib.request
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -156,6 +158,29 @@ async def test_a_lost_one_comes_back_by_itself(mortal: NatsServer) -> None:
             assert js is before
             await until(lambda: js.connection.is_connected)
             await js.account_info()
+
+
+async def test_what_it_logs_is_not_its_first_users(mortal: NatsServer) -> None:
+    """Airflow finds the log of a trigger by a context variable."""
+    user: ContextVar[str] = ContextVar("user")
+    seen: set[str] = set()
+
+    class Sees(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002
+            seen.add(user.get("nobody"))
+
+    log, sees = logging.getLogger("airflow_nats_jetstream.client.connection"), Sees()
+    log.addHandler(sees)
+    user.set("first")
+    try:
+        async with share(ConnectionSettings(servers=mortal.url)) as js:
+            mortal.kill()
+            await until(lambda: not js.connection.is_connected)
+            mortal.start()
+            await until(lambda: js.connection.is_connected)
+    finally:
+        log.removeHandler(sees)
+    assert seen == {"nobody"}
 
 
 async def test_all_pulls_on_one_connection_may_be_served_while_nobody_reads(monitored: Monitored) -> None:

@@ -242,7 +242,7 @@ async def test_a_hold_that_moves_to_another_triggerer_goes_on(hook: JetStreamHoo
     first.cancel()
     await asyncio.wait([first])
     with pytest.raises(AirflowSensorTimeout):  # a lease is left
-        await asyncio.to_thread(execute, taking(stream, timeout=2), run_id="other")
+        await asyncio.to_thread(execute, taking(stream, timeout=7), run_id="other")
     second = asyncio.create_task(fired(JetStreamHoldTrigger(**trigger.serialize()[1])))
     await held(hook, stream, claimed)
     run.states["load"] = "failed"

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any
 import pytest
 
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.triggers import JetStreamHoldTrigger
 from airflow_nats_jetstream.watcher import JetStreamNoticeTrigger
 from demo.nats_server import NatsServer
 from demo.service import free_port
 from tests.client.until import until
-from tests.operators.steps import CONNECTION, CONSUMER, publish
+from tests.operators.steps import CONNECTION, CONSUMER, claim, publish, record
 from tests.operators.test_sensor import fired, trigger_of
 
 
@@ -186,6 +188,41 @@ async def test_a_trigger_whose_user_was_revoked_goes_on_with_the_connection_of_n
     await until(none, within=60)
     await asyncio.to_thread(publish, JetStreamHook(CONNECTION), name, 3)
     assert (await waiting)["claims"][0]["count"] == 3
+
+
+async def test_a_claim_whose_users_password_changes_is_held_on(guarded: Guarded) -> None:
+    hook = JetStreamHook(CONNECTION)
+    [name] = await asyncio.to_thread(create, 1)
+    taken = await asyncio.to_thread(claim, hook, name)
+    holding = asyncio.create_task(fired(JetStreamHoldTrigger(CONNECTION, taken, time.time() + 240)))
+
+    async def token() -> str | None:
+        entries = await asyncio.to_thread(record, hook, name)
+        return entries.open[taken["id"]].token if entries else None
+
+    async def held() -> bool:
+        return await token() is not None
+
+    await until(held)
+    before = await token()
+    guarded.connect("second")
+    guarded.rotate("second")
+
+    async def none() -> bool:
+        return await guarded.connected() == 0
+
+    async def another() -> bool:
+        return await token() not in (None, before)
+
+    await until(none, within=60)
+    await until(another, within=60)
+
+    def settle() -> None:
+        with hook.holding(taken, try_number=1) as held:
+            held.settle()
+
+    await asyncio.to_thread(settle)
+    assert await holding == {"status": "done"}
 
 
 async def test_a_trigger_that_may_not_connect_again_says_so(guarded: Guarded) -> None:

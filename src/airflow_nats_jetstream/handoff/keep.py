@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import anyio
 
-from airflow_nats_jetstream.client.errors import AlreadyDone, Superseded, Taken
+from airflow_nats_jetstream.client.errors import AlreadyDone, ConnectionLost, Superseded, Taken
 from airflow_nats_jetstream.handoff.claim import KEEPER
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
@@ -35,13 +36,14 @@ async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
     Raises:
         Superseded: its messages belong to another claim; the work is for nothing.
         ClaimInvalid, LedgerUnavailable, PermissionDenied: as :meth:`Hold.begin`.
+        ConnectionLost: the connection has ended for good.
     """
     clock = asyncio.get_running_loop().time
     end = clock() + seconds
     while (left := end - clock()) > 0:
         try:
             async with Hold.begin(js, claim, try_number=KEEPER, longest_hold=timedelta(seconds=left)) as hold:
-                await _lost(hold)
+                await _lost(hold, js)
         except AlreadyDone:
             return "done"
         except Superseded:
@@ -55,11 +57,16 @@ async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
     return None
 
 
-async def _lost(hold: Hold) -> None:
+async def _lost(hold: Hold, js: JetStream) -> None:
+    """Until an attempt holds the claim, or its end."""
     lost = asyncio.Event()
     hold.on_lost(lambda _: lost.set())
     try:
-        await lost.wait()
+        while not lost.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(lost.wait(), _LOOK)
+            if js.connection.ended:  # no heartbeat will ever arrive
+                raise ConnectionLost(f"claim {hold.claim.id} cannot be held on a connection that has ended")
     except asyncio.CancelledError:
         with anyio.move_on_after(_TO_RELEASE, shield=True):
             await hold.release(HAND_OFF_TIMEOUT)  # the work goes on, and so may another keeper
