@@ -1,0 +1,40 @@
+"""Orders of one shop before all others: a consumer of their own, a pool of their own, and up to three runs at once.
+
+Every consumer gets every message that its filter matches, so what `orders` does with the same messages is its own
+affair. A run that finds nothing within a minute is skipped. Runs that were missed are not made up for: the next one
+claims what has been waiting.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import dag, task
+
+from airflow_nats_jetstream.sensors import JetStreamPullSensor
+
+RUNS = 3  # work at once, those that wait for a retry included
+MESSAGES = 1_000
+
+
+@dag(schedule=timedelta(minutes=5), catchup=False, max_active_runs=RUNS, doc_md=__doc__, tags=["jetstream"])
+def urgent_orders() -> None:
+    claims = JetStreamPullSensor(
+        task_id="claims",
+        stream="ORDERS",
+        consumer="urgent",
+        max_messages=MESSAGES,
+        messages_per_claim=MESSAGES // 4,
+        max_failures=3,
+        consumer_config={"filter_subject": "orders.west", "max_ack_pending": RUNS * MESSAGES},
+        timeout=60,
+        soft_fail=True,
+    )
+
+    @task.jetstream(retries=2, pool="default_pool", priority_weight=10)
+    def pick(claim: Any) -> int:
+        return int(claim.count)
+
+    pick.expand(claim=claims.output)
+
+
+urgent_orders()
