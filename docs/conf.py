@@ -26,8 +26,11 @@ ROOT = Path(__file__).parents[1]
 API = ROOT / "build" / "api"
 
 NAVIGATION = {
-    "First steps": ["docs/quickstart"],
+    "First steps": ["docs/quickstart", "docs/comparison"],
     "How to": [
+        "docs/how-to/parallel-runs",
+        "docs/how-to/catch-up-and-backfill",
+        "docs/how-to/large-payloads",
         "docs/how-to/malformed-messages",
         "docs/how-to/interest-retention",
     ],

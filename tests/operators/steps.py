@@ -1,5 +1,6 @@
 """What the tests of the operators do again and again: run one as Airflow's task runner does, and ask the server."""
 
+import contextvars
 import json
 from collections.abc import Mapping
 from datetime import timedelta
@@ -8,8 +9,12 @@ from typing import Any
 from uuid import uuid4
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.bases.operator import ExecutorSafeguard
+from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.context import NEVER_EXPIRE, OutletEventAccessors
-from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance, _run_execute_callable
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.sdk.execution_time.timeout import timeout
 
 from airflow_nats_jetstream.client.consumer import ConsumerInfo
 from airflow_nats_jetstream.handoff.ledger import Ledger
@@ -67,7 +72,22 @@ def context_of(
 
 def execute(task: BaseOperator, **instance: Any) -> Any:
     """Run a task with the function that Airflow's task runner calls: time-out and on_kill included."""
-    return _run_execute_callable(context=context_of(task, **instance), execute=task.execute, task=task)
+    run = getattr(task_runner, "_run_execute_callable", _run_as_in_3_3_0)
+    return run(context=context_of(task, **instance), execute=task.execute, task=task)
+
+
+def _run_as_in_3_3_0(context: Any, execute: Any, task: BaseOperator) -> Any:
+    """The lines of Airflow 3.3.0's ``_execute_task`` that became a function of their own in 3.3.1."""
+    inside = contextvars.copy_context()
+    inside.run(ExecutorSafeguard.tracker.set, task)
+    if not task.execution_timeout:
+        return inside.run(execute, context=context)
+    try:
+        with timeout(task.execution_timeout.total_seconds()):  # type: ignore[no-untyped-call]
+            return inside.run(execute, context=context)
+    except AirflowTaskTimeout:
+        task.on_kill()
+        raise
 
 
 def rendered(task: Any, params: Mapping[str, Any], map_index: int = -1) -> Any:
