@@ -78,22 +78,13 @@ def interpreter(version: str, log: Path) -> Path:
 
 
 def requirements(cell: Cell, python: Path, log: Path) -> Path:
-    """What the cell installs, resolved as the cell wants it; the tests' own needs are the newest either way."""
-    name, resolution = f"{FOLDER / cell.name}.txt", "lowest-direct" if cell.resolution == "lowest" else "highest"
-    compiled: list[str | Path] = [UV, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python", python]
-    run(
-        log,
-        *compiled,
-        "--resolution",
-        resolution,
-        "--extra=airflow",
-        "--extra=spark",
-        "--extra=avro",
-        "pyproject.toml",
-        "-o",
-        name,
-    )
-    return Path(name)
+    """The versions of what the package builds on. What only the tests need is the newest either way, anyio included:
+    the options of its pytest plugin are younger than what the package asks of it."""
+    path, resolution = FOLDER / f"{cell.name}.txt", "lowest-direct" if cell.resolution == "lowest" else "highest"
+    extras = ("--extra=airflow", "--extra=spark", "--extra=avro", "--no-emit-package=anyio")
+    form = ("--quiet", "--no-header", "--no-annotate", "--output-file", path)
+    run(log, UV, "pip", "compile", "--python", python, "--resolution", resolution, *extras, *form, "pyproject.toml")
+    return path
 
 
 def wheel() -> Path:

@@ -70,3 +70,4 @@ async def test_the_quickstart_runs_as_it_stands_there(tmp_path: Path) -> None:
             await asyncio.sleep(0.5)
     finally:
         run.stop()
+    shutil.rmtree(folder / "quickstart")  # a gigabyte and a half; after a failure its logs tell why
