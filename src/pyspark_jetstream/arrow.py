@@ -66,7 +66,9 @@ def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
         return None
     one_each = pa.ListArray.from_arrays(pa.array(range(total + 1), pa.int32()), pc.ascii_trim_whitespace(values))
     ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(counts).cast(pa.int32())])
-    return pa.MapArray.from_arrays(ends, names, one_each, mask=pa.array([not block for block in blocks]))
+    # A null offset is a null map. A mask beside offsets that were computed is refused by pyarrow 18.
+    begins = pc.if_else(pa.array([not block for block in blocks]), pa.scalar(None, pa.int32()), ends[:-1])
+    return pa.MapArray.from_arrays(pa.concat_arrays([begins, ends[-1:]]), names, one_each)
 
 
 def _any_headers(blocks: Sequence[bytes]) -> pa.Array:
