@@ -25,7 +25,7 @@ def new_orders() -> Iterator[tuple[str, bytes]]:
         yield f"orders.{shop}", json.dumps({"shop": shop, "amount": number}).encode()
 
 
-@dag(schedule=None, doc_md=__doc__, tags=["jetstream", "spark"])
+@dag(schedule=None, default_args={"retries": 2, "retry_delay": 10}, doc_md=__doc__, tags=["jetstream", "spark"])
 def orders() -> None:
     stream = JetStreamCreateStreamOperator(
         task_id="stream", config={"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True}
