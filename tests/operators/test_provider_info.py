@@ -34,7 +34,7 @@ import airflow_nats_jetstream.operators.process, airflow_nats_jetstream.operator
 import airflow_nats_jetstream.operators.message, airflow_nats_jetstream.operators.configuration_file
 import airflow_nats_jetstream.queues, airflow_nats_jetstream.watcher, airflow_nats_jetstream.notifications
 import flight_delays, flight_delays_stream, flights_arriving, flights_to_sql, orders
-parsing = sorted({{"nats", "pyspark", "pyspark_jetstream", "pyarrow"}} & set(sys.modules))
+parsing = sorted({{"nats", "openlineage", "pyspark", "pyspark_jetstream", "pyarrow"}} & set(sys.modules))
 imported = [importlib.import_module(each).__name__ for each in {MODULES}]
 from airflow.providers_manager import ProvidersManager
 from airflow.sdk import task

@@ -11,6 +11,7 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
+from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.client.errors import (
     AlreadyDone,
     ClaimInvalid,
@@ -64,6 +65,7 @@ class JetStreamProcessOperator(PythonOperator):
     ui_color = "#34a574"
     ui_fgcolor = "#ffffff"
     operator_extra_links = (JetStreamLink(),)
+    get_openlineage_facets_on_complete = lineage.read
 
     def __init__(
         self,
@@ -91,6 +93,11 @@ class JetStreamProcessOperator(PythonOperator):
             raise InvalidValue("python_callable", self.python_callable.__name__, "it needs a parameter named claim")
         if self.is_async:
             raise InvalidValue("python_callable", self.python_callable.__name__, "it must not be async yet")
+
+    @property
+    def claim(self) -> Mapping[str, Any]:
+        """As the sensor returned it; empty until the task knows it."""
+        return self._claim
 
     @property
     def stream(self) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow.sdk import BaseOperator
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
-from airflow_nats_jetstream import instruments
+from airflow_nats_jetstream import instruments, lineage
 from airflow_nats_jetstream.client.errors import DuplicatesPossible, InvalidValue, PermissionDenied, RequestTimeout
 from airflow_nats_jetstream.client.names import check_stream_name, subject_matches
 from airflow_nats_jetstream.client.options import outgoing
@@ -79,6 +79,7 @@ class JetStreamPublishOperator(BaseOperator):
     ui_color = "#27aae1"
     ui_fgcolor = "#ffffff"
     operator_extra_links = (JetStreamLink(),)
+    get_openlineage_facets_on_complete = lineage.written
 
     def __init__(
         self,
@@ -104,6 +105,7 @@ class JetStreamPublishOperator(BaseOperator):
         self.accept_duplicates = accept_duplicates
         self.trace_context = trace_context
         self.nats_conn_id = nats_conn_id
+        self.published: int | None = None
         self._stop = threading.Event()
         if not templated(stream):
             check_stream_name(stream)
@@ -126,6 +128,7 @@ class JetStreamPublishOperator(BaseOperator):
         with instruments.publishing(self.stream) as carried:
             result = self._publish(context, carried if self.trace_context else {})
             instruments.published(self.stream, result["stored"], result["duplicates"], time.monotonic() - start)
+        self.published = result["stored"] + result["duplicates"]
         return result
 
     def _publish(self, context: Context, headers: dict[str, str]) -> dict[str, Any]:

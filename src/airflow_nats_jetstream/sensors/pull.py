@@ -12,6 +12,7 @@ import anyio
 from airflow.sdk import PokeReturnValue
 from airflow.triggers.base import StartTriggerArgs
 
+from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.client.config import normalise
 from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
@@ -82,6 +83,7 @@ class JetStreamPullSensor(JetStreamSensor):
         "nats_conn_id",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"priority": "json", "consumer_config": "json"}
+    get_openlineage_facets_on_complete = lineage.read
 
     def __init__(
         self,
