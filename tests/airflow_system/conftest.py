@@ -12,6 +12,7 @@ import pytest
 
 from demo.stack import Stack
 from tests.airflow_system.judge import Judge
+from tests.airflow_system.metrics import Metrics
 
 DAGS = Path(__file__).parent / "dags"
 EXAMPLES = Path(__file__).parents[2] / "dags"
@@ -52,7 +53,14 @@ def database(stack: Stack) -> Any:
 
 
 @pytest.fixture(scope="session")
-def stack() -> Iterator[Stack]:
+def metrics() -> Iterator[Metrics]:
+    """What the stack's processes count."""
+    with Metrics() as metrics:
+        yield metrics
+
+
+@pytest.fixture(scope="session")
+def stack(metrics: Metrics) -> Iterator[Stack]:
     """nats-server, Postgres, and Airflow's four processes over the DAGs in `dags/` beside this file, and examples."""
     # Not under pytest's own folder: every other run of pytest closes that to Postgres, which has a user of its own.
     folder = Path(__file__).parents[2] / "build" / "tests" / "stack"
@@ -60,7 +68,7 @@ def stack() -> Iterator[Stack]:
     dags = Path(shutil.copytree(DAGS, folder / "dags", ignore=shutil.ignore_patterns("__pycache__")))
     for example in RUN_HERE:
         shutil.copy(EXAMPLES / f"{example}.py", dags)
-    stack = Stack(folder / "services", dags, IMPATIENT, parallelism=8)
+    stack = Stack(folder / "services", dags, {**IMPATIENT, **metrics.settings}, parallelism=8)
     console = "https://console.example.com/{stream}/{consumer}"
     extra = {"servers": stack.nats.url, "shortest_ack_wait": 1, "console": console}
     connection = {"conn_type": "nats", "extra": extra}

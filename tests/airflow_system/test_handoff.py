@@ -14,6 +14,7 @@ import pytest
 from demo.service import until
 from demo.stack import Stack
 from tests.airflow_system.judge import Judge
+from tests.airflow_system.metrics import Metrics
 from tests.airflow_system.run import Run
 
 
@@ -22,7 +23,7 @@ def run(stack: Stack, judge: Judge, tmp_path: Path) -> Run:
     return Run(stack, judge, tmp_path / "gate", 5_000)
 
 
-def test_publish_claim_process_settle(stack: Stack, judge: Judge) -> None:
+def test_publish_claim_process_settle(stack: Stack, judge: Judge, metrics: Metrics) -> None:
     run_id = stack.airflow.trigger("whole")
     assert stack.airflow.wait("whole", run_id) == "success"
     published = stack.airflow.xcom("whole", run_id, "publish")
@@ -35,6 +36,11 @@ def test_publish_claim_process_settle(stack: Stack, judge: Judge) -> None:
     logs = "\n".join(stack.airflow.log("whole", run_id, task, 1_000) for task in tasks if task)
     told = re.findall(rf"claim {claims[0]['id']} is (\w+)", logs)
     assert told == ["taken", "held", "read", "done", "acknowledged"]  # docs/at-3-am.md
+    # From the triggerer, and from workers: docs/monitoring.md.
+    counted = {name: count for name, count in metrics.counters.items() if "stream=WHOLE" in name and ".claims." in name}
+    of_it = ",stream=WHOLE,consumer=work"
+    assert counted == {f"airflow.jetstream.claims.{name}{of_it}": 1 for name in ("taken", "held", "done")}
+    assert metrics.counters["airflow.jetstream.messages.published,stream=WHOLE"] == 2_000
 
 
 def test_sparks_process_is_killed_in_the_middle_of_the_job(run: Run, judge: Judge) -> None:
