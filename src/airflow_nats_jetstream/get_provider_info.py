@@ -133,7 +133,7 @@ _CONNECTION_FIELDS = {
     ),
     "console": _field(
         "Console",
-        "A page about a stream, to which tasks link: https://console.example.com/{stream}?consumer={consumer}.",
+        "A page to which tasks link: https://console.example.com/{stream}?consumer={consumer}&claim={claim}.",
     ),
     "connect_timeout": _field(
         "Connect timeout", "Seconds for a connection, all servers and attempts together. Empty: 10.", kind="number"

@@ -92,8 +92,8 @@ class JetStreamHook(BaseHook):
 
     @property
     def console(self) -> str:
-        """The address of the page about a stream, with ``{stream}`` and ``{consumer}`` to fill in; empty without one.
-        Raises InvalidValue."""
+        """The address of the page about a stream, with ``{stream}``, ``{consumer}`` and ``{claim}`` to fill in; empty
+        without one. Raises InvalidValue."""
         return check_console(self.get_connection(self.nats_conn_id).extra_dejson.get("console") or None)
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The link from a task to the page about its stream or consumer, in whatever the site watches JetStream with."""
+"""The link from a task to the page about its stream, consumer or claim, in whatever the site watches JetStream with."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from urllib.parse import quote, urlsplit
 from airflow.sdk import BaseOperatorLink
 
 from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.operators.template import claimed
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class JetStreamLink(BaseOperatorLink):
-    """The connection's field ``console`` with the names of stream and consumer in it; no link where it is empty, or
-    before the task knows its stream."""
+    """The connection's field ``console`` with the names of stream and consumer and the claim's id in it; no link where
+    it is empty, or before the task knows its stream."""
 
     name = "JetStream"
 
@@ -29,12 +30,15 @@ class JetStreamLink(BaseOperatorLink):
             return ""
         consumer = getattr(operator, "consumer", None)
         conn_id = getattr(operator, "nats_conn_id", JetStreamHook.default_conn_name)
-        return page(JetStreamHook(conn_id).console, stream, consumer if isinstance(consumer, str) else "")
+        claim = claimed(getattr(operator, "claim", None), "id")
+        return page(JetStreamHook(conn_id).console, stream, consumer if isinstance(consumer, str) else "", claim or "")
 
 
-def page(console: str, stream: str, consumer: str) -> str:
+def page(console: str, stream: str, consumer: str, claim: str) -> str:
     """The address of the page; empty without a console."""
-    return console.replace("{stream}", quote(stream, safe="")).replace("{consumer}", quote(consumer, safe=""))
+    for name, value in (("{stream}", stream), ("{consumer}", consumer), ("{claim}", claim)):
+        console = console.replace(name, quote(value, safe=""))
+    return console
 
 
 def check_console(console: object) -> str:
@@ -46,7 +50,7 @@ def check_console(console: object) -> str:
     if console is None:
         return ""
     remedy = "an address such as https://nats.example.com/streams/{stream}?consumer={consumer}, without a password"
-    rest = page(str(console), "", "")
+    rest = page(str(console), "", "", "")
     try:
         parts = urlsplit(rest)
         good = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc

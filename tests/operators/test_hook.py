@@ -11,7 +11,9 @@ from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue, Mes
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.hooks import JetStreamHook, check_airflow
 from airflow_nats_jetstream.operators.consumer import JetStreamResetConsumerOperator
+from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
+from airflow_nats_jetstream.sensors import JetStreamHoldSensor
 from tests.client.servers import Nkey, Operator
 from tests.operators.conftest import set_connection
 from tests.operators.steps import CONNECTION, CONSUMER, claim, execute, info, record, sensor
@@ -110,6 +112,11 @@ def test_a_link_names_stream_and_consumer(hook: JetStreamHook, monkeypatch: pyte
     reset = JetStreamResetConsumerOperator(task_id="a", stream="S-ü", consumer="c&d", nats_conn_id=CONNECTION)
     create = JetStreamCreateStreamOperator(task_id="b", config={"name": "{{ x }}"}, nats_conn_id=CONNECTION)
     assert (link(reset), link(create)) == ("https://c/S-%C3%BC/c%26d", "")
+    set_connection(monkeypatch, servers=hook.settings.servers[0], console="https://c/{stream}?{claim}")
+    claim = {"id": "5f0c9a7be21d", "stream": "S", "consumer": "c"}
+    held = JetStreamHoldSensor(task_id="c", claim=claim, nats_conn_id=CONNECTION)
+    settle = JetStreamSettleOperator(task_id="d", claim=claim, nats_conn_id=CONNECTION)
+    assert [link(task) for task in (reset, held, settle)] == ["https://c/S-%C3%BC?", *["https://c/S?5f0c9a7be21d"] * 2]
     set_connection(monkeypatch, servers=hook.settings.servers[0])
     assert (link(reset), hook.console) == ("", "")
 
