@@ -1,6 +1,7 @@
 """JetStreamNotifier on a real server: called as Airflow calls it, and what the stream holds then."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,9 @@ from airflow_nats_jetstream.client.errors import InvalidValue, NoStreamResponse,
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.notifications import JetStreamNotifier
 from tests.operators.steps import CONNECTION, context_of
+from tests.snippets import sections
+
+PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
 
 
 def notifier(name: str, **changes: Any) -> JetStreamNotifier:
@@ -124,3 +128,9 @@ def test_what_is_not_stored_is_an_error(hook: JetStreamHook, stream: str) -> Non
 def test_what_can_be_known_is_refused_when_the_dag_is_parsed(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue):
         notifier("S", **wrong)
+
+
+def test_the_pages_example_parses() -> None:
+    (example,) = [section for section in sections(PAGE) if "JetStreamNotifier" in section.source]
+    page: dict[str, Any] = {}
+    exec(example.source, page)
