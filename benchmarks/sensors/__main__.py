@@ -120,7 +120,7 @@ def measured(bench: Bench, way: str) -> Measured:
     consumers = {"one": 1, "asleep": 0}.get(way, sensors)
     asyncio.run(_stream(stack.nats.url, consumers, sensors))
     stack.triggerer.restart()
-    until("the triggerer's event loop", lambda: len(session(stack.triggerer.pid)) > 1, 60)
+    until("the triggerer's event loop", lambda: len(session(stack.triggerer.pid)) > 1, 600)
     time.sleep(SETTLE)
     alone, begun = _memory(stack.triggerer), bench.begun()
     run = stack.airflow.trigger("waiting")
