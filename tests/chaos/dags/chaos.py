@@ -7,16 +7,15 @@ from typing import Any
 
 from airflow.sdk import dag, task
 
-from airflow_nats_jetstream import sensors
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.sensors import JetStreamPullSensor
+from airflow_nats_jetstream.sensors import JetStreamPullSensor, pull
 from tests.chaos import broken, pipelines, windows
 from tests.chaos.trigger import StretchedTrigger
 from tests.chaos.work import read_and_write, with_spark
 
 windows.install()
 broken.install()
-sensors.JetStreamPullTrigger = StretchedTrigger  # type: ignore[attr-defined]
+pull.JetStreamPullTrigger = StretchedTrigger  # type: ignore[attr-defined]
 
 AGAIN: dict[str, Any] = {"retries": 30, "retry_delay": timedelta(seconds=1)}
 
