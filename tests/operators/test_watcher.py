@@ -133,7 +133,7 @@ in_thread = asyncio.to_thread  # the hook's synchronous calls
 
 
 async def test_one_notice_until_it_is_answered(watch: Watch, looks: Looks, hook: JetStreamHook, stream: str) -> None:
-    watcher = watch(stream)
+    watcher = watch(stream, poll_interval=0.5)  # a busy machine may take long between pulling and entering
     await looks.further()
     assert watcher.notices == []
     await in_thread(publish, hook, stream, 3)

@@ -47,7 +47,7 @@ from airflow_nats_jetstream.client.protocol import (
     is_authentication_error,
     parse_violation,
 )
-from airflow_nats_jetstream.client.tls import SILENCE, check_plain, tls_failure
+from airflow_nats_jetstream.client.tls import check_plain, silence, tls_failure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -353,7 +353,7 @@ async def _connect(settings: ConnectionSettings, client: _Client, denied: Denied
             if not client.is_connected:
                 raise _no_server(settings)
     except TimeoutError:
-        reason = _words(last[-1]) if last else SILENCE
+        reason = (_words(last[-1]) if last else "") or silence(handshake_first=settings.tls_handshake_first)
         servers = ", ".join(settings.servers)
         raise ConnectionFailed(
             f"no NATS server reachable at {servers} within {settings.connect_timeout:g} s: {reason}; "
@@ -412,8 +412,9 @@ def _abort(client: nats.aio.client.Client) -> None:
 
 
 def _words(error: Exception) -> str:
+    """Empty where the server said nothing."""
     if "empty response" in str(error):
-        return SILENCE
+        return ""
     return str(error) or type(error).__name__
 
 

@@ -8,10 +8,6 @@ from typing import Any
 
 from airflow_nats_jetstream.client.errors import TlsFailed, TlsNotOffered
 
-SILENCE = (
-    "it says nothing: is this the port for clients (4222), not the one for monitoring (8222)? If it waits for TLS "
-    "(handshake_first), set tls_handshake_first"
-)
 _RECORD = 1 << 14  # bytes that one TLS record carries at most (RFC 8446, 5.1)
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "UNEXPECTED_MESSAGE")
 _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 10, 62, 64  # X509_V_ERR_… of OpenSSL's x509_vfy.h
@@ -55,6 +51,20 @@ class TlsSocket:
             if not filled:
                 raise
         return bytes(self._buffer[:filled])
+
+
+def silence(*, handshake_first: bool) -> str:
+    """What a connection without the server's first line may mean. ``handshake_first``: ours asked for TLS before it; a
+    server that does not expect that hangs up, sometimes before its own line is read."""
+    if handshake_first:
+        return (
+            "it ends the TLS handshake, or says nothing: set handshake_first on the server if tls_handshake_first is "
+            "set here; is this its port for clients (4222)?"
+        )
+    return (
+        "it says nothing: is this the port for clients (4222), not the one for monitoring (8222)? If it waits for TLS "
+        "(handshake_first), set tls_handshake_first"
+    )
 
 
 def check_plain(server: Mapping[str, Any]) -> None:

@@ -41,7 +41,7 @@ from airflow_nats_jetstream.client.protocol import (
     is_authentication_error,
     parse_violation,
 )
-from airflow_nats_jetstream.client.tls import SILENCE, TlsSocket, check_plain, tls_failure
+from airflow_nats_jetstream.client.tls import TlsSocket, check_plain, silence, tls_failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -285,7 +285,7 @@ class Wire:
         if context and self.settings.tls_handshake_first:
             self._encrypt(context, hostname, deadline)
         while not self.server:
-            self._read_until(deadline, SILENCE)
+            self._read_until(deadline, silence(handshake_first=self.settings.tls_handshake_first))
         if context is None:
             check_plain(self.server)
         if (
