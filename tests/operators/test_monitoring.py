@@ -8,9 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
 import pytest
+from airflow._shared.observability.metrics.base_stats_logger import NoStatsLogger as NoStatsOfTheCore
+from airflow._shared.observability.metrics.stats import _get_backend as backend_of_the_core
+from airflow.observability import stats as of_the_core
+from airflow.observability.metrics.stats_utils import get_stats_factory as factory_of_the_core
 from airflow.sdk._shared.observability.metrics.base_stats_logger import NoStatsLogger
 from airflow.sdk._shared.observability.metrics.stats import _get_backend
 from airflow.sdk.exceptions import AirflowFailException
@@ -20,7 +25,9 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from airflow_nats_jetstream import instruments
 from airflow_nats_jetstream.handoff import events
+from airflow_nats_jetstream.handoff.events import Event
 from airflow_nats_jetstream.hooks import HeldClaim, JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
@@ -139,6 +146,22 @@ def test_the_metrics_of_some_messages(hook: JetStreamHook, stream: str, statsd: 
     }
     assert min(statsd.milliseconds["jetstream.claims.held.duration"]) > 0
     assert PAYLOAD not in statsd.text
+
+
+def test_a_triggerer_counts_where_airflow_counts_there(statsd: Statsd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core's metrics, which are not those of tasks; tests/airflow_system/test_handoff.py has a real triggerer."""
+    monkeypatch.setitem(sys.modules, "airflow.jobs.triggerer_job_runner", ModuleType("triggerer_job_runner"))
+    instruments.heard(Event("taken", "S", "c", 10, claim="5f0c9a7be21d", seconds=1.5))
+    statsd.read()
+    assert statsd.text == ""
+    of_the_core.initialize(factory=factory_of_the_core(), export_legacy_names=False)
+    instruments.heard(Event("taken", "S", "c", 10, claim="5f0c9a7be21d", seconds=1.5))
+    statsd.read()
+    tags = ",stream=S,consumer=c"
+    assert statsd.counters == {("jetstream.claims.taken", tags): 1, ("jetstream.messages.taken", tags): 10}
+    assert statsd.milliseconds == {"jetstream.claims.taken.duration": [1_500]}
+    backend_of_the_core().statsd.close()  # type: ignore[union-attr]
+    of_the_core.initialize(factory=NoStatsOfTheCore, export_legacy_names=False)
 
 
 def test_the_page_lists_every_metric() -> None:
