@@ -60,9 +60,15 @@ class Monitored:
 
         await until(equal)
 
-    def users(self, users: str) -> None:
+    async def users(self, users: str) -> None:
+        loaded = (await self._ask("varz"))["config_load_time"]
         self.server._settings.write_text(CONFIG.format(http=self._http, users=users))
         os.kill(self.server.pid, signal.SIGHUP)
+
+        async def again() -> bool:
+            return bool((await self._ask("varz"))["config_load_time"] != loaded)
+
+        await until(again)
 
 
 @pytest.fixture
@@ -113,20 +119,20 @@ async def test_who_waits_is_told_why_and_the_next_tries_again(monitored: Monitor
         waiting = [asyncio.create_task(share(wrong).__aenter__()) for _ in range(3)]
         await asyncio.wait(waiting)
         assert [type(each.exception()) for each in waiting] == [AuthenticationFailed] * 3
-    monitored.users("{ user: ada, password: second }")
+    await monitored.users("{ user: ada, password: second }")
     async with share(wrong) as js:
         await js.account_info()
 
 
 async def test_one_that_dies_is_replaced(monitored: Monitored) -> None:
     async with share(monitored.ada) as before:
-        monitored.users(BOB)
+        await monitored.users(BOB)
         await until(lambda: before.connection.ended)
         with pytest.raises(AuthenticationFailed):
             await share(monitored.ada).__aenter__()
         with pytest.raises(ConnectionLost):
             await before.account_info()
-        monitored.users(ADA)
+        await monitored.users(ADA)
         await until(lambda: before.connection.is_connected)  # for who has waited
         async with share(monitored.ada) as after, share(monitored.ada) as same:
             assert after is same

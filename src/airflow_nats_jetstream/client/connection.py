@@ -137,13 +137,15 @@ class Connection:
         return int(self._client.stats["reconnects"])
 
     @contextmanager
-    def pulling(self) -> Iterator[None]:
-        """One pull more is open."""
+    def pulling(self, lost: Callable[[], None]) -> Iterator[None]:
+        """One pull more is open; ``lost`` is called when the connection ends under it."""
         self.pulls += 1
+        self.when_lost.add(lost)
         try:
             yield
         finally:
             self.pulls -= 1
+            self.when_lost.discard(lost)
 
     def new_inbox(self) -> str:
         return str(self._client.new_inbox())
