@@ -28,6 +28,8 @@ API = ROOT / "build" / "api"
 NAVIGATION = {
     "First steps": ["docs/quickstart", "docs/comparison"],
     "How to": [
+        "docs/how-to/event-driven",
+        "docs/several-tasks",
         "docs/how-to/parallel-runs",
         "docs/how-to/catch-up-and-backfill",
         "docs/how-to/large-payloads",
