@@ -43,14 +43,22 @@ NAVIGATION = {
         "docs/airflow-events",
         "docs/upgrading",
     ],
-    "Operating": ["docs/at-3-am", "docs/reference/permissions"],
+    "Operating": ["docs/reference/connection", "docs/monitoring", "docs/at-3-am", "docs/reference/permissions"],
     "Reference": ["docs/reference/operators", "docs/reference/spark", "docs/reference/jetstream", "build/api/index"],
     "The project": ["docs/architecture", "CONTRIBUTING", "SECURITY", "CHANGELOG"],
 }
 
 # Of these the docstrings become the reference; names with an underscore, and what has no docstring, stay out.
+OPERATORS = ("stream", "consumer", "message", "publish", "process", "settle")
 MODULES = {
-    "Airflow": ["sensors", *(f"operators.{name}" for name in ("stream", "consumer", "message", "publish", "process"))],
+    "Airflow": [
+        "sensors.pull",
+        "sensors.lag",
+        "sensors.hold",
+        *(f"operators.{name}" for name in OPERATORS),
+        "notifications",
+        "watcher",
+    ],
     "The hook": ["hooks"],
     "JetStream from Python": [f"client.{name}" for name in ("settings", "context", "stream", "consumer", "message")],
     "Errors": ["client.errors"],
@@ -115,7 +123,7 @@ def read(app: Sphinx, page: str, source: list[str]) -> None:
 
     def scheme(link: re.Match[str]) -> str:
         path = Path(os.path.normpath(folder.parent / link[1]))
-        if not path.is_file() or path.suffix == ".md":
+        if not path.is_file() or path.suffix in (".md", ".png"):
             return link[0]
         return f"](source:{path.relative_to(ROOT)}{link[2] or ''})"
 
