@@ -395,7 +395,9 @@ def inbox_number(subject: bytes | str) -> int:
     """The number behind the last dot of an answer's subject: which request it answers. -1: none that was sent."""
     text = subject if isinstance(subject, str) else subject.decode("latin-1")
     number = text.rpartition(".")[2]
-    return int(number) if _NUMBER.fullmatch(number) else -1
+    if not (number.isdigit() and number.isascii() and len(number) < 20) or (number[0] == "0" and number != "0"):
+        return -1
+    return int(number)
 
 
 def time_nanoseconds(text: str) -> int:
