@@ -17,7 +17,7 @@ unexport VIRTUAL_ENV
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench sensors javascript dist matrix docs fmt fuzz audit walk
+.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench sensors javascript dist matrix docs fmt fuzz audit walk watched
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -43,15 +43,15 @@ test-lint:
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-system: # what shares one stack of Airflow, in one process, and then what shares one standalone Spark
+test-system: # what shares one stack of Airflow, in one process
 	$(BIN)/pytest tests/airflow_system
+
+test-spark: # what shares one Spark session, in one process, and then what shares one standalone Spark
+	$(BIN)/pytest tests/spark
 	$(BIN)/pytest tests/cluster
 
-test-spark: # what shares one Spark session, in one process
-	$(BIN)/pytest tests/spark
-
 test-parts: # everything else, beside it: these tests wait more than they compute
-	$(BIN)/pytest --numprocesses 2 --ignore tests/airflow_system --ignore tests/spark --ignore tests/cluster
+	$(BIN)/pytest --numprocesses 3 --ignore tests/airflow_system --ignore tests/spark --ignore tests/cluster
 
 cluster: $(READY) ## a standalone Spark whose executors hold little, and a job whose executors hold nothing of ours
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/stranger.py
@@ -70,6 +70,9 @@ walk: $(READY) ## the connection in Airflow's UI, in headless Chromium: created,
 	@command -v $${CHROMIUM:-chromium} > /dev/null || { echo "Chromium is needed: apt-get install chromium, or CHROMIUM=/path/to/it" >&2; exit 1; }
 	$(BIN)/uv sync --locked --all-extras --group walk
 	$(BIN)/pytest tests/walk/connection.py
+
+watched: $(READY) ## the event-driven DAG on the real Airflow: a killed triggerer, and a pause of five times ack_wait
+	$(BIN)/pytest tests/airflow_system/watched.py
 
 fuzz: $(READY) ## hostile input, 100,000 cases and more; SEED=1 and CASES=100000 choose others
 	SEED=$(or $(SEED),1) CASES=$(or $(CASES),100000) $(BIN)/pytest tests/hostile

@@ -15,7 +15,6 @@ from airflow_nats_jetstream.client.errors import (
     ApiError,
     ApiLevelTooLow,
     BadPullRequest,
-    ConnectionLost,
     ConsumerDeleted,
     ConsumerIsPushBased,
     ConsumerNameInUse,
@@ -244,22 +243,6 @@ async def test_a_silent_server_is_noticed_by_its_heartbeat(mortal: NatsServer, o
     async with consumer.pull(1, expires=60, heartbeat=0.3) as pull:
         with frozen(mortal), pytest.raises(HeartbeatMissed):
             await asyncio.wait_for(nothing(pull), SOON)
-    await stream.delete()
-
-
-async def test_a_lost_connection_ends_a_pull_at_once(mortal: NatsServer, on_mortal: JetStream, name: str) -> None:
-    stream = await on_mortal.create_stream({"name": name, "subjects": [name]})
-    consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
-    await on_mortal.publish(name)
-    async with consumer.pull(2, expires=600, heartbeat=300) as pull:
-        assert len(await pull.receive()) == 1
-        waiting = asyncio.create_task(pull.receive(600))
-        await asyncio.sleep(0.1)
-        await asyncio.to_thread(mortal.restart)
-        with pytest.raises(ConnectionLost):
-            await asyncio.wait_for(waiting, SOON)
-    await until(lambda: on_mortal.connection.is_connected)
-    assert on_mortal.connection.pulls == 0
     await stream.delete()
 
 

@@ -137,15 +137,13 @@ class Connection:
         return int(self._client.stats["reconnects"])
 
     @contextmanager
-    def pulling(self, lost: Callable[[], None]) -> Iterator[None]:
-        """One pull more is open; ``lost`` is called when the connection ends under it."""
+    def pulling(self) -> Iterator[None]:
+        """One pull more is open."""
         self.pulls += 1
-        self.when_lost.add(lost)
         try:
             yield
         finally:
             self.pulls -= 1
-            self.when_lost.discard(lost)
 
     def new_inbox(self) -> str:
         return str(self._client.new_inbox())

@@ -359,9 +359,8 @@ class Consumer:
     @asynccontextmanager
     async def _pull(self, window: pulls.PullWindow, *, subject: str = "", opening: bytes = b"") -> AsyncIterator[Pull]:
         pull = Pull(self, window, subject=subject, opening=opening)
-        connection = self.js.connection
-        with connection.pulling(pull.lost):
-            async with connection.inbox(pull._deliver) as inbox:
+        with self.js.connection.pulling():
+            async with self.js.connection.inbox(pull._deliver) as inbox:
                 pull.inbox = inbox
                 await pull._ask()
                 yield pull

@@ -7,7 +7,7 @@ import json
 from collections import deque
 from typing import TYPE_CHECKING
 
-from airflow_nats_jetstream.client.errors import ConnectionLost, JetStreamError, NoResponders, PinLost, PullError
+from airflow_nats_jetstream.client.errors import JetStreamError, NoResponders, PinLost, PullError
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.protocol import ProtocolError, inbox_number
 
@@ -112,12 +112,6 @@ class Pull:
             self._window.on_heartbeat(self._clock())
             return
         self._arrived.append(reply)
-        self._something.set()
-
-    def lost(self) -> None:
-        """The connection has ended, and with it what was asked for: said at once, not after missed heartbeats."""
-        if self._failed is None:
-            self._failed = ConnectionLost("the connection to NATS was lost while a pull waited")
         self._something.set()
 
     async def _fail(self) -> None:

@@ -197,7 +197,7 @@ class Take:
                 raise  # there is nothing to try again on
             log.warning("pull interrupted, trying again: %s", error)
             self._pulled.clear()  # comes again when ack_wait is over
-            await asyncio.sleep(1.0 if isinstance(error, ConnectionLost) else 0.2)
+            await asyncio.sleep(0.2)
             return []
         if len(self._pulled) >= self.taking.min_messages:
             return await self._enter(since)
