@@ -1,8 +1,14 @@
-"""Messages as Arrow batches, with as few loops in Python as possible."""
+"""Messages as Arrow batches, with as few loops in Python as possible.
+
+Arrays are made of their buffers: ``pyarrow.array`` asks pandas first whether a list is one of its own, and importing
+pandas is a second and 50 MiB in each new Python worker.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,12 +22,12 @@ def record_batch(messages: DirectMessages, stream: str, columns: Sequence[str]) 
     import pyarrow as pa
 
     build = {
-        "stream": lambda: pa.array([stream]).take(pa.array([0] * len(messages))),
+        "stream": lambda: _texts([stream.encode()] * len(messages)),
         "subject": lambda: _texts(messages.subjects),
-        "sequence": lambda: pa.array(messages.sequences, pa.int64()),
+        "sequence": lambda: _int64(messages.sequences),
         "timestamp": lambda: _timestamps(messages.times),
         "headers": lambda: _headers(messages.headers),
-        "data": lambda: pa.array(messages.data, pa.binary()),
+        "data": lambda: _binary(messages.data),
     }
     return pa.RecordBatch.from_arrays([build[name]() for name in columns], names=list(columns))
 
@@ -49,25 +55,27 @@ def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
     import pyarrow.compute as pc
 
     try:
-        lines = pc.split_pattern(pa.array(blocks, pa.binary()).cast(pa.string()), "\r\n")
+        lines = pc.split_pattern(_binary(blocks).cast(pa.string()), "\r\n")
     except pa.ArrowInvalid:
         return None
-    filled = pc.not_equal(lines.flatten(), "")  # a block ends with a line break, so its last line is empty
+    zero, one = _int32([0, 1])  # as scalars: a function that is given Python's makes them with pandas, too
+    # A block ends with a line break, so its last line is empty.
+    filled = pc.not_equal(pc.binary_length(lines.flatten()), zero)
     parts = pc.split_pattern(lines.flatten().filter(filled), ":", max_splits=1).flatten()
-    counts = pc.subtract(pc.list_value_length(lines), 1)
+    counts = pc.subtract(pc.list_value_length(lines), one)
     total = pc.sum(counts).as_py()
     if len(parts) != 2 * total:
         return None
     names, values = parts[::2], parts[1::2]
     codes = names.dictionary_encode()
     owners = pc.list_parent_indices(lines).filter(filled)
-    pairs = pc.add(pc.multiply(owners, len(codes.dictionary)), codes.indices.cast(pa.int64()))
+    pairs = pc.add(pc.multiply(owners, _int64([len(codes.dictionary)])[0]), codes.indices.cast(pa.int64()))
     if pc.count_distinct(pairs).as_py() != total:
         return None
-    one_each = pa.ListArray.from_arrays(pa.array(range(total + 1), pa.int32()), pc.ascii_trim_whitespace(values))
-    ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(counts).cast(pa.int32())])
+    one_each = pa.ListArray.from_arrays(_int32(range(total + 1)), pc.ascii_trim_whitespace(values))
+    ends = pa.concat_arrays([_int32([0]), pc.cumulative_sum(counts).cast(pa.int32())])
     # A null offset is a null map. A mask beside offsets that were computed is refused by pyarrow 18.
-    begins = pc.if_else(pa.array([not block for block in blocks]), pa.scalar(None, pa.int32()), ends[:-1])
+    begins = pc.if_else(_empty(blocks), pa.nulls(1, pa.int32())[0], ends[:-1])
     return pa.MapArray.from_arrays(pa.concat_arrays([begins, ends[-1:]]), names, one_each)
 
 
@@ -84,9 +92,8 @@ def _any_headers(blocks: Sequence[bytes]) -> pa.Array:
             values.extend(each)
             value_ends.append(len(values))
         ends.append(len(names))
-    items = pa.ListArray.from_arrays(pa.array(value_ends, pa.int32()), _texts(values))
-    mask = pa.array([not block for block in blocks])
-    return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), _texts(names), items, mask=mask)
+    items = pa.ListArray.from_arrays(_int32(value_ends), _texts(values))
+    return pa.MapArray.from_arrays(_int32(ends), _texts(names), items, mask=_empty(blocks))
 
 
 def _grouped(entries: Sequence[tuple[bytes, bytes]]) -> dict[bytes, list[bytes]]:
@@ -102,6 +109,38 @@ def _texts(values: Sequence[bytes]) -> pa.Array:
     import pyarrow as pa
 
     try:
-        return pa.array(values, pa.binary()).cast(pa.string())
+        return _binary(values).cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([value.decode("utf-8", "replace") for value in values], pa.string())
+        return _binary([value.decode("utf-8", "replace").encode() for value in values]).cast(pa.string())
+
+
+def _empty(values: Sequence[bytes]) -> pa.Array:
+    """True for each that is empty."""
+    import pyarrow.compute as pc
+
+    return pc.equal(pc.binary_length(_binary(values)), _int32([0])[0])
+
+
+def _binary(values: Sequence[bytes]) -> pa.Array:
+    import pyarrow as pa
+
+    offsets = _packed("i", list(accumulate(map(len, values), initial=0)))
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, offsets, pa.py_buffer(b"".join(values))])
+
+
+def _int32(values: Sequence[int]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(pa.int32(), len(values), [None, _packed("i", values)])
+
+
+def _int64(values: Sequence[int]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, _packed("q", values)])
+
+
+def _packed(code: str, values: Sequence[int]) -> pa.Buffer:
+    import pyarrow as pa
+
+    return pa.py_buffer(struct.pack(f"{len(values)}{code}", *values))

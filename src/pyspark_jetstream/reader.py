@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ROWS = 2_000
-"""Rows after which an Arrow batch is given on, while it is in the processor's caches; 10,000 took a fifth longer. What
-came at once stays together, so the window of direct get bounds the bytes."""
+ROWS, BYTES = 2_000, 1 << 18
+"""After so many rows, or bytes of data, an Arrow batch is given on, while it is in the processor's caches: 10,000 rows
+took a fifth longer. What came at once stays together, so the window of direct get bounds the bytes."""
 
 WORTH_A_CONSUMER = 1_000
 """Messages of a partition from which on a consumer is made to read them."""
@@ -89,17 +89,20 @@ class Reading:
             return
         several = _pattern(self._options.subjects) if len(self._options.subjects) > 1 else None
         parts: list[DirectMessages] = []
-        rows = 0
+        rows = size = 0
         for messages in self._messages(partition):
-            if several is None:
-                parts.append(messages)
-                rows += len(messages)
-            elif wanted := [message for message in messages if several.fullmatch(message.subject)]:
-                parts.append(DirectMessages.of(wanted))
-                rows += len(wanted)
-            if rows >= ROWS:
+            part = messages
+            if several is not None:
+                wanted = [message for message in messages if several.fullmatch(message.subject)]
+                if not wanted:
+                    continue
+                part = DirectMessages.of(wanted)
+            parts.append(part)
+            rows += len(part)
+            size += sum(map(len, part.data))
+            if rows >= ROWS or size >= BYTES:
                 yield self._batch(parts)
-                parts, rows = [], 0
+                parts, rows, size = [], 0, 0
         if parts:
             yield self._batch(parts)
 

@@ -143,17 +143,17 @@ def test_a_server_killed_while_publishing_loses_and_doubles_nothing(tmp_path: Pa
         server.start()
 
     def progress(count: int) -> None:
-        if count > 3_000 and not struck.is_set():
+        if count > 2_000 and not struck.is_set():
             struck.set()
             threading.Thread(target=strike).start()
 
     try:
         asyncio.run(create())
-        messages = ((f"S.{number % 5}", b"%d" % number) for number in range(20_000))
+        messages = ((f"S.{number % 5}", b"%d" % number) for number in range(8_000))
         published = publish_all(settings, messages, stream="S", scope="run", progress=progress)
         assert struck.is_set()
-        assert published.count == 20_000
-        assert sorted(int(data) for data in asyncio.run(stored())) == list(range(20_000))
+        assert published.count == 8_000
+        assert sorted(int(data) for data in asyncio.run(stored())) == list(range(8_000))
     finally:
         server.stop()
 
@@ -165,6 +165,71 @@ def test_ids_depend_on_content_and_occurrence_not_on_order() -> None:
     assert len(set(ids)) == 4
     assert {backward.next(*message) for message in reversed(messages)} == set(ids)
     assert not {other.next(*message) for message in messages} & set(ids)
+
+
+def test_ids_are_what_they_were() -> None:
+    """A retry after an upgrade finds what the older version has stored."""
+    ids = MessageIds("run")
+    assert ids.next("a", b"1") == "uVtesx~V7CVKmDBsEaSo6qW7BNqLw"
+    assert ids.next("a", b"1") == "uVtesx~V7CVKmDBsEaSo6qW7BNqLw-2"
+    assert ids.next("b", b"8") == "uVtesx~8AZU7Fscf_GSg5kMGrt-aw"
+    assert ids.next("orders.new", b"\xff" * 200, b"NATS/1.0\r\nA: b\r\n\r\n") == "uVtesx~UmUDh15V6QtvGNITVIEQJQ"
+
+
+def test_the_oldest_unanswered_message_knows_what_was_stored_when_it_was_sent() -> None:
+    """It can only be stored behind that: a look into the stream begins there."""
+    window = PublishWindow()
+    assert [window.oldest] == [None]
+    for position, now in ((0, 1.0), (1, 1.0)):
+        window.add(Outgoing(position, "s", b"", b""), now)
+    window.on_reply(0, 0, b'{"stream":"S","seq":10}')
+    window.add(Outgoing(2, "s", b"", b""), 1.0)
+    window.add(Outgoing(3, "s", b"", b""), 3.0)
+    assert window.oldest == (0, 1.0)
+    window.on_reply(2, 0, b'{"stream":"S","seq":12}')  # not the oldest
+    assert window.oldest == (0, 1.0)
+    window.on_reply(1, 0, b'{"stream":"S","seq":11}')
+    assert window.oldest == (10, 3.0)
+    window.on_reply(3, 0, b'{"stream":"S","seq":13}')
+    assert [window.oldest] == [None]
+    window.add(Outgoing(4, "s", b"", b""), 3.0)
+    assert window.oldest == (13, 3.0)
+
+
+def test_the_stream_is_the_last_one_that_answered() -> None:
+    window = PublishWindow()
+    for position in range(4):
+        window.add(Outgoing(position, "s", b"", b""))
+    window.on_reply(0, 0, b'{"stream":"S","seq":1}')
+    window.on_reply(1, 0, b'{"stream": "OTHER", "seq": 7, "domain": "hub"}')
+    assert window.result().stream == "OTHER"
+    window.on_reply(2, 0, b'{"stream":"S","seq":2}')
+    assert window.result().stream == "S"
+    window.on_reply(3, 0, b'{"stream":"T","seq":3}')
+    assert window.result().stream == "T"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"stream":"S","seq":}',
+        b'{"stream":"S","seq":12',
+        b'{"stream":"S","seq":-1}',
+        b'{"stream":"S","seq":1}}',
+        b"",
+        b"}",
+    ],
+)
+def test_an_answer_that_only_begins_like_the_one_before_stores_nothing(answer: bytes) -> None:
+    window = PublishWindow()
+    for position in range(3):
+        window.add(Outgoing(position, "s", b"", b""))
+    window.on_reply(0, 0, b'{"stream":"S","seq":9}')
+    window.on_reply(1, 0, answer)
+    window.on_reply(2, 0, b'{"stream":"S","seq":11}')
+    with pytest.raises(PublishFailed) as failed:
+        window.result()
+    assert (failed.value.position, failed.value.stored) == (1, 2)
 
 
 def test_a_window_counts_every_answer() -> None:

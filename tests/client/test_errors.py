@@ -33,6 +33,7 @@ CONSTRUCTED = [
     errors.MessageAlreadyAnswered("S", 7),
     errors.DirectGetDisabled("S"),
     errors.MessagesMissing("S", Sequences.of([1, 2, 7])),
+    errors.SparkJobFailed("driver-20261122023511-0000", "FAILED"),
     errors.ConsumerUnsuitable("c", "max_deliver", 5, "give -1"),
     errors.AlreadyDone("5f0c9a7be21d", "1-token", {"rows": 1}),
     errors.LedgerInvalid("record", "KeyError"),

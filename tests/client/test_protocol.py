@@ -81,6 +81,60 @@ def test_a_run_is_read_at_once_as_it_is_line_by_line(lines: list[bytes]) -> None
         assert at_once is not None
 
 
+BODY = st.sampled_from([b"", b"x", b"text", b"\r\n", b"a\r\nb", b"MSG a 1 3", b"\r\nMSG a 1 0\r\n\r\n", b"\r", b"\n"])
+DELIVERY = st.builds(
+    lambda words, body: b"%b %d\r\n%b\r\n" % (words, len(body), body),
+    st.sampled_from([b"MSG a 1", b"MSG a 1 r", b"MSG MSG 1", b"MSG a 1 \r", b"MSG a -1", b"MSG  a"]),
+    BODY,
+)
+HEADED = st.just(b"HMSG a 1 12 13\r\nNATS/1.0\r\n\r\nx\r\n")
+LIE = st.sampled_from(
+    [b"MSG a 1 2\r\nx\r\n", b"MSG a 1 x\r\n\r\n", b"MSG a 1 2000\r\n", b"MSG a 1 -1\r\n", b"PING\r\n"]
+)
+
+
+@settings(max_examples=600)
+@example([b"MSG a 1 4\r\ntext\r\n"] * 3, [1])
+@example([b"MSG a 1 4\r\ntext\r\n"] * 3, [49])
+@example([b"MSG a 1 4\r\ntext\r\n", b"MSG a 1 14\r\nten and a text\r\n", b"MSG a 1 4\r\ntext\r\n"], [])
+@example([b"MSG a 1 5\r\nxxx\r\n", b"MSG 3 x MSG a b c d e 4\r\ntext\r\n"], [])
+@example([b"MSG a 1 1\r\nx\r\n", b"MSG a 1 r 1\r\nx\r\n", b"MSG a 1 r 1\r\nx\r\n"], [])
+@example([b"MSG a 1 4\r\ntext\r\n", b"MSG a 1 1001\r\n" + bytes(1001) + b"\r\n"], [])
+@given(
+    st.lists(DELIVERY, max_size=4).map(lambda each: each * 2) | st.lists(DELIVERY | HEADED | LIE, max_size=6),
+    st.lists(st.integers(0, 200), max_size=3),
+)
+def test_messages_are_the_same_when_they_are_cut_at_once(parts: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(parts)
+
+    def read() -> tuple[list[Frame | ServerLine], bool]:
+        parser, frames = Parser(max_payload=1_000), []
+        edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+        try:
+            for first, last in itertools.pairwise(edges):
+                frames += parser.feed(stream[first:last])
+        except ProtocolError:
+            return frames, False
+        return frames, True
+
+    at_once = read()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(protocol, "_SMALL", 0)
+        assert read() == at_once
+
+
+def test_many_small_messages_are_cut_at_once() -> None:
+    parser = Parser()
+    (run,) = parser.cut(b"MSG a 1 4\r\ntext\r\n" * 100 + b"MSG a 1 4\r\nte")
+    assert isinstance(run, Run)
+    assert run.bodies == [b"text"] * 100
+    run.pop(3)
+    columns = run.columns()
+    assert columns is not None
+    assert len(columns.subjects) == 99
+    assert parser.feed(b"xt\r\n") == [Frame(b"a", 1, b"", b"", b"text")]
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_give_frames_or_a_protocol_error(data: bytes) -> None:

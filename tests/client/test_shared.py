@@ -7,7 +7,8 @@ import os
 import signal
 import time
 import urllib.request
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings
 from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import AuthenticationFailed, ConnectionLost, JetStreamError
 from airflow_nats_jetstream.client.shared import _shared, share
 from demo.nats_server import NatsServer
@@ -111,6 +113,25 @@ async def test_it_ends_when_all_who_waited_for_it_are_gone() -> None:
         each.cancel()
     await asyncio.wait(waiting)
     assert not _shared[asyncio.get_running_loop()]
+
+
+def test_a_loop_that_ends_first_ends_it_without_a_word(monitored: Monitored, caplog: pytest.LogCaptureFixture) -> None:
+    """As `airflow dags test` runs a trigger: it takes the event, ends the loop, and never cleans up."""
+    left = []
+
+    @asynccontextmanager
+    async def shared() -> AsyncIterator[JetStream]:  # as the hook's
+        async with share(monitored.ada) as js:
+            yield js
+
+    async def event() -> None:
+        left.append(shared())
+        js = await left[0].__aenter__()
+        await js.account_info()
+
+    asyncio.run(event())
+    asyncio.run(monitored.count(0))
+    assert not caplog.records
 
 
 async def test_who_waits_is_told_why_and_the_next_tries_again(monitored: Monitored) -> None:

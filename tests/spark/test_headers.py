@@ -1,5 +1,8 @@
 """Headers as a column: the way without a loop and the way that takes anything say the same."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,3 +49,21 @@ def test_any_bytes_are_a_column(blocks: list[bytes]) -> None:
 )
 def test_what_a_block_holds(data: bytes, headers: list[tuple[str, list[str]]] | None) -> None:
     assert _headers([data, b"Other: x\r\n"]).to_pylist() == [headers, [("Other", ["x"])]]
+
+
+BATCHES = """
+import sys
+from airflow_nats_jetstream.client.direct_message import DirectMessage, DirectMessages
+from pyspark_jetstream.arrow import record_batch
+
+for block in (b"", b"A: 1\\r\\nB: 2\\r\\n", b"A: 1\\r\\nA: 2\\r\\n", b"\\xff: x\\r\\n"):
+    messages = DirectMessages.of([DirectMessage(7, b"\\xff", b"1700000000000000000", block, b"x")] * 2)
+    batch = record_batch(messages, "S", ["stream", "subject", "sequence", "timestamp", "headers", "data"])
+    assert batch.num_rows == 2
+    print("pandas" in sys.modules)
+"""
+
+
+def test_no_column_costs_a_worker_the_import_of_pandas() -> None:
+    ran = subprocess.run([sys.executable, "-c", BATCHES], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["False"] * 4

@@ -228,15 +228,16 @@ class _Look:
 
 def _receive(wire: Wire, window: PublishWindow, seconds: float) -> None:
     try:
-        arrived = wire.receive(seconds)
+        arrived = wire.receive_runs(seconds)
     except PermissionDenied as denied:
         if denied.act == SUBSCRIBE:
             raise
         window.on_denied(denied)
         return
-    for frame in arrived:
-        status = decode_status(frame.header)[0] if frame.header else 0
-        window.on_reply(inbox_number(frame.subject), status, frame.data)
+    for run in arrived:
+        for subject, _, _, header, data in wire.read(run):
+            status = decode_status(header)[0] if header else 0
+            window.on_reply(inbox_number(subject), status, data)
 
 
 def _listened(wire: Wire, subject: str, stream: str | None) -> bool:

@@ -19,10 +19,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import nats.aio.client
 import nats.errors
 
-from airflow_nats_jetstream.client.authentication import connect_line, refused
+from airflow_nats_jetstream.client.authentication import refused
 from airflow_nats_jetstream.client.errors import (
     ConnectionDenied,
     ConnectionFailed,
@@ -32,22 +31,19 @@ from airflow_nats_jetstream.client.errors import (
     PermissionDenied,
     RequestTimeout,
 )
+from airflow_nats_jetstream.client.nats_py import LONGEST_TEXT, Client, StatusHeaders
 from airflow_nats_jetstream.client.protocol import (
     NO_RESPONDERS,
     SUBSCRIBE,
-    Frame,
-    Parser,
-    ProtocolError,
     Reply,
     decode_headers,
-    decode_info,
     decode_status,
     encode_headers,
     encode_publish,
     is_authentication_error,
     parse_violation,
 )
-from airflow_nats_jetstream.client.tls import check_plain, silence, tls_failure
+from airflow_nats_jetstream.client.tls import silence, tls_failure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -64,7 +60,6 @@ RECONNECT_WAIT = 0.25
 
 TO_CLOSE = 0.2
 """Seconds for the end of a socket that nobody will use."""
-_LONGEST_TEXT = 1_000  # of a server's error, for an exception and a log
 MOST_DENIED = 10_000
 """Refused subjects that are remembered: an account that lacks a permission may try it for each of its messages."""
 
@@ -77,7 +72,7 @@ Headers = Mapping[str, str | Sequence[str]] | bytes
 class Connection:
     """One nats-py connection. Get one from :meth:`open`."""
 
-    def __init__(self, settings: ConnectionSettings, client: _Client, denied: Denied, lost: Lost) -> None:
+    def __init__(self, settings: ConnectionSettings, client: Client, denied: Denied, lost: Lost) -> None:
         self.settings = settings
         self._client = client
         self._denied = denied
@@ -95,7 +90,7 @@ class Connection:
             ConnectionFailed: no server answered within ``settings.connect_timeout`` seconds.
             AuthenticationFailed, TlsNotOffered, TlsFailed: at once.
         """
-        client = _Client(settings)
+        client = Client(settings)
         denied: Denied = {}
         lost: Lost = set()
         await _connect(settings, client, denied, lost)
@@ -286,7 +281,7 @@ def _reply(message: Msg) -> Reply:
     headers = message.headers
     if not headers:
         return Reply(message.subject, message.reply, 0, "", {}, message.data)
-    block = headers.block if isinstance(headers, _Headers) else b""
+    block = headers.block if isinstance(headers, StatusHeaders) else b""
     status, description = (0, "") if message.data else decode_status(block)
     return Reply(message.subject, message.reply, status, description, decode_headers(block), message.data)
 
@@ -311,7 +306,7 @@ class _Translated:
             raise JetStreamError(f"nats-py: {error}") from None
 
 
-async def _connect(settings: ConnectionSettings, client: _Client, denied: Denied, lost: Lost) -> None:
+async def _connect(settings: ConnectionSettings, client: Client, denied: Denied, lost: Lost) -> None:
     failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
     last: list[Exception] = []
 
@@ -392,23 +387,17 @@ async def _cancelled(attempt: asyncio.Task[None]) -> None:
     await asyncio.gather(attempt, return_exceptions=True)
 
 
-async def _abandon(client: nats.aio.client.Client) -> None:
+async def _abandon(client: Client) -> None:
     """Close what a failed attempt has opened.
 
     nats-py takes itself for closed while it is still closing its socket, and waits for ever for the end of a socket
     whose TLS handshake failed.
     """
-    _abort(client)
+    client.abort()
     closing = asyncio.ensure_future(client.close())
     await asyncio.wait([closing], timeout=TO_CLOSE)
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
-
-
-def _abort(client: nats.aio.client.Client) -> None:
-    transport: Any = client._transport
-    if transport is not None and transport._io_writer is not None:
-        transport._io_writer.transport.abort()
 
 
 def _words(error: Exception) -> str:
@@ -421,7 +410,7 @@ def _words(error: Exception) -> str:
 def _no_server(settings: ConnectionSettings, error: Exception | None = None) -> ConnectionFailed:
     """Whatever nats-py makes of an INFO or a first answer of any length and type."""
     words = str(error) if isinstance(error, nats.errors.Error) else "it does not speak the NATS protocol"
-    return ConnectionFailed(f"NATS at {', '.join(settings.servers)}: {words[:_LONGEST_TEXT]}")
+    return ConnectionFailed(f"NATS at {', '.join(settings.servers)}: {words[:LONGEST_TEXT]}")
 
 
 def _final(settings: ConnectionSettings, error: Exception) -> Exception | None:
@@ -434,124 +423,6 @@ def _final(settings: ConnectionSettings, error: Exception) -> Exception | None:
     if isinstance(error, nats.errors.Error) and is_authentication_error(text):
         return refused(settings, text.removeprefix("nats: ").strip("'"))
     return None
-
-
-class _Headers(dict[str, str]):
-    """What nats-py looks at, the server's status, and the block as it came."""
-
-    def __init__(self, block: bytes) -> None:
-        status, _ = decode_status(block)
-        super().__init__({"Status": str(status)} if status else {})
-        self.block = block
-
-    def __bool__(self) -> bool:
-        return True
-
-
-class _Stream:
-    """Takes the place of nats-py's parser: our own, whose memory is bounded and which refuses what is no protocol."""
-
-    def __init__(self, client: _Client) -> None:
-        self._client = client
-        self.reset()
-
-    def reset(self) -> None:
-        self._parser = Parser()
-
-    async def parse(self, data: bytes) -> None:
-        """Raises nats-py's ProtocolError, at which it connects again."""
-        client = self._client
-        try:
-            for frame in self._parser.feed(data):
-                if isinstance(frame, Frame):
-                    subscription = client._subs.get(frame.sid)
-                    deliver = getattr(subscription._cb, "deliver", None) if subscription else None
-                    if deliver is not None:
-                        self._deliver(deliver, frame)
-                        continue
-                    await client._process_msg(frame.sid, frame.subject, frame.reply, frame.data, frame.header)
-                elif frame.verb == "INFO":
-                    await client._process_info(decode_info(frame.rest))
-                elif frame.verb == "PING":
-                    await client._process_ping()
-                elif frame.verb == "PONG":
-                    await client._process_pong()
-                elif frame.verb == "-ERR":
-                    await client._process_err(frame.rest[:_LONGEST_TEXT].decode("utf-8", "replace").lower())
-        except (ProtocolError, UnicodeDecodeError) as error:
-            log.warning("NATS connection: %s", error)
-            raise nats.errors.ProtocolError from None
-
-    @staticmethod
-    def _deliver(deliver: Callable[[Reply], None], frame: Frame) -> None:
-        subject, _, reply, header, data = frame
-        size = len(subject) + len(reply) + len(header) + len(data)
-        status, description = decode_status(header) if header and not data else (0, "")
-        fields = (subject.decode(), reply.decode(), status, description, decode_headers(header), data, size)
-        try:
-            deliver(tuple.__new__(Reply, fields))  # its constructor takes as long as this
-        except Exception:
-            log.exception("NATS connection: a delivery on %r", fields[0][:_LONGEST_TEXT])
-
-
-class _Client(nats.aio.client.Client):
-    """nats-py's client with our CONNECT line. It is given no secret, so it cannot send one before TLS."""
-
-    def __init__(self, settings: ConnectionSettings) -> None:
-        super().__init__()
-        self._settings = settings
-        self._ps: Any = _Stream(self)
-        self._unreadable = ""  # what the log says already of a credential's file
-        self.refused_since: float | None = None
-        """On the loop's clock: when the first of the attempts to connect again was refused, if all since were."""
-
-    def failed_again(self, *, refused: bool) -> None:
-        """An attempt to connect again has failed. nats-py leaves its socket to the garbage collector."""
-        _abort(self)
-        self.refused_since = (self.refused_since or asyncio.get_running_loop().time()) if refused else None
-
-    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        if initial_connection and self._settings.tls and info.get("tls_available"):
-            info["tls_required"] = True  # nats-py goes on in plain text where the server offers TLS and needs none
-        if initial_connection and not self._settings.tls:
-            check_plain(info)  # nats-py goes on with a TLS context of its own
-        await super()._process_info(info, initial_connection)
-
-    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        # nats-py 2.16 stops reading for good at a block that is only "NATS/1.0", and takes a publisher's own header
-        # named Status for the server's word.
-        return _Headers(headers) if headers else None
-
-    async def _send_publish(self, subject: str, reply: str, payload: bytes, payload_size: int, headers: Any) -> None:
-        # nats-py's headers have one value each, and it does not count them: the server would end the connection.
-        block = headers or b""
-        if len(block) + payload_size > self._max_payload:
-            raise nats.errors.MaxPayloadError
-        if self.write(encode_publish(subject, reply, payload, block)):
-            await self._flush_pending()
-
-    def write(self, command: bytes) -> bool:
-        """Add it to what is to be sent. Whether somebody has to ask for that to be done: nobody has yet."""
-        self._pending.append(command)
-        self._pending_data_size += len(command)
-        return self._flush_queue is not None and self._flush_queue.empty()
-
-    def _connect_command(self) -> bytes:
-        transport: Any = self._transport
-        encrypted = transport._io_writer.get_extra_info("ssl_object") is not None
-        try:
-            line = connect_line(self._settings, self._server_info, encrypted=encrypted)
-        except InvalidValue as unreadable:
-            if self._reconnection_task is None:
-                raise
-            # A file of a credential is being replaced: one failed attempt, not the end of all of them.
-            transport._io_writer.transport.abort()  # nats-py leaves it open
-            if self._unreadable != str(unreadable):
-                self._unreadable = str(unreadable)
-                log.warning("NATS connection, still reconnecting: %s", unreadable)
-            raise ConnectionFailed(self._unreadable) from None
-        self._unreadable = ""
-        return line
 
 
 def _options(settings: ConnectionSettings) -> dict[str, Any]:

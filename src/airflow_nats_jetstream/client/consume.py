@@ -12,7 +12,7 @@ from airflow_nats_jetstream.client.errors import ConnectionLost, JetStreamError,
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.protocol import inbox_number
 from airflow_nats_jetstream.client.pull import ConsumeWindow, Pulling
-from airflow_nats_jetstream.client.subscription import PASSING, Messages, Subscribed
+from airflow_nats_jetstream.client.subscription import PASSING_ERRORS, Messages, Subscribed
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.connection import Inbox
@@ -169,7 +169,7 @@ class Consuming:
         if self._on_error is not None:
             self._on_error(error)
         else:
-            log.log(logging.WARNING if isinstance(error, PASSING) else logging.ERROR, "consuming: %s", error)
+            log.log(logging.WARNING if isinstance(error, PASSING_ERRORS) else logging.ERROR, "consuming: %s", error)
 
     async def _run(self, messages: Messages) -> None:
         async for message in messages:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import reduce
+from operator import iadd
 from typing import NamedTuple, Self
 
 from airflow_nats_jetstream.client.protocol import decode_headers
@@ -52,7 +53,7 @@ class DirectMessages:
         if len(parts) == 1:
             return parts[0]
         columns = ((part.sequences, part.subjects, part.times, part.headers, part.data) for part in parts)
-        return cls(*(list(chain.from_iterable(column)) for column in zip(*columns, strict=True)))
+        return cls(*(reduce(iadd, column, []) for column in zip(*columns, strict=True)))
 
     def __len__(self) -> int:
         return len(self.sequences)

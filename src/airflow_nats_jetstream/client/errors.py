@@ -51,6 +51,10 @@
     ├── ConsumerRefused                   no consumer can be made to read by
     ├── AddressUnknown                    where a consumer in a domain is acknowledged cannot be learned
     ├── MessagesMissing                   sequences that should be there and are not
+    ├── SparkError                        a Spark cluster that works on a claim
+    │   ├── SparkMasterUnavailable        no master answers, or none is in charge
+    │   ├── SparkMasterRefused            it answers, and does not do it
+    │   └── SparkJobFailed                a job that did not succeed; carries its driver and state
     └── HandoffError                      the contract of claims
         ├── ClaimInvalid (ValueError)     not a claim, or one that was tampered with
         ├── ConsumerUnsuitable            a consumer that breaks a rule for claims
@@ -680,6 +684,28 @@ class MessagesMissing(JetStreamError):
         super().__init__(f"stream {stream!r} lacks {sequences.count} of the messages asked for: {sequences}")
         self.stream = stream
         self.sequences = sequences
+
+
+class SparkError(JetStreamError):
+    """A Spark cluster that works on a claim, or should."""
+
+
+class SparkMasterUnavailable(SparkError, ConnectionError):
+    """No Spark master answers, or none of those that do is in charge: a job that runs goes on meanwhile."""
+
+
+class SparkMasterRefused(SparkError):
+    """The Spark master's own refusal, in its words."""
+
+
+class SparkJobFailed(SparkError):
+    """A job on a Spark cluster ended, and not well. ``state`` is the driver's: ``FAILED``, ``KILLED``, ``ERROR``, or
+    ``LOST`` when the master does not know it any more."""
+
+    def __init__(self, driver: str, state: str) -> None:
+        super().__init__(f"Spark driver {driver} is {state}: stdout and stderr in its worker's folder {driver} say why")
+        self.driver = driver
+        self.state = state
 
 
 class HandoffError(JetStreamError):

@@ -105,12 +105,13 @@ class FastWindow:
         """What was sent cannot be committed by a last message."""
         return bool(self._gap or self._refused)
 
-    def add(self, message: Outgoing, now: float = 0.0) -> None:  # noqa: ARG002 # as PublishWindow takes it
+    def add(self, message: Outgoing, now: float = 0.0) -> int:  # noqa: ARG002 # as PublishWindow
         if not self.added:
             self.subject = message.subject
             self._flow = max(1, min(_MOST_FLOW, _FLOW_BYTES // max(1, message.size)))
         self.added += 1
         self._subjects[self.added] = message.subject
+        return message.size
 
     def found(self, position: int, sequence: int) -> None:
         """Nothing is looked for before a fast batch."""

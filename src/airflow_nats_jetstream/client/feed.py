@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Publishable = tuple[str, bytes] | tuple[str, bytes, Mapping[str, str | Sequence[str]]]
 """Subject and data, or subject, data and headers."""
 
+_PAIR = (tuple, list)
+_new = tuple.__new__  # past the constructor of a named tuple, which takes as long as three checks
 _PASSED_OVER = 4_096  # messages that the stream holds already, at one time
 
 
@@ -69,6 +71,8 @@ class Feed:
             self.ended = True
             position = next(self._messages, (0, None))[0]
             self._window.fail(position, "", JetStreamError("publishing was stopped"))
+        if self._window.failed:
+            self.ended = True
         # What is stored already is passed over, but never so much at once that the connection would be kept waiting.
         while (
             not self.ended
@@ -78,9 +82,6 @@ class Feed:
             and not self._window.full
         ):
             taken += 1
-            if self._window.failed:
-                self.ended = True
-                break
             try:
                 entry = next(self._messages, None)
             except InvalidValue as refusal:  # the input is made as it is taken: what cannot be made has a position
@@ -90,22 +91,23 @@ class Feed:
             if entry is None:
                 self.ended = True
                 break
-            if time.monotonic() > self.sends_until and self.unclear:
+            if self.unclear and time.monotonic() > self.sends_until:
                 self.ended = True
                 self._window.fail(entry[0], "", self.unclear)
                 break
             self._position = entry[0]
             message = self._outgoing(*entry)
             if message is not None:
-                self._window.add(message, now)
+                size += self._window.add(message, now)
                 chunk.append(message)
-                size += message.size
+            elif self._window.failed:
+                self.ended = True
         return chunk
 
     def _outgoing(self, position: int, message: Publishable) -> Outgoing | None:
         subject = ""
         try:
-            if not isinstance(message, tuple | list) or len(message) not in (2, 3):
+            if not isinstance(message, _PAIR) or len(message) not in (2, 3):
                 raise InvalidValue(
                     "messages", type(message).__name__, "give (subject, data) or (subject, data, headers)"
                 )
@@ -113,17 +115,17 @@ class Feed:
             if not isinstance(data, bytes):
                 raise InvalidValue("data", type(data).__name__, "give bytes")
             header = self._header(subject, data, message[2] if len(message) == 3 else {})
-            outgoing = Outgoing(position, subject, data, header)
-            if outgoing.size > self.max_payload:
+            size = len(header) + len(data)
+            if size > self.max_payload:
                 remedy = f"the server takes at most {self.max_payload} bytes with headers (max_payload)"
-                raise InvalidValue("data", f"{outgoing.size} bytes", remedy)
+                raise InvalidValue("data", f"{size} bytes", remedy)
         except JetStreamError as refusal:
             self._window.fail(position, subject, refusal)
             return None
-        if self.stored and (sequence := self.stored.get(message_id(outgoing.header))):
+        if self.stored and (sequence := self.stored.get(message_id(header))):
             self._window.found(position, sequence)
             return None
-        return outgoing
+        return _new(Outgoing, (position, subject, data, header))
 
     def _header(self, subject: str, data: bytes, given: Mapping[str, str | Sequence[str]]) -> bytes:
         if not given:  # nearly always, and nothing in it needs a check

@@ -9,9 +9,9 @@ from airflow_nats_jetstream.client.errors import InvalidValue
 # Surrogates, which JSON can hold, cannot be sent: they have no UTF-8.
 _NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f\ud800-\udfff]+")
 _TOKEN = re.compile(r"[^\s\x00\ud800-\udfff]+")
-_PLAIN_SUBJECT = re.compile(
+_plain_subject = re.compile(
     r"[^\s\x00.*>\ud800-\udfff]+(?:\.[^\s\x00.*>\ud800-\udfff]+)*"
-)  # most of the literal ones, told at once
+).fullmatch  # most of the literal ones, told at once
 _LONGEST_NAME = 255  # server/jetstream_api.go: JSMaxNameLen
 
 
@@ -44,7 +44,7 @@ def _check_tokens(field: str, subject: object) -> list[str]:
 
 def check_subject(subject: str, field: str = "subject") -> str:
     """A subject to publish on: no wildcards. Raises InvalidValue."""
-    if isinstance(subject, str) and _PLAIN_SUBJECT.fullmatch(subject):
+    if isinstance(subject, str) and _plain_subject(subject):
         return subject
     if {"*", ">"}.intersection(_check_tokens(field, subject)):
         raise InvalidValue(field, subject, "a message needs a literal subject; * and > are for filters")

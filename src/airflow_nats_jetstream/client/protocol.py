@@ -39,6 +39,10 @@ _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,9})?(?:Z|[
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 
 
+_SMALL = 384  # bytes within which a second message begins, if looking for every line break pays
+_LARGE = 1 << 20  # bytes that nobody reads at once: the pieces of a huge message that lies would fill the memory
+
+
 class ProtocolError(JetStreamError):
     """What came is not the NATS protocol, or not the JetStream API. A connection cannot be used any more then."""
 
@@ -87,17 +91,32 @@ class Columns(NamedTuple):
     data: Sequence[bytes]
 
 
-class Run(NamedTuple):
+class Run:
     """Messages that came one after the other, all MSG or all HMSG: their lines, and the bytes that followed each."""
 
-    lines: list[bytes]
-    bodies: list[bytes]
+    __slots__ = ("_words", "bodies", "lines")
+
+    def __init__(self, lines: list[bytes], bodies: list[bytes]) -> None:
+        self.lines = lines
+        self.bodies = bodies
+        self._words: list[bytes] = []
+
+    def pop(self, position: int) -> None:
+        """Leave out one message."""
+        del self.lines[position], self.bodies[position]
+        self._words = []
+
+    def words(self) -> list[bytes]:
+        """Of all lines, each with a line break for its last one, which no line has. Their number tells nothing yet."""
+        if not self._words:
+            self._words = b" \r\n ".join(self.lines).split(b" ")
+            self._words.append(b"\r\n")
+        return self._words
 
     def columns(self) -> Columns | None:
         """Without a loop in Python, if each line has as many words as the first, which is nearly always so."""
         count = len(self.lines)
-        words = b" \r\n ".join(self.lines).split(b" ")  # in no line is such a word
-        words.append(b"\r\n")
+        words = self.words()
         width, more = divmod(len(words), count)
         verb = words[0]
         replied = width - 1 - _WORDS.get(verb, width)
@@ -182,12 +201,13 @@ class Parser:
         buffer = self._joined(data)
         if not buffer:
             return []
-        pieces: list[Run | ServerLine] = []
+        pieces, position = self._at_once(buffer)
         lines: list[bytes] = []
         bodies: list[bytes] = []
         verb = b""  # of the run that goes on
+        last_word, size = b"\r\n", 0  # of the line before, which is often that of the next
         find = buffer.find
-        position = enough = 0
+        enough = 0
         end = len(buffer)
         while True:
             line_end = find(b"\r\n", position)
@@ -198,12 +218,8 @@ class Parser:
             line = buffer[position:line_end]
             start = line[:4]
             if start in _MESSAGES:
-                try:
-                    size = int(line[line.rfind(b" ") :])
-                except ValueError:
-                    raise ProtocolError(f"not a message line: {line[:60]!r}") from None
-                if not 0 <= size <= self._max_payload:
-                    raise ProtocolError(f"a message of {size} bytes")
+                if not line.endswith(last_word):
+                    size, last_word = self._size(line)
                 begin = line_end + 2
                 stop = begin + size
                 if stop + 2 > end:
@@ -229,6 +245,38 @@ class Parser:
         self._rest = buffer[position:]
         self._enough = enough
         return pieces
+
+    def _size(self, line: bytes) -> tuple[int, bytes]:
+        """Of a message, by the last word of its line; and that word with the space before it."""
+        last_word = line[line.rfind(b" ") :]
+        try:
+            size = int(last_word)
+        except ValueError:
+            raise ProtocolError(f"not a message line: {line[:60]!r}") from None
+        if not 0 <= size <= self._max_payload:
+            raise ProtocolError(f"a message of {size} bytes")
+        return size, last_word
+
+    def _at_once(self, buffer: bytes) -> tuple[list[Run | ServerLine], int]:
+        """The whole messages of a buffer, and where they end: without a loop in Python, if it begins with small ones
+        without headers, and all that is between two line breaks is a line or a body, which is so for most texts."""
+        if not (len(buffer) < _LARGE and buffer.startswith(b"MSG ") and buffer.find(b"\r\nMSG ", 0, _SMALL) > 0):
+            return [], 0
+        parts = buffer.split(b"\r\n")
+        count = (len(parts) - 1) // 2  # the last one has no end yet
+        run = Run(parts[: 2 * count : 2], parts[1 : 2 * count : 2])
+        words = run.words()
+        width, more = divmod(len(words), max(1, count))
+        breaks, verbs = words[width - 1 :: width].count(b"\r\n"), words[::width].count(b"MSG")
+        if more or not breaks == verbs == count:
+            return [], 0
+        try:
+            sizes = list(map(int, words[width - 2 :: width]))
+        except ValueError:
+            return [], 0
+        if sizes != list(map(len, run.bodies)) or max(sizes) > self._max_payload:
+            return [], 0
+        return [run], len(buffer) - len(b"\r\n".join(parts[2 * count :]))
 
     def _joined(self, data: bytes) -> bytes:
         """All there is, once it can hold a whole frame; until then nothing, so that no byte is copied twice."""
@@ -393,9 +441,9 @@ def decode_info(text: bytes) -> dict[str, Any]:
 
 def inbox_number(subject: bytes | str) -> int:
     """The number behind the last dot of an answer's subject: which request it answers. -1: none that was sent."""
-    text = subject if isinstance(subject, str) else subject.decode("latin-1")
-    number = text.rpartition(".")[2]
-    if not (number.isdigit() and number.isascii() and len(number) < 20) or (number[0] == "0" and number != "0"):
+    raw = subject if isinstance(subject, bytes) else subject.encode("latin-1", "replace")
+    number = raw[raw.rfind(b".") + 1 :]
+    if not number.isdigit() or len(number) > 19 or (number[:1] == b"0" and number != b"0"):
         return -1
     return int(number)
 

@@ -6,9 +6,10 @@ stream's ``duplicate_window``. The drivers of the window are in ``bulk``.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
+from binascii import b2a_base64
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,10 +32,13 @@ NOT_PROPOSED = (503, 0)
 WINDOW_MESSAGES = 4_096
 WINDOW_BYTES = 8 << 20
 
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _TAG = 6  # characters of an id that name its scope, before "~"
 _made_here = re.compile(rb"[\w-]{6}~[\w-]{22}(?:-\d+)?").fullmatch
 _plain_ack = re.compile(rb'\{"stream":"([\w-]+)", ?"seq":(\d{1,19})(,"duplicate": ?true)?\}', re.ASCII).fullmatch
 """What servers answer nearly always; anything else is read as JSON."""
+_NOTHING = b"\n"  # what no answer begins with
+_DIGITS = 20  # a sequence has fewer
 _integer = re.compile(r"[+-]?\d{1,4000}", re.ASCII).fullmatch  # Python reads no longer ones
 _find_id = re.compile(rb"(?:^|\r\n)Nats-Msg-Id: *([^\r\n]*)").search
 
@@ -108,7 +112,7 @@ class MessageIds:
     def __init__(self, scope: str) -> None:
         key = hashlib.blake2b(scope.encode(), digest_size=32).digest()
         self._keyed = hashlib.blake2b(digest_size=16, key=key)
-        self._tag = base64.urlsafe_b64encode(key)[:_TAG].decode()
+        self._tag = b2a_base64(key).translate(_URL_SAFE)[:_TAG].decode()
         self._seen: dict[bytes, int] = {}
 
     def next(self, subject: str, data: bytes, header: bytes = b"") -> str:
@@ -116,7 +120,7 @@ class MessageIds:
         content.update(b"%d %d %b%b%b" % (len(subject), len(header), subject.encode(), header, data))
         digest = content.digest()
         occurrence = self._seen[digest] = self._seen.get(digest, 0) + 1
-        text = base64.urlsafe_b64encode(digest)[:-2].decode()
+        text = b2a_base64(digest, newline=False).translate(_URL_SAFE, b"=").decode()
         return f"{self._tag}~{text}" if occurrence == 1 else f"{self._tag}~{text}-{occurrence}"
 
     def foreign(self, identity: bytes) -> bool:
@@ -143,10 +147,11 @@ class Outgoing(NamedTuple):
         return len(self.header) + len(self.data)
 
 
-class _Unanswered(NamedTuple):
-    message: Outgoing
-    size: int
-    last: int  # the highest sequence that was known when it was sent first: it can only be stored behind it
+class _Mark(NamedTuple):
+    """When a message was sent first, and those after it until the next mark."""
+
+    position: int
+    last: int  # the highest sequence that was known then: they can only be stored behind it
     sent: float
 
 
@@ -168,13 +173,16 @@ class PublishWindow:
     ) -> None:
         self._limit = messages
         self._max_bytes = max_bytes
-        self._unanswered: dict[int, _Unanswered] = {}
+        self._unanswered: dict[int, Outgoing] = {}
+        self._mark = _Mark(0, 0, -1.0)
+        self._marks: deque[_Mark] = deque()  # of all unanswered messages, the oldest's first
         self._refused: list[Outgoing] = []
         self._bytes = 0
         self._stored = self._duplicates = self._first = self._last = 0
         self._position = -1
         self._in_order = True
         self._stream = stream or ""
+        self._alike = _NOTHING  # an answer up to its number: all that name the same stream begin so
         self._domain = domain
         self._elsewhere: dict[int, str] = {}  # which other domain has stored a position that ours has not
         self._failure: PublishFailed | None = None
@@ -185,14 +193,22 @@ class PublishWindow:
     @property
     def unanswered(self) -> list[Outgoing]:
         """Oldest first."""
-        return [entry.message for entry in self._unanswered.values()]
+        return list(self._unanswered.values())
 
     @property
     def oldest(self) -> tuple[int, float] | None:
         """Of the oldest unanswered message: the sequence behind which it is if it is stored, and when it was sent."""
-        for entry in self._unanswered.values():
-            return entry.last, entry.sent
-        return None
+        if not self._unanswered:
+            return None
+        mark = self._oldest_mark()
+        return mark.last, mark.sent
+
+    def _oldest_mark(self) -> _Mark:
+        """The oldest unanswered message's; those before it are forgotten."""
+        position = next(iter(self._unanswered))
+        while len(self._marks) > 1 and self._marks[1].position <= position:
+            self._marks.popleft()
+        return self._marks[0]
 
     def again(self) -> list[Outgoing]:
         """What the stream dropped because too much came at once, or what found no leader of a stream: unanswered still,
@@ -223,14 +239,24 @@ class PublishWindow:
         """A message was refused: send no more, wait for the answers that are due, then ask :meth:`result`."""
         return self._failure is not None
 
-    def add(self, message: Outgoing, now: float = 0.0) -> None:
-        entry = self._unanswered[message.position] = _Unanswered(message, message.size, self._last, now)
-        self._bytes += entry.size
+    def add(self, message: Outgoing, now: float = 0.0) -> int:
+        """It is being sent. Returns its size."""
+        if now != self._mark.sent or self._last != self._mark.last:
+            if self._unanswered:
+                self._oldest_mark()
+            else:
+                self._marks.clear()
+            self._mark = _Mark(message.position, self._last, now)
+            self._marks.append(self._mark)
+        self._unanswered[message.position] = message
+        size = len(message.header) + len(message.data)
+        self._bytes += size
+        return size
 
     def found(self, position: int, sequence: int) -> None:
         """The stream holds the message of a position, as a look into it has shown: nothing needs to be sent."""
-        if entry := self._unanswered.pop(position, None):
-            self._bytes -= entry.size
+        if message := self._unanswered.pop(position, None):
+            self._bytes -= message.size
             self._stored += 1
         else:
             self._duplicates += 1
@@ -238,42 +264,68 @@ class PublishWindow:
 
     def on_reply(self, position: int, status: int, data: bytes) -> None:
         """The answer for a position; a second one is ignored."""
-        entry = self._unanswered.get(position)
-        if entry is None:
+        message = self._unanswered.get(position)
+        if message is None:
             return
+        # Nearly always all but the number is as in the answer before.
+        number = data[len(self._alike) : -1]
+        if (
+            not (status or self._domain)
+            and data.startswith(self._alike)
+            and number.isdigit()
+            and data.endswith(b"}")
+            and len(number) < _DIGITS
+        ):
+            self._holds(message, int(number), duplicate=False)
+        else:
+            self._on_answer(message, status, data)
+
+    def _on_answer(self, message: Outgoing, status: int, data: bytes) -> None:
+        """Any other answer."""
         refusal: JetStreamError | None = None
         try:
             if status == NO_RESPONDERS:
-                self._leaderless(entry.message, NoStreamResponse(entry.message.subject))
+                self._leaderless(message, NoStreamResponse(message.subject))
                 return
             ack = PubAck.parse(data)
             if self._domain and ack.domain != self._domain:
-                self._elsewhere[position] = ack.domain
+                self._elsewhere[message.position] = ack.domain
                 return  # a stream of another domain listens on the subject, too; the answer that counts is another
         except TooManyRequests:
-            self._refused.append(entry.message)
+            self._refused.append(message)
             return
         except ApiError as error:
             if (error.code, error.err_code) == NOT_PROPOSED:
-                self._leaderless(entry.message, error)
+                self._leaderless(message, error)
                 return
             refusal = error
         except JetStreamError as error:
             refusal = error
         if refusal is not None:
-            self.refuse(entry.message, refusal)
+            self.refuse(message, refusal)
             return
+        self._stream = ack.stream
+        plain = _plain_ack(data)
+        self._alike = data[: plain.start(2)] if plain else _NOTHING
+        self._holds(message, ack.seq, duplicate=ack.duplicate)
+
+    def _holds(self, message: Outgoing, sequence: int, *, duplicate: bool) -> None:
+        """The stream has answered that it does."""
+        position, _, data, header = message
         del self._unanswered[position]
-        self._bytes -= entry.size
+        self._bytes -= len(header) + len(data)
         self.leaderless = None
-        if ack.duplicate:
+        if duplicate:
             self._duplicates += 1
         else:
             self._stored += 1
-        self._stream = ack.stream
-        self._note(position, ack.seq)
+        self._note(position, sequence)
 
     def _note(self, position: int, sequence: int) -> None:
+        if position > self._position and sequence > self._last:  # nearly always
+            self._position, self._last = position, sequence
+            self._first = self._first or sequence
+            return
         if position < self._position or sequence < self._last:
             self._in_order = False
         self._position = max(self._position, position)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -13,8 +12,6 @@ from airflow_nats_jetstream.client.connection import Connection
 from airflow_nats_jetstream.client.context import JetStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from airflow_nats_jetstream.client.settings import ConnectionSettings
 
 log = logging.getLogger(__name__)
@@ -23,27 +20,47 @@ _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ConnectionSettings, S
 """By the settings themselves, whose ``repr`` shows no secret."""
 
 
-@asynccontextmanager
-async def share(settings: ConnectionSettings) -> AsyncIterator[JetStream]:
-    """The JetStream context of this event loop and these settings. Its connection is made by the first user and closed
-    with the last. One that has ended for good is replaced for whoever comes after; those who have it find
-    :attr:`Connection.ended`.
+def share(settings: ConnectionSettings) -> Use:
+    """The JetStream context of this event loop and these settings, for ``async with``. Its connection is made by the
+    first user and closed with the last. One that has ended for good is replaced for whoever comes after; those who have
+    it find :attr:`Connection.ended`.
 
-    Raises:
+    Entering raises:
         ConnectionFailed, AuthenticationFailed, TlsNotOffered, TlsFailed: to everybody who waited for the connection.
     """
-    there = _shared.setdefault(asyncio.get_running_loop(), {})
-    ours = there.get(settings)
-    if ours is None or ours.ended:
-        ours = there[settings] = Shared(settings)
-    ours.users += 1
-    try:
-        yield await ours.context()
-    finally:
+    return Use(settings)
+
+
+class Use:
+    """One user of a shared connection, from entering to leaving.
+
+    No generator: `airflow dags test` ends the loop of a trigger without cleaning up, and asyncio then closes all
+    generators at once. One that waits inside another is told twice, and both complain
+    (``BaseEventLoop.shutdown_asyncgens``).
+    """
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self._settings = settings
+
+    async def __aenter__(self) -> JetStream:
+        there = _shared.setdefault(asyncio.get_running_loop(), {})
+        ours = there.get(self._settings)
+        if ours is None or ours.ended:
+            ours = there[self._settings] = Shared(self._settings)
+        self._ours = ours
+        ours.users += 1
+        try:
+            return await ours.context()
+        except BaseException:
+            await self.__aexit__()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        there, ours = _shared[asyncio.get_running_loop()], self._ours
         ours.users -= 1
         if not ours.users:
-            if there.get(settings) is ours:
-                del there[settings]
+            if there.get(self._settings) is ours:
+                del there[self._settings]
             await ours.close()
 
 

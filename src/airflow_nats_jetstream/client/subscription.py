@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 OnError = Callable[[JetStreamError], object]
 """Is told what the consuming survives, and what ends it."""
 
-PASSING = (
+PASSING_ERRORS = (
     ConnectionLost,
     DeliveriesMissed,
     HeartbeatMissed,
@@ -193,7 +193,7 @@ class Subscribed(Messages):
         """Whether iterating goes on after this error; raises it where nobody is told but the iterator."""
         if self._on_error is not None:
             self._on_error(error)
-        if not isinstance(error, PASSING):
+        if not isinstance(error, PASSING_ERRORS):
             return False
         if not isinstance(error, ProtocolError):
             self._interrupted()

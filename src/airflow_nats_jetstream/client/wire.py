@@ -44,7 +44,7 @@ from airflow_nats_jetstream.client.protocol import (
 from airflow_nats_jetstream.client.tls import TlsSocket, check_plain, silence, tls_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from airflow_nats_jetstream.client.settings import ConnectionSettings
 
@@ -186,7 +186,8 @@ class Wire:
 
     def receive(self, timeout: float) -> list[Frame]:
         """What has arrived, as :meth:`receive_runs`, message by message."""
-        return [frame for run in self.receive_runs(timeout) for frame in self._read_run(run)]
+        new = tuple.__new__  # past the constructor of the named tuple, which takes as long as all else
+        return [new(Frame, fields) for run in self.receive_runs(timeout) for fields in self.read(run)]
 
     def receive_runs(self, timeout: float) -> list[Run]:
         """What has arrived; waits up to ``timeout`` seconds for the first message. 0: only what is there.
@@ -206,9 +207,11 @@ class Wire:
         return arrived
 
     @staticmethod
-    def _read_run(run: Run) -> list[Frame]:
+    def read(run: Run) -> Iterator[tuple[bytes, int, bytes, bytes, bytes]]:
+        """The fields of each message's :class:`Frame`. Raises ConnectionLost for what is no protocol."""
         try:
-            return run.frames()
+            columns = run.columns()
+            return zip(*columns, strict=True) if columns else iter(run.frames())
         except ProtocolError as error:
             raise ConnectionLost(str(error)) from None
 
@@ -247,9 +250,9 @@ class Wire:
         try:
             while True:
                 for run in self._arrived[seen:]:
-                    for position, frame in enumerate(self._read_run(run)):
+                    for position, frame in enumerate(map(Frame._make, self.read(run))):
                         if frame.sid == sid:
-                            del run.lines[position], run.bodies[position]
+                            run.pop(position)
                             self._frames -= 1
                             if not run.lines:
                                 self._arrived.remove(run)

@@ -1,0 +1,158 @@
+"""nats-py's client as the control connection needs it: with our parser, our CONNECT line and our headers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import nats.aio.client
+import nats.errors
+
+from airflow_nats_jetstream.client.authentication import connect_line
+from airflow_nats_jetstream.client.errors import ConnectionFailed, InvalidValue
+from airflow_nats_jetstream.client.protocol import (
+    Frame,
+    Parser,
+    ProtocolError,
+    Reply,
+    decode_headers,
+    decode_info,
+    decode_status,
+    encode_publish,
+)
+from airflow_nats_jetstream.client.tls import check_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from airflow_nats_jetstream.client.settings import ConnectionSettings
+
+log = logging.getLogger(__name__)
+
+LONGEST_TEXT = 1_000
+"""Characters of what a server says, for an exception and a log."""
+
+
+class StatusHeaders(dict[str, str]):
+    """What nats-py looks at, the server's status, and the block as it came."""
+
+    def __init__(self, block: bytes) -> None:
+        status, _ = decode_status(block)
+        super().__init__({"Status": str(status)} if status else {})
+        self.block = block
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class _Stream:
+    """Takes the place of nats-py's parser: our own, whose memory is bounded and which refuses what is no protocol."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.reset()
+
+    def reset(self) -> None:
+        self._parser = Parser()
+
+    async def parse(self, data: bytes) -> None:
+        """Raises nats-py's ProtocolError, at which it connects again."""
+        client = self._client
+        try:
+            for frame in self._parser.feed(data):
+                if isinstance(frame, Frame):
+                    subscription = client._subs.get(frame.sid)
+                    deliver = getattr(subscription._cb, "deliver", None) if subscription else None
+                    if deliver is not None:
+                        self._deliver(deliver, frame)
+                        continue
+                    await client._process_msg(frame.sid, frame.subject, frame.reply, frame.data, frame.header)
+                elif frame.verb == "INFO":
+                    await client._process_info(decode_info(frame.rest))
+                elif frame.verb == "PING":
+                    await client._process_ping()
+                elif frame.verb == "PONG":
+                    await client._process_pong()
+                elif frame.verb == "-ERR":
+                    await client._process_err(frame.rest[:LONGEST_TEXT].decode("utf-8", "replace").lower())
+        except (ProtocolError, UnicodeDecodeError) as error:
+            log.warning("NATS connection: %s", error)
+            raise nats.errors.ProtocolError from None
+
+    @staticmethod
+    def _deliver(deliver: Callable[[Reply], None], frame: Frame) -> None:
+        subject, _, reply, header, data = frame
+        size = len(subject) + len(reply) + len(header) + len(data)
+        status, description = decode_status(header) if header and not data else (0, "")
+        fields = (subject.decode(), reply.decode(), status, description, decode_headers(header), data, size)
+        try:
+            deliver(tuple.__new__(Reply, fields))  # its constructor takes as long as this
+        except Exception:
+            log.exception("NATS connection: a delivery on %r", fields[0][:LONGEST_TEXT])
+
+
+class Client(nats.aio.client.Client):
+    """nats-py's client with our CONNECT line. It is given no secret, so it cannot send one before TLS."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        super().__init__()
+        self._settings = settings
+        self._ps: Any = _Stream(self)
+        self._unreadable = ""  # what the log says already of a credential's file
+        self.refused_since: float | None = None
+        """On the loop's clock: when the first of the attempts to connect again was refused, if all since were."""
+
+    def failed_again(self, *, refused: bool) -> None:
+        """An attempt to connect again has failed. nats-py leaves its socket to the garbage collector."""
+        self.abort()
+        self.refused_since = (self.refused_since or asyncio.get_running_loop().time()) if refused else None
+
+    def abort(self) -> None:
+        """End its socket at once."""
+        transport: Any = self._transport
+        if transport is not None and transport._io_writer is not None:
+            transport._io_writer.transport.abort()
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and self._settings.tls and info.get("tls_available"):
+            info["tls_required"] = True  # nats-py goes on in plain text where the server offers TLS and needs none
+        if initial_connection and not self._settings.tls:
+            check_plain(info)  # nats-py goes on with a TLS context of its own
+        await super()._process_info(info, initial_connection)
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        # nats-py 2.16 stops reading for good at a block that is only "NATS/1.0", and takes a publisher's own header
+        # named Status for the server's word.
+        return StatusHeaders(headers) if headers else None
+
+    async def _send_publish(self, subject: str, reply: str, payload: bytes, payload_size: int, headers: Any) -> None:
+        # nats-py's headers have one value each, and it does not count them: the server would end the connection.
+        block = headers or b""
+        if len(block) + payload_size > self._max_payload:
+            raise nats.errors.MaxPayloadError
+        if self.write(encode_publish(subject, reply, payload, block)):
+            await self._flush_pending()
+
+    def write(self, command: bytes) -> bool:
+        """Add it to what is to be sent. Whether somebody has to ask for that to be done: nobody has yet."""
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        return self._flush_queue is not None and self._flush_queue.empty()
+
+    def _connect_command(self) -> bytes:
+        transport: Any = self._transport
+        encrypted = transport._io_writer.get_extra_info("ssl_object") is not None
+        try:
+            line = connect_line(self._settings, self._server_info, encrypted=encrypted)
+        except InvalidValue as unreadable:
+            if self._reconnection_task is None:
+                raise
+            # A file of a credential is being replaced: one failed attempt, not the end of all of them.
+            self.abort()  # nats-py leaves it open
+            if self._unreadable != str(unreadable):
+                self._unreadable = str(unreadable)
+                log.warning("NATS connection, still reconnecting: %s", unreadable)
+            raise ConnectionFailed(self._unreadable) from None
+        self._unreadable = ""
+        return line
