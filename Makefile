@@ -17,7 +17,7 @@ unexport VIRTUAL_ENV
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench sensors javascript dist matrix docs fmt fuzz audit walk watched
+.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench sensors javascript dist matrix docs fmt fuzz audit walk watched submitted
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -32,7 +32,7 @@ down: $(READY) ## stop what `make up` started
 	$(BIN)/python -m demo down
 
 quickstart: $(READY) ## docs/quickstart.md verbatim, pip install and Airflow standalone included; needs the ports 4222 and 8080
-	$(BIN)/pytest tests/quickstart.py
+	$(BIN)/pytest tests/quickstart.py --capture=no
 
 test: $(READY) ## lint, types, imports and tests
 	@$(MAKE) --no-print-directory --jobs=4 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-lint test-system test-spark test-parts
@@ -73,6 +73,9 @@ walk: $(READY) ## the connection in Airflow's UI, in headless Chromium: created,
 
 watched: $(READY) ## the event-driven DAG on the real Airflow: a killed triggerer, and a pause of five times ack_wait
 	$(BIN)/pytest tests/airflow_system/watched.py
+
+submitted: $(READY) ## jobs on a real Spark cluster for the real Airflow: the triggerer dies, a task is cleared, a worker dies
+	$(BIN)/pytest tests/airflow_system/submitted.py
 
 fuzz: $(READY) ## hostile input, 100,000 cases and more; SEED=1 and CASES=100000 choose others
 	SEED=$(or $(SEED),1) CASES=$(or $(CASES),100000) $(BIN)/pytest tests/hostile

@@ -30,6 +30,7 @@ NAVIGATION = {
     "How to": [
         "docs/how-to/event-driven",
         "docs/several-tasks",
+        "docs/how-to/spark-cluster",
         "docs/how-to/parallel-runs",
         "docs/how-to/catch-up-and-backfill",
         "docs/how-to/large-payloads",
@@ -49,7 +50,7 @@ NAVIGATION = {
 }
 
 # Of these the docstrings become the reference; names with an underscore, and what has no docstring, stay out.
-OPERATORS = ("stream", "consumer", "message", "publish", "process", "settle")
+OPERATORS = ("stream", "consumer", "message", "publish", "process", "settle", "spark_submit")
 MODULES = {
     "Airflow": [
         "sensors.pull",

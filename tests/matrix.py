@@ -24,10 +24,12 @@ FOLDER = ROOT / "build" / "matrix"
 UV = Path(sys.executable).with_name("uv")
 PYTHONS = ("3.11", "3.12", "3.13")
 SHOWN = ("apache-airflow-core", "pyspark", "pyarrow", "nats-py", "anyio", "cryptography")
+EXTRAS = "airflow,avro,messaging,openlineage,spark"
 TESTS = (
     "tests/client/test_context.py",
     "tests/handoff/test_claim.py",
     "tests/handoff/test_settle.py",
+    "tests/operators/test_lineage.py",
     "tests/operators/test_process.py",
     "tests/operators/test_provider_info.py",
     "tests/operators/test_sensor.py",
@@ -81,8 +83,8 @@ def requirements(cell: Cell, python: Path, log: Path) -> Path:
     """The versions of what the package builds on. What only the tests need is the newest either way, anyio included:
     the options of its pytest plugin are younger than what the package asks of it."""
     path, resolution = FOLDER / f"{cell.name}.txt", "lowest-direct" if cell.resolution == "lowest" else "highest"
-    extras = ("--extra=airflow", "--extra=spark", "--extra=avro", "--no-emit-package=anyio")
-    form = ("--quiet", "--no-header", "--no-annotate", "--output-file", path)
+    extras = [f"--extra={name}" for name in EXTRAS.split(",")]
+    form = ("--no-emit-package=anyio", "--quiet", "--no-header", "--no-annotate", "--output-file", path)
     run(log, UV, "pip", "compile", "--python", python, "--resolution", resolution, *extras, *form, "pyproject.toml")
     return path
 
@@ -109,7 +111,7 @@ def try_cell(cell: Cell) -> str:
             raise Failed(f"the import said {said}")
         return said[0]
     constraints = requirements(cell, here, log)
-    run(log, *install, "--constraints", constraints, "--group", "dev", f"{wheel()}[airflow,spark,avro,demo]")
+    run(log, *install, "--constraints", constraints, "--group", "dev", f"{wheel()}[{EXTRAS},demo]")
     run(log, UV, "pip", "check", "--python", folder)
     listed = dict(
         line.split("==") for line in run(log, UV, "pip", "freeze", "--python", folder).splitlines() if "==" in line

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -49,8 +50,12 @@ async def test_the_quickstart_runs_as_it_stands_there(tmp_path: Path) -> None:
     ours = ("AIRFLOW", "JAVA_HOME", "PYSPARK", "PYTEST", "SPARK", "VIRTUAL_ENV")  # what a stranger has not set
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment["AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT"] = "60"  # on a busy machine 5 s are not enough
+    # What a shell without job control runs in the background ignores SIGINT, and so does all that it starts; the page
+    # ends Airflow with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run = Service("quickstart", ["bash", str(script)], folder=folder, environment=environment)
     run.launch()
+    print(f"\ntail -f {run.log}  # and quickstart/airflow.log beside it")  # noqa: T201 - it takes minutes
     try:
         deadline = time.monotonic() + SECONDS
         while not settled.exists():

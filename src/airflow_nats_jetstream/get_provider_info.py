@@ -19,6 +19,7 @@ def get_provider_info() -> dict[str, object]:
                     "airflow_nats_jetstream.operators.process",
                     "airflow_nats_jetstream.operators.publish",
                     "airflow_nats_jetstream.operators.settle",
+                    "airflow_nats_jetstream.operators.spark_submit",
                     "airflow_nats_jetstream.operators.stream",
                 ],
             }
@@ -42,7 +43,7 @@ def get_provider_info() -> dict[str, object]:
         ],
         "hooks": [{"integration-name": "NATS JetStream", "python-modules": ["airflow_nats_jetstream.hooks"]}],
         "notifications": ["airflow_nats_jetstream.notifications.JetStreamNotifier"],
-        "extra-links": ["airflow_nats_jetstream.links.JetStreamLink"],
+        "extra-links": ["airflow_nats_jetstream.links.JetStreamLink", "airflow_nats_jetstream.links.SparkMasterLink"],
         "cli": ["airflow_nats_jetstream.command_line.airflow_commands"],
         "task-decorators": [
             {"name": "jetstream", "class-name": "airflow_nats_jetstream.operators.process.jetstream_task"}

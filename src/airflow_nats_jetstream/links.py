@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from airflow.sdk import BaseOperatorLink
+from airflow.sdk import BaseHook, BaseOperatorLink
 
 from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.operators.template import claimed
@@ -32,6 +32,18 @@ class JetStreamLink(BaseOperatorLink):
         conn_id = getattr(operator, "nats_conn_id", JetStreamHook.default_conn_name)
         claim = claimed(getattr(operator, "claim", None), "id")
         return page(JetStreamHook(conn_id).console, stream, consumer if isinstance(consumer, str) else "", claim or "")
+
+
+class SparkMasterLink(BaseOperatorLink):
+    """The page of the Spark master, where the connection's extra names it as ``webui``."""
+
+    name = "Spark master"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002
+        from airflow_nats_jetstream.spark_master import SparkMaster
+
+        conn_id = getattr(operator, "conn_id", None)
+        return SparkMaster.of(BaseHook.get_connection(conn_id)).webui if isinstance(conn_id, str) else ""
 
 
 def page(console: str, stream: str, consumer: str, claim: str) -> str:

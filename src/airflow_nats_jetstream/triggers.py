@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue, JetStreamError, Superseded
+from airflow_nats_jetstream.client.errors import (
+    ClaimInvalid,
+    InvalidValue,
+    JetStreamError,
+    SparkError,
+    Superseded,
+)
 from airflow_nats_jetstream.client.priority import Priority
 
 if TYPE_CHECKING:
@@ -20,10 +26,12 @@ if TYPE_CHECKING:
 
     from airflow_nats_jetstream.client.context import JetStream
     from airflow_nats_jetstream.handoff.take import Take
+    from airflow_nats_jetstream.spark_master import SparkMaster
 
 log = logging.getLogger(__name__)
 
 _TO_GIVE_BACK = 5.0  # seconds for giving back on the way out
+_TO_ASK = 15.0  # seconds for Airflow's answer about a task
 _AGAIN = 1.0  # seconds before a connection that the server ended is made again
 
 
@@ -184,6 +192,97 @@ class JetStreamHoldTrigger(JetStreamTrigger):
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
         return await kept(js, self.claim, self.left)
+
+
+class JetStreamSparkSubmitTrigger(JetStreamTrigger):
+    """Keep a claim while a Spark driver works on it: ``{"status": "ended", "state": …}`` when it has ended. The events
+    of :class:`JetStreamHoldTrigger` when the claim came to its end first: the driver is killed then.
+
+    ``every`` is in seconds.
+    """
+
+    def __init__(  # noqa: PLR0917 - as Airflow stores it
+        self, nats_conn_id: str, claim: dict[str, Any], end: float, conn_id: str, driver: str, every: float
+    ) -> None:
+        super().__init__(nats_conn_id, end)
+        self.claim = claim
+        self.conn_id = conn_id
+        self.driver = driver
+        self.every = every
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        fields = ("nats_conn_id", "claim", "end", "conn_id", "driver", "every")
+        return (
+            "airflow_nats_jetstream.triggers.JetStreamSparkSubmitTrigger",
+            {name: getattr(self, name) for name in fields},
+        )
+
+    async def wait(self, js: JetStream) -> dict[str, Any]:
+        master = await self._master()
+        keeping = asyncio.create_task(kept(js, self.claim, self.left + _TO_ASK))
+        working = asyncio.create_task(master.ended(self.driver, self.every))
+        event = {"status": "timeout"}
+        try:
+            await asyncio.wait((keeping, working), timeout=self.left, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return {"status": "ended", "state": working.result()}
+            if keeping.done():
+                event = keeping.result()  # or its error, and the job runs on: a retry holds the claim again
+        finally:
+            for task in (keeping, working):
+                task.cancel()  # a keeper that is stopped leaves a lease, for the worker that hears of the event
+            await asyncio.gather(keeping, working, return_exceptions=True)
+        await self._kill(master)
+        return event
+
+    async def on_kill(self) -> None:
+        """A user cleared or marked the task: the job is killed; marked, the claim is let go, too.
+
+        Airflow also calls it when it has given the trigger to another triggerer, as after a freeze of this one, and it
+        may come when a cleared task has already deferred again: in both cases the task is deferred.
+        """
+        state = await asyncio.wait_for(self._task_state(), _TO_ASK)
+        if state == "deferred":
+            log.warning("another trigger watches the task's job now, and not this one Spark driver %s", self.driver)
+            return
+        await self._kill(await self._master())
+        if state in ("success", "failed", "skipped"):
+            await asyncio.wait_for(self._release(), _TO_GIVE_BACK)
+
+    async def _task_state(self) -> str | None:
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+        from asgiref.sync import sync_to_async
+
+        ti: Any = self.task_instance
+        states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
+            dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[ti.task_id], map_index=ti.map_index
+        )
+        return next(iter(states.get(ti.run_id, {}).values()), None)
+
+    async def _release(self) -> None:
+        """Of the lease that the keeper left, at once."""
+        from airflow_nats_jetstream.handoff.claim import Claim
+        from airflow_nats_jetstream.handoff.ledger import Ledger
+        from airflow_nats_jetstream.handoff.settle import release
+        from airflow_nats_jetstream.hooks import JetStreamHook
+
+        claim = Claim.from_json(self.claim)
+        async with JetStreamHook(self.nats_conn_id).shared() as js:
+            await release(Ledger(js, claim.stream, claim.consumer), claim, None)
+
+    async def _master(self) -> SparkMaster:
+        from airflow.sdk import BaseHook
+
+        from airflow_nats_jetstream.spark_master import SparkMaster
+
+        return SparkMaster.of(await BaseHook.aget_connection(self.conn_id))
+
+    async def _kill(self, master: SparkMaster) -> None:
+        try:
+            if await master.kill(self.driver):
+                log.warning("Spark driver %s is killed", self.driver)
+        except SparkError as error:
+            log.warning("Spark driver %s may run on, for nothing: %s", self.driver, error)
 
 
 async def kept(js: JetStream, claim: dict[str, Any], seconds: float) -> dict[str, Any]:

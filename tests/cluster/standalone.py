@@ -1,8 +1,13 @@
 """A standalone Spark: a master and two workers, each a process with what it started in a session of its own."""
 
+import base64
+import hashlib
+import hmac
 import json
 import os
+import secrets
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +22,29 @@ EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 class Standalone:
     """A master and two workers on 127.0.0.1 and free ports, in one folder: room for two applications at once."""
 
-    def __init__(self, folder: Path, spark_home: Path) -> None:
-        """`spark_home` is where the workers have Spark; they know nothing of the environment that we run in."""
+    def __init__(self, folder: Path, spark_home: Path, known: Mapping[str, str] | None = None) -> None:
+        """`spark_home` is where the workers have Spark; of the environment that we run in they know what is `known`."""
         self.folder = folder
         self.url = f"spark://127.0.0.1:{free_port()}"
         self.pages = [f"http://127.0.0.1:{free_port()}" for _ in range(3)]
         """The addresses of the user interfaces: the master's, and the workers'."""
+        self.rest_port = free_port()
+        """Where the master takes submissions, from who shows `token`."""
+        key = secrets.token_bytes(32)
+        self.token = _signed({"sub": "airflow"}, key)
         environment = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
         environment |= {
             "SPARK_DAEMON_JAVA_OPTS": QUICK,
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_HOME": str(spark_home),
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # it would listen on a port of its own
+        }
+        rest = {
+            "master.rest.enabled": "true",
+            "master.rest.host": "127.0.0.1",
+            "master.rest.port": self.rest_port,
+            "master.rest.filters": "org.apache.spark.ui.JWSFilter",
+            "org.apache.spark.ui.JWSFilter.param.secretKey": _text(key),
         }
         host, port = self.url.removeprefix("spark://").split(":")
         self._services = []
@@ -41,8 +56,11 @@ class Standalone:
             else:
                 own = ["master.Master", *where, "--port", port]
             command = [str(spark_home / "bin" / "spark-class"), f"org.apache.spark.deploy.{own[0]}", *own[1:]]
-            known = environment | {"SPARK_WORKER_DIR": str(folder / name / "work")}
-            self._services.append(Service(name, command, folder=folder / name, environment=known))
+            if number:
+                more = {"SPARK_WORKER_DIR": str(folder / name / "work"), **(known or {})}
+            else:
+                more = {"SPARK_MASTER_OPTS": " ".join(f"-Dspark.{each}={rest[each]}" for each in rest)}
+            self._services.append(Service(name, command, folder=folder / name, environment=environment | more))
 
     def start(self) -> None:
         for service in self._services:
@@ -52,6 +70,23 @@ class Standalone:
     def stop(self) -> None:
         for service in reversed(self._services):
             service.stop()
+
+    def connection(self) -> dict[str, Any]:
+        """The Airflow connection to it."""
+        host, port = self.url.rsplit(":", 1)
+        extra = {"rest-port": self.rest_port, "webui": self.pages[0]}
+        return {"conn_type": "spark", "host": host, "port": int(port), "password": self.token, "extra": extra}
+
+    @property
+    def drivers(self) -> list[dict[str, Any]]:
+        """Every job that was submitted, as the master has it: id, state and so on."""
+        state = self._state()
+        return [*state["activedrivers"], *state["completeddrivers"]]
+
+    @property
+    def applications(self) -> list[str]:
+        """The names of the applications that run."""
+        return [each["name"] for each in self._state()["activeapps"]]
 
     def processes(self) -> list[psutil.Process]:
         """All of its processes, executors and Python workers included."""
@@ -75,6 +110,16 @@ class Standalone:
                 return state
         except (OSError, ValueError):  # the page is there before what is to be on it
             return {}
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _signed(claims: dict[str, Any], key: bytes) -> str:
+    """A JSON web signature (RFC 7515), which Spark's JWSFilter asks for."""
+    said = ".".join(_text(json.dumps(each).encode()) for each in ({"alg": "HS256"}, claims))
+    return f"{said}.{_text(hmac.digest(key, said.encode(), hashlib.sha256))}"
 
 
 def command(process: psutil.Process) -> list[str]:

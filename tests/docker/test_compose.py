@@ -1,5 +1,6 @@
 """docker/compose.yaml without a docker: what it refers to exists, nothing in it is secret, versions are the lock's."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+
+from airflow_nats_jetstream.client import ConnectionSettings
 
 DOCKER = Path(__file__).parents[2] / "docker"
 LOCKED = {
@@ -77,6 +80,26 @@ def test_driver_and_executors_have_the_same_python() -> None:
     assert f"/python{version}/" in DOCKERFILE
 
 
+def test_a_job_on_the_cluster_finds_there_what_the_task_has() -> None:
+    """``flights_on_cluster``: the program at the same path, the servers, the folder of the output; and a port that is
+    not published, because whoever reaches it runs programs."""
+    task = SERVICES["scheduler"]
+    connection = json.loads(task["environment"]["AIRFLOW_CONN_SPARK_DEFAULT"])
+    assert f"{connection['host']}:{connection['port']}" in SERVICES["spark-worker-1"]["command"]
+    assert "spark.master.rest.enabled=true" in SERVICES["spark-master"]["environment"]["SPARK_MASTER_OPTS"]
+    assert all("6066" not in port and "7077" not in port for port in SERVICES["spark-master"]["ports"])
+    nats = json.loads(task["environment"]["AIRFLOW_CONN_NATS_DEFAULT"])
+    for name in ("spark-worker-1", "spark-worker-2"):
+        worker = SERVICES[name]
+        secret = json.loads(worker["environment"]["JETSTREAM_SECRET_NATS_DEFAULT"])
+        settings = ConnectionSettings.from_json(json.dumps(secret))
+        assert (settings.user, settings.password) == (nats["login"], nats["password"])
+        assert secret["servers"] == nats["extra"]["servers"]
+        mounted = [volume for volume in task["volumes"] if volume.startswith(("../dags:", "out:"))]
+        assert len(mounted) == 2
+        assert set(mounted) <= set(worker["volumes"])
+
+
 def test_no_secret_is_in_it() -> None:
     """Whatever is named for a secret is a variable that must be given."""
     given = re.compile(r"\"?\$\{[A-Z_]+:\?[^}]+\}\"?")
@@ -84,7 +107,8 @@ def test_no_secret_is_in_it() -> None:
     for service in SERVICES.values():
         for name, value in service.get("environment", {}).items():
             if re.search("SECRET|PASSWORD|FERNET", name):
-                assert given.fullmatch(value), name
+                secret = json.loads(value)["password"] if name.startswith("JETSTREAM_SECRET") else value
+                assert given.fullmatch(secret), name
                 found += 1
             without = given.sub("", value)
             assert not re.search(r"://[^/\s]+:[^@/\s]+@", without), name

@@ -198,12 +198,13 @@ async def test_a_value_that_cannot_be_recorded_settles_nothing(stream: Stream) -
 
 async def test_a_reset_while_working_refuses_the_settlement(stream: Stream) -> None:
     await publish(stream, 10)
-    (claim,) = await take(stream)
+    seldom = {"ack_wait": timedelta(seconds=10)}  # with five heartbeats a second no moment is quiet enough for a reset
+    (claim,) = await take(stream, consumer_config=seldom)
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
         await reset_by_a_stranger(stream)
         with pytest.raises(Superseded):
             await hold.settle()
-    (again,) = await take(stream, "other")
+    (again,) = await take(stream, "other", consumer_config=seldom)
     assert again.sequences == claim.sequences
 
 

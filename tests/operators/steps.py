@@ -19,7 +19,7 @@ from airflow.sdk.execution_time.timeout import timeout
 from airflow_nats_jetstream.client.consumer import ConsumerInfo
 from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.record import Receipt, Record
-from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.hooks import LONGEST_HOLD, JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
 
 CONNECTION = "nats_test"
@@ -38,6 +38,21 @@ class State:
 
     def set(self, key: str, value: Any, *, retention: timedelta) -> None:
         assert retention == NEVER_EXPIRE  # a task may be cleared years later
+        self.values[key] = json.loads(json.dumps(value))
+
+
+class Kept(State):
+    """The task state store. A worker may die where it would have written once more than it was able to."""
+
+    def __init__(self, writes: int = 100) -> None:
+        super().__init__()
+        self.writes = writes
+
+    def set(self, key: str, value: Any, *, retention: timedelta) -> None:
+        assert retention > LONGEST_HOLD
+        if not self.writes:
+            raise SystemExit("the worker died")
+        self.writes -= 1
         self.values[key] = json.loads(json.dumps(value))
 
 

@@ -19,7 +19,7 @@ from tests.operators.steps import execute, rendered
 from tests.snippets import sections
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("parallel-runs", "catch-up-and-backfill", "large-payloads")
+NAMES = ("parallel-runs", "catch-up-and-backfill", "large-payloads", "spark-cluster")
 PAGES = [ROOT / "docs" / "how-to" / f"{name}.md" for name in NAMES]
 
 

@@ -32,8 +32,9 @@ import airflow_nats_jetstream.hooks, airflow_nats_jetstream.sensors, airflow_nat
 import airflow_nats_jetstream.operators.stream, airflow_nats_jetstream.operators.publish
 import airflow_nats_jetstream.operators.process, airflow_nats_jetstream.operators.consumer
 import airflow_nats_jetstream.operators.message, airflow_nats_jetstream.operators.configuration_file
+import airflow_nats_jetstream.operators.spark_submit
 import airflow_nats_jetstream.queues, airflow_nats_jetstream.watcher, airflow_nats_jetstream.notifications
-import flight_delays, flight_delays_stream, flights_arriving, flights_to_sql, orders
+import flight_delays, flight_delays_stream, flights_arriving, flights_on_cluster, flights_to_sql, orders
 parsing = sorted({{"nats", "openlineage", "pyspark", "pyspark_jetstream", "pyarrow"}} & set(sys.modules))
 imported = [importlib.import_module(each).__name__ for each in {MODULES}]
 from airflow.providers_manager import ProvidersManager
@@ -128,7 +129,7 @@ def test_secrets_are_masked_by_airflow_and_by_the_form(name: str) -> None:
 
 
 def test_every_listed_module_is_there(fresh: dict[str, Any]) -> None:
-    assert len(MODULES) == 10
+    assert len(MODULES) == 11
     assert fresh["imported"] == MODULES
 
 

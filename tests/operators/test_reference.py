@@ -49,8 +49,9 @@ def classes() -> Iterator[type[BaseOperator]]:
                 yield value
 
 
-def counted(claim: Any) -> int:
-    return int(claim.count)
+def attempted(claim: Any) -> dict[str, str]:
+    """What a job on a cluster would have recorded."""
+    return {"attempt": claim.attempt_id, "driver": "driver-20261122023511-0000"}
 
 
 class Scene(NamedTuple):
@@ -75,7 +76,8 @@ def scenes(hook: JetStreamHook, stream: str) -> dict[str, Scene]:
         "JetStreamDeleteMessageOperator": Scene("sequence", 10, here),
         "JetStreamPauseConsumerOperator": Scene("duration", "1h", {**here, "consumer": "other"}),
         "JetStreamResumeConsumerOperator": Scene("consumer", "other", here),
-        "JetStreamProcessOperator": Scene("op_kwargs", {"claim": claimed}, {"python_callable": counted}),
+        "JetStreamProcessOperator": Scene("op_kwargs", {"claim": claimed}, {"python_callable": attempted}),
+        "JetStreamSparkSubmitOperator": Scene("claim", claimed, {"application": "/opt/delays.py"}),
         "JetStreamHoldSensor": Scene("claim", claimed, {"deferrable": False, "timeout": 5}),
         "JetStreamSettleOperator": Scene("claim", claimed, {"value": "settled before"}),
         "JetStreamResetConsumerOperator": Scene("sequence", 1, of_it),
@@ -165,7 +167,7 @@ def test_each_is_mapped_run_dry_and_run(
         assert json.loads(json.dumps(answer)) == answer
         told = json.dumps(shape(answer), ensure_ascii=False)
         assert fits(answer, json.loads(rows[name].xcom.strip("`"))), f"{name}: {told}"
-        (link,) = one.operator_extra_links
+        link, *_ = one.operator_extra_links
         assert link.get_link(one, ti_key=None) == f"https://c/{one.stream}/{getattr(one, 'consumer', '')}"
 
 

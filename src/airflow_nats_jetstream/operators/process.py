@@ -24,18 +24,17 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.operators.template import templated
+from airflow_nats_jetstream.operators import tries
+from airflow_nats_jetstream.operators.template import OfClaim, templated
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.bases.decorator import TaskDecorator
 
 OnSettled = Literal["return", "reprocess", "fail"]
-RETRY_SLACK = timedelta(minutes=5)
-"""How long a retry may wait for a worker, beyond its delay, before its messages are delivered again."""
 
 
-class JetStreamProcessOperator(PythonOperator):
+class JetStreamProcessOperator(OfClaim, PythonOperator):
     """Run a callable on a held claim, and settle the claim when it returns.
 
     python_callable:  has a parameter ``claim``, which arrives as :class:`~airflow_nats_jetstream.hooks.HeldClaim`.
@@ -82,7 +81,7 @@ class JetStreamProcessOperator(PythonOperator):
         self.longest_hold = longest_hold
         self.dead_letters = dead_letters
         self._held: HeldClaim | None = None
-        self._claim: Mapping[str, Any] = {}
+        self.claim: Mapping[str, Any] = {}  # as the sensor returned it, once the task knows it
         if not templated(on_settled):
             self._check_on_settled()
         if not isinstance(longest_hold, timedelta) or longest_hold <= timedelta(0):
@@ -93,21 +92,6 @@ class JetStreamProcessOperator(PythonOperator):
             raise InvalidValue("python_callable", self.python_callable.__name__, "it needs a parameter named claim")
         if self.is_async:
             raise InvalidValue("python_callable", self.python_callable.__name__, "it must not be async yet")
-
-    @property
-    def claim(self) -> Mapping[str, Any]:
-        """As the sensor returned it; empty until the task knows it."""
-        return self._claim
-
-    @property
-    def stream(self) -> str | None:
-        """Its claim's, once the task knows it."""
-        return self._claim.get("stream")
-
-    @property
-    def consumer(self) -> str | None:
-        """Its claim's, once the task knows it."""
-        return self._claim.get("consumer")
 
     def _check_on_settled(self) -> None:
         if self.on_settled not in get_args(OnSettled):
@@ -122,7 +106,7 @@ class JetStreamProcessOperator(PythonOperator):
         arguments = inspect.signature(self.python_callable).bind_partial(*self.op_args, **self.op_kwargs)
         hook = JetStreamHook(self.nats_conn_id)
         claim = arguments.arguments.get("claim", {})
-        self._claim = claim if isinstance(claim, Mapping) else {}
+        self.claim = claim if isinstance(claim, Mapping) else {}
         try:
             with hook.holding(
                 claim,
@@ -165,7 +149,7 @@ class JetStreamProcessOperator(PythonOperator):
             raise
         except (AirflowFailException, AirflowSkipException) as error:
             if not held.killed:
-                held.fail(self._reason(error), blame=isinstance(error, AirflowFailException))
+                held.fail(tries.reason(error, self._ti), blame=isinstance(error, AirflowFailException))
             raise
         except AirflowTaskTimeout as error:
             if held.ended:
@@ -173,42 +157,22 @@ class JetStreamProcessOperator(PythonOperator):
                 return value
             if held.killed or held.lost:
                 raise
-            if self._last_try:
-                held.fail(self._reason(error))
+            if tries.is_last(self._ti):
+                held.fail(tries.reason(error, self._ti))
             else:
-                held.release(self._retry_delay() + RETRY_SLACK)  # at once, the sensor of another run would be first
+                held.release(tries.lease(self, self._ti))  # at once, the sensor of another run would be first
             raise
         except Exception as error:
             if held.lost:
                 raise HoldLost(f"claim {held.id} is not held any more: {held.lost}") from error
             if held.killed:
                 raise
-            if self._last_try:
-                held.fail(self._reason(error))
+            if tries.is_last(self._ti):
+                held.fail(tries.reason(error, self._ti))
             else:
-                held.release(self._retry_delay() + RETRY_SLACK)
+                held.release(tries.lease(self, self._ti))
             raise
         return value
-
-    @property
-    def _last_try(self) -> bool:
-        return bool(self._ti.try_number > self._ti.max_tries)
-
-    def _reason(self, error: BaseException) -> str:
-        """What a dead letter says of a failure. Where to look, not the error's text: that may hold a secret."""
-        ti = self._ti
-        index = "" if ti.map_index in (None, -1) else f"[{ti.map_index}]"
-        return f"{type(error).__name__} in {ti.dag_id}.{ti.task_id}{index}, run {ti.run_id}, try {ti.try_number}"
-
-    def _retry_delay(self) -> timedelta:
-        """The longest that Airflow may wait before the next try."""
-        delay = self.retry_delay
-        if backoff := float(self.retry_exponential_backoff or 0):
-            delay *= max(backoff, 2.0) ** self._ti.try_number
-            longest = self.max_retry_delay
-            if isinstance(longest, timedelta):
-                delay = min(delay, longest)
-        return min(delay, timedelta(days=1))
 
 
 class _JetStreamDecoratedOperator(DecoratedOperator, JetStreamProcessOperator):

@@ -19,7 +19,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.hooks import HeldClaim, JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.operators.template import claimed
+from airflow_nats_jetstream.operators.template import OfClaim, claimed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 OnSettled = Literal["return", "fail"]
 
 
-class JetStreamSettleOperator(BaseOperator):
+class JetStreamSettleOperator(OfClaim, BaseOperator):
     """Settle a claim when every task directly upstream has succeeded; otherwise give it back, and fail.
 
     claim:           as the pull sensor returned it; map over it. (templated)
@@ -74,14 +74,6 @@ class JetStreamSettleOperator(BaseOperator):
         self.on_settled = on_settled
         self.nats_conn_id = nats_conn_id
         self._held: HeldClaim | None = None
-
-    @property
-    def stream(self) -> str | None:
-        return claimed(self.claim, "stream")
-
-    @property
-    def consumer(self) -> str | None:
-        return claimed(self.claim, "consumer")
 
     def execute(self, context: Context) -> Any:
         if self.on_settled not in get_args(OnSettled):

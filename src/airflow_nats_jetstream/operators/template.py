@@ -41,3 +41,19 @@ def claimed(claim: Any, name: str) -> str | None:
     """A field of a claim, once the task knows its claim."""
     value = claim.get(name) if isinstance(claim, Mapping) else None
     return value if isinstance(value, str) else None
+
+
+class OfClaim:
+    """A task that works on a claim, whose stream and consumer are its own."""
+
+    claim: Any
+
+    @property
+    def stream(self) -> str | None:
+        """None until the task knows its claim."""
+        return claimed(self.claim, "stream")
+
+    @property
+    def consumer(self) -> str | None:
+        """None until the task knows its claim."""
+        return claimed(self.claim, "consumer")

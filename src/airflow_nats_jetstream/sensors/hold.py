@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue
 from airflow_nats_jetstream.hooks import LONGEST_HOLD, JetStreamHook
-from airflow_nats_jetstream.operators.template import claimed
+from airflow_nats_jetstream.operators.template import OfClaim
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.triggers import JetStreamHoldTrigger, kept
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
 
 
-class JetStreamHoldSensor(JetStreamSensor):
+class JetStreamHoldSensor(OfClaim, JetStreamSensor):
     """Hold a claim while other tasks work on it, beside them, until
     :class:`~airflow_nats_jetstream.operators.settle.JetStreamSettleOperator` has settled it or given it back.
 
@@ -54,14 +54,6 @@ class JetStreamHoldSensor(JetStreamSensor):
         self.nats_conn_id = nats_conn_id
         if self.reschedule:
             raise InvalidValue("mode", self.mode, "leave it out: a claim is held all the time, best by deferring")
-
-    @property
-    def stream(self) -> str | None:
-        return claimed(self.claim, "stream")
-
-    @property
-    def consumer(self) -> str | None:
-        return claimed(self.claim, "consumer")
 
     def execute(self, context: Context) -> Any:
         from airflow_nats_jetstream.handoff.claim import Claim

@@ -1,0 +1,230 @@
+"""Spark's standalone master, asked over HTTP: a job is submitted to run on the cluster, watched and killed.
+
+The master's REST server (``spark.master.rest.enabled``, in Spark 4.3 on by default) takes no Python, but it takes
+``SparkSubmit`` itself as the class to run: the driver that it starts on a worker submits the program in client mode.
+https://spark.apache.org/docs/latest/spark-standalone.html#rest-api
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from airflow_nats_jetstream.client.errors import InvalidValue, SparkMasterRefused, SparkMasterUnavailable
+from airflow_nats_jetstream.client.settings import ENVIRONMENT_PREFIX
+
+if TYPE_CHECKING:
+    import httpx
+    from airflow.sdk import Connection
+
+log = logging.getLogger(__name__)
+
+GOING = ("SUBMITTED", "RUNNING", "RELAUNCHING", "UNKNOWN")
+"""The states of a driver that has not ended (``DriverState`` in Spark; ``UNKNOWN``: its master is recovering)."""
+FINISHED = "FINISHED"
+LOST = "LOST"
+"""Of a driver that the master does not know: it was restarted without ``spark.deploy.recoveryMode``, or has ended so
+many drivers since (``spark.deploy.retainedDrivers``) that it forgot this one."""
+
+_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
+_LONGEST_ARGUMENT = 128 * 1024 - 1  # Linux, MAX_ARG_STRLEN
+_CLOCKS = 60.0  # seconds by which the clocks of master and Airflow may differ
+_ANSWER = 30.0  # seconds for one answer
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A Python program for the cluster. Field names are those of Airflow's ``SparkSubmitOperator``.
+
+    application:       its path or address, as every worker finds it.
+    application_args:  what it gets.
+    conf:              Spark's properties. The driver's memory and cores count, too.
+    env_vars:          the driver's environment, beside that of its worker.
+    py_files:          further modules, with commas between.
+
+    Raises:
+        InvalidValue: what the master or its workers would stumble over, or show to everybody.
+    """
+
+    application: str
+    application_args: tuple[str, ...] = ()
+    conf: Mapping[str, str] = field(default_factory=dict)
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+    py_files: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.application.endswith(".py") or not (self.application.startswith("/") or ":" in self.application):
+            remedy = "give the absolute path, or the address, of a Python program that every worker finds there"
+            raise InvalidValue("application", self.application, remedy)
+        for argument in self.application_args:
+            if len(argument.encode()) > _LONGEST_ARGUMENT:
+                remedy = f"at most {_LONGEST_ARGUMENT} bytes: let the sensor take smaller claims (messages_per_claim)"
+                raise InvalidValue("application_args", f"one of {len(argument.encode())} bytes", remedy)
+        for name, values in (("conf", self.conf), ("env_vars", self.env_vars)):
+            for key, value in values.items():
+                if ENVIRONMENT_PREFIX in key and not value.startswith("/"):
+                    remedy = f"the master would show it: give the path of a file that workers have in {key}"
+                    raise InvalidValue(name, "…", remedy)
+        if self.conf.get("spark.driver.supervise", "false").lower() != "false":
+            remedy = "leave it out: a driver that Spark starts again would write to the place of the first one"
+            raise InvalidValue("conf", "spark.driver.supervise", remedy)
+
+    def request(self, master: str, name: str) -> dict[str, Any]:
+        """The body of a ``CreateSubmissionRequest``. Of an empty ``appResource`` nothing is fetched."""
+        options = ["--master", master, "--name", name, *(["--py-files", self.py_files] if self.py_files else [])]
+        return {
+            "action": "CreateSubmissionRequest",
+            "clientSparkVersion": "",
+            "appResource": "",
+            "mainClass": _SUBMIT,
+            "appArgs": [*options, self.application, *self.application_args],
+            "sparkProperties": {**self.conf, "spark.app.name": name, "spark.driver.supervise": "false"},
+            "environmentVariables": dict(self.env_vars),
+        }
+
+
+@dataclass(frozen=True)
+class SparkMaster:
+    """The masters of a cluster; whichever is in charge answers.
+
+    url:    theirs, as ``spark-submit --master`` takes it: ``spark://a:7077,b:7077``.
+    rest:   the addresses of their REST servers.
+    webui:  the address of the master's pages; empty when it is not known.
+    token:  shown to a REST server with ``org.apache.spark.ui.JWSFilter``.
+    """
+
+    url: str
+    rest: tuple[str, ...]
+    webui: str = ""
+    token: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, connection: Connection) -> SparkMaster:
+        """As Airflow's Spark provider reads it: ``host`` (with or without ``spark://``) and ``port``, and in ``extra``
+        ``rest-port`` and ``rest-scheme``. Here also ``webui`` there, and the password as the token.
+
+        Raises:
+            InvalidValue: not a standalone master.
+        """
+        host, extra = connection.host or "", connection.extra_dejson
+        scheme, _, hosts = host.rpartition("://")
+        if (scheme or "spark") != "spark" or not hosts:
+            remedy = f"the connection {connection.conn_id} must name a standalone master, e.g. spark://spark-master"
+            raise InvalidValue("host", host, remedy)
+        names = [each.strip().partition(":") for each in hosts.split(",")]
+        url = ",".join(f"{name}:{port or connection.port or 7077}" for name, _, port in names)
+        rest = f"{extra.get('rest-scheme', 'http')}://{{}}:{extra.get('rest-port', 6066)}/v1/submissions"
+        webui = str(extra.get("webui") or "").rstrip("/")
+        if webui and (urlsplit(webui).scheme not in ("http", "https") or "@" in webui):
+            raise InvalidValue("webui", "…", "give an address such as http://spark-master:8080, without a password")
+        addresses = tuple(rest.format(name) for name, _, _ in names)
+        return cls(f"spark://{url}", addresses, webui, connection.password or "")
+
+    async def submit(self, submission: Submission, name: str) -> str:
+        """The id of the driver that will run it as the application ``name``.
+
+        Raises:
+            SparkMasterUnavailable: it may have been submitted all the same.
+            SparkMasterRefused: it was not.
+        """
+        answer = await self._ask("POST", "create", submission.request(self.url, name))
+        if not answer.get("success"):
+            raise SparkMasterRefused(f"the Spark master did not take the job: {_first_line(answer.get('message'))}")
+        return str(answer["submissionId"])
+
+    async def state(self, driver: str) -> str:
+        """Of a driver: one of ``GOING``, ``FINISHED``, ``FAILED``, ``KILLED``, ``ERROR`` or ``LOST``."""
+        answer = await self._ask("GET", f"status/{quote(driver, safe='')}")
+        return str(answer.get("driverState") or LOST)
+
+    async def kill(self, driver: str) -> bool:
+        """Have it ended; False when it had ended before."""
+        answer = await self._ask("POST", f"kill/{quote(driver, safe='')}")
+        return bool(answer.get("success"))
+
+    async def ended(self, driver: str, every: float) -> str:
+        """The state in which a driver ended, asked for ``every`` so many seconds. While no master answers it goes on.
+
+        Raises:
+            SparkMasterRefused: this connection may not ask.
+        """
+        lost = False
+        while True:
+            try:
+                state = await self.state(driver)
+            except SparkMasterUnavailable as away:
+                log.warning("Spark driver %s, asking again: %s", driver, away)
+            else:
+                if state not in (*GOING, LOST) or (state == LOST and lost):
+                    return state
+                lost = state == LOST  # a master that has just taken over may learn of it yet
+            await asyncio.sleep(every)
+
+    async def find(self, name: str, since: float) -> str | None:
+        """The driver of the application ``name`` that was submitted after ``since`` (seconds since 1970) by who did not
+        live to hear its id; None when there is none, or it cannot be told from others.
+
+        The master's page lists drivers without the names of their applications. When the application runs, its driver
+        is among those that were submitted since; when that is one, it is this one.
+        """
+        import httpx
+
+        if not self.webui:
+            return None
+        try:
+            async with httpx.AsyncClient(timeout=_ANSWER) as client:
+                page = _json(await client.get(f"{self.webui}/json/"))
+        except httpx.HTTPError as error:
+            raise SparkMasterUnavailable(f"{self.webui}: {type(error).__name__} {error}") from None
+        recent = [
+            str(each["id"])
+            for each in page.get("activedrivers", ())
+            if each.get("mainclass") == _SUBMIT and float(each["starttime"]) / 1e3 >= since - _CLOCKS
+        ]
+        running = any(each.get("name") == name for each in page.get("activeapps", ()))
+        return recent[0] if running and len(recent) == 1 else None
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The answer of the master that is in charge. What may have arrived is not sent to another one."""
+        import httpx
+
+        problem = "none is named"
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        async with httpx.AsyncClient(headers=headers, timeout=_ANSWER) as client:
+            for address in self.rest:
+                try:
+                    response = await client.request(method, f"{address}/{path}", json=body)
+                except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                    problem = f"{address}: {type(error).__name__} {error}"
+                    continue
+                except httpx.HTTPError as error:
+                    raise SparkMasterUnavailable(f"{address}: {type(error).__name__} {error}") from None
+                answer = _json(response)
+                if response.status_code in (401, 403):
+                    remedy = "give the connection's password the token that its spark.master.rest.filters ask for"
+                    raise SparkMasterRefused(f"{address} answers {response.status_code}: {remedy}")
+                if not response.is_success:
+                    said = _first_line(answer.get("message")) or "is that the REST server of a Spark master?"
+                    raise SparkMasterRefused(f"{address} answers {response.status_code}: {said}")
+                message = str(answer.get("message") or "")
+                if "Current state is not alive" in message:  # Master.scala, of a standby or while it recovers
+                    problem = f"{address}: {_first_line(message)}"
+                    continue
+                return answer
+        raise SparkMasterUnavailable(f"no Spark master answers; {problem}")
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    try:
+        answer = response.json()
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _first_line(text: object) -> str:
+    return str(text or "").partition("\n")[0][:400]
