@@ -87,7 +87,8 @@ class JetStreamTrigger(BaseTrigger):
     async def cleanup(self) -> None:
         """However the trigger ends, the connection is let go."""
         try:
-            await asyncio.wait_for(self._stack.aclose(), _TO_GIVE_BACK)
+            async with asyncio.timeout(_TO_GIVE_BACK):
+                await self._stack.aclose()
         except (JetStreamError, TimeoutError) as error:
             log.warning("closing the connection: %s", error)
 
@@ -147,7 +148,8 @@ class JetStreamPullTrigger(JetStreamTrigger):
         if self._take is None:
             return
         try:
-            await asyncio.wait_for(self._take.put_back(), _TO_GIVE_BACK)
+            async with asyncio.timeout(_TO_GIVE_BACK):
+                await self._take.put_back()
         except (JetStreamError, TimeoutError) as error:
             log.warning("could not give back what was taken, it comes again when its lease ends: %s", error)
 
@@ -241,13 +243,15 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
         Airflow also calls it when it has given the trigger to another triggerer, as after a freeze of this one, and it
         may come when a cleared task has already deferred again: in both cases the task is deferred.
         """
-        state = await asyncio.wait_for(self._task_state(), _TO_ASK)
+        async with asyncio.timeout(_TO_ASK):
+            state = await self._task_state()
         if state == "deferred":
             log.warning("another trigger watches the task's job now, and not this one Spark driver %s", self.driver)
             return
         await self._kill(await self._master())
         if state in ("success", "failed", "skipped"):
-            await asyncio.wait_for(self._release(), _TO_GIVE_BACK)
+            async with asyncio.timeout(_TO_GIVE_BACK):
+                await self._release()
 
     async def _task_state(self) -> str | None:
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance

@@ -140,3 +140,36 @@ async def test_a_socket_that_was_reset_does_not_hide_what_ended_the_block(settin
 
     with pytest.raises(ConnectionLost, match="what ended it"):
         await ended()
+
+
+async def test_who_is_cancelled_as_the_answer_arrives_ends(settings: ConnectionSettings) -> None:
+    async with Connection.open(settings) as connection:
+        await connection.request("$JS.API.INFO")  # the first one subscribes to the inbox
+        asking = asyncio.create_task(connection.request("$JS.API.INFO"))
+        await asyncio.sleep(0)  # it has asked, and waits
+        (answer,) = connection._client._resp_map.values()
+        answer.add_done_callback(lambda _: asking.cancel())
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+
+async def test_who_is_cancelled_while_a_flush_is_queued_ends(
+    settings: ConnectionSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Connection.open(settings) as connection:
+
+        class Full(asyncio.Queue[Any]):
+            def empty(self) -> bool:
+                return True
+
+        for publish in (connection.publish, connection.answer):
+            with monkeypatch.context() as patch:
+                queue = Full(1)
+                queue.put_nowait(None)
+                patch.setattr(connection._client, "_flush_queue", queue)
+                publishing = asyncio.create_task(publish("a", b""))
+                await asyncio.sleep(0.05)
+                assert not publishing.done()
+                publishing.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await publishing

@@ -47,7 +47,7 @@ def book(stream: Stream) -> Ledger:
 
 
 async def taken(stream: Stream, run: str = "run", count: int = 1_000, wait: float = 3) -> list[Claim]:
-    config = {"ack_wait": ACK_WAIT, "max_ack_pending": 4_000}
+    config = {"ack_wait": 3 * ACK_WAIT, "max_ack_pending": 4_000}  # whatever else the machine does: which ones matters
     return await take(stream, run, wait=wait, max_messages=count, consumer_config=config)
 
 

@@ -140,7 +140,8 @@ async def _account(js: JetStream, domain: str) -> str | None:
     async with js.connection.inbox(receive) as inbox:
         await js.connection.publish(_USER_INFO, reply=inbox.subject(1))
         try:
-            return await asyncio.wait_for(found, _ANSWERED_WITHIN)
+            async with asyncio.timeout(_ANSWERED_WITHIN):
+                return await found
         except TimeoutError:
             js.connection.check_permitted(_USER_INFO)
             return None

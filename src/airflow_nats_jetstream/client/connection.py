@@ -169,7 +169,8 @@ class Connection:
         if self._denied or not client.is_connected or len(data) > client._max_payload:
             await self.publish(subject, data)  # which says what is wrong
         elif client.write(encode_publish(subject, "", data)):
-            await client._flush_pending()
+            with _Translated(subject):
+                await client._flush_pending()
 
     async def request(
         self, subject: str, data: bytes = b"", *, timeout: float | None = None, headers: Headers | None = None
@@ -287,15 +288,21 @@ def _reply(message: Msg) -> Reply:
 
 
 class _Translated:
-    """nats-py's exceptions as ours."""
+    """nats-py's exceptions as ours, and a cancellation that it swallowed: it does when an answer arrives at the same
+    moment (``asyncio.wait_for`` before Python 3.12, https://github.com/python/cpython/issues/86296), or while it queues
+    a flush. Who was cancelled would go on for ever."""
 
     def __init__(self, subject: str) -> None:
         self._subject = subject
 
     def __enter__(self) -> None:
-        pass
+        self._cancelled = _times_cancelled()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            return
+        if _times_cancelled() > self._cancelled:
+            raise asyncio.CancelledError from None
         if isinstance(error, nats.errors.TimeoutError | asyncio.TimeoutError):
             raise RequestTimeout(f"no answer on {self._subject!r} in time") from None
         if isinstance(error, nats.errors.OutboundBufferLimitError | nats.errors.ConnectionClosedError | OSError):
@@ -304,6 +311,12 @@ class _Translated:
             raise InvalidValue("data", "…", "the message is larger than the server's max_payload") from None
         if isinstance(error, nats.errors.Error):
             raise JetStreamError(f"nats-py: {error}") from None
+
+
+def _times_cancelled() -> int:
+    """How often somebody has cancelled this task."""
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
 
 
 async def _connect(settings: ConnectionSettings, client: Client, denied: Denied, lost: Lost) -> None:

@@ -219,7 +219,8 @@ async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMes
 async def _next(stream: Stream, subject: str, arrived: asyncio.Queue[Reply]) -> Reply:
     seconds = stream.js.settings.request_timeout
     try:
-        return await asyncio.wait_for(arrived.get(), seconds)
+        async with asyncio.timeout(seconds):
+            return await arrived.get()
     except TimeoutError:
         stream.js.connection.check_permitted(subject)
         raise RequestTimeout(f"no answer on {subject!r} for {seconds:g} s") from None

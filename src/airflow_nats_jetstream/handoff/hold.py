@@ -228,9 +228,9 @@ class Hold:
         if self._end is not None:
             self._end.cancel()
         beats, self._beats = self._beats, None
-        while beats is not None and not beats.done():
-            beats.cancel()  # again and again: nats-py swallows a cancellation that strikes while it queues a flush
-            await asyncio.wait([beats], timeout=0.1)
+        if beats is not None:
+            beats.cancel()
+            await asyncio.wait([beats])
 
     async def _keep(self) -> None:
         while True:

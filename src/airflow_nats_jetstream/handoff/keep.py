@@ -64,7 +64,8 @@ async def _lost(hold: Hold, js: JetStream) -> None:
     try:
         while not lost.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(lost.wait(), _LOOK)
+                async with asyncio.timeout(_LOOK):
+                    await lost.wait()
             if js.connection.ended:  # no heartbeat will ever arrive
                 raise ConnectionLost(f"claim {hold.claim.id} cannot be held on a connection that has ended")
     except asyncio.CancelledError:
