@@ -37,8 +37,8 @@ class Proxy:
 
     def cut(self) -> None:
         """End all connections; the next ones are sound."""
+        self.cuts += 1  # first: another thread looks at it
         self._close()
-        self.cuts += 1
         self.muted = False
 
     def _close(self) -> None:
