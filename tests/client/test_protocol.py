@@ -10,6 +10,7 @@ from airflow_nats_jetstream.client import protocol
 from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.protocol import (
     AckSubject,
+    Alike,
     Frame,
     Parser,
     ProtocolError,
@@ -82,26 +83,44 @@ def test_a_run_is_read_at_once_as_it_is_line_by_line(lines: list[bytes]) -> None
 
 
 BODY = st.sampled_from([b"", b"x", b"text", b"\r\n", b"a\r\nb", b"MSG a 1 3", b"\r\nMSG a 1 0\r\n\r\n", b"\r", b"\n"])
-DELIVERY = st.builds(
+ACK = b"$JS.ACK.S.c.1."
+WORDS = st.sampled_from(
+    [b"MSG a 1", b"MSG a 1 r", b"MSG MSG 1", b"MSG a 1 \r", b"MSG a -1", b"MSG  a", b"MSG a 1 1.2.3.4"]
+)
+PLACES = st.sampled_from([b"1.2.3.4", b"22.1.0.0", b"1.2.3", b"1.2.3.4.5", b"1.-2.3.4", b"1.2.3."])
+MESSAGE = st.builds(
     lambda words, body: b"%b %d\r\n%b\r\n" % (words, len(body), body),
-    st.sampled_from([b"MSG a 1", b"MSG a 1 r", b"MSG MSG 1", b"MSG a 1 \r", b"MSG a -1", b"MSG  a"]),
+    WORDS
+    | st.builds(
+        lambda subject, place: b"MSG %b 1 %b%b" % (subject, ACK, place), st.sampled_from([b"a", b"b.c"]), PLACES
+    ),
     BODY,
 )
 HEADED = st.just(b"HMSG a 1 12 13\r\nNATS/1.0\r\n\r\nx\r\n")
 LIE = st.sampled_from(
-    [b"MSG a 1 2\r\nx\r\n", b"MSG a 1 x\r\n\r\n", b"MSG a 1 2000\r\n", b"MSG a 1 -1\r\n", b"PING\r\n"]
+    [
+        b"MSG a 1 2\r\nx\r\n",
+        b"MSG a 1 x\r\n\r\n",
+        b"MSG a 1 2000\r\n",
+        b"MSG a 1 -1\r\n",
+        b"PING\r\n",
+        b"MSG a 1 %b1.2.3.4 2\r\nxyz\r\n" % ACK,
+        b"MSG a 1 %b1.2.3.4 x\r\n" % ACK,
+    ]
 )
+ALIKE = [b"MSG a.b 1 %b%d.2.3.4 4\r\ntext\r\n" % (ACK, number) for number in range(3)]
 
 
 @settings(max_examples=600)
-@example([b"MSG a 1 4\r\ntext\r\n"] * 3, [1])
-@example([b"MSG a 1 4\r\ntext\r\n"] * 3, [49])
-@example([b"MSG a 1 4\r\ntext\r\n", b"MSG a 1 14\r\nten and a text\r\n", b"MSG a 1 4\r\ntext\r\n"], [])
-@example([b"MSG a 1 5\r\nxxx\r\n", b"MSG 3 x MSG a b c d e 4\r\ntext\r\n"], [])
-@example([b"MSG a 1 1\r\nx\r\n", b"MSG a 1 r 1\r\nx\r\n", b"MSG a 1 r 1\r\nx\r\n"], [])
-@example([b"MSG a 1 4\r\ntext\r\n", b"MSG a 1 1001\r\n" + bytes(1001) + b"\r\n"], [])
+@example(ALIKE, [1])
+@example(ALIKE, [60])
+@example([*ALIKE, b"MSG a 1 %b9.2.3.4 14\r\nten and a text\r\n" % ACK, ALIKE[0]], [])
+@example([*ALIKE, b"PING\r\n", ALIKE[0]], [])
+@example([*ALIKE, ALIKE[0].replace(b" 1 ", b" 2 "), ALIKE[0].replace(b".c.", b".d.")], [])
+@example([*ALIKE, ALIKE[0].replace(b"text", b"te")], [])
+@example([b"MSG a 1 %b1.2.3.4 1001\r\n%b\r\n" % (ACK, bytes(1001))] * 2, [])
 @given(
-    st.lists(DELIVERY, max_size=4).map(lambda each: each * 2) | st.lists(DELIVERY | HEADED | LIE, max_size=6),
+    st.lists(MESSAGE, max_size=4).map(lambda each: each * 2) | st.lists(MESSAGE | HEADED | LIE, max_size=6),
     st.lists(st.integers(0, 200), max_size=3),
 )
 def test_messages_are_the_same_when_they_are_cut_at_once(parts: list[bytes], cuts: list[int]) -> None:
@@ -119,20 +138,23 @@ def test_messages_are_the_same_when_they_are_cut_at_once(parts: list[bytes], cut
 
     at_once = read()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(protocol, "_SMALL", 0)
+        patch.setattr(protocol, "_LARGE", 0)
         assert read() == at_once
 
 
-def test_many_small_messages_are_cut_at_once() -> None:
+def test_deliveries_of_one_size_are_cut_at_once() -> None:
     parser = Parser()
-    (run,) = parser.cut(b"MSG a 1 4\r\ntext\r\n" * 100 + b"MSG a 1 4\r\nte")
-    assert isinstance(run, Run)
+    line = b"MSG a 1 %b%d.%d.3.4 4\r\n"
+    (run,) = parser.cut(
+        b"".join(line % (ACK, each, each) + b"text\r\n" for each in range(100)) + line % (ACK, 100, 100)
+    )
+    assert isinstance(run, Alike)
     assert run.bodies == [b"text"] * 100
     run.pop(3)
-    columns = run.columns()
-    assert columns is not None
-    assert len(columns.subjects) == 99
-    assert parser.feed(b"xt\r\n") == [Frame(b"a", 1, b"", b"", b"text")]
+    assert len(run) == len(run.columns().subjects) == len(run.deliveries().subjects) == 99
+    assert run.deliveries().places[8:16] == [b"2", b"2", b"3", b"4", b"4", b"4", b"3", b"4"]
+    assert run.frames()[3] == Frame(b"a", 1, ACK + b"4.4.3.4", b"", b"text")
+    assert parser.feed(b"text\r\n") == [Frame(b"a", 1, ACK + b"100.100.3.4", b"", b"text")]
 
 
 @settings(max_examples=300, deadline=None)

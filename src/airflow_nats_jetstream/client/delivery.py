@@ -183,17 +183,11 @@ class _Reading:
     def _next_in_line(self, run: Run) -> DirectMessages | None:
         """All of a run, if each is a delivery and the next one wanted, which is nearly always so: then without a loop
         in Python. Else None, and nothing has changed."""
-        if self._gaps or (columns := run.columns()) is None:
+        if self._gaps or (found := run.deliveries()) is None:
             return None
-        count = len(columns.replies)
-        # What all have in common goes first: each would be made as often as there are messages.
-        stem = columns.replies[0].rsplit(b".", 4)[0] + b"."
-        tokens = b".\r\n.".join(columns.replies).replace(stem, b"").split(b".")  # in no reply is such a token
-        tokens.append(b"\r\n")
-        if len(tokens) != 5 * count or tokens[4::5].count(b"\r\n") != count:
-            return None
+        places, count = found.places, len(found.data)
         try:
-            sequences, counter, pending = list(map(int, tokens[::5])), int(tokens[-4]), int(tokens[-2])
+            sequences, counter, pending = list(map(int, places[::4])), int(places[-3]), int(places[-1])
         except ValueError:
             return None
         # A delivery that was lost is one whose sequence is missing, too.
@@ -204,13 +198,13 @@ class _Reading:
             or counter != self._counter + count
         ):
             return None
-        headers = columns.headers
+        headers = found.headers
         if any(headers):
             if any(header.startswith(STATUS_LINE) for header in headers):
                 return None
             headers = [header[FIRST_FIELD:-2] for header in headers]
         self._counter, self._pending, self.last_sequence = counter, pending, sequences[-1]
-        return DirectMessages(sequences, columns.subjects, tokens[2::5], headers, columns.data)
+        return DirectMessages(sequences, found.subjects, places[2::4], headers, found.data)
 
     def _one_by_one(
         self, frames: Sequence[Frame], window: PullWindow, batch: list[DirectMessage], headers_only: bool

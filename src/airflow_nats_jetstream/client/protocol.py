@@ -5,6 +5,7 @@ Source: docs.nats.io, "Client Protocol"; header lines as ADR-4; acknowledgement 
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -39,8 +40,11 @@ _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,9})?(?:Z|[
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 
 
-_SMALL = 384  # bytes within which a second message begins, if looking for every line break pays
-_LARGE = 1 << 20  # bytes that nobody reads at once: the pieces of a huge message that lies would fill the memory
+_PLACE = (
+    rb"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+"  # of a delivery: its reply subject's last four tokens, or of twelve not quite
+)
+_DELIVERY = re.compile(rb"MSG [^ \r\n]+ ([0-9]{1,9}) ([^ \r\n]+\.)%b ([0-9]{1,9})\r\n" % _PLACE)
+_LARGE = 1 << 20  # bytes that nobody reads at once: the pieces of many small messages would fill the memory
 
 
 class ProtocolError(JetStreamError):
@@ -91,32 +95,37 @@ class Columns(NamedTuple):
     data: Sequence[bytes]
 
 
+class Deliveries(NamedTuple):
+    """Messages that a consumer delivered, as columns. ``places`` has four for each of the others: stream sequence,
+    consumer sequence, nanoseconds since 1970, and how many are pending."""
+
+    subjects: Sequence[bytes]
+    places: Sequence[bytes]
+    headers: Sequence[bytes]
+    data: Sequence[bytes]
+
+
 class Run:
     """Messages that came one after the other, all MSG or all HMSG: their lines, and the bytes that followed each."""
 
-    __slots__ = ("_words", "bodies", "lines")
+    __slots__ = ("bodies", "lines")
 
     def __init__(self, lines: list[bytes], bodies: list[bytes]) -> None:
         self.lines = lines
         self.bodies = bodies
-        self._words: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self.bodies)
 
     def pop(self, position: int) -> None:
         """Leave out one message."""
         del self.lines[position], self.bodies[position]
-        self._words = []
-
-    def words(self) -> list[bytes]:
-        """Of all lines, each with a line break for its last one, which no line has. Their number tells nothing yet."""
-        if not self._words:
-            self._words = b" \r\n ".join(self.lines).split(b" ")
-            self._words.append(b"\r\n")
-        return self._words
 
     def columns(self) -> Columns | None:
         """Without a loop in Python, if each line has as many words as the first, which is nearly always so."""
         count = len(self.lines)
-        words = self.words()
+        words = b" \r\n ".join(self.lines).split(b" ")  # no line has such a word
+        words.append(b"\r\n")
         width, more = divmod(len(words), count)
         verb = words[0]
         replied = width - 1 - _WORDS.get(verb, width)
@@ -145,6 +154,21 @@ class Run:
         headers, data = [body[:size] for body, size in pairs], [body[size:] for body, size in pairs]
         return Columns(subjects, sids, replies, headers, data)
 
+    def deliveries(self) -> Deliveries | None:
+        """The same, if each reply subject begins as the first one does, and ends with a place of four tokens."""
+        columns = self.columns()
+        if columns is None:
+            return None
+        count = len(columns.replies)
+        # What all have in common goes first: each would be made as often as there are messages.
+        stem = columns.replies[0].rsplit(b".", 4)[0] + b"."
+        tokens = b".\r\n.".join(columns.replies).replace(stem, b"").split(b".")  # in no reply is such a token
+        tokens.append(b"\r\n")
+        if len(tokens) != 5 * count or tokens[4::5].count(b"\r\n") != count:
+            return None
+        del tokens[4::5]
+        return Deliveries(columns.subjects, tokens, columns.headers, columns.data)
+
     def frames(self) -> list[Frame]:
         """Raises ProtocolError."""
         new = tuple.__new__  # past the constructor of the named tuple, which takes as long as all else
@@ -155,6 +179,29 @@ class Run:
             subject, sid, reply, header_size = _read_line(line, len(body))
             frames.append(Frame(subject, sid, reply, body[:header_size], body[header_size:]))
         return frames
+
+
+class Alike(Run):
+    """Deliveries of one consumer, all of one size and without headers: what their lines say is read already."""
+
+    __slots__ = ("_places", "_sid", "_stem", "_subjects")
+
+    def __init__(self, sid: int, stem: bytes, columns: tuple[list[bytes], list[bytes], list[bytes]]) -> None:
+        self._sid = sid
+        self._stem = stem
+        self._subjects, self._places, self.bodies = columns
+
+    def pop(self, position: int) -> None:
+        for column in (self._subjects, self._places, self.bodies):
+            del column[position]
+
+    def columns(self) -> Columns:
+        count = len(self.bodies)
+        replies = [self._stem + place for place in self._places]
+        return Columns(self._subjects, [self._sid] * count, replies, [b""] * count, self.bodies)
+
+    def deliveries(self) -> Deliveries:
+        return Deliveries(self._subjects, b".".join(self._places).split(b"."), [b""] * len(self.bodies), self.bodies)
 
 
 def _read_line(line: bytes, size: int) -> tuple[bytes, int, bytes, int]:
@@ -171,6 +218,13 @@ def _read_line(line: bytes, size: int) -> tuple[bytes, int, bytes, int]:
     if not 0 <= header_size <= size or sid < 0:
         raise ProtocolError(f"a message of {size} bytes with {header_size} bytes of headers")
     return words[1], sid, words[3] if replied else b"", header_size
+
+
+@functools.lru_cache(maxsize=16)
+def _alike(sid: bytes, stem: bytes, size: bytes) -> re.Pattern[bytes]:
+    """A delivery: its subject, its place and its data."""
+    fields = (re.escape(sid), re.escape(stem), _PLACE, size, int(size))
+    return re.compile(rb"MSG ([^ \r\n]+) %b %b(%b) %b\r\n(.{%d})\r\n" % fields, re.DOTALL)
 
 
 class Parser:
@@ -258,25 +312,20 @@ class Parser:
         return size, last_word
 
     def _at_once(self, buffer: bytes) -> tuple[list[Run | ServerLine], int]:
-        """The whole messages of a buffer, and where they end: without a loop in Python, if it begins with small ones
-        without headers, and all that is between two line breaks is a line or a body, which is so for most texts."""
-        if not (len(buffer) < _LARGE and buffer.startswith(b"MSG ") and buffer.find(b"\r\nMSG ", 0, _SMALL) > 0):
+        """The deliveries that a buffer begins with, and where they end: without a loop in Python, if all that are whole
+        are alike, as messages of one size are."""
+        first = _DELIVERY.match(buffer)
+        if first is None or len(buffer) > _LARGE:
             return [], 0
-        parts = buffer.split(b"\r\n")
-        count = (len(parts) - 1) // 2  # the last one has no end yet
-        run = Run(parts[: 2 * count : 2], parts[1 : 2 * count : 2])
-        words = run.words()
-        width, more = divmod(len(words), max(1, count))
-        breaks, verbs = words[width - 1 :: width].count(b"\r\n"), words[::width].count(b"MSG")
-        if more or not breaks == verbs == count:
+        sid, stem, size = first.groups()
+        next_one = _DELIVERY.match(buffer, first.end() + int(size) + 2)
+        if next_one is None or next_one.groups() != first.groups() or int(size) > self._max_payload:
             return [], 0
-        try:
-            sizes = list(map(int, words[width - 2 :: width]))
-        except ValueError:
+        parts = _alike(sid, stem, size).split(buffer)
+        rest = parts.pop()
+        if any(parts[::4]):  # between two of them
             return [], 0
-        if sizes != list(map(len, run.bodies)) or max(sizes) > self._max_payload:
-            return [], 0
-        return [run], len(buffer) - len(b"\r\n".join(parts[2 * count :]))
+        return [Alike(int(sid), stem, (parts[1::4], parts[2::4], parts[3::4]))], len(buffer) - len(rest)
 
     def _joined(self, data: bytes) -> bytes:
         """All there is, once it can hold a whole frame; until then nothing, so that no byte is copied twice."""

@@ -254,7 +254,7 @@ class Wire:
                         if frame.sid == sid:
                             run.pop(position)
                             self._frames -= 1
-                            if not run.lines:
+                            if not run:
                                 self._arrived.remove(run)
                             return frame
                 seen = len(self._arrived)
@@ -353,7 +353,7 @@ class Wire:
             for piece in self._parser.cut(data):
                 if isinstance(piece, Run):
                     self._arrived.append(piece)
-                    self._frames += len(piece.lines)
+                    self._frames += len(piece)
                 else:
                     self._handle(piece)
         except ProtocolError as error:
