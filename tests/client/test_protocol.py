@@ -10,7 +10,7 @@ from airflow_nats_jetstream.client import protocol
 from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.protocol import (
     AckSubject,
-    Alike,
+    DeliveryRun,
     Frame,
     Parser,
     ProtocolError,
@@ -142,19 +142,20 @@ def test_messages_are_the_same_when_they_are_cut_at_once(parts: list[bytes], cut
         assert read() == at_once
 
 
-def test_deliveries_of_one_size_are_cut_at_once() -> None:
+@pytest.mark.parametrize("data", [[b"text"], [b"text", b"some more"], [b"t\r\n\r\n"], [bytes(1_000)]], ids=len)
+def test_deliveries_are_cut_at_once(data: list[bytes]) -> None:
     parser = Parser()
-    line = b"MSG a 1 %b%d.%d.3.4 4\r\n"
-    (run,) = parser.cut(
-        b"".join(line % (ACK, each, each) + b"text\r\n" for each in range(100)) + line % (ACK, 100, 100)
-    )
-    assert isinstance(run, Alike)
-    assert run.bodies == [b"text"] * 100
+    bodies = data * (100 // len(data))
+    lines = [b"MSG a 1 %b%d.%d.3.4 %d" % (ACK, each, each, len(body)) for each, body in enumerate(bodies)]
+    arrived = b"".join(b"%b\r\n%b\r\n" % message for message in zip(lines, bodies, strict=True))
+    (run,) = parser.cut(arrived[:-1])
+    assert isinstance(run, DeliveryRun)
+    assert run.bodies == bodies[:-1]
     run.pop(3)
-    assert len(run) == len(run.columns().subjects) == len(run.deliveries().subjects) == 99
+    assert len(run) == len(run.columns().subjects) == len(run.deliveries().subjects) == 98
     assert run.deliveries().places[8:16] == [b"2", b"2", b"3", b"4", b"4", b"4", b"3", b"4"]
-    assert run.frames()[3] == Frame(b"a", 1, ACK + b"4.4.3.4", b"", b"text")
-    assert parser.feed(b"text\r\n") == [Frame(b"a", 1, ACK + b"100.100.3.4", b"", b"text")]
+    assert run.frames()[3] == Frame(b"a", 1, ACK + b"4.4.3.4", b"", bodies[4])
+    assert parser.feed(b"\n") == [Frame(b"a", 1, ACK + b"99.99.3.4", b"", bodies[-1])]
 
 
 @settings(max_examples=300, deadline=None)
