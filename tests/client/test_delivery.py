@@ -15,8 +15,9 @@ from airflow_nats_jetstream.client import ConnectionSettings, connect, delivery
 from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.direct_message import DirectMessage
 from airflow_nats_jetstream.client.errors import ConsumerRefused, JetStreamError, MessagesMissing, StreamRecreated
+from airflow_nats_jetstream.client.parser import Frame, Parser, Run
 from airflow_nats_jetstream.client.position import Position, find
-from airflow_nats_jetstream.client.protocol import Frame, Parser, Run, encode_publish, time_nanoseconds
+from airflow_nats_jetstream.client.protocol import encode_publish, time_nanoseconds
 from airflow_nats_jetstream.client.pull import PullWindow
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import Stream

@@ -26,7 +26,7 @@ from airflow_nats_jetstream.client.errors import (
     MessagesMissing,
     StreamRecreated,
 )
-from airflow_nats_jetstream.client.protocol import Frame
+from airflow_nats_jetstream.client.parser import Frame
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import Stream
 from demo.nats_server import NatsServer

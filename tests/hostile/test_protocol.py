@@ -8,13 +8,15 @@ import pytest
 from hypothesis import strategies as st
 
 from airflow_nats_jetstream.client.errors import InvalidValue
-from airflow_nats_jetstream.client.protocol import (
+from airflow_nats_jetstream.client.parser import (
     LONGEST_LINE,
-    AckSubject,
     Frame,
     Parser,
-    ProtocolError,
     ServerLine,
+)
+from airflow_nats_jetstream.client.protocol import (
+    AckSubject,
+    ProtocolError,
     decode_headers,
     decode_status,
     encode_headers,

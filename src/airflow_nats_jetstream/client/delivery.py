@@ -26,12 +26,11 @@ from airflow_nats_jetstream.client.errors import (
     PermissionDenied,
     RequestTimeout,
 )
+from airflow_nats_jetstream.client.parser import Frame, Run
 from airflow_nats_jetstream.client.protocol import (
     FIRST_FIELD,
     STATUS_LINE,
-    Frame,
     ProtocolError,
-    Run,
     decode_headers,
     decode_status,
     encode_publish,

@@ -31,10 +31,10 @@ from airflow_nats_jetstream.client.errors import (
     RequestTimeout,
     StreamRecreated,
 )
+from airflow_nats_jetstream.client.parser import Frame
 from airflow_nats_jetstream.client.protocol import (
     FIRST_FIELD,
     STATUS_LINE,
-    Frame,
     ProtocolError,
     decode_status,
     encode_publish,

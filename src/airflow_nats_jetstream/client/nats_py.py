@@ -11,9 +11,8 @@ import nats.errors
 
 from airflow_nats_jetstream.client.authentication import connect_line
 from airflow_nats_jetstream.client.errors import ConnectionFailed, InvalidValue
+from airflow_nats_jetstream.client.parser import Frame, Parser
 from airflow_nats_jetstream.client.protocol import (
-    Frame,
-    Parser,
     ProtocolError,
     Reply,
     decode_headers,

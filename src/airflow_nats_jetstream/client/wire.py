@@ -25,13 +25,15 @@ from airflow_nats_jetstream.client.errors import (
     PermissionDenied,
     RequestTimeout,
 )
-from airflow_nats_jetstream.client.protocol import (
-    NO_RESPONDERS,
+from airflow_nats_jetstream.client.parser import (
     Frame,
     Parser,
-    ProtocolError,
     Run,
     ServerLine,
+)
+from airflow_nats_jetstream.client.protocol import (
+    NO_RESPONDERS,
+    ProtocolError,
     decode_info,
     decode_object,
     decode_status,
