@@ -14,18 +14,16 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, A
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.client.errors import (
     AlreadyDone,
-    ClaimInvalid,
     HoldLost,
     InvalidValue,
     MessagesMissing,
-    Superseded,
-    Taken,
 )
 from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import tries
-from airflow_nats_jetstream.operators.template import OfClaim, templated
+from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
+from airflow_nats_jetstream.operators.template import templated
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 OnSettled = Literal["return", "reprocess", "fail"]
 
 
-class JetStreamProcessOperator(OfClaim, PythonOperator):
+class JetStreamProcessOperator(Decides, PythonOperator):
     """Run a callable on a held claim, and settle the claim when it returns.
 
     python_callable:  has a parameter ``claim``, which arrives as :class:`~airflow_nats_jetstream.hooks.HeldClaim`.
@@ -80,7 +78,6 @@ class JetStreamProcessOperator(OfClaim, PythonOperator):
         self.on_settled = on_settled
         self.longest_hold = longest_hold
         self.dead_letters = dead_letters
-        self._held: HeldClaim | None = None
         self.claim: Mapping[str, Any] = {}  # as the sensor returned it, once the task knows it
         if not templated(on_settled):
             self._check_on_settled()
@@ -103,6 +100,9 @@ class JetStreamProcessOperator(OfClaim, PythonOperator):
         return super().execute(context)
 
     def execute_callable(self) -> Any:
+        return self._decided(self._hold)
+
+    def _hold(self) -> Any:
         arguments = inspect.signature(self.python_callable).bind_partial(*self.op_args, **self.op_kwargs)
         hook = JetStreamHook(self.nats_conn_id)
         claim = arguments.arguments.get("claim", {})
@@ -119,33 +119,16 @@ class JetStreamProcessOperator(OfClaim, PythonOperator):
                 arguments.arguments["claim"] = held
                 self.op_args, self.op_kwargs = list(arguments.args), dict(arguments.kwargs)
                 return self._work(held)
-        except AlreadyDone as done:
-            if self.on_settled == "fail":
-                raise AirflowFailException(f"{done}; on_settled='fail'") from done
-            self.log.info("%s; returning its recorded value", done)
-            return done.value
-        except (ClaimInvalid, Superseded, Taken, HoldLost) as foreign:
-            if self._held is not None and self._held.killed:
-                raise  # nobody else has it: Airflow decides whether to try again
-            raise AirflowFailException(str(foreign)) from foreign
         except MessagesMissing as missing:
             if self._held is not None:
                 raise  # while the body read them
             raise AirflowFailException(f"claim cannot be processed again: {missing}") from missing
-        finally:
-            self._held = None
-
-    def on_kill(self) -> None:
-        """Let the claim go within 3 s; from then on it cannot be settled by this attempt."""
-        if self._held is not None:
-            self.log.warning("killed: letting go of claim %s", self._held.id)
-            self._held.kill()
 
     def _work(self, held: HeldClaim) -> Any:
         try:
             value = super().execute_callable()
             held.settle(value)
-        except (ClaimInvalid, Superseded, Taken, HoldLost, AlreadyDone):
+        except (AlreadyDone, *FOREIGN):
             raise
         except (AirflowFailException, AirflowSkipException) as error:
             if not held.killed:

@@ -10,16 +10,12 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream import sensors
 from airflow_nats_jetstream.client.errors import (
-    AlreadyDone,
-    ClaimInvalid,
-    HoldLost,
     InvalidValue,
-    Superseded,
-    Taken,
 )
-from airflow_nats_jetstream.hooks import HeldClaim, JetStreamHook
+from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.operators.template import OfClaim, claimed
+from airflow_nats_jetstream.operators.decided import Decides
+from airflow_nats_jetstream.operators.template import claimed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
@@ -28,7 +24,7 @@ if TYPE_CHECKING:
 OnSettled = Literal["return", "fail"]
 
 
-class JetStreamSettleOperator(OfClaim, BaseOperator):
+class JetStreamSettleOperator(Decides, BaseOperator):
     """Settle a claim when every task directly upstream has succeeded; otherwise give it back, and fail.
 
     claim:           as the pull sensor returned it; map over it. (templated)
@@ -73,7 +69,6 @@ class JetStreamSettleOperator(OfClaim, BaseOperator):
         self.settle_skipped = settle_skipped
         self.on_settled = on_settled
         self.nats_conn_id = nats_conn_id
-        self._held: HeldClaim | None = None
 
     def execute(self, context: Context) -> Any:
         if self.on_settled not in get_args(OnSettled):
@@ -81,34 +76,18 @@ class JetStreamSettleOperator(OfClaim, BaseOperator):
         ti: Any = context["ti"]
         undone = self._undone(ti)
         why = ", ".join(f"{name} {state}" for name, state in undone.items())
-        try:
+
+        def decide() -> Any:
             with JetStreamHook(self.nats_conn_id).holding(self.claim, try_number=ti.try_number) as held:
                 self._held = held
                 if undone:
                     blame = any("failed" in state for state in undone.values())
                     held.fail(f"in {ti.dag_id}, run {ti.run_id}: {why}", blame=blame)
-                else:
-                    held.settle(self.value)
-        except AlreadyDone as done:
-            if undone or self.on_settled == "fail":
-                reason = why or "on_settled='fail'"
-                raise AirflowFailException(f"{done}; {reason}") from done
-            self.log.info("%s; returning its recorded value", done)
-            return done.value
-        except (ClaimInvalid, Superseded, Taken, HoldLost) as foreign:
-            if self._held is not None and self._held.killed:
-                raise  # nobody else has it: Airflow decides whether to try again
-            raise AirflowFailException(f"{foreign}; {why}" if why else str(foreign)) from foreign
-        finally:
-            self._held = None
-        if undone:
-            raise AirflowFailException(f"the claim is given back, its messages come again: {why}")
-        return self.value
+                    raise AirflowFailException(f"the claim is given back, its messages come again: {why}")
+                held.settle(self.value)
+            return self.value
 
-    def on_kill(self) -> None:
-        """Let the claim go; from then on it cannot be settled by this attempt."""
-        if self._held is not None:
-            self._held.kill()
+        return self._decided(decide, undone=why)
 
     def dry_run(self) -> None:
         """Say which tasks must have succeeded."""

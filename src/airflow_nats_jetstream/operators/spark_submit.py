@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, get_args
 
 from airflow.sdk import BaseHook, BaseOperator
-from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.client.errors import (
@@ -22,12 +22,12 @@ from airflow_nats_jetstream.client.errors import (
     JetStreamError,
     SparkJobFailed,
     Superseded,
-    Taken,
 )
 from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
 from airflow_nats_jetstream.operators import tries
-from airflow_nats_jetstream.operators.template import OfClaim, absent, templated
+from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
+from airflow_nats_jetstream.operators.template import absent, templated
 from airflow_nats_jetstream.spark_master import FINISHED, GOING, SparkMaster, Submission
 from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger
 
@@ -58,7 +58,7 @@ class Job:
 _LONG = Job("", f"{'0' * 32}-1000-00000000", 1, 0, 0.0, f"driver-{'0' * 64}")  # names as long as they may get
 
 
-class JetStreamSparkSubmitOperator(OfClaim, BaseOperator):
+class JetStreamSparkSubmitOperator(Decides, BaseOperator):
     """Submit a Python program to a Spark standalone cluster, and settle the claim when it has finished.
 
     The program runs on the cluster, its driver too. Meanwhile the task is deferred: a trigger holds the claim and
@@ -153,7 +153,6 @@ class JetStreamSparkSubmitOperator(OfClaim, BaseOperator):
         self.on_settled = on_settled
         self.status_poll_interval = status_poll_interval
         self.longest_hold = longest_hold
-        self._held: HeldClaim | None = None
         self._driver: str | None = None
         for name, duration in (("status_poll_interval", status_poll_interval), ("longest_hold", longest_hold)):
             if not isinstance(duration, timedelta) or duration <= timedelta(0):
@@ -177,26 +176,10 @@ class JetStreamSparkSubmitOperator(OfClaim, BaseOperator):
 
     def on_kill(self) -> None:
         """Have the job killed that this try submitted or watched again, and let the claim go if it is held."""
-        if self._held is not None:
-            self._held.kill()
+        super().on_kill()
         if self._driver is not None:
             self.log.warning("killed, and so is Spark driver %s", self._driver)
             self._kill(self._driver)
-
-    def _decided(self, work: Callable[[], Any]) -> Any:
-        try:
-            return work()
-        except AlreadyDone as done:
-            if self.on_settled == "fail":
-                raise AirflowFailException(f"{done}; on_settled='fail'") from done
-            self.log.info("%s; returning its recorded value", done)
-            return done.value
-        except (ClaimInvalid, Superseded, Taken, HoldLost) as foreign:
-            if self._held is not None and self._held.killed:
-                raise  # nobody else has it: Airflow decides whether to try again
-            raise AirflowFailException(str(foreign)) from foreign
-        finally:
-            self._held = None
 
     def _begin(self, context: Context) -> Any:
         """Nothing is submitted for a claim that is settled or somebody else's."""
@@ -310,7 +293,7 @@ class JetStreamSparkSubmitOperator(OfClaim, BaseOperator):
                     held.fail(tries.reason(error, self._ti))
                 else:
                     held.release(tries.lease(self, self._ti))
-        except (AlreadyDone, ClaimInvalid, Superseded, Taken, HoldLost):
+        except (AlreadyDone, *FOREIGN):
             self.log.error("%s", error)  # noqa: TRY400 - what is raised says more
             raise
         except JetStreamError as away:

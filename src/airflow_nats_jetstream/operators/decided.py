@@ -1,0 +1,54 @@
+"""What it means to a task that its claim is settled already, or somebody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_nats_jetstream.client.errors import AlreadyDone, ClaimInvalid, HoldLost, Superseded, Taken
+from airflow_nats_jetstream.operators.template import OfClaim
+
+if TYPE_CHECKING:
+    from airflow_nats_jetstream.hooks import HeldClaim
+
+FOREIGN = (ClaimInvalid, Superseded, Taken, HoldLost)
+"""A claim that this task will never settle: a retry would find the same."""
+
+
+class Decides(OfClaim):
+    """A task that holds its claim, to settle it or give it back. ``log`` is the operator's."""
+
+    on_settled: str
+    log: Any
+    _held: HeldClaim | None = None
+
+    def _decided(self, work: Callable[[], Any], undone: str = "") -> Any:
+        """What ``work`` returns, or was recorded when the claim was settled before.
+
+        undone:  why the claim must not count as settled.
+
+        Raises:
+            AirflowFailException: it was settled and must not be, or it is somebody else's. Airflow does not try again.
+        """
+        try:
+            return work()
+        except AlreadyDone as done:
+            if undone or self.on_settled == "fail":
+                why = undone or "on_settled='fail'"
+                raise AirflowFailException(f"{done}; {why}") from done
+            self.log.info("%s; returning its recorded value", done)
+            return done.value
+        except FOREIGN as foreign:
+            if self._held is not None and self._held.killed:
+                raise  # nobody else has it: Airflow decides whether to try again
+            raise AirflowFailException(f"{foreign}; {undone}" if undone else str(foreign)) from foreign
+        finally:
+            self._held = None
+
+    def on_kill(self) -> None:
+        """Let the claim go within 3 s; from then on it cannot be settled by this attempt."""
+        if self._held is not None:
+            self.log.warning("killed: letting go of claim %s", self._held.id)
+            self._held.kill()
