@@ -25,12 +25,7 @@ from airflow_nats_jetstream.client.errors import (
     PermissionDenied,
     RequestTimeout,
 )
-from airflow_nats_jetstream.client.parser import (
-    Frame,
-    Parser,
-    Run,
-    ServerLine,
-)
+from airflow_nats_jetstream.client.parser import Frame, Parser, Run, ServerLine
 from airflow_nats_jetstream.client.protocol import (
     NO_RESPONDERS,
     ProtocolError,

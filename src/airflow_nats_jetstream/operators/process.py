@@ -12,12 +12,7 @@ from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factor
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
 from airflow_nats_jetstream import lineage
-from airflow_nats_jetstream.client.errors import (
-    AlreadyDone,
-    HoldLost,
-    InvalidValue,
-    MessagesMissing,
-)
+from airflow_nats_jetstream.client.errors import AlreadyDone, HoldLost, InvalidValue, MessagesMissing
 from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink

@@ -9,9 +9,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream import sensors
-from airflow_nats_jetstream.client.errors import (
-    InvalidValue,
-)
+from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.decided import Decides
