@@ -205,10 +205,15 @@ async def test_stopping_returns_what_was_not_handed_out_and_it_comes_again(strea
     assert sorted(message.metadata.sequence for message in again) == list(range(1, 21))
 
 
+async def delivered(consumer: Consumer, count: int) -> bool:
+    return (await consumer.info()).delivered >= count
+
+
 async def test_draining_hands_out_all_that_was_delivered(stream: Stream, consumer: Consumer) -> None:
     await publish(stream, 700)
     async with consumer.messages() as messages:
         sequences = [(await anext(messages)).metadata.sequence]
+        await until(lambda: delivered(consumer, 500))  # all that was asked for
         await messages.drain()
         async for message in messages:
             sequences.append(message.metadata.sequence)

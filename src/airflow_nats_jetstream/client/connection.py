@@ -258,7 +258,8 @@ class Inbox:
 
     async def close(self) -> None:
         if not (self.drained or self._subscription._conn.is_closed):
-            await self._subscription.unsubscribe()
+            with _Translated(self._prefix):
+                await self._subscription.unsubscribe()
 
 
 def _block(headers: Headers | None) -> Any:  # nats-py hands it on to our client's _send_publish
