@@ -163,6 +163,11 @@ async def test_what_is_no_push_consumer_is_said_before_anything_is_read(stream: 
     with pytest.raises(ConsumerIsPullBased):
         await anext(stream.push_consumer("pull").messages())
     consumer = await create(stream)
+
+    async def bound() -> bool:
+        return bool((await consumer.info()).raw.get("push_bound"))
+
     async with consumer.messages():
+        await until(bound)  # nats-server says so a moment after it knows of who listens
         with pytest.raises(ConsumerIsBound):
             await anext(consumer.messages())
