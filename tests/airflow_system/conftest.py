@@ -16,7 +16,7 @@ from tests.airflow_system.metrics import Metrics
 
 DAGS = Path(__file__).parent / "dags"
 EXAMPLES = Path(__file__).parents[2] / "dags"
-RUN_HERE = ("flights_arriving", "flights_to_sql", "orders")  # flight_delays runs in tests/cluster
+RUN_HERE = ("flights_arriving", "flights_to_sql")  # flight_delays runs in tests/cluster
 
 # Airflow's defaults make a single kill cost from half a minute (triggerer) to ten (worker and retry).
 IMPATIENT = {
@@ -77,7 +77,6 @@ def stack(metrics: Metrics) -> Iterator[Stack]:
     stack.environment["PLANTED_EVENTS"] = str(folder / "events")
     stack.environment["FLIGHTS_ARRIVING_OUT"] = str(folder / "arriving")
     stack.environment["FLIGHTS_TO_SQL_OUT"] = str(folder / "sql")
-    stack.environment["ORDERS_OUT"] = str(folder / "orders")
     with stack:
         with closing(database(stack)) as connection, connection.cursor() as cursor:
             cursor.execute(REFUSING)
