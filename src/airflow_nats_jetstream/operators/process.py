@@ -135,20 +135,14 @@ class JetStreamProcessOperator(Decides, PythonOperator):
                 return value
             if held.killed or held.lost:
                 raise
-            if tries.is_last(self._ti):
-                held.fail(tries.reason(error, self._ti))
-            else:
-                held.release(tries.lease(self, self._ti))  # at once, the sensor of another run would be first
+            tries.give_back(held, error, self, self._ti)
             raise
         except Exception as error:
             if held.lost:
                 raise HoldLost(f"claim {held.id} is not held any more: {held.lost}") from error
             if held.killed:
                 raise
-            if tries.is_last(self._ti):
-                held.fail(tries.reason(error, self._ti))
-            else:
-                held.release(tries.lease(self, self._ti))
+            tries.give_back(held, error, self, self._ti)
             raise
         return value
 

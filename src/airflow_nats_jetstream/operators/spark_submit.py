@@ -289,10 +289,7 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
         """As a failed body does: for the retry, or for good."""
         try:
             with self._holding() as held:
-                if tries.is_last(self._ti):
-                    held.fail(tries.reason(error, self._ti))
-                else:
-                    held.release(tries.lease(self, self._ti))
+                tries.give_back(held, error, self, self._ti)
         except (AlreadyDone, *FOREIGN):
             self.log.error("%s", error)  # noqa: TRY400 - what is raised says more
             raise

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
 
+    from airflow_nats_jetstream.hooks import HeldClaim
+
 RETRY_SLACK = timedelta(minutes=5)
 """How long a retry may wait for a worker, beyond its delay, before its messages are delivered again."""
 
@@ -26,6 +28,17 @@ def lease(task: BaseOperator, ti: Any) -> timedelta:
         if isinstance(longest, timedelta):
             delay = min(delay, longest)
     return min(delay, timedelta(days=1)) + RETRY_SLACK
+
+
+def give_back(held: HeldClaim, error: BaseException, task: BaseOperator, ti: Any) -> None:
+    """The work on a claim failed: its messages wait for the next try, or this was the last one.
+
+    Released without a delay they would go to the sensor of another run first.
+    """
+    if is_last(ti):
+        held.fail(reason(error, ti))
+    else:
+        held.release(lease(task, ti))
 
 
 def reason(error: BaseException, ti: Any) -> str:
