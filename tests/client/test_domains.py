@@ -2,7 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,27 @@ async def test_a_route_leads_over_both_servers(sides: list[JetStream], name: str
     assert route.raw[0]["request"]["header"]["Kind"] == ["x", "y"]
     assert (await leaf.route(f"{name}.nobody")).streams == []
     assert await stored(sides, name) == [0, 0]
+
+
+async def test_the_farther_server_may_be_heard_first(
+    sides: list[JetStream], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaf, inbox = sides[1], sides[1].connection.inbox
+    heard: list[Any] = []
+
+    def swapped(deliver: Callable[[Any], None]) -> Any:
+        def receive(reply: Any) -> None:
+            heard.append(reply)
+            if len(heard) == 2:
+                deliver(heard[1])
+                deliver(heard[0])
+
+        return inbox(receive)
+
+    monkeypatch.setattr(leaf.connection, "inbox", swapped)
+    route = await leaf.route(f"{name}.hub.a")
+    assert route.streams == [name]
+    assert {each["server"]["name"] for each in route.raw} == {"hub", "leaf"}
 
 
 async def test_reads_the_stream_of_the_domain(domains: Domains, sides: list[JetStream], name: str) -> None:

@@ -47,6 +47,14 @@ def onward(said: dict[str, Any]) -> int:
     return hops
 
 
+def came_on(said: dict[str, Any]) -> bool:
+    """Whether the message came to this server from another one."""
+    try:
+        return "Nats-Trace-Hop" in said["request"]["header"]
+    except (KeyError, TypeError):
+        return False
+
+
 async def find(connection: Connection, subject: str, data: bytes, headers: Headers | None, seconds: float) -> Route:
     """Raises RequestTimeout, PermissionDenied, InvalidValue."""
     arrived: asyncio.Queue[Reply] = asyncio.Queue()
@@ -55,12 +63,13 @@ async def find(connection: Connection, subject: str, data: bytes, headers: Heade
         message = outgoing(subject, data, {**(headers or {}), **tracing}, {})
         await connection.publish(subject, data, headers=message.block)
         said: list[dict[str, Any]] = []
-        expected = 1
+        expected, begun = 1, False
         try:
             async with asyncio.timeout(seconds):
-                while len(said) < expected:
+                while not begun or len(said) < expected:
                     said.append(decode_object((await arrived.get()).data, "a trace of a message"))
                     expected += onward(said[-1])
+                    begun = begun or not came_on(said[-1])  # one farther on may be heard first
         except TimeoutError:
             connection.check_permitted(subject)
             raise RequestTimeout(f"{len(said)} of {expected} servers said where {subject!r} goes") from None
