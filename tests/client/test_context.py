@@ -12,6 +12,7 @@ from airflow_nats_jetstream.client import ConnectionSettings, RequestSent, Respo
 from airflow_nats_jetstream.client.consumer import ConsumerInfo
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
+    ApiError,
     ApiLevelRequired,
     ConsumerAlreadyExists,
     ConsumerDoesNotExist,
@@ -19,6 +20,7 @@ from airflow_nats_jetstream.client.errors import (
     InvalidValue,
     JetStreamNotEnabled,
     ListingIncomplete,
+    PermissionDenied,
     RequestTimeout,
     StreamNameInUse,
     StreamNotFound,
@@ -247,6 +249,90 @@ async def test_consumers_are_made_got_and_deleted(js: JetStream, ask: Ask, name:
     assert [each.raw["name"] async for each in js.list_consumers(name)] == names
     await js.delete_consumer(name, "c")
     assert (await ask(f"CONSUMER.INFO.{name}.c"))["error"]["err_code"] == 10014
+
+
+async def test_a_consumer_is_explicit_unless_the_caller_says_otherwise(js: JetStream, ask: Ask, name: str) -> None:
+    """As in nats.go, nats.rs and nats-py: the server would take each message for processed when it is sent."""
+    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+
+    async def policies() -> dict[str, str]:
+        infos = (await ask(f"CONSUMER.LIST.{name}"))["consumers"]
+        return {info["name"]: info["config"]["ack_policy"] for info in infos}
+
+    await stream.create_consumer({"durable_name": "pulled"})
+    await stream.create_consumer({"durable_name": "pushed", "deliver_subject": f"to.{name}"})
+    await stream.create_or_update_consumer({"durable_name": "updated"})
+    await stream.get_or_create_consumer({"durable_name": "got", "deliver_policy": "new"})
+    unnamed = await stream.create_consumer({})
+    explicit = dict.fromkeys(("pulled", "pushed", "updated", "got", unnamed.name), "explicit")
+    assert await policies() == explicit
+    for policy in ("none", "all"):
+        await stream.create_consumer({"durable_name": policy, "ack_policy": policy})
+    ordered = stream.ordered_consumer()
+    await ordered.fetch_no_wait(1)
+    assert ordered._consumer
+    given = explicit | {"none": "none", "all": "all", ordered._consumer.name: "none"}
+    assert await policies() == given
+
+    # The default is for a new consumer: one that exists keeps what it has.
+    await stream.update_consumer({"durable_name": "none", "description": "new"})
+    assert (await stream.create_or_update_consumer({"durable_name": "all", "description": "new"}))[1] is not None
+    assert (await stream.get_or_create_consumer({"durable_name": "none"})).name == "none"
+    with pytest.raises(ConsumerAlreadyExists):
+        await stream.create_consumer({"durable_name": "none", "description": "new"})
+    assert await policies() == given
+
+
+async def test_a_consumer_without_a_name_is_always_a_new_one(js: JetStream, ask: Ask, name: str) -> None:
+    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+    config = {"inactive_threshold": 10**12, "filter_subject": f"{name}.a"}
+    made = [await stream.get_or_create_consumer(config) for _ in range(2)]
+    for _ in range(2):
+        consumer, changes = await stream.create_or_update_consumer(config)
+        assert changes is None
+        made.append(consumer)
+    names = (await ask(f"CONSUMER.NAMES.{name}"))["consumers"]
+    assert sorted(each.name for each in made) == names
+    assert len(set(names)) == 4
+    with pytest.raises(InvalidValue, match="config\\['name'\\]"):
+        await stream.update_consumer(config)
+
+
+async def test_permissions_can_be_given_for_the_filter_of_a_consumer_without_a_name(serve: Serve) -> None:
+    """The request's subject is CONSUMER.CREATE.<stream>.<name>.<filter>: without a name it would have no filter."""
+    allow = '["$JS.API.CONSUMER.CREATE.S.*.s.mine", "$JS.API.CONSUMER.MSG.NEXT.S.*", "_INBOX.>"]'
+    server = serve(
+        "authorization { users: [ { user: a, password: a }, "
+        f"{{ user: b, password: b, permissions: {{ publish: {{ allow: {allow} }} }} }} ] }}"
+    )
+    async with connect(ConnectionSettings(servers=server.url, user="a", password="a")) as js:
+        await js.create_stream({"name": "S", "subjects": ["s.*"]})
+        await js.publish("s.theirs")
+        await js.publish("s.mine")
+    settings = ConnectionSettings(servers=server.url, user="b", password="b", request_timeout=0.5)
+    async with connect(settings) as js:
+        consumer = await js.create_consumer("S", {"filter_subject": "s.mine"})
+        assert [message.subject for message in await consumer.fetch_no_wait(9)] == ["s.mine"]
+        for config in ({"filter_subject": "s.theirs"}, {}):
+            with pytest.raises(PermissionDenied):
+                await js.create_consumer("S", config)
+
+
+async def test_an_update_that_the_server_refuses_says_which(js: JetStream, ask: Ask, name: str) -> None:
+    """What the server filled in according to the old value is not sent with the new one, and refused in its place."""
+    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+    await stream.create_consumer({"durable_name": "pushed", "deliver_subject": f"to.{name}"})
+    await stream.create_consumer({"durable_name": "c", "deliver_policy": "by_start_sequence", "opt_start_seq": 3})
+    before = [(await ask(f"CONSUMER.INFO.{name}.{each}"))["config"] for each in ("c", "pushed")]
+    for change, refusal in (
+        ({"durable_name": "pushed", "ack_policy": "none"}, "ack policy can not be updated"),
+        ({"durable_name": "pushed", "ack_policy": "none", "max_ack_pending": 5}, "max ack pending"),
+        ({"durable_name": "c", "deliver_policy": "all"}, "deliver policy can not be updated"),
+        ({"durable_name": "c", "deliver_subject": f"to.{name}"}, "can not update pull consumer to push based"),
+    ):
+        with pytest.raises(ApiError, match=refusal):
+            await stream.update_consumer(change)
+    assert before == [(await ask(f"CONSUMER.INFO.{name}.{each}"))["config"] for each in ("c", "pushed")]
 
 
 async def test_an_update_makes_nothing(js: JetStream, ask: Ask, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,7 +216,8 @@ async def test_all_pulls_on_one_connection_may_be_served_while_nobody_reads(moni
         stream = await js.create_stream({"name": "BUSY", "subjects": ["BUSY"]})
         messages = (("BUSY", b"x" * 4_000) for _ in range(2_000))
         await asyncio.to_thread(publish_all, monitored.ada, messages)
-        consumers = [await stream.create_consumer({"durable_name": f"c{each}"}) for each in range(13)]
+        config = {"ack_policy": "none"}  # nothing holds the server back
+        consumers = [await stream.create_consumer({"durable_name": f"c{each}", **config}) for each in range(13)]
         fetches = [asyncio.create_task(each.fetch(2_000, max_wait=120)) for each in consumers]
         await until(lambda: js.connection.pulls == len(fetches))
         await js.connection.flush()

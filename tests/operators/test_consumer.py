@@ -126,6 +126,7 @@ def test_creates_then_changes_only_what_differs(
     assert "ack_wait: 1m30s → 2m" in capsys.readouterr().out
     now = info(hook, stream).config
     assert (now["ack_wait"], now["filter_subject"], now["max_deliver"]) == (120 * 10**9, f"{stream}.a", -1)
+    assert now["ack_policy"] == "explicit"  # nobody said so
     with pytest.raises(StreamNotFound):
         execute(creation(f"{stream}x", config))
 

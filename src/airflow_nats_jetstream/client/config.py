@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -25,6 +26,13 @@ _NO_STREAM_FIELDS = {
     "max_messages_per_stream": "JetStream has no such field: max_msgs bounds a stream",
 }
 _EITHER = ("filter_subject", "filter_subjects")  # one takes the place of the other
+_FOLLOWING = {
+    "ack_policy": ("ack_wait", "max_ack_pending"),
+    "deliver_policy": ("opt_start_seq", "opt_start_time"),
+    "deliver_subject": ("max_waiting",),
+}
+"""Consumer fields, and those that the server fills in or allows according to them (``setConsumerConfigDefaults`` and
+``checkConsumerCfg`` in nats-server's ``server/consumer.go``)."""
 
 
 def nanoseconds(duration: timedelta) -> int:
@@ -145,6 +153,16 @@ def check_consumer_config(config: object) -> dict[str, Any]:
     return wanted
 
 
+def new_consumer(wanted: Config) -> dict[str, Any]:
+    """The checked configuration of a consumer to be created, with what every NATS client adds to it.
+
+    ``ack_policy`` is ``explicit``, as in nats.go, nats.rs and nats-py: the server's own default, ``none``, takes each
+    message for processed when it is sent. Without a ``name`` a random one, as in nats.go: permissions are given for
+    the subject of the request, which has a place for the name and one for the filter, in this order.
+    """
+    return {"ack_policy": "explicit", "name": secrets.token_hex(8), **wanted}
+
+
 def consumer_name(config: object) -> str:
     """The name that a consumer configuration must have to be updated. Raises InvalidValue."""
     wanted = check_consumer_config(config)
@@ -175,12 +193,15 @@ def merge(current: Config, wanted: Config, remove: Iterable[str] = ()) -> dict[s
     """The server's configuration with the wanted fields in it, nested ones, too; everything else stays as it is.
 
     ``remove``: fields that go before the wanted ones come: a mirror's ``mirror``, or ``metadata`` to have no other.
+    Fields whose value follows from one that changes go as well: sent back, they would be refused in its place.
 
     Raises InvalidValue for one text instead of a list of them.
     """
     if isinstance(remove, str):
         raise InvalidValue("remove", remove, "give a list of fields")
     gone = {*remove, *(other for one, other in (_EITHER, _EITHER[::-1]) if wanted.get(one))}
+    for name in _FOLLOWING.keys() & difference(current, wanted).keys():
+        gone.update(_FOLLOWING[name])
     return _merged({name: value for name, value in current.items() if name not in gone}, wanted)
 
 

@@ -147,7 +147,7 @@ class Consumer:
         """Change the given fields and no other: the current configuration is read, merged and written.
 
         ``filter_subjects`` takes the place of ``filter_subject``, and the reverse. A field inside another one, such as
-        a key of ``metadata``, leaves its neighbours as they are.
+        a key of ``metadata``, leaves its neighbours as they are. The ``ack_policy`` stays as it is unless it is given.
 
         remove:  fields that go back to the server's default.
 
@@ -162,7 +162,7 @@ class Consumer:
         current = (await self.info()).config
         if "pause_until" in configs.difference(current, wanted):
             raise InvalidValue("config['pause_until']", wanted["pause_until"], "the server ignores it in an update")
-        merged = configs.merge(current, wanted, remove)
+        merged = configs.merge(current, wanted, remove) | {"name": self.name}
         request, body = consumer_request(self.stream, merged, "update")
         self._info = ConsumerInfo(await self.js.configure(request, body, wanted))
         return self._info
@@ -393,6 +393,7 @@ def consumer_request(stream: str, config: dict[str, Any], action: str) -> tuple[
 
     Name and filter stand in the subject, where permissions can be given for them.
     """
-    name, subject = config.get("name"), config.get("filter_subject")
-    tokens = [stream, *([name] if name else ()), *([subject] if name and subject else ())]
-    return f"CONSUMER.CREATE.{'.'.join(tokens)}", {"stream_name": stream, "config": config, "action": action}
+    tokens = ["CONSUMER.CREATE", stream, config["name"]]
+    if config.get("filter_subject"):
+        tokens.append(config["filter_subject"])
+    return ".".join(tokens), {"stream_name": stream, "config": config, "action": action}

@@ -309,8 +309,11 @@ class Stream:
         return OrderedConsumer(self, config, max_resets=max_resets, push=push)
 
     async def create_consumer(self, config: configs.Config, *, pedantic: bool = False) -> Consumer:
-        """Create; an equal one that exists is fine. Without ``name`` or ``durable_name`` the server names it.
+        """Create a consumer. It is no error if an identical one exists.
 
+        config:   the server's own JSON (nats-server ``ConsumerConfig``), with two defaults of the NATS clients:
+                  ``ack_policy`` is ``explicit``, where the server's own default ``none`` would take each message for
+                  processed when it is sent; and without ``name`` or ``durable_name`` the consumer gets a random name.
         pedantic: see :meth:`JetStream.create_stream`.
 
         Raises:
@@ -319,7 +322,7 @@ class Stream:
             ServerTooOld, InvalidRequest: the server does not know a field.
             StreamNotFound: there is no such stream.
         """
-        wanted = configs.check_consumer_config(config)
+        wanted = configs.new_consumer(configs.check_consumer_config(config))
         request, body = consumer_request(self.name, wanted, "create")
         answer = await self.js.configure(request, body, wanted, pedantic=pedantic)
         return Consumer(self.js, self.name, str(answer["name"]), ConsumerInfo(answer))
@@ -337,12 +340,17 @@ class Stream:
     async def create_or_update_consumer(self, config: configs.Config) -> tuple[Consumer, configs.Difference | None]:
         """Make the consumer as wanted: create it, or update what differs and leave every other field as it is.
 
+        Without ``name`` or ``durable_name`` it is always created. An existing consumer keeps its ``ack_policy``, unless
+        the configuration names another one, which the server refuses.
+
         Returns the consumer and the difference that was updated: ``{}`` when nothing differed, ``None`` when created.
 
         Raises: as :meth:`create_consumer` and :meth:`update_consumer`.
         """
         wanted = configs.check_consumer_config(config)
-        consumer = self.consumer(configs.consumer_name(wanted))
+        if "name" not in wanted:
+            return await self.create_consumer(wanted), None
+        consumer = self.consumer(wanted["name"])
         try:
             changes = configs.difference((await consumer.info()).config, wanted)
         except ConsumerNotFound:
@@ -354,10 +362,14 @@ class Stream:
     async def get_or_create_consumer(self, config: configs.Config) -> Consumer:
         """The consumer as it is, or else created. What it is configured as is not looked at: see ``cached_info``.
 
+        Without ``name`` or ``durable_name`` it is always created.
+
         Raises: as :meth:`create_consumer`, but never ConsumerAlreadyExists.
         """
         wanted = configs.check_consumer_config(config)
-        name = configs.consumer_name(wanted)
+        if "name" not in wanted:
+            return await self.create_consumer(wanted)
+        name = wanted["name"]
         try:
             return await self.get_consumer(name)
         except ConsumerNotFound:

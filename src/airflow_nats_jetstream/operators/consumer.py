@@ -33,9 +33,10 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
     """Make a consumer as wanted: create it, or change what differs and leave every other field as it is.
 
     stream:  whose. (templated)
-    config:  the server's own fields, e.g. ``{"durable_name": "invoices", "ack_policy": "explicit"}``: a mapping, a
+    config:  the server's own fields, e.g. ``{"durable_name": "invoices", "max_ack_pending": 500}``: a mapping, a
              dataclass, or the path of a YAML or JSON file beside the DAG's file. Durations are ``timedelta``, texts
-             such as ``24h``, or nanoseconds. (templated, what is in the file, too)
+             such as ``24h``, or nanoseconds. A new consumer has ``ack_policy: explicit`` unless the configuration says
+             otherwise. (templated, what is in the file, too)
 
     Run twice, it changes nothing the second time. The log shows each field that was changed, what it was and is. The
     sensor creates the consumer that it takes claims from by itself.
