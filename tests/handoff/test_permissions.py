@@ -5,30 +5,33 @@ And what stands between a forged claim and messages that are not the processor's
 
 import asyncio
 import json
-import os
-import secrets
-import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect, delivery
-from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.bulk import publish_all, publish_fast
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.direct import read
 from airflow_nats_jetstream.client.errors import (
     AlreadyDone,
     ClaimInvalid,
+    ConnectionLost,
     ConsumerRefused,
+    InvalidValue,
     LedgerUnavailable,
     PermissionDenied,
     PublishFailed,
+    StreamNameInUse,
     Superseded,
+    WrongLastSequence,
 )
 from airflow_nats_jetstream.client.protocol import encode_publish
 from airflow_nats_jetstream.client.sequences import Sequences
@@ -40,12 +43,10 @@ from airflow_nats_jetstream.handoff.dead_letters import DeadLetters
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.take import Take, Taking
-from demo.nats_server import NatsServer
+from tests.client.until import until
+from tests.handoff.access import API_PREFIX, ROLES, SHARED, SHIPPED, Access
 
-SHIPPED = Path(__file__).parent.parent.parent / "docs" / "reference" / "permissions.conf"
-ROLES = ("setup", "publisher", "sensor", "processor", "reader")
 FOREIGN = (("FLIGHTS", "audit"), ("OTHER", "delays"))
-ADMIN = "{ user: admin, password: $NATS_ADMIN_PASSWORD }"
 RECORD = "$KV.airflow_claims.IZGESR2IKRJQ.MRSWYYLZOM"
 
 # What each may do is what its work does, below. Everything here is somebody else's business, or nobody's; the roles
@@ -61,7 +62,8 @@ ACTS: dict[str, tuple[str, ...]] = {
     "$JS.API.STREAM.UPDATE.OTHER": (),
     "$JS.API.STREAM.CREATE.FLIGHTS": ("setup",),
     "$JS.API.STREAM.UPDATE.FLIGHTS": ("setup",),
-    "$JS.API.STREAM.INFO.FLIGHTS": ROLES,
+    "$JS.API.STREAM.INFO.FLIGHTS": ("setup", "sensor", "processor"),
+    f"{API_PREFIX}.STREAM.INFO.FLIGHTS": ("publisher", "reader"),
     "$JS.API.STREAM.DELETE.FLIGHTS": (),
     "$JS.API.STREAM.PURGE.FLIGHTS": (),
     "$JS.API.STREAM.MSG.DELETE.FLIGHTS": (),
@@ -69,8 +71,14 @@ ACTS: dict[str, tuple[str, ...]] = {
     "$JS.API.STREAM.RESTORE.FLIGHTS": (),
     "$JS.API.STREAM.PEER.REMOVE.FLIGHTS": (),
     "$JS.API.STREAM.LEADER.STEPDOWN.FLIGHTS": (),
-    "$JS.API.STREAM.MSG.GET.FLIGHTS": ("processor", "reader"),
-    "$JS.API.DIRECT.GET.FLIGHTS": ("processor", "reader"),
+    f"{API_PREFIX}.STREAM.INFO.OTHER": (),
+    f"{API_PREFIX}.STREAM.DELETE.FLIGHTS": (),
+    "$JS.API.STREAM.MSG.GET.FLIGHTS": ("processor",),
+    f"{API_PREFIX}.STREAM.MSG.GET.FLIGHTS": ("reader",),
+    f"{API_PREFIX}.STREAM.MSG.GET.OTHER": (),
+    "$JS.API.DIRECT.GET.FLIGHTS": ("processor",),
+    f"{API_PREFIX}.DIRECT.GET.FLIGHTS": ("reader",),
+    f"{API_PREFIX}.DIRECT.GET.OTHER": (),
     "$JS.API.DIRECT.GET.FLIGHTS.flights.ua": (),
     "$JS.API.DIRECT.GET.OTHER": (),
     "$JS.API.STREAM.MSG.GET.OTHER": (),
@@ -109,33 +117,6 @@ ACTS: dict[str, tuple[str, ...]] = {
     "$SYS.REQ.SERVER.PING": (),
     "$SYS.REQ.USER.INFO": (),
 }
-
-
-class Access:
-    """The server of the shipped configuration, with one more user who may do everything: the test itself."""
-
-    def __init__(self, folder: Path) -> None:
-        self._passwords = {role: f"hidden-{secrets.token_hex(6)}" for role in (*ROLES, "admin")}
-        environment = {f"NATS_{role.upper()}_PASSWORD": password for role, password in self._passwords.items()}
-        self._config = SHIPPED.read_text().replace("users: [", f"users: [ {ADMIN}", 1)
-        self.server = NatsServer(folder, self._config, environment=environment)
-
-    def settings(self, role: str) -> ConnectionSettings:
-        return ConnectionSettings(
-            servers=self.server.url,
-            user=role,
-            password=self._passwords[role],
-            request_timeout=0.5,
-            shortest_ack_wait=0.5,
-            inbox_prefix="_INBOX" if role == "admin" else f"_INBOX_{role}",
-        )
-
-    def without(self, role: str, subject: str) -> None:
-        """Withdraw a permission while the server runs."""
-        head, user, tail = self._config.partition(f"user: {role},")
-        changed = head + user + tail.replace(f'"{subject}"', "", 1)
-        (self.server.folder / "nats-server.conf").write_text(changed)
-        os.kill(self.server.pid, signal.SIGHUP)
 
 
 @pytest.fixture
@@ -230,7 +211,7 @@ async def test_nobody_can_do_anything_else(access: Access) -> None:
                     wire.receive(2)
 
     def try_allowed(role: str) -> None:
-        """The table is about something: who may is not refused."""
+        """The table is about something: the server accepts what is permitted."""
         with Wire.open(access.settings(role)) as wire:
             for subject in [subject for subject, allowed in ACTS.items() if role in allowed]:
                 wire.send(encode_publish(subject, "", b"{}"))
@@ -240,6 +221,121 @@ async def test_nobody_can_do_anything_else(access: Access) -> None:
         await asyncio.to_thread(try_each, role)
     for role in ROLES:
         await asyncio.to_thread(try_allowed, role)
+
+
+READS = [("STREAM.INFO.FLIGHTS", b""), ("STREAM.MSG.GET.FLIGHTS", b'{"seq":1}'), ("DIRECT.GET.FLIGHTS", b'{"seq":1}')]
+REQUESTS = {
+    "reader": READS,
+    "processor": READS,
+    "publisher": [("STREAM.INFO.FLIGHTS", b""), ("flights.ua", b"+ACK"), ("flights.ua", b"")],
+}
+"""What these users may send to JetStream, below the prefix of their API; the message with sequence 1 is empty."""
+TARGETS = {
+    "delete": "$JS.API.STREAM.DELETE.OTHER",
+    "purge": "$JS.API.STREAM.PURGE.OTHER",
+    "record": RECORD,
+    "receipt": "$KV.airflow_receipts.5f0c9a7be21d",
+    "dead letter": "dead.FLIGHTS.delays.1.1.flights.ua",
+    "acknowledge": "$JS.ACK.FLIGHTS.audit.1.1.1.0.0",
+}
+"""What none of them may do, as the subject on which the answer to a request is to be published."""
+WRITES = {"record", "receipt", "dead letter"}
+ESCAPES = {"reader": WRITES | {"delete", "purge"}, "processor": WRITES | {"delete", "purge"}, "publisher": WRITES}
+"""What they do in the account of the streams, whatever permissions they have there."""
+
+
+@pytest.mark.parametrize(
+    ("config", "inside"), [(SHARED, ("reader", "publisher")), (SHIPPED, ("processor",))], ids=["one account", "shipped"]
+)
+async def test_who_is_outside_the_streams_account_cannot_escape_through_answers(
+    tmp_path: Path, config: str, inside: tuple[str, ...]
+) -> None:
+    """nats-server publishes an answer on the reply subject that the request names, with its own rights."""
+    access = Access(tmp_path, config)
+    access.server.start()
+    try:
+        await set_up(access)
+        await asyncio.to_thread(publish, access, "admin", "other", 3)
+        async with connect(access.settings("admin")) as js:
+            await js.publish("flights.ua", b"")
+            await js.stream("FLIGHTS").consumer("audit").fetch(1)
+            for role in (*inside, *({"reader", "publisher"} - {*inside})):
+                expected = ESCAPES[role] if role in inside else set()
+                for what, target in TARGETS.items():
+                    before = await others(js)
+                    await asyncio.to_thread(redirect, access.settings(role), REQUESTS[role], target)
+                    if what in expected:
+                        await until(partial(changed, js, before))
+                    else:
+                        await asyncio.sleep(0.1)  # longer than it takes where it works
+                        assert await others(js) == before, f"{role}: {what}"
+                    with suppress(StreamNameInUse):
+                        await js.create_stream({"name": "OTHER", "subjects": ["other"], "allow_direct": True})
+                    await js.publish("other", b"")  # to be purged
+    finally:
+        access.server.stop()
+
+
+def redirect(settings: ConnectionSettings, requests: list[tuple[str, bytes]], target: str) -> None:
+    """Have the answers published on ``target``: named plainly, behind each prefix that could be taken off, by a header
+    that asks for a trace there, and by one that schedules a message for there."""
+    prefix = settings.prefix
+    inbox = f"{settings.inbox_prefix}.x"
+    scheduled = f"Nats-Schedule: @at 2020-01-01T00:00:00Z\r\nNats-Schedule-Target: {target}"
+    ways = [
+        *((reply, "") for reply in (target, f"{prefix}.{target}", target.replace("$JS.API", prefix))),
+        *((inbox, f"NATS/1.0\r\n{lines}\r\n\r\n") for lines in (f"Nats-Trace-Dest: {target}", scheduled)),
+    ]
+    for request, body in requests:
+        subject = request if request.startswith("flights.") else f"{prefix}.{request}"
+        for reply, header in ways:
+            with Wire.open(settings) as wire:
+                wire.send(encode_publish(subject, reply, body, header.encode()))
+                with suppress(PermissionDenied, ConnectionLost):  # some are refused
+                    wire.api("STREAM.INFO.FLIGHTS")
+
+
+async def others(js: JetStream) -> dict[str, Any]:
+    """What the server holds for others: every stream but FLIGHTS, to which a publisher may publish, and a consumer."""
+    names = [name for name in (await js.api("STREAM.NAMES"))["streams"] if name != "FLIGHTS"]
+    states = {name: (await js.stream(name).info()).state for name in names}
+    audit = await js.stream("FLIGHTS").consumer("audit").info()
+    streams = {name: (state["first_seq"], state["last_seq"]) for name, state in states.items()}
+    return {**streams, "audit": (audit.ack_pending, audit.floor)}
+
+
+async def changed(js: JetStream, before: dict[str, Any]) -> bool:
+    return await others(js) != before
+
+
+async def test_each_way_to_publish_works_through_the_import(access: Access) -> None:
+    await set_up(access)
+    async with connect(access.settings("publisher")) as js:
+        assert (await js.publish("flights.ua", b"0")).seq == 1
+        answers = await asyncio.gather(*[await js.publish_async("flights.ua", b"%d" % n) for n in range(1_000)])
+        assert {answer.seq for answer in answers} == set(range(2, 1_002))
+        with pytest.raises(WrongLastSequence):
+            await js.publish("flights.ua", b"", expected_last_sequence=7)
+    assert await asyncio.to_thread(publish, access, "publisher", "flights.ua", 5_000) == 5_000
+    messages = [("flights.ua", b"%d" % number) for number in range(100)]
+    async with connect(access.settings("admin")) as js:
+        await js.create_or_update_stream({"name": "FLIGHTS", "allow_atomic": True, "allow_batched": True})
+    async with connect(access.settings("publisher")) as js:
+        assert (await js.publish_batch(messages)).seq == 6_101
+    assert (await asyncio.to_thread(publish_fast, access.settings("publisher"), messages)).seq == 6_201
+    async with connect(access.settings("admin")) as js:
+        info = await js.stream("FLIGHTS").info()
+    assert info.state["messages"] == 6_201
+    wanted = Sequences.from_ranges([(1, 6_201)])
+    batches = await asyncio.to_thread(lambda: list(read(access.settings("reader"), "FLIGHTS", wanted, info.created)))
+    assert [sequence for batch in batches for sequence in batch.sequences] == list(range(1, 6_202))
+
+
+async def test_claims_are_not_taken_through_the_import(access: Access) -> None:
+    await set_up(access)
+    async with connect(access.settings("reader")) as js:
+        with pytest.raises(InvalidValue, match="api_prefix"):
+            await take(js)
 
 
 async def test_one_forbidden_message_among_many_is_named(access: Access) -> None:
@@ -396,7 +492,7 @@ async def test_a_reader_with_a_forged_claim_reads_nothing_else(access: Access) -
     await asyncio.to_thread(publish, access, "admin", "other", 10)
     async with connect(access.settings("admin")) as js:
         created = (await js.stream("OTHER").info()).created
-    with pytest.raises(PermissionDenied, match=r"STREAM\.INFO\.OTHER"):
+    with pytest.raises(PermissionDenied, match=r"JS\.airflow\.API\.STREAM\.INFO\.OTHER"):
         await asyncio.to_thread(
             lambda: list(read(access.settings("reader"), "OTHER", Sequences.from_ranges([(1, 10)]), created))
         )

@@ -50,7 +50,7 @@ def spark(nats_server: NatsServer, secure: ConnectionSettings, access: Path) -> 
         patch.setenv("JETSTREAM_SECRET_NATS_TESTS", settings.to_json())
         patch.setenv("JETSTREAM_SECRET_NATS_SECURE", secure.to_json())
         patch.setenv("JETSTREAM_SECRET_NATS_MISTRUSTED", replace(secure, tls_ca=None).to_json())
-        for name in (access_name(*each) for each in COMBINATIONS):
+        for name in ("imported", *(access_name(*each) for each in COMBINATIONS)):
             patch.setenv(environment_name(name), str(access / name))
         session = spark_session(
             "tests", master="local[2,3]", config={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}

@@ -13,6 +13,7 @@ from airflow_nats_jetstream.client.authentication import check_credentials
 from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.wire import Wire
 from tests.client.world import COMBINATIONS, World
+from tests.handoff.access import Access
 from tests.spark.conftest import access_name
 
 
@@ -57,3 +58,21 @@ def test_one_row_of_each_and_no_secret_in_plans_and_errors(spark: SparkSession, 
             read[name].collect()
         assert secrets(wrong)
         assert [secret for secret in secrets(wrong) if secret in str(refused.value)] == []
+
+
+def test_a_reader_in_an_account_that_imports_the_stream(spark: SparkSession, access: Path, tmp_path: Path) -> None:
+    """With the configuration that permissions.md ships: reading needs what the import gives, and nothing else."""
+    shipped = Access(tmp_path)
+    shipped.server.start()
+    try:
+        with Wire.open(shipped.settings("setup")) as wire:
+            wire.api("STREAM.CREATE.FLIGHTS", {"name": "FLIGHTS", "subjects": ["flights.>"], "allow_direct": True})
+        rows = spark.range(5_000).selectExpr("'flights.ua' AS subject", "CAST(id AS STRING) AS data")
+        (access / "imported").write_text(shipped.settings("publisher").to_json())
+        rows.write.format("jetstream").options(connection="imported", stream="FLIGHTS").mode("append").save()
+        (access / "imported").write_text(shipped.settings("reader").to_json())
+        read = spark.read.format("jetstream").options(connection="imported", stream="FLIGHTS").load()
+        assert {int(row.data) for row in read.select("data").collect()} == set(range(5_000))
+        assert read.count() == 5_000
+    finally:
+        shipped.server.stop()
