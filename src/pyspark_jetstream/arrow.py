@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from airflow_nats_jetstream.client.protocol import decode_headers, time_nanoseconds
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -35,7 +37,12 @@ def record_batch(messages: DirectMessages, stream: str, columns: Sequence[str]) 
 def _timestamps(times: Sequence[bytes]) -> pa.Array:
     import pyarrow as pa
 
-    moments = _texts(times).cast(pa.int64()) if times[0].isdigit() else _texts(times)
+    moments = _texts(times)
+    if any(map(bytes.isdigit, times)):
+        try:
+            moments = moments.cast(pa.int64())
+        except pa.ArrowInvalid:  # what a consumer did not deliver was read from the stream's leader
+            moments = _int64([int(each) if each.isdigit() else time_nanoseconds(each.decode()) for each in times])
     return moments.cast(pa.timestamp("ns", "UTC")).cast(pa.timestamp("us", "UTC"), safe=False)
 
 
@@ -50,7 +57,10 @@ def _headers(blocks: Sequence[bytes]) -> pa.Array:
 
 
 def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
-    """Without a loop in Python: UTF-8, a colon in every line, and no name twice in a message; else None."""
+    """Without a loop in Python: UTF-8, whole lines with a colon each, and no name twice in a message; else None.
+
+    A publisher decides what is in a block: that each line is its own row's follows from what is counted here.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -59,11 +69,15 @@ def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
     except pa.ArrowInvalid:
         return None
     zero, one = _int32([0, 1])  # as scalars: a function that is given Python's makes them with pandas, too
-    # A block ends with a line break, so its last line is empty.
-    filled = pc.not_equal(pc.binary_length(lines.flatten()), zero)
-    parts = pc.split_pattern(lines.flatten().filter(filled), ":", max_splits=1).flatten()
-    counts = pc.subtract(pc.list_value_length(lines), one)
+    texts, lengths = lines.flatten(), pc.list_value_length(lines)
+    filled = pc.not_equal(pc.binary_length(texts), zero)
+    last = pc.subtract(lines.offsets[1:], one)
+    counts = pc.subtract(lengths, one)
     total = pc.sum(counts).as_py()
+    # The last line of each block is empty, because the one before it ends with a line break, and no other one is.
+    if pc.any(filled.take(last)).as_py() or pc.sum(filled).as_py() != total:
+        return None
+    parts = pc.split_pattern(texts.filter(filled), ":", max_splits=1).flatten()
     if len(parts) != 2 * total:
         return None
     names, values = parts[::2], parts[1::2]
@@ -86,22 +100,13 @@ def _any_headers(blocks: Sequence[bytes]) -> pa.Array:
     values: list[bytes] = []
     value_ends, ends = [0], [0]
     for block in blocks:
-        lines = [line.partition(b":") for line in block.split(b"\r\n") if line]
-        for name, each in _grouped([(name, value.strip()) for name, _, value in lines]).items():
-            names.append(name)
-            values.extend(each)
+        for name, each in decode_headers(b"\r\n" + block).items():
+            names.append(name.encode())
+            values.extend(value.encode() for value in each)
             value_ends.append(len(values))
         ends.append(len(names))
-    items = pa.ListArray.from_arrays(_int32(value_ends), _texts(values))
-    return pa.MapArray.from_arrays(_int32(ends), _texts(names), items, mask=_empty(blocks))
-
-
-def _grouped(entries: Sequence[tuple[bytes, bytes]]) -> dict[bytes, list[bytes]]:
-    """All values of each name, in order."""
-    grouped: dict[bytes, list[bytes]] = {}
-    for name, value in entries:
-        grouped.setdefault(name, []).append(value)
-    return grouped
+    items = pa.ListArray.from_arrays(_int32(value_ends), _binary(values).cast(pa.string()))
+    return pa.MapArray.from_arrays(_int32(ends), _binary(names).cast(pa.string()), items, mask=_empty(blocks))
 
 
 def _texts(values: Sequence[bytes]) -> pa.Array:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROWS, BYTES = 2_000, 1 << 18
-"""After so many rows, or bytes of data, an Arrow batch is given on, while it is in the processor's caches: 10,000 rows
-took a fifth longer. What came at once stays together, so the window of direct get bounds the bytes."""
+"""After so many rows, or bytes of data and headers, an Arrow batch is given on, while it is in the processor's caches:
+10,000 rows took a fifth longer. What came at once stays together, so the window of direct get bounds the bytes."""
 
 WORTH_A_CONSUMER = 1_000
 """Messages of a partition from which on a consumer is made to read them."""
@@ -99,7 +99,7 @@ class Reading:
                 part = DirectMessages.of(wanted)
             parts.append(part)
             rows += len(part)
-            size += sum(map(len, part.data))
+            size += sum(map(len, part.data)) + sum(map(len, part.headers))
             if rows >= ROWS or size >= BYTES:
                 yield self._batch(parts)
                 parts, rows, size = [], 0, 0

@@ -18,9 +18,10 @@ from airflow_nats_jetstream.client.errors import (
     SlowConsumer,
 )
 from airflow_nats_jetstream.client.message import Message
-from airflow_nats_jetstream.client.protocol import Reply
+from airflow_nats_jetstream.client.protocol import ProtocolError, Reply, encode_publish
 from airflow_nats_jetstream.client.push import PushConsumer
 from airflow_nats_jetstream.client.stream import Stream
+from airflow_nats_jetstream.client.wire import Wire
 from demo.nats_server import NatsServer
 from tests.client.servers import frozen
 from tests.client.steps import publish
@@ -69,6 +70,21 @@ async def test_a_queue_group_shares_the_messages(stream: Stream) -> None:
 
 async def acknowledged(consumer: PushConsumer, floor: int) -> bool:
     return (await consumer.info()).floor == floor
+
+
+async def test_nobody_else_makes_the_client_publish(stream: Stream) -> None:
+    """What looks like the server's flow control would be answered wherever its reply subject says."""
+    consumer = await create(stream)
+    forged = b"NATS/1.0 100 FlowControl Request"  # the server takes a status out of a line that ends
+    with Wire.open(stream.js.settings) as wire:
+        async with consumer.messages() as messages:
+            wire.send(encode_publish(f"to.{stream.name}", f"{stream.name}.forged", b"", forged))
+            wire.request(f"{stream.name}.true")
+            with suppress(ProtocolError):
+                await messages.next(SOON)
+            assert (await messages.next(SOON)) is not None
+            await stream.js.connection.flush()
+    assert (await stream.info()).state["messages"] == 1
 
 
 async def test_flow_control_is_answered_in_its_turn(stream: Stream) -> None:

@@ -28,12 +28,14 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.parser import Frame, Run
 from airflow_nats_jetstream.client.protocol import (
-    FIRST_FIELD,
+    DELIVERY,
+    FIRST_LINE,
     STATUS_LINE,
     ProtocolError,
     decode_headers,
     decode_status,
     encode_publish,
+    header_lines,
     inbox_number,
 )
 from airflow_nats_jetstream.client.pull import PullWindow
@@ -49,6 +51,8 @@ ABANDONED = 30 * 10**9
 """Nanoseconds after which the server removes a consumer whose reader died."""
 
 _SIZE = b"Nats-Msg-Size: "
+_END = b"\r\n\r\n"
+_FIELDS = slice(len(FIRST_LINE), -2)
 
 
 def read(
@@ -199,9 +203,9 @@ class _Reading:
             return None
         headers = found.headers
         if any(headers):
-            if any(header.startswith(STATUS_LINE) for header in headers):
+            if not all(header.startswith(FIRST_LINE) and header.endswith(_END) for header in headers):
                 return None
-            headers = [header[FIRST_FIELD:-2] for header in headers]
+            headers = [header[_FIELDS] for header in headers]
         self._counter, self._pending, self.last_sequence = counter, pending, sequences[-1]
         return DirectMessages(sequences, found.subjects, places[2::4], headers, found.data)
 
@@ -212,7 +216,7 @@ class _Reading:
         arrived = 0
         try:
             for frame in frames:
-                if frame.header.startswith(STATUS_LINE) and not frame.reply.startswith(b"$JS.ACK."):
+                if frame.header.startswith(STATUS_LINE) and not frame.reply.startswith(DELIVERY):
                     window.on_messages(arrived, time.monotonic())
                     arrived = 0
                     self._on_status(window, frame, time.monotonic())
@@ -228,7 +232,7 @@ class _Reading:
                 if sequence <= self._wanted.last and (not self._gaps or sequence in self._wanted):
                     # The server's own size comes last, behind one that the publisher may have set.
                     end = frame.header.rfind(_SIZE) if headers_only else -2
-                    fields = (sequence, frame.subject, stamp, frame.header[FIRST_FIELD:end], frame.data)
+                    fields = (sequence, frame.subject, stamp, header_lines(frame.header[:end]), frame.data)
                     batch.append(tuple.__new__(DirectMessage, fields))
         finally:
             window.on_messages(arrived, time.monotonic())

@@ -33,11 +33,12 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.parser import Frame
 from airflow_nats_jetstream.client.protocol import (
-    FIRST_FIELD,
+    FIRST_LINE,
     STATUS_LINE,
     ProtocolError,
     decode_status,
     encode_publish,
+    header_lines,
 )
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import StreamInfo
@@ -174,8 +175,8 @@ class DirectWindow:
                 continue
             answered = True
             header = frame.header
-            if header.startswith(STATUS_LINE):
-                self._on_status(number, segment, *decode_status(header))
+            if header.startswith(STATUS_LINE) and (status := decode_status(header))[0]:
+                self._on_status(number, segment, *status)
                 continue
             message = _message(header, frame.data)
             sequence = message.sequence
@@ -365,7 +366,7 @@ def _stored(answer: Any) -> DirectMessage:
         message = answer["message"]
         header, data = (base64.b64decode(message.get(name, "")) for name in ("hdrs", "data"))
         return DirectMessage(
-            int(message["seq"]), message["subject"].encode(), message["time"].encode(), header[FIRST_FIELD:-2], data
+            int(message["seq"]), message["subject"].encode(), message["time"].encode(), header_lines(header[:-2]), data
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise ProtocolError("the answer to STREAM.MSG.GET is not what the API promises") from None
@@ -377,7 +378,10 @@ def _message(header: bytes, data: bytes) -> DirectMessage:
     lines = header[start:].split(b"\r\n", 4)
     if start < 0 or not lines[2].startswith(b"Nats-Sequence: ") or not lines[3].startswith(b"Nats-Time-Stamp: "):
         raise JetStreamError("direct get answered without a sequence")
-    fields = (int(lines[2][15:]), lines[1][14:], lines[3][17:], header[FIRST_FIELD:start], data)
+    # As header_lines, which to call takes as long.
+    plain = header.startswith(FIRST_LINE) and header.endswith(b"\r\n", 0, start)
+    own = header[len(FIRST_LINE) : start] if plain else header_lines(header[:start])
+    fields = (int(lines[2][15:]), lines[1][14:], lines[3][17:], own, data)
     return tuple.__new__(DirectMessage, fields)
 
 

@@ -13,6 +13,7 @@ from airflow_nats_jetstream.client.authentication import connect_line
 from airflow_nats_jetstream.client.errors import ConnectionFailed, InvalidValue
 from airflow_nats_jetstream.client.parser import Frame, Parser
 from airflow_nats_jetstream.client.protocol import (
+    DELIVERY,
     ProtocolError,
     Reply,
     decode_headers,
@@ -75,7 +76,7 @@ class _Stream:
                     await client._process_pong()
                 elif frame.verb == "-ERR":
                     await client._process_err(frame.rest[:LONGEST_TEXT].decode("utf-8", "replace").lower())
-        except (ProtocolError, UnicodeDecodeError) as error:
+        except ProtocolError as error:
             log.warning("NATS connection: %s", error)
             raise nats.errors.ProtocolError from None
 
@@ -83,8 +84,11 @@ class _Stream:
     def _deliver(deliver: Callable[[Reply], None], frame: Frame) -> None:
         subject, _, reply, header, data = frame
         size = len(subject) + len(reply) + len(header) + len(data)
-        status, description = decode_status(header) if header and not data else (0, "")
-        fields = (subject.decode(), reply.decode(), status, description, decode_headers(header), data, size)
+        says = header and not data and not reply.startswith(DELIVERY)
+        status, description = decode_status(header) if says else (0, "")
+        # Anybody can publish on a subject that is not UTF-8: the server keeps it, and replaces what is not in its JSON.
+        texts = subject.decode("utf-8", "replace"), reply.decode("utf-8", "replace")
+        fields = (*texts, status, description, decode_headers(header), data, size)
         try:
             deliver(tuple.__new__(Reply, fields))  # its constructor takes as long as this
         except Exception:
@@ -124,6 +128,11 @@ class Client(nats.aio.client.Client):
         # nats-py 2.16 stops reading for good at a block that is only "NATS/1.0", and takes a publisher's own header
         # named Status for the server's word.
         return StatusHeaders(headers) if headers else None
+
+    def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> Any:
+        # It decodes them strictly, and an error there would end the connection.
+        subject, reply = (each.decode("utf-8", "replace").encode() for each in (subject, reply))
+        return super()._build_message(sid, subject, reply, data, headers)
 
     async def _send_publish(self, subject: str, reply: str, payload: bytes, payload_size: int, headers: Any) -> None:
         # nats-py's headers have one value each, and it does not count them: the server would end the connection.

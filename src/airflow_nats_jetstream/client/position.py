@@ -31,6 +31,7 @@ from airflow_nats_jetstream.client.errors import (
     StreamRecreated,
 )
 from airflow_nats_jetstream.client.protocol import (
+    DELIVERY,
     AckSubject,
     decode_headers,
     decode_status,
@@ -216,12 +217,12 @@ def _consume(wire: Wire, stream: str, first: int, last: int, *, headers_only: bo
             now = time.monotonic()
             for frame in wire.receive(ANSWERED_WITHIN):
                 status, description = decode_status(frame.header)
-                if status:
+                if status and not frame.reply.startswith(DELIVERY):
                     number = inbox_number(frame.subject)
                     window.on_status(number, status, description, decode_headers(frame.header), now)
                     continue
                 window.on_message(now)
-                place = AckSubject.parse(frame.reply.decode())
+                place = AckSubject.parse(frame.reply.decode("utf-8", "replace"))
                 if place.sequence <= last:
                     yield place.sequence, frame.header
                 if place.sequence >= last or not place.pending:

@@ -15,8 +15,13 @@ from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
 
 HEADER_LINE = b"NATS/1.0"
 STATUS_LINE = HEADER_LINE + b" "
-FIRST_FIELD = len(HEADER_LINE) + 2
-"""Where the fields of a header block begin that has no status."""
+FIRST_LINE = HEADER_LINE + b"\r\n"
+"""How a header block begins that has no status."""
+DELIVERY = b"$JS.ACK."
+"""How the reply subject of every message begins that a consumer delivers; the server's statuses have none such."""
+_PLACE = (
+    b"\r\nNats-Time-Stamp: "  # what the server adds to a message that it answers a direct get with, and to no status
+)
 NO_RESPONDERS = 503
 PUBLISH, SUBSCRIBE = "publish on", "subscribe to"
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.+?)"', re.IGNORECASE)
@@ -122,11 +127,30 @@ def decode_headers(block: bytes) -> dict[str, list[str]]:
     return headers
 
 
+def header_lines(block: bytes) -> bytes:
+    """The whole lines of a header block after its first one, each with its line break.
+
+    ``block`` comes without its last two bytes. They are a line break, unless a publisher has ended the block in the
+    middle of a line: nats-server puts the lines that it adds in their place, whatever they were. What is left of such a
+    line is nobody's header, and is left out.
+    """
+    if block.startswith(FIRST_LINE) and block.endswith(b"\r\n"):
+        return block[len(FIRST_LINE) :]
+    lines = block.partition(b"\r\n")[2]
+    return lines[: lines.rfind(b"\r\n") + 2] if b"\r\n" in lines else b""
+
+
 def decode_status(block: bytes) -> tuple[int, str]:
-    """Status and description of a header block's first line; ``(0, "")`` for a message without one."""
-    if not block.startswith(HEADER_LINE):
+    """Status and description of a header block's first line; ``(0, "")`` for a message without one.
+
+    nats-server removes a status that a client publishes, but not where the line does not end (2.15.1). Once the server
+    has added lines of its own it does end: a consumer's deliveries are told from statuses by :data:`DELIVERY`, and the
+    answers to direct gets by the time that only a message has.
+    """
+    line, end, _ = block.partition(b"\r\n")
+    if not (end and line.startswith(STATUS_LINE)) or _PLACE in block:
         return 0, ""
-    words = block[len(HEADER_LINE) :].partition(b"\r\n")[0].strip().split(b" ", 1)
+    words = line[len(STATUS_LINE) :].strip().split(b" ", 1)
     if not (words[0].isdigit() and len(words[0]) == 3):
         return 0, ""
     return int(words[0]), words[1].strip().decode("utf-8", "replace") if len(words) > 1 else ""

@@ -36,6 +36,9 @@ MOST_UNREAD = 512 << 10
 """Messages that wait unread; more are dropped, which is SlowConsumer. nats.go's DefaultSubPendingMsgsLimit."""
 MOST_UNREAD_BYTES = 256 << 20
 HEARTBEATS_MISSED = 2
+_FLOW_CONTROL = "$JS.FC."
+"""How the subject begins on which the server waits for a slow reader's answer. Others are not answered: anybody may
+publish what looks like a flow control message, and would have this client publish where he may not."""
 
 
 class PushConsumer:
@@ -131,7 +134,8 @@ class PushMessages(Subscribed):
         self._heard = self._clock()
         if reply.status == 100:
             stalled = reply.headers.get("Nats-Consumer-Stalled", [""])[0]
-            if answer := reply.reply or stalled:
+            answer = reply.reply or stalled
+            if answer.startswith(_FLOW_CONTROL):
                 self._put(answer)  # in its turn: the server goes on when what came before is read
             last = reply.headers.get("Nats-Last-Consumer", ["0"])[0]
             self._arrived_up_to(int(last) if last.isdecimal() and len(last) < 20 else 0)
