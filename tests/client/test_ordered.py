@@ -161,6 +161,20 @@ async def test_it_is_used_once_at_a_time_and_in_one_way(stream: Stream) -> None:
         await stream.ordered_consumer(push=True).fetch(1)
 
 
+@pytest.mark.parametrize("filters", [{}, {"filter_subjects": []}], ids=str)
+async def test_the_last_of_each_subject_needs_no_filter(stream: Stream, filters: dict[str, object]) -> None:
+    """The server refuses this policy without one: nats.go gives it every subject."""
+    await publish(stream, 9)
+    config = {"deliver_policy": "last_per_subject", **filters}
+    assert sequences(await stream.ordered_consumer(config).fetch(3)) == [7, 8, 9]
+    for push in (False, True):
+        async with stream.ordered_consumer(config, push=push).messages(SMALL) as messages:
+            assert [(await anext(messages)).metadata.sequence for _ in range(3)] == [7, 8, 9]
+    filtered = config | {"filter_subject": f"{stream.name}.1"}
+    filtered.pop("filter_subjects", None)
+    assert sequences(await stream.ordered_consumer(filtered).fetch_no_wait(3)) == [8]
+
+
 async def test_a_stream_that_is_gone_or_another_ends_it(stream: Stream) -> None:
     js = stream.js
     with pytest.raises(StreamNotFound):

@@ -12,6 +12,7 @@ import pytest
 from airflow_nats_jetstream.client import ConnectionSettings, connect, errors
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.options import OutgoingMessage
+from airflow_nats_jetstream.client.publish import PubAck
 from tests.client.proxy import Proxy
 from tests.client.servers import Serve
 
@@ -189,8 +190,89 @@ async def test_a_forbidden_subject_is_said(serve: Serve) -> None:
         assert (await (await js.publish_async("D.yes"))).seq == 1
 
 
-@pytest.mark.parametrize("arguments", [{"max_pending": 0}, {"ack_timeout": 0}])
-async def test_settings_that_could_never_work(js: JetStream, arguments: dict[str, Any]) -> None:
-    with pytest.raises(errors.InvalidValue):
-        async with js.publisher(**arguments):
-            pass
+async def test_a_refused_message_frees_its_slot_at_once(js: JetStream, name: str) -> None:
+    """Nothing runs between the refusal and the next message: there is no other slot for it."""
+    too_large = b"x" * (js.connection.max_payload + 1)
+    async with js.publisher(max_pending=1, stall_timeout=0) as publisher:
+        for number in range(1, 4):
+            with pytest.raises(errors.InvalidValue, match="max_payload"):
+                await publisher.publish(f"{name}.x", too_large)
+            assert publisher.pending == 0
+            cancelled = await publisher.publish(f"{name}.x", b"cancelled")
+            cancelled.cancel()
+            assert publisher.pending == 0
+            wrong = await publisher.publish(f"{name}.x", b"wrong", expected_stream="OTHER")
+            await asyncio.wait([wrong])
+            fine = await publisher.publish(f"{name}.x", b"fine")
+            assert (await fine).seq == 2 * number
+    assert await contents(js, name) == [b"cancelled", b"fine"] * 3
+
+
+async def test_what_is_stored_is_told(js: JetStream, name: str) -> None:
+    told: list[tuple[OutgoingMessage, PubAck]] = []
+    failed: list[tuple[OutgoingMessage, Exception]] = []
+
+    def note(message: OutgoingMessage, ack: PubAck) -> None:
+        told.append((message, ack))
+        raise ValueError  # is logged, and does no harm
+
+    async with js.publisher(on_ack=note, on_error=lambda *what: failed.append(what)) as publisher:
+        futures = [await publisher.publish(f"{name}.x", b"%d" % number) for number in range(5)]
+        await publisher.publish(f"{name}.x", b"wrong", expected_stream="OTHER")
+        await publisher.complete()
+        assert [(message.data, ack.seq) for message, ack in told] == [(b"%d" % each, each + 1) for each in range(5)]
+        assert [future.result() for future in futures] == [ack for _, ack in told]
+    assert [message.data for message, _ in failed] == [b"wrong"]
+
+
+async def test_how_often_and_when_it_is_sent_again_where_nobody_listens(js: JetStream) -> None:
+    name = f"A{secrets.token_hex(4)}"
+    took: list[float] = []
+    clock = asyncio.get_running_loop().time
+    for attempts, wait in ((0, 20.0), (1, 0.3), (4, 0.0)):
+        began = clock()
+        future = await js.publish_async(f"{name}.x", retry_attempts=attempts, retry_wait=wait)
+        with pytest.raises(errors.NoStreamResponse):
+            await future
+        took.append(clock() - began)
+        assert took[-1] >= attempts * wait
+    assert took[0] < 20  # at once
+    # The stream comes when the default two attempts would be over.
+    late = await js.publish_async(f"{name}.x", b"late", retry_attempts=1_000, retry_wait=0.05)
+    await asyncio.sleep(0.8)
+    await js.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": "memory"})
+    assert (await late).seq == 1
+    await js.api(f"STREAM.DELETE.{name}")
+
+
+async def test_a_publisher_that_was_closed_says_so(serve: Serve) -> None:
+    server = serve("")
+    told: list[Exception] = []
+    async with connect(ConnectionSettings(servers=server.url)) as js:
+        await js.api("STREAM.CREATE.C", {"name": "C", "subjects": ["C.>"], "no_ack": True})
+        async with js.publisher(max_pending=2, on_error=lambda _, error: told.append(error)) as publisher:
+            unanswered = [await publisher.publish("C.x") for _ in range(2)]
+            waiting = asyncio.create_task(publisher.publish("C.x", b"never sent"))
+            await asyncio.sleep(0)
+            await publisher.close()
+        for future in unanswered:
+            with pytest.raises(errors.PublisherClosed, match=r"closed before the stream's answer.*may be stored"):
+                await future
+        assert [type(each) for each in told] == [errors.PublisherClosed] * 2
+        with pytest.raises(errors.PublisherClosed, match="nothing was sent"):
+            await waiting
+        with pytest.raises(errors.PublisherClosed, match="nothing was sent"):
+            await publisher.publish("C.x", b"never sent")
+        await publisher.close()
+        assert publisher.pending == 0
+
+        # The context's own can be closed, too, and is there again when it is needed.
+        last = await js.publish_async("C.x")
+        await js.publish_async_close()
+        assert js.publish_async_pending == 0
+        with pytest.raises(errors.PublisherClosed):
+            await last
+        await js.publish_async_close()
+        await js.api("STREAM.UPDATE.C", {"name": "C", "subjects": ["C.>"]})
+        assert (await (await js.publish_async("C.x"))).seq == 4
+        assert (await js.api("STREAM.INFO.C"))["state"]["messages"] == 4

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -59,8 +60,8 @@ async def test_a_queue_group_shares_the_messages(stream: Stream) -> None:
         share.append(message.metadata.sequence)
 
     async with (
-        consumer.consume(lambda message: work(message, shares[0]), ack=True),
-        consumer.consume(lambda message: work(message, shares[1]), ack=True),
+        consumer.consume(partial(work, share=shares[0]), ack=True),
+        consumer.consume(partial(work, share=shares[1]), ack=True),
     ):
         await publish(stream, 200)
         await until(lambda: acknowledged(consumer, 200))

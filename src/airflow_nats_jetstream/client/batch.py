@@ -20,6 +20,7 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.options import OutgoingMessage, outgoing
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, encode_headers, inbox_number
 from airflow_nats_jetstream.client.publish import PubAck
+from airflow_nats_jetstream.client.quantities import check_count, check_seconds
 from airflow_nats_jetstream.client.requirements import ATOMIC_BATCHES, of_headers
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Batch:
         self.id = secrets.token_hex(16) if batch_id is None else check_batch_id(batch_id)
         self.size = 0
         self._js = js
-        self._max_messages = max_messages
+        self._max_messages = check_count("max_messages", max_messages)
         self._held: OutgoingMessage | None = None  # the last one, until it is known whether it commits
         self._subjects: list[str] = []  # of what was sent
         self._inbox: Inbox | None = None
@@ -96,6 +97,8 @@ class Batch:
             ApiError: or another subclass; nothing is stored.
             RequestTimeout, ConnectionLost: it is all stored, or nothing: repeat it with the same ``msg_id`` for each.
         """
+        if timeout is not None:
+            check_seconds("timeout", timeout)
         self._check_open()
         if self._held is None:
             raise InvalidValue("messages", 0, "a batch has at least one message: add some, or discard it")

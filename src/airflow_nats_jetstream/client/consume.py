@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Self
 
-from airflow_nats_jetstream.client.errors import ConnectionLost, JetStreamError, NoResponders, PinLost
+from airflow_nats_jetstream.client.errors import ConnectionLost, InvalidValue, JetStreamError, NoResponders, PinLost
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.protocol import inbox_number
 from airflow_nats_jetstream.client.pull import ConsumeWindow, Pulling
@@ -98,6 +99,16 @@ class PullMessages(Subscribed):
         return await self._consumer._unanswered(error) if isinstance(error, NoResponders) else error
 
 
+def check_callback(callback: object) -> Callback:
+    """The callback itself. Raises InvalidValue unless it is a coroutine function, or an object that is called as one:
+    what another function returns is known only after its first message, which would then stay unanswered."""
+    if callable(callback):
+        function = inspect.unwrap(callback)
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+            return callback
+    raise InvalidValue("callback", callback, "give an async def function (with arguments: functools.partial of one)")
+
+
 class Consuming:
     """A callback that is called with each message, one after the other, while this context lasts.
 
@@ -117,7 +128,7 @@ class Consuming:
         ack: bool,
     ) -> None:
         self._make = messages
-        self._callback = callback
+        self._callback = check_callback(callback)
         self._on_error = on_error
         self._ack = ack
         self._messages: Messages | None = None

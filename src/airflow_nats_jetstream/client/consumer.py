@@ -25,6 +25,7 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.fetch import Pull
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
 from airflow_nats_jetstream.client.protocol import ProtocolError, time_nanoseconds
+from airflow_nats_jetstream.client.quantities import check_count
 from airflow_nats_jetstream.client.sequences import check_sequence
 
 if TYPE_CHECKING:
@@ -253,8 +254,7 @@ class Consumer:
             MaxBytesExceeded: the first message alone is larger.
             PullError: as :meth:`fetch`.
         """
-        if max_bytes < 1:
-            raise InvalidValue("max_bytes", max_bytes, "give at least 1")
+        check_count("max_bytes", max_bytes)
         window = self._window(
             pulls.MANY,
             largest_request=pulls.MANY,
@@ -272,8 +272,6 @@ class Consumer:
         Raises:
             PullError: as :meth:`fetch`. HeartbeatMissed after ``request_timeout``.
         """
-        if batch < 1:
-            raise InvalidValue("batch", batch, "ask for at least one message")
         silence = self.js.settings.request_timeout
         window = self._window(batch, expires=silence, heartbeat=silence / 2, no_wait=True, priority=priority)
         async with self._pull(window) as pull:
@@ -346,13 +344,12 @@ class Consumer:
     ) -> AsyncIterator[Pull]:
         """A pull of at most ``batch`` messages to be read as they arrive. Leaving it early drops it on the server;
         what arrives after that comes again when ``ack_wait`` is over."""
-        if batch < 1:
-            raise InvalidValue("batch", batch, "ask for at least one message")
         async with self._pull(self._window(batch, expires=expires, heartbeat=heartbeat, priority=priority)) as pull:
             yield pull
 
     def _window(self, wanted: int, **how: Any) -> pulls.PullWindow:
-        pulls.check_waiting(how["expires"], how["heartbeat"])
+        check_count("batch", wanted)
+        pulls.check_request(how["expires"], how["heartbeat"], how["priority"])
         largest = self.js.connection.max_payload + pulls.BESIDE_PAYLOAD
         return pulls.PullWindow(wanted, now=asyncio.get_running_loop().time(), largest_message=largest, **how)
 

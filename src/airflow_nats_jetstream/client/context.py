@@ -24,6 +24,7 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.names import check_filter
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, decode_object
 from airflow_nats_jetstream.client.publishing import Publishing
+from airflow_nats_jetstream.client.quantities import check_seconds
 from airflow_nats_jetstream.client.stream import Stream, StreamInfo
 from airflow_nats_jetstream.client.trace import RequestSent, ResponseReceived, Trace
 
@@ -110,7 +111,7 @@ class JetStream(Publishing):
             RequestTimeout, ConnectionLost: see :meth:`Connection.request`.
         """
         clock = asyncio.get_running_loop()
-        deadline = clock.time() + patience
+        deadline = clock.time() + check_seconds("patience", patience, zero=True)
         subject = f"{self.settings.prefix}.{request}"
         data = json.dumps(payload).encode() if payload is not None else b""
         while True:

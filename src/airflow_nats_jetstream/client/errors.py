@@ -30,6 +30,7 @@
     ├── ServerTooOld                      names the version that is needed
     ├── ListingIncomplete                 the server could not answer for everything in a list
     ├── TooManyPending                    publish_async has as many unanswered messages as it may
+    ├── PublisherClosed                   publish_async was ended by its caller
     ├── NoStreamResponse                  published where no stream listens
     ├── WrongDomain                       published, and stored by a stream of another domain alone
     ├── PublishFailed                     which message was refused or unanswered, how many were stored
@@ -426,6 +427,10 @@ class TooManyPending(JetStreamError):
     def __init__(self, pending: int) -> None:
         super().__init__(f"{pending} messages wait for the stream's answer: publish less at once, or raise max_pending")
         self.pending = pending
+
+
+class PublisherClosed(JetStreamError):
+    """The publisher was closed by its caller: nothing was sent, or the answer to what was sent is not listened for."""
 
 
 class ListingIncomplete(JetStreamError):

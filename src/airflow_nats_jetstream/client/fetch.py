@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from airflow_nats_jetstream.client.errors import JetStreamError, NoResponders, PinLost, PullError
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.protocol import ProtocolError, inbox_number
+from airflow_nats_jetstream.client.quantities import check_seconds
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.connection import Inbox
@@ -48,6 +49,7 @@ class Pull:
         Raises:
             PullError, PermissionDenied: the pull failed, after everything that came before was given.
         """
+        check_seconds("wait", wait, zero=True)
         if not self._arrived and self._failed is None and not self._window.idle:
             await self._arrival(wait)
         messages = self._take_in()

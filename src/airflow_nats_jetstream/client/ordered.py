@@ -38,6 +38,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.protocol import ProtocolError
 from airflow_nats_jetstream.client.push import PushMessages
+from airflow_nats_jetstream.client.quantities import check_count, check_seconds
 from airflow_nats_jetstream.client.subscription import Messages, Subscribed
 
 if TYPE_CHECKING:
@@ -46,8 +47,9 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.client.consume import Callback, OnFailure
     from airflow_nats_jetstream.client.consumer import ConsumerInfo
     from airflow_nats_jetstream.client.message import Message
+    from airflow_nats_jetstream.client.quantities import check_count, check_seconds
     from airflow_nats_jetstream.client.stream import Stream
-    from airflow_nats_jetstream.client.subscription import OnError
+from airflow_nats_jetstream.client.subscription import OnError
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +102,7 @@ class OrderedConsumer:
         """See :meth:`Stream.ordered_consumer`. ``push``: the server pushes, with flow control and heartbeats."""
         self._stream = stream
         self._config = check_ordered_config(config or {})
-        self._max_resets = max_resets
+        self._max_resets = None if max_resets is None else check_count("max_resets", max_resets, 0)
         self._push = push
         self._resets = 0  # since the last message
         self._use = ""
@@ -151,15 +153,18 @@ class OrderedConsumer:
         Raises:
             as :meth:`messages`; OrderedConsumerMisused: it was consumed from before.
         """
+        check_count("batch", batch)
         return await self._fetch(batch, max_wait, lambda consumer, left, rest: consumer.fetch(left, max_wait=rest))
 
     async def fetch_no_wait(self, batch: int) -> list[Message]:
         """Up to ``batch`` messages of those that are there. Raises as :meth:`fetch`."""
+        check_count("batch", batch)
         patience = self._stream.js.settings.request_timeout
         return await self._fetch(batch, patience, lambda consumer, left, _: consumer.fetch_no_wait(left))
 
     async def fetch_bytes(self, max_bytes: int, *, max_wait: float = pulls.EXPIRES) -> list[Message]:
         """As :meth:`Consumer.fetch_bytes`. Raises as :meth:`fetch`."""
+        check_count("max_bytes", max_bytes)
         return await self._fetch(0, max_wait, lambda consumer, _, rest: consumer.fetch_bytes(max_bytes, max_wait=rest))
 
     async def next(self, *, max_wait: float = pulls.EXPIRES) -> Message:
@@ -174,7 +179,7 @@ class OrderedConsumer:
         if self._push:
             raise OrderedConsumerMisused("an ordered push consumer cannot be fetched from: use messages or consume")
         clock = asyncio.get_running_loop().time
-        deadline = clock() + max_wait
+        deadline = clock() + check_seconds("max_wait", max_wait)
         messages: list[Message] = []
         self._begin("fetch")
         try:
@@ -281,6 +286,9 @@ def check_ordered_config(config: object) -> dict[str, Any]:
             raise InvalidValue(
                 f"config[{name!r}]", wanted[name], f"an ordered consumer takes {', '.join(sorted(CHOICES))}"
             )
+    filtered = "filter_subject" in wanted or wanted.get("filter_subjects")
+    if wanted.get("deliver_policy") == "last_per_subject" and not filtered:
+        wanted["filter_subject"] = ">"  # the server refuses this policy without a filter
     return {
         "inactive_threshold": INACTIVE,
         **wanted,

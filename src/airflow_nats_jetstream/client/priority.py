@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client.quantities import check_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,11 @@ class Priority:
     level: int = 0
 
     def __post_init__(self) -> None:
-        if not self.group:
+        if not isinstance(self.group, str) or not self.group:
             raise InvalidValue("group", self.group, "name one of the consumer's priority_groups")
         for name in ("min_pending", "min_ack_pending"):
-            if (value := getattr(self, name)) < 0:
-                raise InvalidValue(name, value, "give 1 or more, or leave it out")
-        if not 0 <= self.level <= 9:
+            check_count(name, getattr(self, name), 0)
+        if check_count("level", self.level, 0) > 9:
             raise InvalidValue("level", self.level, "give 0 (first) to 9")
 
     def request(self, pin: str) -> dict[str, Any]:

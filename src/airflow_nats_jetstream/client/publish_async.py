@@ -1,14 +1,18 @@
 """Publishing without waiting for each answer: one future a message, in a bounded number.
 
 After nats.go's ``PublishAsync``. Nothing waits for ever: a slot becomes free when the stream answers, when it has not
-for ``ack_timeout``, when the connection is lost, and when the caller cancels the future.
+for ``ack_timeout``, when the connection is lost, when the message is refused before it is sent, and when the caller
+cancels the future.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client.errors import (
     ConnectionLost,
@@ -16,16 +20,17 @@ from airflow_nats_jetstream.client.errors import (
     JetStreamError,
     NoStreamResponse,
     PermissionDenied,
+    PublisherClosed,
     RequestTimeout,
     TooManyPending,
 )
 from airflow_nats_jetstream.client.options import OutgoingMessage, outgoing
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS, inbox_number
 from airflow_nats_jetstream.client.publish import RETRY_ATTEMPTS, RETRY_WAIT, PubAck
+from airflow_nats_jetstream.client.quantities import check_count, check_seconds
 from airflow_nats_jetstream.client.requirements import of_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Unpack
 
     from airflow_nats_jetstream.client.connection import Inbox
@@ -40,6 +45,11 @@ MAX_PENDING = 4_000
 ACK_TIMEOUT = 30.0
 """Seconds, as in async-nats: a stream whose leader changes answers after several."""
 
+_CLOSED = "this publisher was closed, nothing was sent: open another one"
+
+OnError = Callable[[OutgoingMessage, Exception], object]
+OnAck = Callable[[OutgoingMessage, PubAck], object]
+
 
 class PublishFuture(asyncio.Future[PubAck]):
     """The stream's answer to come. Awaited it gives the :class:`PubAck`, or raises what :meth:`JetStream.publish` does.
@@ -48,10 +58,16 @@ class PublishFuture(asyncio.Future[PubAck]):
     message may be stored nevertheless.
     """
 
-    def __init__(self, message: OutgoingMessage) -> None:
+    def __init__(self, message: OutgoingMessage, free: Callable[[], object], attempts: int, wait: float) -> None:
         super().__init__()
         self.message = message
-        self.timer: asyncio.TimerHandle | None = None
+        self._free = free
+        self._attempts = attempts  # that are left when nobody answers
+        self._wait = wait
+
+    def cancel(self, msg: Any = None) -> bool:
+        self._free()
+        return super().cancel(msg)
 
 
 class AsyncPublisher:
@@ -63,6 +79,7 @@ class AsyncPublisher:
     ack_timeout:   seconds for each answer.
     on_error:      called with the message and its error when it fails. Without one, asyncio logs an error that nobody
                    has asked its future for.
+    on_ack:        called with the message and its :class:`PubAck` when it is stored.
     """
 
     def __init__(
@@ -72,19 +89,23 @@ class AsyncPublisher:
         max_pending: int = MAX_PENDING,
         stall_timeout: float | None = None,
         ack_timeout: float = ACK_TIMEOUT,
-        on_error: Callable[[OutgoingMessage, Exception], object] | None = None,
+        on_error: OnError | None = None,
+        on_ack: OnAck | None = None,
     ) -> None:
-        if type(max_pending) is not int or max_pending < 1:
-            raise InvalidValue("max_pending", max_pending, "at least one message")
-        if not ack_timeout > 0:
-            raise InvalidValue("ack_timeout", ack_timeout, "seconds, more than 0")
+        for name, handler in (("on_error", on_error), ("on_ack", on_ack)):
+            if handler is not None and (not callable(handler) or iscoroutinefunction(handler)):
+                raise InvalidValue(name, handler, "give a function that is not asynchronous: it is not awaited")
         self._js = js
-        self._slots = asyncio.Semaphore(max_pending)
+        self._slots = asyncio.Semaphore(check_count("max_pending", max_pending))
         self._stall_timeout = stall_timeout
-        self._ack_timeout = ack_timeout
+        if stall_timeout is not None:
+            check_seconds("stall_timeout", stall_timeout, zero=True)
+        self._ack_timeout = check_seconds("ack_timeout", ack_timeout)
         self._on_error = on_error
+        self._on_ack = on_ack
         self._pending: dict[int, PublishFuture] = {}
-        self._attempts: dict[int, int] = {}  # of those that nobody answered
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._closed = False
         self._number = 0
         self._opening = asyncio.Lock()
         self._inbox: Inbox | None = None
@@ -100,29 +121,36 @@ class AsyncPublisher:
         data: bytes = b"",
         *,
         headers: Headers | None = None,
+        retry_attempts: int = RETRY_ATTEMPTS,
+        retry_wait: float = RETRY_WAIT,
         **options: Unpack[PublishOptions],
     ) -> PublishFuture:
         """Send one message. Returns when it is sent, and before it is answered.
 
+        retry_attempts, retry_wait: as :meth:`JetStream.publish`, within ``ack_timeout``.
+
         Raises:
             InvalidValue, ServerTooOld: as :meth:`JetStream.publish`; a ``reply`` subject is one of the former.
             TooManyPending: no slot became free within ``stall_timeout``; nothing was sent.
+            PublisherClosed: after :meth:`close`; nothing was sent.
             ConnectionLost: not connected at this moment; nothing was sent.
         """
+        check_count("retry_attempts", retry_attempts, 0)
+        check_seconds("retry_wait", retry_wait, zero=True)
         message = outgoing(subject, data, headers, options)
         await self._js.require(of_headers(message.headers))
         await self._slot()
-        future = PublishFuture(message)
         self._number += 1
         number = self._number
+        future = PublishFuture(message, partial(self._free, number), retry_attempts, retry_wait)
         self._pending[number] = future
-        future.timer = asyncio.get_running_loop().call_later(self._ack_timeout, self._unanswered, number)
-        future.add_done_callback(lambda _: self._free(number))
+        self._timers[number] = asyncio.get_running_loop().call_later(self._ack_timeout, self._unanswered, number)
         try:
             inbox = self._inbox or await self._open()
             await self._js.connection.publish(subject, data, inbox.subject(number), message.block)
         except BaseException:
-            future.cancel()
+            if not future.cancel():
+                future.exception()  # it failed meanwhile, and the caller is told that it was not sent
             raise
         return future
 
@@ -132,63 +160,70 @@ class AsyncPublisher:
         It says nothing about success: ask the futures, or give ``on_error``. At most ``ack_timeout`` after the last
         publish, so ``timeout`` seconds are only a shorter limit. Raises RequestTimeout.
         """
+        if timeout is not None:
+            check_seconds("timeout", timeout, zero=True)
         try:
             async with asyncio.timeout(timeout):
                 while self._pending:
                     await asyncio.wait(list(self._pending.values()))
-                    await asyncio.sleep(0)  # what is done leaves the pending ones with a callback
         except TimeoutError:
             raise RequestTimeout(f"{self.pending} messages have no answer after {timeout:g} s") from None
 
     async def close(self) -> None:
-        """Stop listening for answers. What has none fails as lost."""
+        """End it: nothing more is published, and no answer is listened for. What has none fails: PublisherClosed."""
+        self._closed = True
         self._js.connection.when_lost.discard(self._lost)
         inbox, self._inbox = self._inbox, None
+        self._give_up(PublisherClosed, "the publisher was closed before the stream's answer; the message may be stored")
         if inbox is not None:
             await inbox.close()
-        self._lost()
 
     async def _slot(self) -> None:
-        if not self._slots.locked():
-            await self._slots.acquire()
-            return
-        if self._stall_timeout == 0:
+        if self._stall_timeout == 0 and self._slots.locked():
             raise TooManyPending(self.pending)
         try:
-            async with asyncio.timeout(self._stall_timeout):
+            async with asyncio.timeout(self._stall_timeout or None):
                 await self._slots.acquire()
         except TimeoutError:
             raise TooManyPending(self.pending) from None
+        if self._closed:
+            self._slots.release()
+            raise PublisherClosed(_CLOSED)
 
     async def _open(self) -> Inbox:
         async with self._opening:
             if self._inbox is None:
-                self._inbox = await self._js.connection.open_inbox(self._deliver)
+                inbox = await self._js.connection.open_inbox(self._deliver)
+                if self._closed:
+                    await inbox.close()
+                    raise PublisherClosed(_CLOSED)
+                self._inbox = inbox
                 self._js.connection.when_lost.add(self._lost)
         return self._inbox
 
-    def _free(self, number: int) -> None:
-        future = self._pending.pop(number)
-        self._attempts.pop(number, None)
-        if future.timer:
-            future.timer.cancel()
-        self._slots.release()
+    def _free(self, number: int) -> PublishFuture | None:
+        """Give its slot to the next message at once. None if it was done before."""
+        future = self._pending.pop(number, None)
+        if future is not None:
+            self._timers.pop(number).cancel()
+            self._slots.release()
+        return future
 
     def _deliver(self, reply: Reply) -> None:
         number = inbox_number(reply.subject)
         future = self._pending.get(number)
-        if future is None or future.done():
+        if future is None:
             return
         try:
             if reply.status != NO_RESPONDERS:
-                future.set_result(self._js.acknowledged(future.message.subject, reply.data))
-                return
-            attempts = self._attempts[number] = self._attempts.get(number, 0) + 1
-            if attempts > RETRY_ATTEMPTS:
+                self._stored(number, self._js.acknowledged(future.message.subject, reply.data))
+            elif future._attempts > 0:
+                future._attempts -= 1
+                asyncio.get_running_loop().call_later(future._wait, self._again, number)
+            else:
                 raise NoStreamResponse(future.message.subject)
-            asyncio.get_running_loop().call_later(RETRY_WAIT, self._again, number)
         except JetStreamError as error:
-            self._fail(future, error)
+            self._fail(number, error)
 
     def _again(self, number: int) -> None:
         if number in self._pending:
@@ -204,26 +239,41 @@ class AsyncPublisher:
             reply = self._inbox.subject(number)
             await self._js.connection.publish(message.subject, message.data, reply, message.block)
         except JetStreamError as error:
-            self._fail(future, error)
+            self._fail(number, error)
 
     def _unanswered(self, number: int) -> None:
-        future = self._pending[number]
+        subject = self._pending[number].message.subject
         error: Exception = RequestTimeout(
-            f"no answer on {future.message.subject!r} within {self._ack_timeout:g} s; the message may be stored"
+            f"no answer on {subject!r} within {self._ack_timeout:g} s; the message may be stored"
         )
         try:
-            self._js.connection.check_permitted(future.message.subject)
+            self._js.connection.check_permitted(subject)
         except PermissionDenied as denied:
             error = denied
-        self._fail(future, error)
+        self._fail(number, error)
 
     def _lost(self) -> None:
         """The answers of before will not come, and what was sent may be stored or not."""
-        for future in list(self._pending.values()):
-            self._fail(future, ConnectionLost("the connection was lost before the stream's answer"))
+        self._give_up(ConnectionLost, "the connection was lost before the stream's answer; the message may be stored")
 
-    def _fail(self, future: PublishFuture, error: Exception) -> None:
-        if future.done():
+    def _give_up(self, kind: type[JetStreamError], what: str) -> None:
+        for number in list(self._pending):
+            self._fail(number, kind(what))
+
+    def _stored(self, number: int, ack: PubAck) -> None:
+        future = self._free(number)
+        if future is None:
+            return
+        future.set_result(ack)
+        if self._on_ack is not None:
+            try:
+                self._on_ack(future.message, ack)
+            except Exception:
+                log.exception("the on_ack of publish_async failed for a message on %r", future.message.subject)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        future = self._free(number)
+        if future is None:
             return
         future.set_exception(error)
         if self._on_error is None:
@@ -232,4 +282,4 @@ class AsyncPublisher:
         try:
             self._on_error(future.message, error)
         except Exception:
-            log.exception("the error handler of publish_async failed for a message on %r", future.message.subject)
+            log.exception("the on_error of publish_async failed for a message on %r", future.message.subject)

@@ -21,15 +21,16 @@ from airflow_nats_jetstream.client.options import outgoing
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
 from airflow_nats_jetstream.client.publish import RETRY_ATTEMPTS, RETRY_WAIT, PubAck
 from airflow_nats_jetstream.client.publish_async import ACK_TIMEOUT, MAX_PENDING, AsyncPublisher
+from airflow_nats_jetstream.client.quantities import check_count, check_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Iterable
     from typing import Unpack
 
     from airflow_nats_jetstream.client.connection import Connection
     from airflow_nats_jetstream.client.feed import Publishable
     from airflow_nats_jetstream.client.options import Headers, OutgoingMessage, PublishOptions
-    from airflow_nats_jetstream.client.publish_async import PublishFuture
+    from airflow_nats_jetstream.client.publish_async import OnAck, OnError, PublishFuture
     from airflow_nats_jetstream.client.requirements import Requirement
     from airflow_nats_jetstream.client.route import Route
     from airflow_nats_jetstream.client.settings import ConnectionSettings
@@ -63,7 +64,7 @@ class Publishing:
         headers: are copied. One that contradicts an option is refused.
         timeout: seconds for the answer, by default ``settings.request_timeout`` (5 s).
         retry_attempts, retry_wait: how often, and after how many seconds, it is sent again when nobody listens: a
-                 stream has no leader for a moment. 2 and 0.25 s, as in nats.go.
+                 stream has no leader for a moment. 2 and 0.25 s, as in nats.go; 0: not again, or at once.
         options: see :class:`PublishOptions`.
 
         Raises:
@@ -75,6 +76,10 @@ class Publishing:
             ApiError: or another subclass, the stream refused it.
             RequestTimeout, ConnectionLost: it may have been stored. Publish it again with the same ``msg_id``.
         """
+        check_count("retry_attempts", retry_attempts, 0)
+        check_seconds("retry_wait", retry_wait, zero=True)
+        if timeout is not None:
+            check_seconds("timeout", timeout)
         message = outgoing(subject, data, headers, options)
         await self.require(requirements.of_headers(message.headers))
         limit = self.settings.request_timeout if timeout is None else timeout
@@ -93,11 +98,18 @@ class Publishing:
         max_pending: int = MAX_PENDING,
         stall_timeout: float | None = None,
         ack_timeout: float = ACK_TIMEOUT,
-        on_error: Callable[[OutgoingMessage, Exception], object] | None = None,
+        on_error: OnError | None = None,
+        on_ack: OnAck | None = None,
     ) -> AsyncIterator[AsyncPublisher]:
-        """An :class:`AsyncPublisher` of its own, with its settings. Its end waits until every message is answered."""
+        """A separate :class:`AsyncPublisher` with these settings. The end of the block waits until every message is
+        answered, and closes it; a block that ends with an exception closes it without waiting."""
         publisher = AsyncPublisher(
-            self, max_pending=max_pending, stall_timeout=stall_timeout, ack_timeout=ack_timeout, on_error=on_error
+            self,
+            max_pending=max_pending,
+            stall_timeout=stall_timeout,
+            ack_timeout=ack_timeout,
+            on_error=on_error,
+            on_ack=on_ack,
         )
         try:
             yield publisher
@@ -106,14 +118,23 @@ class Publishing:
             await publisher.close()
 
     async def publish_async(
-        self, subject: str, data: bytes = b"", *, headers: Headers | None = None, **options: Unpack[PublishOptions]
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        headers: Headers | None = None,
+        retry_attempts: int = RETRY_ATTEMPTS,
+        retry_wait: float = RETRY_WAIT,
+        **options: Unpack[PublishOptions],
     ) -> PublishFuture:
         """Send one message, and get a future of the stream's answer: :meth:`AsyncPublisher.publish`.
 
         At most 4,000 are without an answer at a time, and each waits for it for at most 30 s; :meth:`publisher` takes
-        other values, and a handler for errors.
+        other values, and handlers for answers and errors.
         """
-        return await self._publisher.publish(subject, data, headers=headers, **options)
+        return await self._publisher.publish(
+            subject, data, headers=headers, retry_attempts=retry_attempts, retry_wait=retry_wait, **options
+        )
 
     @property
     def publish_async_pending(self) -> int:
@@ -123,6 +144,13 @@ class Publishing:
     async def publish_async_complete(self, timeout: float | None = None) -> None:
         """Wait until all of :meth:`publish_async` are answered: :meth:`AsyncPublisher.complete`."""
         await self._publisher.complete(timeout)
+
+    async def publish_async_close(self) -> None:
+        """Stop listening for answers to :meth:`publish_async`: what has none fails as :class:`PublisherClosed`, and may
+        be stored. Publishing again afterwards is fine."""
+        publisher: AsyncPublisher | None = vars(self).pop("_publisher", None)
+        if publisher is not None:
+            await publisher.close()
 
     @asynccontextmanager
     async def batch(self, batch_id: str | None = None, *, max_messages: int = MAX_MESSAGES) -> AsyncIterator[Batch]:
@@ -166,6 +194,9 @@ class Publishing:
             InvalidValue: a message, none at all, or more than ``max_messages``. Nothing was sent.
             As :meth:`Batch.add` and :meth:`Batch.commit`. Unless it says otherwise nothing is stored.
         """
+        check_count("max_messages", max_messages)
+        if timeout is not None:
+            check_seconds("timeout", timeout)
         checked: list[OutgoingMessage] = []
         for message in messages:
             if not isinstance(message, tuple | list) or len(message) not in (2, 3):

@@ -20,6 +20,7 @@ from airflow_nats_jetstream.client.errors import (
     PullError,
 )
 from airflow_nats_jetstream.client.priority import Priority
+from airflow_nats_jetstream.client.quantities import check_count, check_seconds
 
 LARGEST_REQUEST = 10_000
 """Messages in one request. At most one and a half times this is outstanding, in three requests of MAX_BYTES or less:
@@ -75,11 +76,11 @@ class Pulling:
 
     def __post_init__(self) -> None:
         for name in ("max_messages", "max_bytes", "stop_after"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise InvalidValue(name, value, "give at least 1")
-        if self.threshold is not None and not 0 <= self.threshold < self.limit:
+            if (value := getattr(self, name)) is not None:
+                check_count(name, value)
+        if self.threshold is not None and check_count("threshold", self.threshold, 0) >= self.limit:
             raise InvalidValue("threshold", self.threshold, f"give 0 to {self.limit - 1}: below the maximum")
-        check_waiting(self.expires, self.heartbeat)
+        check_request(self.expires, self.heartbeat, self.priority)
 
     @property
     def by_bytes(self) -> bool:
@@ -91,12 +92,13 @@ class Pulling:
         return self.max_messages or self.max_bytes or MAX_MESSAGES
 
 
-def check_waiting(expires: float, heartbeat: float | None) -> None:
-    """Raises InvalidValue for what the server answers with 400."""
-    if not expires > 0:
-        raise InvalidValue("expires", expires, "give seconds above 0")
-    if heartbeat is not None and not 0 < heartbeat <= expires / 2:
+def check_request(expires: float, heartbeat: float | None, priority: Priority | None) -> None:
+    """Raises InvalidValue for what the server would answer with 400, or a timer could not wait for."""
+    check_seconds("expires", expires)
+    if heartbeat is not None and check_seconds("heartbeat", heartbeat) > expires / 2:
         raise InvalidValue("heartbeat", heartbeat, f"give seconds above 0 and at most {expires / 2:g}, half of expires")
+    if priority is not None and not isinstance(priority, Priority):
+        raise InvalidValue("priority", priority, "give a Priority")
 
 
 class PullWindow:

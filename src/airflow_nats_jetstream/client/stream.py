@@ -13,6 +13,7 @@ from airflow_nats_jetstream.client.names import check_filter, check_stream_name
 from airflow_nats_jetstream.client.ordered import OrderedConsumer
 from airflow_nats_jetstream.client.protocol import ProtocolError, time_nanoseconds
 from airflow_nats_jetstream.client.push import PushConsumer
+from airflow_nats_jetstream.client.quantities import check_count
 from airflow_nats_jetstream.client.sequences import check_sequence
 
 if TYPE_CHECKING:
@@ -238,8 +239,8 @@ class Stream:
         """
         if sequence is None and start_time is None:
             sequence = 1
-        if count is not None and (type(count) is not int or count < 1):
-            raise InvalidValue("count", count, "give a whole number from 1 on, or none for all messages")
+        if count is not None:
+            check_count("count", count)
         return stored.batch(self, stored.selection(sequence, next_by_subject, None, start_time), count)
 
     def get_last_messages(
@@ -403,7 +404,7 @@ def purge_request(*, subject: str | None, sequence: int | None, keep: int | None
     if sequence is not None and keep is not None:
         raise InvalidValue("keep", keep, "give sequence or keep, not both")
     for name, number in (("sequence", sequence), ("keep", keep)):
-        if number is not None and number < 1:
+        if number is not None and (type(number) is not int or number < 1):
             raise InvalidValue(name, number, "the server takes 0 for everything; give 1 or more, or leave it out")
     if subject is not None:
         check_filter(subject, "subject")

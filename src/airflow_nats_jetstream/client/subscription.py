@@ -23,6 +23,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.protocol import ProtocolError
+from airflow_nats_jetstream.client.quantities import check_seconds
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.connection import Inbox
@@ -84,6 +85,8 @@ class Messages(ABC):
 
     async def next(self, max_wait: float | None = None) -> Message | None:
         """The next message; None when there is none within ``max_wait`` seconds, or after the end."""
+        if max_wait is not None:
+            check_seconds("max_wait", max_wait, zero=True)
         try:
             async with asyncio.timeout(max_wait):
                 return await anext(self, None)

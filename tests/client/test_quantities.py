@@ -1,0 +1,195 @@
+"""Numbers and callbacks that could never work are refused at once: by name, and before anything is sent."""
+
+import functools
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client.message import Message
+from airflow_nats_jetstream.client.priority import Priority
+from airflow_nats_jetstream.client.pull import Pulling
+from airflow_nats_jetstream.client.requirements import ATOMIC_BATCHES
+from airflow_nats_jetstream.client.stream import Stream
+from tests.client.steps import publish
+from tests.client.until import until
+
+NO_NUMBERS = ("1", b"1", [1], True, False, math.nan, math.inf, -math.inf, 1e300, 10**30, 1j, -1)
+Call = Callable[[Stream, Any], Awaitable[object]]
+
+
+async def made(_: object) -> None:
+    """What was refused when it was made has not come this far."""
+
+
+async def enter(context: AbstractAsyncContextManager[object]) -> None:
+    async with context:
+        pass
+
+
+async def commit(stream: Stream, timeout: Any) -> None:
+    async with stream.js.batch() as batch:
+        batch.ended = True
+        await batch.commit(timeout)
+
+
+COUNTS: dict[str, list[Call]] = {
+    "batch": [
+        lambda stream, value: stream.consumer("c").fetch(value),
+        lambda stream, value: stream.consumer("c").fetch_no_wait(value),
+        lambda stream, value: enter(stream.consumer("c").pull(value)),
+        lambda stream, value: stream.ordered_consumer().fetch(value),
+        lambda stream, value: stream.ordered_consumer().fetch_no_wait(value),
+    ],
+    "max_bytes": [
+        lambda stream, value: stream.consumer("c").fetch_bytes(value),
+        lambda stream, value: stream.ordered_consumer().fetch_bytes(value),
+    ],
+    "max_messages": [
+        lambda stream, value: enter(stream.js.batch(max_messages=value)),
+        lambda stream, value: stream.js.publish_batch([(f"{stream.name}.a", b"")], max_messages=value),
+    ],
+    "max_pending": [lambda stream, value: enter(stream.js.publisher(max_pending=value))],
+    "count": [lambda stream, value: made(stream.get_messages(count=value))],
+}
+COUNTS_FROM_ZERO: dict[str, list[Call]] = {
+    "retry_attempts": [
+        lambda stream, value: stream.js.publish(f"{stream.name}.a", retry_attempts=value),
+        lambda stream, value: stream.js.publish_async(f"{stream.name}.a", retry_attempts=value),
+    ],
+    "max_resets": [lambda stream, value: made(stream.ordered_consumer(max_resets=value))],
+    "min_pending": [lambda _, value: made(Priority("g", min_pending=value))],
+    "min_ack_pending": [lambda _, value: made(Priority("g", min_ack_pending=value))],
+    "level": [lambda _, value: made(Priority("g", level=value))],
+    "threshold": [lambda _, value: made(Pulling(threshold=value))],
+}
+SECONDS: dict[str, list[Call]] = {
+    "timeout": [
+        lambda stream, value: stream.js.publish(f"{stream.name}.a", timeout=value),
+        lambda stream, value: stream.js.publish_batch([(f"{stream.name}.a", b"")], timeout=value),
+        commit,
+    ],
+    "expires": [
+        lambda stream, value: stream.consumer("c").fetch(1, max_wait=value),
+        lambda stream, value: stream.consumer("c").fetch_bytes(1, max_wait=value),
+        lambda stream, value: stream.consumer("c").next(max_wait=value),
+        lambda _, value: made(Pulling(expires=value)),
+    ],
+    "heartbeat": [
+        lambda stream, value: stream.consumer("c").fetch(1, heartbeat=value),
+        lambda _, value: made(Pulling(heartbeat=value)),
+    ],
+    "max_wait": [lambda stream, value: stream.ordered_consumer().fetch(1, max_wait=value)],
+    "ack_timeout": [lambda stream, value: enter(stream.js.publisher(ack_timeout=value))],
+}
+SECONDS_FROM_ZERO: dict[str, list[Call]] = {
+    "retry_wait": [
+        lambda stream, value: stream.js.publish(f"{stream.name}.a", retry_wait=value),
+        lambda stream, value: stream.js.publish_async(f"{stream.name}.a", retry_wait=value),
+    ],
+    "timeout": [lambda stream, value: stream.js.publish_async_complete(value)],
+    "stall_timeout": [lambda stream, value: enter(stream.js.publisher(stall_timeout=value))],
+    "patience": [lambda stream, value: stream.info(patience=value)],
+}
+CASES = [
+    pytest.param(field, call, [*NO_NUMBERS, *more], id=f"{field}-{number}")
+    for fields, more in (
+        (COUNTS, (0, 1.0, 1 << 63)),
+        (COUNTS_FROM_ZERO, (1.0, 1 << 63)),
+        (SECONDS, (0, 0.0, -0.001)),
+        (SECONDS_FROM_ZERO, (-0.001,)),
+    )
+    for field, calls in fields.items()
+    for number, call in enumerate(calls)
+]
+
+
+@pytest.mark.parametrize(("field", "call", "wrong"), CASES)
+async def test_a_number_that_could_never_work_is_refused_at_once(
+    stream: Stream, field: str, call: Call, wrong: list[Any]
+) -> None:
+    await stream.js.require(ATOMIC_BATCHES)  # asked once
+    sent = stream.js.connection._client.stats["out_msgs"]
+    for value in wrong:
+        with pytest.raises(InvalidValue) as refused:
+            await call(stream, value)
+        assert refused.value.field == field
+    assert stream.js.connection._client.stats["out_msgs"] == sent
+    assert (await stream.info()).state["messages"] == 0
+
+
+async def test_the_wait_for_a_message(stream: Stream) -> None:
+    consumer = await stream.create_consumer({})
+    async with consumer.messages() as messages, consumer.pull(1) as pull:
+        for value in NO_NUMBERS:
+            with pytest.raises(InvalidValue, match="max_wait="):
+                await messages.next(value)  # type: ignore[arg-type]
+            with pytest.raises(InvalidValue, match="wait="):
+                await pull.receive(value)  # type: ignore[arg-type]
+        assert await messages.next(0) is None
+        assert await pull.receive(0) == []
+
+
+async def test_a_priority_that_is_none(stream: Stream) -> None:
+    for wrong in ("g", {"group": "g"}, 1):
+        with pytest.raises(InvalidValue, match="priority="):
+            Pulling(priority=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidValue, match="priority="):
+            await stream.consumer("c").fetch(1, priority=wrong)  # type: ignore[arg-type]
+
+
+async def test_only_a_coroutine_function_can_consume(stream: Stream) -> None:
+    """A plain function would be called with the first message, and fail only then."""
+    seen: list[tuple[object, ...]] = []
+
+    async def note(*arguments: object) -> None:
+        seen.append(arguments)
+
+    def wrapped(function: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        @functools.wraps(function)
+        def call(*arguments: object) -> Awaitable[None]:
+            return function(*arguments)
+
+        return call
+
+    class Noting:
+        async def __call__(self, message: Message) -> None:
+            await note(message)
+
+        async def method(self, message: Message) -> None:
+            await note(message)
+
+    await stream.create_consumer({"durable_name": "c"})
+    await stream.create_consumer({"durable_name": "p", "deliver_subject": f"to.{stream.name}"})
+    consumers: list[Any] = [stream.consumer("c"), stream.push_consumer("p"), stream.ordered_consumer()]
+
+    def told(count: int) -> bool:
+        return len(seen) == count
+
+    sent = stream.js.connection._client.stats["out_msgs"]
+    wrong: Any
+    for wrong in (None, print, lambda message: note(message), "note", Noting, stream):  # noqa: PLW0108
+        for consumer in consumers:
+            with pytest.raises(InvalidValue, match=r"callback=.*async def"):
+                consumer.consume(wrong)
+    assert stream.js.connection._client.stats["out_msgs"] == sent
+    right: Any
+    for right in (note, functools.partial(note, "x"), wrapped(note), Noting(), Noting().method):
+        before = len(seen)
+        async with stream.consumer("c").consume(right, ack=True):
+            await publish(stream, 1)
+            await until(functools.partial(told, before + 1))
+
+
+async def test_handlers_of_a_publisher_are_called_and_not_awaited(stream: Stream) -> None:
+    async def note(*_: object) -> None: ...
+
+    wrong: Any
+    for wrong in (note, "note", 1):
+        with pytest.raises(InvalidValue, match="on_error="):
+            await enter(stream.js.publisher(on_error=wrong))
+        with pytest.raises(InvalidValue, match="on_ack="):
+            await enter(stream.js.publisher(on_ack=wrong))
