@@ -229,9 +229,7 @@ def _holder(seen: Seen) -> str:
 def _owner(seen: Seen) -> str:
     if seen.entry is None:
         return ""
-    dag, run_id, task, map_index, try_number = seen.entry.owner
-    mapped = f"[{map_index}]" if map_index >= 0 else ""
-    return f"{dag} / {run_id} / {task}{mapped}, try {try_number}"
+    return seen.entry.taken_by
 
 
 def _age(seconds: float | None) -> str:

@@ -20,6 +20,7 @@ from airflow_nats_jetstream.client.errors import (
     Superseded,
 )
 from airflow_nats_jetstream.client.priority import Priority
+from airflow_nats_jetstream.owner import owner_in_triggerer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -118,9 +119,7 @@ class JetStreamPullTrigger(JetStreamTrigger):
         from airflow_nats_jetstream.handoff.take import Take
 
         if "owner" not in self.taking:
-            ti: Any = self.task_instance
-            owner = [ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index, ti.try_number]
-            self.taking = {**self.taking, "owner": owner}
+            self.taking = {**self.taking, "owner": list(owner_in_triggerer(self.task_instance))}
         self._take = take = Take(js, taking_of(self.taking))
         await take.prepare()
         log.info("waiting for messages of %s on consumer %s", take.taking.stream, take.taking.consumer)

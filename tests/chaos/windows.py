@@ -82,7 +82,7 @@ def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(enter)
     async def entering(take: Take, *arguments: Any) -> Any:
-        run = take.taking.owner[1]
+        run = str(take.taking.owner[1])
         ranges = Sequences.of(take._pulled).to_json()
         mark(FETCH, "enter", take.taking.stream, run, ranges=ranges)
         await asyncio.sleep(pause(FETCH, f"{run} fetched {ranges}"))

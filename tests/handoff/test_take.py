@@ -20,6 +20,7 @@ from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.record import DoneEntry, Record
 from airflow_nats_jetstream.handoff.settled import Settled
 from airflow_nats_jetstream.handoff.take import Take
+from tests.client.until import until
 from tests.handoff.steps import ACK_WAIT, CONSUMER, floor, publish, reset_by_a_stranger, take, taking, unacknowledged
 
 LONG = {"ack_wait": timedelta(seconds=30)}  # a batch older than half of it is dropped
@@ -112,8 +113,66 @@ async def test_a_trigger_started_again_hands_on_its_own_claims(stream: Stream) -
     work = Take(stream.js, taking(stream, messages_per_claim=5))
     await work.prepare()
     claims = await work.take(3)  # and dies here: no handed_on, no put_back
-    assert await take(stream, messages_per_claim=5) == claims
+    again = await take(stream, messages_per_claim=5)
+    assert [replace(each, taken_at="") for each in again] == [replace(each, taken_at="") for each in claims]
     assert await take(stream, "another run", wait=0.5) == []
+
+
+async def test_what_an_earlier_try_took_is_handed_on_under_a_new_lease(stream: Stream) -> None:
+    await publish(stream, 10)
+    lease = timedelta(seconds=4)
+    (claim,) = await take(stream, hand_off_timeout=lease)  # and Airflow fails the sensor
+    await asyncio.sleep(3)
+    (again,) = await take(stream, hand_off_timeout=lease)
+    assert again.id == claim.id
+    assert await take(stream, "other", wait=2.5) == [], "its first lease has ended"
+    async with Hold.begin(stream.js, again, try_number=1) as hold:
+        assert await take(stream, wait=0.5) == [], "what a task holds is nobody else's"
+        await hold.settle()
+    assert await floor(stream) == 10
+
+
+async def test_a_try_that_dies_late_does_not_withdraw_what_the_next_one_handed_on(stream: Stream) -> None:
+    await publish(stream, 10)
+    older = Take(stream.js, taking(stream))
+    await older.prepare()
+    (claim,) = await older.take(3)
+    (handed_on,) = await take(stream)
+    await older.put_back()
+    assert await take(stream, "other", wait=0.7) == [], "its messages were given back"
+    async with Hold.begin(stream.js, handed_on, try_number=1) as hold:
+        await hold.settle()
+    assert handed_on.id == claim.id
+    assert await floor(stream) == 10
+
+
+async def test_a_try_that_found_claims_does_not_withdraw_what_the_older_one_handed_on(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    newer = Take(stream.js, taking(stream))
+    await newer.prepare()
+    assert [each.id for each in await newer.take(3)] == [claim.id]
+    await newer.put_back()  # cancelled, because the older one's event was first
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    assert await floor(stream) == 10
+
+
+async def test_a_try_that_waits_hands_on_what_an_older_one_takes_meanwhile(stream: Stream) -> None:
+    config = {**LONG, "max_expires": timedelta(seconds=1)}
+    older = Take(stream.js, taking(stream, consumer_config=config))
+    await older.prepare()
+    await publish(stream, 10)
+    since = await older._gather(older._clock() + 10)
+    newer = asyncio.create_task(take(stream, wait=30, consumer_config=config))
+
+    async def waits() -> bool:
+        return bool((await stream.consumer(CONSUMER).info()).raw["num_waiting"])
+
+    await until(waits)
+    (claim,) = await older._enter(since)
+    (handed_on,) = await newer
+    assert handed_on.id == claim.id
 
 
 @pytest.mark.parametrize("receipted", [False, True])

@@ -3,7 +3,7 @@
 import contextvars
 import json
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -64,6 +64,7 @@ def context_of(
     max_tries: int = 0,
     map_index: int = -1,
     state: State | None = None,
+    run_start: datetime | None = None,
 ) -> Any:
     """The part of Airflow's context that operators look at, with the task runner's own kind of task instance."""
     ti = RuntimeTaskInstance.model_construct(
@@ -77,6 +78,7 @@ def context_of(
         task=task,
     )
     return {
+        "dag_run": SimpleNamespace(conf={}, start_date=run_start),
         "ti": ti,
         "task_instance": ti,
         "task": task,
@@ -110,7 +112,7 @@ def rendered(task: Any, params: Mapping[str, Any], map_index: int = -1) -> Any:
     task that with this index."""
     task = task.prepare_for_execution()
     environment = task.dag.get_template_env() if task.has_dag() else None
-    context = {**context_of(task, map_index=map_index), "params": params, "dag_run": SimpleNamespace(conf={})}
+    context = {**context_of(task, map_index=map_index), "params": params}
     if task.has_dag():
         context["dag"] = task.dag
     task.render_template_fields(context, environment)

@@ -8,13 +8,19 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, AirflowTaskTimeout, TaskDeferred
+from airflow.sdk.exceptions import (
+    AirflowRescheduleException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    AirflowTaskTimeout,
+    TaskDeferred,
+)
 from airflow.sdk.serde import deserialize, serialize
 
 from airflow_nats_jetstream.client.errors import (
@@ -31,11 +37,14 @@ from demo.nats_server import NatsServer
 from tests.operators.conftest import set_connection
 from tests.operators.steps import ACK_WAIT, CONNECTION, CONSUMER, context_of, execute, info, publish, record, sensor
 
+INSTANCE = {"try_number", "max_tries", "map_index", "run_start", "run_id"}
+
 
 def trigger_of(stream: str, run_id: str = "run", **changes: Any) -> JetStreamPullTrigger:
     """The trigger that a deferring sensor leaves behind, as it comes back from Airflow's database."""
+    instance = {name: changes.pop(name) for name in INSTANCE & changes.keys()}
     with pytest.raises(TaskDeferred) as deferred:
-        execute(sensor(stream, deferrable=True, **changes), run_id=run_id)
+        execute(sensor(stream, deferrable=True, **changes), run_id=run_id, **instance)
     path, values = deferred.value.trigger.serialize()
     assert path == "airflow_nats_jetstream.triggers.JetStreamPullTrigger"
     stored: Any = deserialize(json.loads(json.dumps(serialize(values))))
@@ -71,7 +80,7 @@ async def test_a_deferred_sensor_hands_on_claims(hook: JetStreamHook, stream: st
     event = await waiting
     claims = await asyncio.to_thread(resumed, stream, event)
     assert [Claim.from_json(claim).count for claim in claims] == [50]
-    assert [record.owner for record in (await ledger(hook, stream)).values()] == [("dag", "run", "claims", -1, 1)]
+    assert [record.owner for record in (await ledger(hook, stream)).values()] == [("dag", "run", "claims", -1, 0, "")]
 
 
 async def ledger(hook: JetStreamHook, stream: str) -> Any:
@@ -85,9 +94,47 @@ async def test_a_trigger_that_is_started_again_hands_on_the_same_claims(hook: Je
     events: AsyncIterator[Any] = first.run()
     event = await anext(events)  # and then its triggerer dies: the event is not stored
     second = JetStreamPullTrigger(**first.serialize()[1])
-    assert await fired(second) == event.payload
+    (first_claim,), (second_claim,) = event.payload["claims"], (await fired(second))["claims"]
+    assert second_claim == {**first_claim, "taken_at": second_claim["taken_at"]}
     await first.cleanup()
     assert len(await ledger(hook, stream)) == 1  # after the event nothing is given back
+
+
+@pytest.mark.parametrize("mode", ["deferred", "in the worker", "rescheduled"])
+async def test_a_retry_hands_on_what_an_earlier_try_took_but_a_cleared_sensor_does_not(
+    hook: JetStreamHook, stream: str, mode: str
+) -> None:
+    start = datetime(2026, 11, 21, 3, tzinfo=UTC)
+
+    async def begun(timeout: float = 60, **instance: Any) -> list[str]:
+        """A try of the sensor; its claims, of which Airflow never hears."""
+        task = {"retries": 2, "timeout": timeout, "run_start": start, **instance}
+        if mode == "deferred":
+            event = await fired(await asyncio.to_thread(trigger_of, stream, **task))
+            return [claim["id"] for claim in event.get("claims", ())]
+        instance = {name: task.pop(name) for name in INSTANCE if name in task}
+        own = {"mode": "reschedule", "poke_interval": 1} if mode == "rescheduled" else {}
+        try:
+            claims = await asyncio.to_thread(execute, sensor(stream, **task, **own), **instance)
+        except (AirflowSensorTimeout, AirflowRescheduleException):
+            return []
+        return [claim["id"] for claim in claims]
+
+    await asyncio.to_thread(publish, hook, stream, 10)
+    first = await begun(try_number=1, max_tries=2)
+    assert len(first) == 1
+    assert await begun(try_number=2, max_tries=2) == first
+    # Of 1 or 2 tries before it was cleared; a sensor of another deployment; another mapped one; another run's.
+    others: list[dict[str, Any]] = [
+        {"max_tries": 3},
+        {"max_tries": 4},
+        {"run_start": start + timedelta(microseconds=1)},
+        {"map_index": 0},
+        {"run_id": "other"},
+    ]
+    for other in others:
+        assert await begun(1, **{"try_number": 2, "max_tries": 2, **other}) == []
+    assert await begun(try_number=3, max_tries=2) == first
 
 
 async def test_a_killed_trigger_gives_back_what_it_pulled(hook: JetStreamHook, stream: str) -> None:

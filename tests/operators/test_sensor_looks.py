@@ -2,10 +2,13 @@
 
 import asyncio
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from airflow.executors.workloads.task import TaskInstanceDTO
+from airflow.jobs.triggerer_job_runner import TriggerRunner
 from airflow.models.trigger import Trigger
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSensorTimeout, AirflowSkipException
@@ -77,7 +80,7 @@ def test_a_look_that_died_before_its_claims_were_stored_hands_them_on(hook: JetS
     publish(hook, stream, 10)
     first = looks(stream)
     publish(hook, stream, 5)
-    assert looks(stream) == first  # the same task instance and try
+    assert [claim["id"] for claim in looks(stream)] == [claim["id"] for claim in first]  # the same task instance
 
 
 def test_a_rescheduled_sensor_ends_as_airflows_do(hook: JetStreamHook, stream: str) -> None:
@@ -158,7 +161,42 @@ def test_a_templated_group(hook: JetStreamHook, stream: str) -> None:
     assert execute(task)[0]["count"] >= 1
 
 
-def started(stream: str, **changes: Any) -> tuple[JetStreamPullTrigger, Any]:
+START = datetime(2026, 11, 21, 3, tzinfo=UTC)
+
+
+def in_triggerer(task: Any, try_number: int) -> Any:
+    """The task instance that Airflow's triggerer makes: it knows of its run, but not how often it may be tried."""
+    encoded = DagSerialization.to_dict(task.dag)
+    ti: dict[str, Any] = {
+        "id": uuid4(),
+        "dag_id": "dag",
+        "run_id": "run",
+        "task_id": "claims",
+        "try_number": try_number,
+        "map_index": -1,
+        "dag_version_id": uuid4(),
+        "pool_slots": 1,
+        "priority_weight": 1,
+        "queue": "default",
+    }
+    run: dict[str, Any] = {
+        "dag_id": "dag",
+        "run_id": "run",
+        "run_type": "manual",
+        "state": "running",
+        "logical_date": None,
+        "data_interval_start": None,
+        "data_interval_end": None,
+        "run_after": START,
+        "start_date": START,
+        "end_date": None,
+        "consumed_asset_events": [],
+        "partition_key": None,
+    }
+    return TriggerRunner.create_runtime_ti(TaskInstanceDTO(**ti), encoded, run)
+
+
+def started(stream: str, try_number: int = 2, **changes: Any) -> tuple[JetStreamPullTrigger, Any]:
     """The trigger that the scheduler makes from the serialized DAG, as the triggerer gets it; and the task."""
     with DAG("dag", schedule=None) as dag:
         task = sensor(stream, deferrable=True, start_from_trigger=True, **changes)
@@ -173,7 +211,7 @@ def started(stream: str, **changes: Any) -> tuple[JetStreamPullTrigger, Any]:
     values = Trigger._decrypt_kwargs(row.encrypted_kwargs)
     decode: Any = smart_decode_trigger_kwargs
     trigger = JetStreamPullTrigger(**{name: decode(value) for name, value in values.items()})
-    trigger.task_instance = context_of(task, try_number=2)["ti"]
+    trigger.task_instance = in_triggerer(task, try_number)
     return trigger, (task, arguments.next_method)
 
 
@@ -184,7 +222,9 @@ async def test_a_sensor_that_starts_from_its_trigger(hook: JetStreamHook, stream
     assert [claim["count"] for claim in claims] == [5]
     entries = await asyncio.to_thread(record, hook, stream)
     assert entries is not None
-    assert [entry.owner for entry in entries.open.values()] == [("dag", "run", "claims", -1, 2)]
+    assert [entry.owner for entry in entries.open.values()] == [("dag", "run", "claims", -1, 0, START.isoformat())]
+    retried, _ = started(stream, timeout=60, try_number=3)
+    assert (await fired(retried))["claims"][0]["id"] == claims[0]["id"]
     late, (task, next_method) = started(stream, timeout=1)
     late.task_instance = context_of(task, run_id="late")["ti"]
     event = await fired(late)

@@ -165,9 +165,5 @@ async def _supersede(ledger: Ledger) -> set[str]:
 
 def _described(seen: Seen) -> str:
     by = f"held by attempt {seen.holder}" if seen.holder else "held by nobody"
-    dag, run_id, task, map_index, _ = seen.entry.owner if seen.entry else ("", "", "", -1, 0)
-    mapped = f"[{map_index}]" if map_index >= 0 else ""
-    return (
-        f"{seen.id} ({seen.sequences.count} messages of consumer {seen.consumer!r}, taken by {dag} / {run_id} / "
-        f"{task}{mapped}, {by})"
-    )
+    taken_by = seen.entry.taken_by if seen.entry else "nobody"
+    return f"{seen.id} ({seen.sequences.count} messages of consumer {seen.consumer!r}, taken by {taken_by}, {by})"

@@ -255,9 +255,8 @@ def plain(seen: Seen) -> dict[str, Any]:
         "alive": seen.alive,
     }
     if entry is not None:
-        dag, run, task, map_index, try_number = entry.owner
         shown["bytes"] = entry.bytes
-        shown["owner"] = {"dag": dag, "run": run, "task": task, "map_index": map_index, "try": try_number}
+        shown["taken_by"], shown["owner"] = entry.taken_by, list(entry.owner)
     if receipt is not None:
         shown["token"], shown["value"] = receipt.token, receipt.value
         shown["rejected"] = receipt.rejected.to_json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,13 +25,20 @@ BELIEVED = 10**9
 ABANDONED = 7 * 24 * 3600 * 10**9
 """Nanoseconds after which a claim that no task holds, and whose messages never come again, is forgotten."""
 
-Owner = tuple[str, str, str, int, int]
-"""dag id, run id, task id, map index and try number of the sensor that took the claim."""
+Owner = tuple[str | int, ...]
+"""Whom a claim was taken for; the orchestrator chooses it. The leading strings name the owner for people, a number that
+follows them is its index unless it is negative, and the rest only distinguishes owners. What an owner took and nobody
+holds is handed on to whoever waits for an equal owner, so an owner must survive a retry and differ between deployments.
+"""
+_LONGEST_OWNER = 16
 
 
 @dataclass(frozen=True, slots=True)
 class OpenEntry:
-    """A claim on its way. ``counter`` is its highest consumer sequence, ``at`` the server's time of entering."""
+    """A claim on its way. ``counter`` is its highest consumer sequence.
+
+    ``at`` is the server's time at which it was entered, or handed on again to a later try of its owner.
+    """
 
     sequences: Sequences
     counter: int
@@ -38,6 +46,13 @@ class OpenEntry:
     at: str
     owner: Owner
     token: str | None = None
+
+    @property
+    def taken_by(self) -> str:
+        """The owner for people: ``dag / run / task[3]``."""
+        names = list(itertools.takewhile(lambda each: isinstance(each, str), self.owner))
+        index = self.owner[len(names)] if len(names) < len(self.owner) else -1
+        return " / ".join(map(str, names)) + (f"[{index}]" if isinstance(index, int) and index >= 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,11 +309,11 @@ def _check_record(value: Any) -> None:
         _check_counts(entry["bytes"])
         time_nanoseconds(entry["at"])
         _check(entry["token"], str | None)
-        dag, run, task, map_index, try_number = entry["owner"]
-        for each in (dag, run, task):
-            _check(each, str)
-        for each in (map_index, try_number):
-            _check(each, int)
+        _check(entry["owner"], list)
+        if not 1 <= len(entry["owner"]) <= _LONGEST_OWNER:
+            raise ValueError("no owner")
+        for each in entry["owner"]:
+            _check(each, str | int)
     for entry in value["done"].values():
         _check(entry["token"], str)
         _check_settled(entry["at"])

@@ -154,16 +154,17 @@ class Take:
     async def take(self, wait: float) -> list[Claim]:
         """The claims of one batch; ``[]`` when fewer than ``min_messages`` came within ``wait`` seconds.
 
-        The claims that this owner entered before and never handed on come back first, without a pull.
+        Claims that an earlier try of this owner entered and that nobody holds are handed on first, without a pull; so
+        are those that another try which is still alive enters meanwhile.
 
         Raises:
             PullError: the consumer is gone, or refuses the pull.
             LedgerUnavailable, LedgerFull: see the ledger.
         """
         deadline = self._clock() + wait
-        if mine := await self._mine():
-            return mine
         while True:
+            if mine := await self._mine():
+                return mine
             if await self._enough() and (claims := await self._batch(deadline, look=self.taking.backlog is not None)):
                 return claims
             left = deadline - self._clock()
@@ -213,8 +214,8 @@ class Take:
         """Give back what was pulled and not entered, and what was entered and not handed on. May be called twice."""
         pulled, self._pulled = Sequences.of(self._pulled), {}
         claims, self._entered = self._entered, []
-        ids = {claim.id for claim in claims}
-        if ids:
+        entered = {claim.id: claim.taken_at for claim in claims}
+        if entered:
 
             def withdraw(record: Record | None, info: ConsumerInfo) -> Record | None:  # noqa: ARG001
                 if record is None:
@@ -224,7 +225,8 @@ class Take:
                     open={
                         claim_id: entry
                         for claim_id, entry in record.open.items()
-                        if claim_id not in ids or entry.token is not None or entry.owner != self.taking.owner
+                        # Another try of this owner that has handed it on has changed the time.
+                        if entry.token is not None or entered.get(claim_id) != entry.at
                     },
                 )
 
@@ -232,9 +234,12 @@ class Take:
                 record, _ = await self.ledger.change(withdraw)
             except (ConsumerNotFound, StreamNotFound):
                 return  # and with them everything that could be given back
+            withdrawn = Sequences()
             for claim in claims:
-                if record is None or claim.id not in record.open:
-                    pulled |= claim.sequences
+                withdrawn |= claim.sequences
+            for entry in record.open.values() if record else ():
+                withdrawn -= entry.sequences  # on their way in a claim, whoever handed it on
+            pulled |= withdrawn
         if pulled:
             log.info("giving back %d messages that were not handed on", pulled.count)
             tell("given_back", self.taking, pulled.count)
@@ -253,21 +258,43 @@ class Take:
             return record, info  # looked, without waiting for a turn to change it
         return await self.ledger.change(look)
 
-    async def _life(self) -> tuple[str, int]:
-        record, info = await self._look()
-        return (record.created, record.n) if record else (info.created, 0)
-
     async def _mine(self) -> list[Claim]:
+        """Hand on what another try of this owner entered and nobody holds, under a new lease.
+
+        The entry's time is changed first: from then on the other try cannot withdraw it any more. What is handed on
+        here is never withdrawn from here either, because the other try may have handed it on as well.
+        """
         record, _ = await self._look()
+        if not self._of_this_owner(record):
+            return []
         created = (await self.ledger.stream.info(patience=PATIENCE)).created
-        self._entered = [
-            self._claim(claim_id, entry, created, record.created)
-            for claim_id, entry in (record.open.items() if record else ())
-            if record and entry.owner == self.taking.owner and entry.token is None
-        ]
-        if self._entered:
-            log.info("handing on %d claims that this sensor took before", len(self._entered))
-        return self._entered
+        mine: dict[str, OpenEntry] = {}
+
+        def hand_on(record: Record | None, info: ConsumerInfo) -> Record | None:
+            mine.clear()
+            if record is None or record.new_life(info):
+                return record
+            found = self._of_this_owner(record)
+            mine.update((claim_id, replace(entry, at=info.now)) for claim_id, entry in found.items())
+            return replace(record, open={**record.open, **mine})
+
+        record, _ = await self.ledger.change(hand_on)
+        if record is None or not mine:
+            return []
+        claims = [self._claim(claim_id, entry, created, record.created) for claim_id, entry in mine.items()]
+        log.info("handing on %d claims that an earlier try took: %s", len(claims), ", ".join(mine))
+        for claim in claims:
+            await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
+        return claims
+
+    def _of_this_owner(self, record: Record | None) -> dict[str, OpenEntry]:
+        """The claims that were taken for this owner and that nobody holds."""
+        open_claims = record.open if record else {}
+        return {
+            claim_id: entry
+            for claim_id, entry in open_claims.items()
+            if entry.owner == self.taking.owner and entry.token is None
+        }
 
     def _claim(self, claim_id: str, entry: OpenEntry, stream_created: str, consumer_created: str) -> Claim:
         return Claim(
@@ -296,10 +323,13 @@ class Take:
         waiting = 0
         end, life = deadline, None
         while clock() < end and len(self._pulled) < taking.max_messages:
-            before, life = life, await self._life()
+            record, info = await self._look()
+            before, life = life, (record.created, record.n) if record else (info.created, 0)
             if life != before:
                 self._pulled.clear()  # of an earlier life: it is delivered again
             if not self._pulled:
+                if self._of_this_owner(record):
+                    break  # another try of this owner, which is still alive, has entered them meanwhile
                 nothing = clock()
                 if look:
                     end = min(deadline, nothing + _LOOK)

@@ -19,6 +19,7 @@ from airflow_nats_jetstream.client.names import check_consumer_name, check_strea
 from airflow_nats_jetstream.client.priority import Priority
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.template import absent, optional_number, templated, whole_number
+from airflow_nats_jetstream.owner import owner_in_worker
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger, function, taking_of
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from airflow_nats_jetstream.client.context import JetStream
     from airflow_nats_jetstream.handoff.claim import Claim
+    from airflow_nats_jetstream.handoff.record import Owner
     from airflow_nats_jetstream.handoff.take import Take
 
 _PRIORITY = {each.name for each in dataclasses.fields(Priority)}
@@ -126,7 +128,7 @@ class JetStreamPullSensor(JetStreamSensor):
             raise InvalidValue("backlog", backlog, "give the path of a function: package.module.function")
         known = not templated([stream, consumer, dead_letters, self.priority, consumer_config, *numbers])
         if known:
-            self._taking(("dag", "run", "task", -1, 1))
+            self._taking(("owner",))
         if start_from_trigger:
             if not (known and deferrable) or templated(nats_conn_id):
                 remedy = "leave it out where a field is templated, or with deferrable=False: only a worker renders them"
@@ -147,7 +149,7 @@ class JetStreamPullSensor(JetStreamSensor):
 
     def _start(self) -> StartTriggerArgs:
         """What the scheduler hands to the triggerer. The owner is known there."""
-        taking = self._taking(("", "", "", -1, 1))
+        taking = self._taking(("owner",))
         del taking["owner"]
         if self.backlog is not None:
             taking["backlog"] = self.backlog
@@ -180,16 +182,13 @@ class JetStreamPullSensor(JetStreamSensor):
         return claims
 
     def _taking_for(self, context: Context) -> dict[str, Any]:
-        ti = context["ti"]
-        taking = self._taking(
-            (ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index, ti.try_number)
-        )
+        taking = self._taking(owner_in_worker(context))
         if self.backlog is not None:
             function(self.backlog)
             taking["backlog"] = self.backlog
         return taking
 
-    def _taking(self, owner: tuple[str, str, str, int, int]) -> dict[str, Any]:
+    def _taking(self, owner: Owner) -> dict[str, Any]:
         """The flat JSON of what to take, checked; but for the function, which a parse of the DAG does not import."""
         from airflow_nats_jetstream.handoff.consumer import check_config
 
