@@ -94,6 +94,7 @@ async def test_one_refused_message_among_many_is_named(settings: ConnectionSetti
         (("x.y",), InvalidValue),
         (("x.y", b"", {"a\n": "b"}), InvalidValue),
         (("x.y", b"x" * 2_000_000), InvalidValue),
+        (("x." + 4_000 * "y", b""), InvalidValue),
     ],
 )
 async def test_bad_messages(

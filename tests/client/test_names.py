@@ -31,7 +31,10 @@ def test_subjects_and_filters() -> None:
         assert check_filter(pattern) == pattern
 
 
-@pytest.mark.parametrize("subject", ["", ".", "a..b", "a.", ".a", "a b", "a\tb", "a\r\nPUB b 0", "a\x00", "a.*", "a.>"])
+@pytest.mark.parametrize(
+    "subject",
+    ["", ".", "a..b", "a.", ".a", "a b", "a\tb", "a\r\nPUB b 0", "a\x00", "a.*", "a.>", 3_841 * "a", 1_921 * "ä"],
+)
 def test_subjects_that_are_refused(subject: str) -> None:
     with pytest.raises(InvalidValue, match="subject="):
         check_subject(subject)

@@ -5,7 +5,7 @@ import base64
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,9 +13,12 @@ import anyio
 import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect, errors
+from airflow_nats_jetstream.client.bulk import publish_all, publish_fast
 from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.names import LONGEST_SUBJECT
 from airflow_nats_jetstream.client.protocol import decode_headers
 from airflow_nats_jetstream.client.schedule import Schedule
+from demo.nats_server import NatsServer
 from tests.client.proxy import Proxy
 from tests.client.servers import Serve
 from tests.client.until import until
@@ -315,3 +318,64 @@ async def test_a_lost_answer_ends_in_time_and_the_same_id_is_safe(serve: Serve) 
             proxy.muted = False
             assert (await js.publish("L.x", b"once", msg_id="one")).duplicate
             assert await count(js, "L") == 1
+
+
+async def one(js: JetStream, subject: str) -> object:
+    return await js.publish(subject)
+
+
+async def awaited(js: JetStream, subject: str) -> object:
+    return await (await js.publish_async(subject))
+
+
+async def atomic(js: JetStream, subject: str) -> object:
+    return await js.publish_batch([(subject, b"")])
+
+
+async def fast(js: JetStream, subject: str) -> object:
+    async with js.fast_batch() as batch:
+        try:
+            await batch.add(subject)
+        except errors.InvalidValue:
+            await batch.add(subject[:100])
+            await batch.commit()
+            raise
+        return await batch.commit()
+
+
+async def bulk(js: JetStream, subject: str) -> object:
+    return publish_all(js.settings, [(subject, b"")], scope="one")
+
+
+async def bulk_fast(js: JetStream, subject: str) -> object:
+    return publish_fast(js.settings, [(subject, b"")])
+
+
+@pytest.mark.parametrize("way", [one, awaited, atomic, fast, bulk, bulk_fast])
+async def test_a_subject_that_no_line_has_room_for_is_refused_and_nothing_is_sent(
+    nats_server: NatsServer, way: Callable[[JetStream, str], Awaitable[object]]
+) -> None:
+    """Server and connection take the longest one that is not refused, with the longest subject for the answer."""
+    name = f"L{secrets.token_hex(4)}"
+    longest = f"{name}.".ljust(LONGEST_SUBJECT, "x")
+    async with connect(ConnectionSettings(servers=nats_server.url, inbox_prefix="I" * 128)) as js:
+        flags = {"allow_atomic": True, "allow_batched": True}
+        stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], **flags})
+        with pytest.raises(
+            (errors.InvalidValue, errors.PublishFailed), match="at most 3840 bytes, and this one has 3841"
+        ):
+            await way(js, longest + "x")
+        await way(js, longest)
+        assert (await stream.get_message(last_by_subject=longest)).subject == longest
+        assert js.connection.reconnects == 0
+        await stream.delete()
+
+
+async def test_a_server_with_shorter_lines_is_not_tried_again(serve: Serve) -> None:
+    settings = ConnectionSettings(servers=serve("max_control_line: 1024").url)
+    async with connect(settings) as js:
+        await js.create_stream({"name": "S", "subjects": ["s.>"]})
+    begin = time.monotonic()
+    with pytest.raises(errors.ConnectionDenied, match="max_control_line"):
+        publish_all(settings, [("s.a", b""), ("s." + 2_000 * "b", b"")], scope="one")
+    assert time.monotonic() - begin < 30

@@ -289,6 +289,7 @@ async def test_what_was_written_is_what_is_read(
         ("'{}.a' as subject, cast(null as binary) as data", r"data=None: row 1 of partition 0"),
         ("'elsewhere.a' as subject, 'x' as data", r"subject='elsewhere.a': stream '{}' does not listen on it"),
         ("'{}.*' as subject, 'x' as data", r"subject='{}\.\*': a message needs a literal subject"),
+        ("concat('{}.', repeat('x', 4000)) as subject, 'x' as data", "at most 3840 bytes, and this one has 4010"),
         ("'{}.a' as subject, repeat('x', 2000000) as data", r"data='2\d* bytes': .*at most 1048576 bytes"),
         ("'{}.a' as subject, 'x' as data, ' ' as msg_id", r"msg_id=' ': an id is not empty"),
         (

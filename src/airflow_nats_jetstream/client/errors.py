@@ -472,7 +472,9 @@ class PublishFailed(JetStreamError):
     """
 
     def __init__(self, position: int, subject: str, stored: int, cause: Exception) -> None:
-        super().__init__(f"message {position} for {subject!r} was not stored: {cause}; {stored} messages were stored")
+        super().__init__(
+            f"message {position} for {_shown(subject)} was not stored: {cause}; {stored} messages were stored"
+        )
         self.position = position
         self.subject = subject
         self.stored = stored

@@ -13,6 +13,10 @@ _plain_subject = re.compile(
     r"[^\s\x00.*>\ud800-\udfff]+(?:\.[^\s\x00.*>\ud800-\udfff]+)*"
 ).fullmatch  # most of the literal ones, told at once
 _LONGEST_NAME = 255  # server/jetstream_api.go: JSMaxNameLen
+LONGEST_SUBJECT = 3_840
+"""Bytes. A command's line has at most 4,096 after its verb (``max_control_line``, which a server does not tell), and
+ends the connection of everything else on it if it is longer; the rest is for the subject of the answer, and sizes."""
+_SHORT = LONGEST_SUBJECT // 4  # characters that never have more bytes
 
 
 def _check_name(field: str, name: object) -> str:
@@ -39,12 +43,14 @@ def _check_tokens(field: str, subject: object) -> list[str]:
     tokens = subject.split(".")
     if not all(_TOKEN.fullmatch(token) for token in tokens):
         raise InvalidValue(field, subject, "a subject has no empty token, white space or NUL")
+    if len(subject) > _SHORT and (size := len(subject.encode())) > LONGEST_SUBJECT:
+        raise InvalidValue(field, subject, f"a subject has at most {LONGEST_SUBJECT} bytes, and this one has {size}")
     return tokens
 
 
 def check_subject(subject: str, field: str = "subject") -> str:
     """A subject to publish on: no wildcards. Raises InvalidValue."""
-    if isinstance(subject, str) and _plain_subject(subject):
+    if isinstance(subject, str) and len(subject) <= _SHORT and _plain_subject(subject):
         return subject
     if {"*", ">"}.intersection(_check_tokens(field, subject)):
         raise InvalidValue(field, subject, "a message needs a literal subject; * and > are for filters")

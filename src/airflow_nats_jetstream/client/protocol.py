@@ -24,6 +24,7 @@ _PLACE = (
 )
 NO_RESPONDERS = 503
 PUBLISH, SUBSCRIBE = "publish on", "subscribe to"
+_LONGEST_ADDRESS = 4_096 - 2 * len(" 1000000000")  # bytes of a line's subjects, beside two sizes (max_control_line)
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.+?)"', re.IGNORECASE)
 _INFO: dict[str, Any] = {
     "max_payload": int,
@@ -75,6 +76,11 @@ def is_authentication_error(text: str) -> bool:
     return ("authorization" in words or "authentication" in words) and "timeout" not in words
 
 
+def is_line_too_long(text: str) -> bool:
+    """Whether an ``-ERR`` says that a command's line is longer than the server's ``max_control_line``."""
+    return "maximum control line" in text.lower()
+
+
 def encode_connect(fields: Mapping[str, Any]) -> bytes:
     return b"CONNECT " + json.dumps(fields).encode() + b"\r\n"
 
@@ -88,11 +94,15 @@ def encode_unsubscribe(sid: int) -> bytes:
 
 
 def encode_publish(subject: str, reply: str, data: bytes, header: bytes = b"") -> bytes:
-    """PUB, or HPUB with a header block from :func:`encode_headers`. Subjects are the caller's to check."""
-    address = f"{subject} {reply}" if reply else subject
+    """PUB, or HPUB with a header block from :func:`encode_headers`. Subjects are the caller's to check, but for their
+    length: a line that is too long would end the connection of all who share it. Raises InvalidValue."""
+    address = (f"{subject} {reply}" if reply else subject).encode()
+    if len(address) > _LONGEST_ADDRESS:
+        remedy = f"with the subject of the answer it may have {_LONGEST_ADDRESS} bytes and has {len(address)}"
+        raise InvalidValue("subject", subject, remedy)
     if header:
-        return b"HPUB %b %d %d\r\n%b%b\r\n" % (address.encode(), len(header), len(header) + len(data), header, data)
-    return b"PUB %b %d\r\n%b\r\n" % (address.encode(), len(data), data)
+        return b"HPUB %b %d %d\r\n%b%b\r\n" % (address, len(header), len(header) + len(data), header, data)
+    return b"PUB %b %d\r\n%b\r\n" % (address, len(data), data)
 
 
 def encode_headers(headers: Mapping[str, str | Sequence[str]]) -> bytes:

@@ -20,6 +20,7 @@ from airflow_nats_jetstream.client.names import check_subject
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 ENVIRONMENT_PREFIX = "JETSTREAM_SECRET_"
 _LONGEST_TIMEOUT = 86_400.0
+_LONGEST_PREFIX = 128  # bytes of inbox_prefix: it shares a line with the subjects of what is published
 _SERVER = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff]+")
 _HOST = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff%]{1,253}")
 
@@ -102,6 +103,8 @@ class ConnectionSettings:
         if self.domain and self.api_prefix:
             raise InvalidValue("domain", self.domain, "give a domain or an API prefix, not both")
         check_subject(self.inbox_prefix, "inbox_prefix")
+        if len(self.inbox_prefix.encode()) > _LONGEST_PREFIX:
+            raise InvalidValue("inbox_prefix", self.inbox_prefix, f"give at most {_LONGEST_PREFIX} bytes")
         if self.domain:
             check_subject(self.domain, "domain")
         if self.api_prefix:

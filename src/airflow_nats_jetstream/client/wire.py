@@ -36,6 +36,7 @@ from airflow_nats_jetstream.client.protocol import (
     encode_subscribe,
     encode_unsubscribe,
     is_authentication_error,
+    is_line_too_long,
     parse_violation,
 )
 from airflow_nats_jetstream.client.tls import TlsSocket, check_plain, silence, tls_failure
@@ -240,8 +241,9 @@ class Wire:
         """
         limit = self.settings.request_timeout if timeout is None else timeout
         inbox = self.new_inbox()
+        command = encode_publish(subject, inbox, data)
         sid = self.subscribe(inbox)
-        self.send(encode_publish(subject, inbox, data))
+        self.send(command)
         deadline = time.monotonic() + limit
         seen = 0  # of the runs that arrived
         try:
@@ -369,5 +371,10 @@ class Wire:
                 self._denied[_MOST_DENIED:] = [PermissionDenied(*violation)]
             elif is_authentication_error(text):
                 raise refused(self.settings, text)
+            elif is_line_too_long(text):
+                raise ConnectionDenied(
+                    f"the NATS server ended the connection: {text}; use shorter subjects, or raise the server's "
+                    "max_control_line to its default of 4096 bytes"
+                )
             else:
                 raise ConnectionLost(f"the NATS server ended the connection: {text}")
