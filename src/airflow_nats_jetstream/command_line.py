@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
-from airflow_nats_jetstream.commands import COMMANDS, Answer, Command, Group, argument, flag
+from airflow_nats_jetstream.commands import COMMANDS, Answer, Command, Group, argument, flag, visible
 
 if TYPE_CHECKING:
     from airflow.cli.cli_config import ActionCommand, CLICommand, GroupCommand
@@ -55,7 +55,7 @@ def run(command: Command, args: argparse.Namespace) -> int:
     try:
         answer = asyncio.run(_connected(_settings(args), command, args))
     except JetStreamError as error:
-        sentence = " ".join(str(error).split())
+        sentence = visible(" ".join(str(error).split()))
         name = type(error).__name__
         print(json.dumps({"error": name, "message": sentence}) if args.json else f"{name}: {sentence}", file=sys.stderr)  # noqa: T201
         return FAILED

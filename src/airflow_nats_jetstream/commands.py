@@ -84,7 +84,8 @@ async def _claims(js: JetStream, args: argparse.Namespace) -> Answer:
         ]
         for seen in found
     ]
-    text = _table(header, rows) if rows else "no open claims"
+    of = [f"{kind} {name}" for kind, name in (("consumer", args.consumer), ("stream", args.stream)) if name]
+    text = _table(header, rows) if rows else " of ".join(["no open claims", *of])
     return Answer([inspection.plain(seen) for seen in found], text)
 
 
@@ -123,7 +124,9 @@ async def _claim(js: JetStream, args: argparse.Namespace) -> Answer:
         lines["consumer now"] = "does not exist"
     lines["next"] = seen.next
     width = max(map(len, lines)) + 2
-    return Answer(inspection.plain(seen), "\n".join(f"{name:<{width}}{value}" for name, value in lines.items()))
+    return Answer(
+        inspection.plain(seen), "\n".join(f"{name:<{width}}{visible(value)}" for name, value in lines.items())
+    )
 
 
 async def _release(js: JetStream, args: argparse.Namespace) -> Answer:
@@ -155,7 +158,13 @@ async def _dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
 
     header = ["LETTER", "MESSAGE", "SUBJECT", "CONSUMER", "SINCE", "FAILED", "CLAIM", "CONFIRMED", "REASON"]
     data, rows = [], []
-    async for letter, confirmed in select(DeadLetters(js, args.stream, args.name), _selection(args, listing=True)):
+    async for number, stored_at, letter, confirmed, problem in select(
+        DeadLetters(js, args.stream, args.name), _selection(args, listing=True)
+    ):
+        if letter is None:
+            data.append({"number": number, "since": stored_at, "confirmed": False, "problem": problem})
+            rows.append([str(number), *[""] * 3, stored_at[:19] + "Z", "", "", "no", f"no dead letter: {problem}"])
+            continue
         shown = {
             "number": letter.number,
             "stream": letter.stream,
@@ -174,18 +183,30 @@ async def _dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
         row = [letter.number, letter.sequence, letter.subject, letter.consumer, letter.stored_at[:19] + "Z"]
         row += [letter.failures, letter.claim_id, "yes" if confirmed else "no", _short(letter.reason, 60)]
         rows.append([str(each) for each in row])
-    return Answer(data, _table(header, rows) if rows else "no dead letters")
+    return Answer(data, _table(header, rows) if rows else f"no dead letters of stream {args.stream}")
 
 
 async def _replay(js: JetStream, args: argparse.Namespace) -> Answer:
     from airflow_nats_jetstream.handoff.dead_letters import DeadLetters
     from airflow_nats_jetstream.handoff.replay import replay
 
-    done = await replay(DeadLetters(js, args.stream, args.name), _selection(args, listing=False))
-    text = f"{done.published} dead letters of {args.stream} are published again"
+    done = await replay(DeadLetters(js, args.stream, args.name), _selection(args, listing=False), args.into)
+    lines = [f"{done.published} dead letters of {args.stream} are published again"]
     if done.found:
-        text += f"; {done.found} had been by a replay that was killed"
-    return Answer({"published": done.published, "found": done.found}, text)
+        lines[0] += f"; {done.found} had been by a replay that was killed"
+    if done.unconfirmed:
+        lines.append(
+            f"{done.unconfirmed} are left: the ledger does not say that their messages were given up. "
+            "Replay them with --unconfirmed"
+        )
+    lines += [f"dead letter {number} is left: {visible(reason)}" for number, reason in done.refused.items()]
+    data = {
+        "published": done.published,
+        "found": done.found,
+        "unconfirmed": done.unconfirmed,
+        "refused": [{"number": number, "reason": reason} for number, reason in done.refused.items()],
+    }
+    return Answer(data, "\n".join(lines), REFUSED if done.refused else 0)
 
 
 def _unknown(claim_id: str) -> Answer:
@@ -245,7 +266,13 @@ def _short(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
+def visible(text: str) -> str:
+    """On one line and without control characters: what others wrote must not steer a terminal, nor look like a row."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 def _table(header: list[str], rows: list[list[str]]) -> str:
+    rows = [[visible(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows))
     return "\n".join(line.rstrip() for line in lines)
@@ -287,7 +314,11 @@ COMMANDS: tuple[Command | Group, ...] = (
                 "replay",
                 "publish them to their original subjects again; every consumer of the stream gets them",
                 _replay,
-                (*_LETTERS, flag("--everything", "all of them")),
+                (
+                    *_LETTERS,
+                    flag("--everything", "all of them"),
+                    argument("--into", metavar="STREAM", help="into this stream, by default the one they came from"),
+                ),
             ),
         ),
     ),

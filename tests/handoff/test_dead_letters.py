@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,20 @@ import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.bulk import publish_all
-from airflow_nats_jetstream.client.errors import DeadLettersUnsuitable, HoldLost, InvalidValue, StreamNotFound
-from airflow_nats_jetstream.client.protocol import decode_headers
+from airflow_nats_jetstream.client.errors import (
+    DeadLettersUnsuitable,
+    HoldLost,
+    InvalidValue,
+    ReplayRefused,
+    StreamNotFound,
+)
+from airflow_nats_jetstream.client.protocol import decode_headers, time_nanoseconds
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import Stream
 from airflow_nats_jetstream.handoff import dead_letters
 from airflow_nats_jetstream.handoff import replay as replays
 from airflow_nats_jetstream.handoff.claim import Claim
-from airflow_nats_jetstream.handoff.dead_letters import DeadLetters
+from airflow_nats_jetstream.handoff.dead_letters import PREFIX, DeadLetters
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.replay import Selection
@@ -71,7 +78,7 @@ async def replay(stream: Stream, selection: Selection) -> replays.Replayed:
 async def listed(stream: Stream, selection: Selection = EVERYTHING) -> list[tuple[int, bool]]:
     """Original sequence, and whether the ledger confirms it, of each letter of the selection."""
     found = replays.select(DeadLetters(stream.js, stream.name), selection)
-    return [(letter.sequence, confirmed) async for letter, confirmed in found]
+    return [(each.letter.sequence, each.confirmed) async for each in found if each.letter]
 
 
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
@@ -321,8 +328,11 @@ async def test_a_selection_says_what_it_wants(stream: Stream) -> None:
         Selection(everything=True, reason="x")
     with pytest.raises(InvalidValue, match="subject"):
         Selection(subject="a.>.b")
-    with pytest.raises(StreamNotFound):
-        await listed(stream)
+    assert await listed(stream) == []  # nothing was rejected yet
+    assert (await replay(stream, EVERYTHING)).count == 0
+    for missing in (DeadLetters(stream.js, stream.name, "MISSING"), DeadLetters(stream.js, "MISSING")):
+        with pytest.raises(StreamNotFound):
+            await anext(replays.select(missing, EVERYTHING))
 
 
 async def test_a_killed_server_does_not_bring_replayed_letters_back(tmp_path: Path) -> None:
@@ -343,3 +353,177 @@ async def test_a_killed_server_does_not_bring_replayed_letters_back(tmp_path: Pa
             assert (await stream.info(patience=10)).state["messages"] == 400
     finally:
         server.stop()
+
+
+async def forge(stream: Stream, address: str = "", data: bytes | None = None, **headers: str) -> None:
+    """Publish a copy of the first dead letter, with some of its headers changed, where its address then is."""
+    copy = (await stored(stream, f"DEAD_{stream.name}"))[0]
+    given = decode_headers(base64.b64decode(copy["hdrs"]))
+    ours = {name.removeprefix(PREFIX): value for name, (value, *_) in given.items() if name.startswith(PREFIX)}
+    ours |= {name.replace("_", "-"): value for name, value in headers.items()}
+    if not address:
+        created = time_nanoseconds(ours["Stream-Created"])
+        address = f"dead.{ours['Stream']}.{ours['Consumer']}.{ours['Sequence']}.{created}.{ours['Subject']}"
+    lines = {f"{PREFIX}{name}": value for name, value in ours.items()}
+    payload = base64.b64decode(copy["data"]) if data is None else data
+    await stream.js.publish(address, payload, headers=lines)
+
+
+@pytest.mark.parametrize(
+    ("forged", "says"),
+    [
+        ({"Subject": "$JS.API.STREAM.DELETE.OTHER_{name}", "Sequence": "99"}, "not among the subjects"),
+        ({"Subject": "OTHER_{name}.a", "Sequence": "99"}, "not among the subjects"),
+        ({"Subject": "{name}.else"}, "message 3 of stream '{name}' is another than"),
+        ({"data": b"else"}, "message 3 of stream '{name}' is another than"),
+        ({"address": "dead.{name}.work.3.1.{name}.2"}, "address"),
+        ({"address": "dead.{name}.any", "Subject": "{name}.*"}, "literal"),
+        ({"address": "dead.{name}.any", "Subject": "{name}.a _INBOX.b"}, "white space"),
+        ({"address": "dead.{name}.any", "Sequence": "many"}, "Sequence"),
+        ({"address": "dead.{name}.any", "Stream_Created": "yesterday"}, "Stream-Created"),
+        ({"Claim": "*", "Sequence": "99"}, "Claim"),
+        ({"Consumer": "work.a"}, "Consumer"),
+        ({"Replay": "x", "Sequence": "99"}, "Replay"),
+    ],
+)
+async def test_a_forged_letter_is_not_replayed_and_hides_no_other(
+    stream: Stream, forged: dict[str, Any], says: str
+) -> None:
+    other = await stream.js.create_stream({"name": f"OTHER_{stream.name}", "subjects": [f"OTHER_{stream.name}.>"]})
+    await publish(stream, 10)
+    await reject(stream, [3, 4])
+    named: dict[str, Any] = {
+        name: value.format(name=stream.name) if isinstance(value, str) else value for name, value in forged.items()
+    }
+    await forge(stream, **named)
+    overwritten = 1 if forged.keys() == {"data"} else 0
+    assert len(await letters_stored(stream)) == 3 - overwritten
+    outcome = await replay(stream, EVERYTHING)
+    assert outcome.published == 2 - overwritten
+    (problem,) = outcome.refused.values()
+    assert says.format(name=stream.name) in problem
+    assert (await other.info()).state["messages"] == 0
+    subjects = [message["subject"] for message in (await stored(stream, stream.name))[10:]]
+    assert subjects == [f"{stream.name}.2", f"{stream.name}.0"][overwritten:]
+    assert len(await letters_stored(stream)) == 1
+
+
+async def letters_stored(stream: Stream) -> list[dict[str, Any]]:
+    """What the dead-letter stream holds, but the notes of a replay."""
+    found = await stored(stream, f"DEAD_{stream.name}")
+    return [message for message in found if b"Dead-Letter-Replayed" not in base64.b64decode(message["hdrs"])]
+
+
+async def test_what_is_no_letter_is_listed_as_such(stream: Stream) -> None:
+    await publish(stream, 10)
+    await reject(stream, [3, 4])
+    await stream.js.publish(f"dead.{stream.name}.any", b"x")
+    found = [each async for each in replays.select(DeadLetters(stream.js, stream.name), EVERYTHING)]
+    assert [(each.number, each.letter and each.letter.sequence, each.confirmed) for each in found] == [
+        (1, 3, True),
+        (2, 4, True),
+        (3, None, False),
+    ]
+    assert "Nats-Dead-Letter-" in found[2].problem
+
+
+async def test_a_claim_that_the_ledger_does_not_know_confirms_nothing(stream: Stream) -> None:
+    await publish(stream, 10)
+    claim = await reject(stream, [3])
+    await forge(stream, Claim="0123456789ab", Sequence="4", Subject=f"{stream.name}.0")
+    await forge(stream, Claim=claim.id, Consumer="other")
+    assert await listed(stream) == [(3, True), (4, False), (3, False)]
+    outcome = await replay(stream, Selection(everything=True))
+    assert (outcome.published, outcome.unconfirmed) == (1, 2)
+
+
+@pytest.mark.parametrize("length", [300, 2_000, 3_900])
+async def test_a_long_subject_is_rejected_and_replayed(stream: Stream, length: int) -> None:
+    subject = f"{stream.name}.{'long.' * (length // 5)}end"
+    for _ in range(2):
+        await stream.js.publish(subject, b"x")
+    await reject(stream, [1, 2], consumer="c" * 200)
+    assert await listed(stream) == [(1, True), (2, True)]
+    assert (await replay(stream, Selection(subject=subject))).published == 2
+    assert [each["subject"] for each in await stored(stream, stream.name)] == [subject] * 4
+    assert await listed(stream) == []
+
+
+async def test_many_large_messages_are_copied_on_one_connection(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, "max_payload: 8MB, max_pending: 16MB")
+    server.start()
+    try:
+        async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
+            stream = await js.create_stream({"name": "S", "subjects": ["S.>"]})
+            await publish(stream, 12, size=4 << 20)
+            await reject(stream, list(range(1, 13)))
+            assert await letters(stream) == [(number, "no date") for number in range(1, 13)]
+            assert js.connection.reconnects == 0
+    finally:
+        server.stop()
+
+
+async def refusal_of_replay(stream: Stream) -> str:
+    try:
+        (problem,) = (await replay(stream, EVERYTHING)).refused.values()
+    except ReplayRefused as refused:
+        return str(refused)
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"mirror": {"name": "{origin}"}}, "it is a mirror of stream '{origin}'"),
+        (
+            {"sources": [{"name": "{origin}"}]},
+            "no subjects of its own; it copies messages of other streams ('{origin}')",
+        ),
+        ({"sources": [{"name": "{origin}"}], "subjects": ["{name}.>"]}, "not among the subjects of stream '{name}'"),
+        (
+            {"subjects": ["{name}.>"], "subject_transform": {"src": "{name}.>", "dest": "{origin}.>"}},
+            "not among the subjects of stream '{name}'",
+        ),
+    ],
+)
+async def test_a_replay_goes_into_another_stream_where_its_own_cannot_take_it(
+    stream: Stream, config: dict[str, Any], says: str
+) -> None:
+    names = {"origin": stream.name, "name": f"OTHER_{stream.name}"}
+    config = {key: json.loads(_named(json.dumps(value), names)) for key, value in config.items()}
+    other = await stream.js.create_stream({"name": names["name"], "allow_direct": True, **config})
+    await publish(stream, 1)
+    if "subject_transform" in config:
+        await stream.js.publish(f"{other.name}.0", b"x")
+    await reject(other, [1])
+    problem = await refusal_of_replay(other)
+    assert says.format(**names) in problem
+    assert "(into)" in problem
+    letters = DeadLetters(stream.js, other.name)
+    assert (await replays.replay(letters, EVERYTHING, stream.name)).published == 1
+    assert (await stream.info()).state["messages"] == 2
+    await letters.stream.delete()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sealed": True}, "it is sealed"),
+        ({"no_ack": True}, "no_ack"),
+        ({"subject_transform": {"src": "{name}.*", "dest": "{name}.in.{{wildcard(1)}}"}}, "under another subject"),
+    ],
+)
+async def test_a_stream_that_cannot_take_its_messages_again_says_so(
+    stream: Stream, change: dict[str, Any], says: str
+) -> None:
+    await publish(stream, 1)
+    await reject(stream, [1])
+    await stream.update(json.loads(_named(json.dumps(change), {"name": stream.name})))
+    assert says in await refusal_of_replay(stream)
+    assert len(await letters_stored(stream)) == 1
+
+
+def _named(text: str, names: dict[str, str]) -> str:
+    for name, value in names.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text

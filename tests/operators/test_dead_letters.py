@@ -40,7 +40,7 @@ def letters(hook: JetStreamHook, stream: str, name: str | None = None) -> list[t
     async def read(js: JetStream) -> list[tuple[int, str]]:
         with suppress(StreamNotFound):
             found = select(DeadLetters(js, stream, name), Selection(everything=True))
-            return [(letter.sequence, letter.reason) async for letter, confirmed in found if confirmed]
+            return [(each.letter.sequence, each.letter.reason) async for each in found if each.letter]
         return []
 
     return hook.run(read)

@@ -227,7 +227,7 @@ def test_messages_without_data_are_refused(spark: SparkSession) -> None:
 async def dead(js: JetStream, stream: str) -> list[tuple[int, str]]:
     """Sequence and reason of the dead letters that the ledger confirms."""
     found = select(DeadLetters(js, stream), Selection(everything=True))
-    return sorted([(letter.sequence, letter.reason) async for letter, confirmed in found if confirmed])
+    return sorted([(each.letter.sequence, each.letter.reason) async for each in found if each.letter])
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@
         ├── ClaimInvalid (ValueError)     not a claim, or one that was tampered with
         ├── ConsumerUnsuitable            a consumer that breaks a rule for claims
         ├── DeadLettersUnsuitable         a stream that cannot hold the dead letters of another
+        ├── ReplayRefused                 a stream that no dead letter can be published into
         ├── Superseded, Taken, HoldLost   the messages belong to somebody else now
         ├── ResetRefused                  a reset that could swallow messages; carries what is unconfirmed
         ├── DeletionRefused               what is to be deleted is still needed; carries the open claims
@@ -742,6 +743,16 @@ class DeadLettersUnsuitable(HandoffError):
         self.stream = stream
         self.rule = rule
         self.value = value
+        self.remedy = remedy
+
+
+class ReplayRefused(HandoffError):
+    """No dead letter can be published into this stream, and nothing was: what prevents it, and what to do."""
+
+    def __init__(self, stream: str, problem: str, remedy: str) -> None:
+        super().__init__(f"dead letters cannot be replayed into stream {stream!r}: {problem}; {remedy}")
+        self.stream = stream
+        self.problem = problem
         self.remedy = remedy
 
 

@@ -26,6 +26,11 @@ def new_claim_id() -> str:
     return secrets.token_hex(6)
 
 
+def is_claim_id(text: str) -> bool:
+    """Whether it can be the id of a claim. Anything else could be a wildcard in the ledger's subjects."""
+    return _ID.fullmatch(text) is not None
+
+
 KEEPER = 0
 """The try number of who keeps a claim for others. An attempt takes it over from a keeper, and never the reverse."""
 
@@ -91,7 +96,7 @@ class Claim:
             ClaimInvalid: with the first thing that is wrong.
         """
         fields = _object(value)
-        if not isinstance(fields["id"], str) or not _ID.fullmatch(fields["id"]):
+        if not isinstance(fields["id"], str) or not is_claim_id(fields["id"]):
             raise ClaimInvalid(f"claim id {_short(fields['id'])}: 8 to 32 hexadecimal digits")
         try:
             stream = check_stream_name(fields["stream"])

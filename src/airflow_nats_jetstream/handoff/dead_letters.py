@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +30,7 @@ from airflow_nats_jetstream.client.errors import (
     TooManyRequests,
     WrongLastSequence,
 )
-from airflow_nats_jetstream.client.names import check_stream_name
+from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name, check_subject
 from airflow_nats_jetstream.client.protocol import (
     HEADER_LINE,
     NO_RESPONDERS,
@@ -42,6 +43,7 @@ from airflow_nats_jetstream.client.protocol import (
 from airflow_nats_jetstream.client.publish import PubAck
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.wire import Wire
+from airflow_nats_jetstream.handoff.claim import is_claim_id
 from airflow_nats_jetstream.handoff.failures import Failures, times_alone
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, SECOND_READ, Ledger
 
@@ -58,7 +60,12 @@ PREFIX = "Nats-Dead-Letter-"
 ORIGINAL = f"{PREFIX}Original-"
 """Before the message's own ``Nats-`` headers: they told the server what to do when it was published first (an id, a
 condition, a roll-up, a time to live), and would do it again to the letter."""
-_AT_ONCE = 50  # letters on their way together: their payloads are in memory
+MARK = f"{PREFIX}Replay"
+"""Header of a dead letter that is being replayed: the id under which it is published, the creation time of the stream
+that it is published to, and that stream's last sequence."""
+_AT_ONCE = 50  # dead letters on their way together: their payloads are in memory
+_BYTES_AT_ONCE = 16 << 20  # the server closes a connection for which more than max_pending (64 MiB) waits
+_LONGEST_ADDRESS = 1 << 10  # a line of the protocol holds 4,096 bytes by default (max_control_line)
 _ANSWERED_WITHIN = 10.0
 _SUBJECTS_OVERLAP = 10065  # nats-server's JSStreamSubjectOverlapErr
 
@@ -83,6 +90,12 @@ def check_reason(reason: object) -> str:
     if not line:
         raise InvalidValue("reason", reason, "say in one line why the message cannot be processed")
     return line.encode()[:LONGEST_REASON].decode(errors="ignore")
+
+
+def address_of(stream: str, consumer: str, sequence: int, created: str, subject: str, *, hashed: bool) -> str:
+    """The subject of a dead letter; ``hashed``: for an original subject that is too long to be part of it."""
+    end = f"sha256-{hashlib.sha256(subject.encode()).hexdigest()}" if hashed else subject
+    return f"dead.{stream}.{consumer}.{sequence}.{time_nanoseconds(created)}.{end}"
 
 
 @dataclass(frozen=True)
@@ -110,39 +123,95 @@ class Letter:
     """Its subject in the dead-letter stream."""
     header: bytes = field(repr=False)
     data: bytes = field(repr=False)
+    mark: str = field(default="", repr=False)
+    """Of a replay that began; empty before (:data:`MARK`)."""
 
     @classmethod
-    def from_stored(cls, message: Mapping[str, Any]) -> Letter | None:
-        """From the ``message`` of a STREAM.MSG.GET answer; None for what is no letter."""
-        header = base64.b64decode(message.get("hdrs", ""))
-        data = base64.b64decode(message.get("data", ""))
+    def from_stored(cls, message: Mapping[str, Any]) -> Letter:
+        """From the ``message`` of a STREAM.MSG.GET answer.
+
+        Raises:
+            InvalidValue: it is no dead letter. Names the header that is missing or wrong.
+        """
+        header, data = content(message)
         values = {name: each[-1] for name, each in decode_headers(header).items() if name.startswith(PREFIX)}
-        try:
-            return cls(
-                message["seq"],
-                message["time"],
-                values[f"{PREFIX}Stream"],
-                values[f"{PREFIX}Stream-Created"],
-                int(values[f"{PREFIX}Sequence"]),
-                values[f"{PREFIX}Subject"],
-                values[f"{PREFIX}Time-Stamp"],
-                values[f"{PREFIX}Consumer"],
-                values[f"{PREFIX}Reason"],
-                values[f"{PREFIX}Claim"],
-                values[f"{PREFIX}Token"],
-                int(values[f"{PREFIX}Failures"]),
-                len(data),
-                message["subject"],
-                header,
-                data,
-            )
-        except (KeyError, ValueError):
-            return None
+
+        def valid(name: str, check: Callable[[str], Any]) -> Any:
+            value = values.get(f"{PREFIX}{name}", "")
+            try:
+                return check(value)
+            except ValueError as wrong:
+                remedy = wrong.remedy if isinstance(wrong, InvalidValue) else "not what a dead letter has there"
+                raise InvalidValue(f"{PREFIX}{name}", value, remedy) from None
+
+        letter = cls(
+            message["seq"],
+            message["time"],
+            valid("Stream", check_stream_name),
+            valid("Stream-Created", _time),
+            valid("Sequence", _number),
+            valid("Subject", check_subject),
+            valid("Time-Stamp", _time),
+            valid("Consumer", check_consumer_name),
+            valid("Reason", check_reason),
+            valid("Claim", _claim_id),
+            valid("Token", _token),
+            valid("Failures", _number),
+            len(data),
+            message["subject"],
+            header,
+            data,
+            valid("Replay", _mark),
+        )
+        identity = (letter.stream, letter.consumer, letter.sequence, letter.stream_created, letter.subject)
+        if letter.address not in (address_of(*identity, hashed=False), address_of(*identity, hashed=True)):
+            raise InvalidValue("address", letter.address, "not the address of the message that its headers name")
+        return letter
 
     @property
     def own_lines(self) -> list[bytes]:
         """The header lines of the message itself, byte by byte, but those that were for the server."""
-        return [line for line in self.header.split(b"\r\n")[1:] if line and not _is_ours(line)]
+        return own_lines(self.header)
+
+
+def content(message: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Header block and data of the ``message`` of a STREAM.MSG.GET answer."""
+    return base64.b64decode(message.get("hdrs", "")), base64.b64decode(message.get("data", ""))
+
+
+def own_lines(header: bytes) -> list[bytes]:
+    """The lines of a header block, byte by byte, except those whose names begin with ``Nats-``."""
+    return [line for line in header.split(b"\r\n")[1:] if line and not _is_ours(line)]
+
+
+def _time(text: str) -> str:
+    time_nanoseconds(text)
+    return text
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(text)
+    return int(text)
+
+
+def _claim_id(text: str) -> str:
+    if not is_claim_id(text):
+        raise ValueError(text)
+    return text
+
+
+def _token(text: str) -> str:
+    if not text:
+        raise ValueError(text)
+    return text
+
+
+def _mark(text: str) -> str:
+    if text:
+        message_id, created, position = text.split(" ")
+        return f"{message_id} {_time(created)} {_number(position)}"
+    return ""
 
 
 class DeadLetters:
@@ -153,10 +222,11 @@ class DeadLetters:
         self.source = js.stream(source)
         self.stream = js.stream(dead_letters_of(source, name))
         self.name = self.stream.name
+        self.named = name is not None
 
     @property
     def subjects(self) -> str:
-        """``dead.<stream>.<consumer>.<sequence>.<stream created, ns>.<original subject>`` are under it."""
+        """``dead.<stream>.<consumer>.<sequence>.<stream created, ns>.<original subject, or its hash>`` are under it."""
         return f"dead.{self.source.name}.>"
 
     async def ensure(self) -> None:
@@ -227,10 +297,13 @@ class DeadLetters:
         """
         claim = holder.claim
         failures = await holder.check()
+        # How large each message is nobody knows yet: any may be the largest that the server takes.
+        largest = min(self.js.connection.max_payload, claim.bytes)
+        at_once = _AT_ONCE if claim.bytes <= _BYTES_AT_ONCE else max(1, min(_AT_ONCE, _BYTES_AT_ONCE // largest))
         for reason, sequences in rejected.items():
             gone = Sequences()
-            for window in sequences.windows(_AT_ONCE):
-                found = await asyncio.gather(*[self._original(sequence) for sequence in window])
+            for window in sequences.windows(at_once):
+                found = await asyncio.gather(*[self.original(sequence) for sequence in window])
                 originals = {message["seq"]: message for message in found if message is not None}
                 gone |= window - Sequences.of(originals)
                 await self._write(holder, failures, reason, originals)
@@ -239,7 +312,8 @@ class DeadLetters:
             if gone:
                 log.error("claim %s: rejected, but gone from stream %s: %s", claim.id, claim.stream, gone)
 
-    async def _original(self, sequence: int) -> dict[str, Any] | None:
+    async def original(self, sequence: int) -> dict[str, Any] | None:
+        """The ``message`` that the source stream holds at this sequence, from its leader; None when there is none."""
         try:
             answer = await self.js.api(f"STREAM.MSG.GET.{self.source.name}", {"seq": sequence}, patience=PATIENCE)
         except MessageNotFound:
@@ -291,12 +365,14 @@ class DeadLetters:
             "Token": holder.token,
             "Failures": alone,
         }
-        header = base64.b64decode(original.get("hdrs", ""))
+        header, data = content(original)
         lines = [_marked(line) for line in header.split(b"\r\n")[1:] if line]
         lines += [f"{PREFIX}{name}: {value}".encode() for name, value in ours.items()]
-        created = time_nanoseconds(claim.stream_created)
-        address = f"dead.{claim.stream}.{claim.consumer}.{original['seq']}.{created}.{original['subject']}"
-        return address, block(lines + self.conditions(revision)), base64.b64decode(original.get("data", ""))
+        identity = (claim.stream, claim.consumer, original["seq"], claim.stream_created, original["subject"])
+        address = address_of(*identity, hashed=False)
+        if len(address.encode()) > _LONGEST_ADDRESS:
+            address = address_of(*identity, hashed=True)
+        return address, block(lines + self.conditions(revision)), data
 
     def conditions(self, revision: int) -> list[bytes]:
         """Header lines under which a letter is stored: in this stream, in the place of that revision (0: of none)."""
@@ -306,12 +382,15 @@ class DeadLetters:
         ]
 
     async def last(self, address: str) -> tuple[int, Letter | None]:
-        """The sequence (0: none) of what is stored under this subject, and the letter that it is."""
+        """The sequence (0: none) of what is stored under this subject, and the dead letter if it is one."""
         try:
             answer = await self.js.api(f"STREAM.MSG.GET.{self.name}", {"last_by_subj": address}, patience=PATIENCE)
         except MessageNotFound:
             return 0, None
-        return answer["message"]["seq"], Letter.from_stored(answer["message"])
+        try:
+            return answer["message"]["seq"], Letter.from_stored(answer["message"])
+        except InvalidValue:
+            return answer["message"]["seq"], None
 
 
 class Holder(NamedTuple):

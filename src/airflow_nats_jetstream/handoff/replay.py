@@ -7,31 +7,45 @@ id under which it is published and the source's last sequence: what a killed rep
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_nats_jetstream.client.errors import (
     ConnectionLost,
     InvalidValue,
     JetStreamError,
+    LedgerInvalid,
     MessageNotFound,
+    ReplayRefused,
     RequestTimeout,
+    StreamNotFound,
     WrongLastSequence,
 )
 from airflow_nats_jetstream.client.names import check_filter, subject_matches
 from airflow_nats_jetstream.client.protocol import decode_headers, time_nanoseconds
 from airflow_nats_jetstream.client.publish import PubAck
 from airflow_nats_jetstream.client.sequences import Sequences
-from airflow_nats_jetstream.handoff.dead_letters import PREFIX, DeadLetters, Letter, block, publish
+from airflow_nats_jetstream.handoff.dead_letters import (
+    MARK,
+    PREFIX,
+    DeadLetters,
+    Letter,
+    block,
+    content,
+    own_lines,
+    publish,
+)
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger
+
+if TYPE_CHECKING:
+    from airflow_nats_jetstream.client.stream import Stream
 
 log = logging.getLogger(__name__)
 
-_MARK = f"{PREFIX}Replay"
 _NOTE = f"{PREFIX}Replayed"
+_UNREADABLE = "\ufffd"  # what the server writes for a byte that is not UTF-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,102 +86,208 @@ class Selection:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay did: ``published`` letters, those that ``found`` had been published by one that was killed."""
+    """What a replay did: ``published`` dead letters, and those ``found`` published by an earlier replay that was
+    killed. What it left: ``unconfirmed`` of the selection, and those ``refused``, each by its number with the reason.
+    """
 
     published: int = 0
     found: int = 0
+    unconfirmed: int = 0
+    refused: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         return self.published + self.found
 
 
+class Listed(NamedTuple):
+    """A message of the dead-letter stream. ``letter`` is None for what is no dead letter: ``problem`` says why."""
+
+    number: int
+    stored_at: str
+    letter: Letter | None
+    confirmed: bool = False
+    problem: str = ""
+
+
 class _Decisions:
-    """What the ledger says of letters. Each claim is asked for once."""
+    """What the ledger says of dead letters. Each claim is asked for once."""
 
     def __init__(self, letters: DeadLetters) -> None:
         self._letters = letters
-        self._known: dict[tuple[str, str], Sequences | None] = {}
+        self._known: dict[tuple[str, str], Sequences] = {}
 
     async def confirm(self, letter: Letter) -> bool:
-        """Whether the ledger gave the message up; a claim that it does not know any more counts as if it had."""
+        """Whether the ledger gave the message up. Of a claim that it does not know (any more) it says nothing."""
         key = (letter.consumer, letter.claim_id)
         if key not in self._known:
-            self._known[key] = await self._rejected(*key)
-        rejected = self._known[key]
-        return rejected is None or letter.sequence in rejected
+            try:
+                self._known[key] = await self._rejected(*key)
+            except LedgerInvalid as invalid:
+                log.warning("the dead letters of claim %s are not confirmed: %s", letter.claim_id, invalid)
+                self._known[key] = Sequences()
+        return letter.sequence in self._known[key]
 
-    async def _rejected(self, consumer: str, claim_id: str) -> Sequences | None:
+    async def _rejected(self, consumer: str, claim_id: str) -> Sequences:
         ledger = Ledger(self._letters.js, self._letters.source.name, consumer)
-        record, _ = await ledger.read()
         receipt = await ledger.receipt(claim_id)
-        if receipt is not None and receipt.state == "done":
-            return receipt.rejected  # newer than the record's, where they differ
-        if record is not None and claim_id in record.done:
-            return record.done[claim_id].rejected
-        if receipt is None and (record is None or claim_id not in record.open):
-            return None
-        return Sequences()
+        if receipt is not None and receipt.state == "done":  # newer than the record's, where they differ
+            mine = (receipt.stream, receipt.consumer) == (ledger.stream.name, ledger.consumer.name)
+            return receipt.rejected if mine else Sequences()
+        record, _ = await ledger.read()
+        entry = record.done.get(claim_id) if record else None
+        return entry.rejected if entry else Sequences()
 
 
-async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[tuple[Letter, bool]]:
-    """The letters, oldest first, each with whether it is confirmed (see :class:`Selection`). Touches nothing.
+async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[Listed]:
+    """The dead letters, oldest first, each with whether it is confirmed (see :class:`Selection`). Touches nothing.
+
+    What is stored among them and is no dead letter is in a selection of everything.
 
     Raises:
-        StreamNotFound: there is no dead-letter stream.
+        StreamNotFound: there is neither a dead-letter stream nor a source stream.
         LedgerUnavailable: the ledger cannot be asked.
     """
-    last = (await letters.stream.info(patience=PATIENCE)).state["last_seq"]
+    try:
+        last = (await letters.stream.info(patience=PATIENCE)).state["last_seq"]
+    except StreamNotFound:
+        if letters.named:
+            raise
+        await letters.source.info(patience=PATIENCE)
+        return  # the first message that is rejected makes it
     decisions = _Decisions(letters)
     async for message in _stored(letters.name, letters, letters.subjects, 1):
         if message["seq"] > last:
             return
-        letter = Letter.from_stored(message)
-        if letter is None and _NOTE in decode_headers(base64.b64decode(message.get("hdrs", ""))):
+        place = (message["seq"], message["time"])
+        try:
+            letter = Letter.from_stored(message)
+        except InvalidValue as wrong:
+            if selection.everything and _NOTE not in decode_headers(content(message)[0]):
+                yield Listed(*place, None, problem=str(wrong))
             continue
-        if letter is None:
-            log.warning("message %d of stream %s is no dead letter", message["seq"], letters.name)
-        elif selection.holds(letter):
+        if selection.holds(letter):
             confirmed = await decisions.confirm(letter)
             if confirmed or selection.unconfirmed:
-                yield letter, confirmed
+                yield Listed(*place, letter, confirmed)
 
 
-async def replay(letters: DeadLetters, selection: Selection) -> Replayed:
-    """Publish the letters to their original subjects under fresh ids. After its PubAck a note takes a letter's place.
+async def replay(letters: DeadLetters, selection: Selection, into: str | None = None) -> Replayed:
+    """Publish the dead letters to their original subjects under fresh ids, into the stream that they came from, or
+    another. After its PubAck a note takes a dead letter's place.
 
-    Every consumer of the stream gets them, not only the one that gave them up. A letter is published once, also when a
-    replay is killed and run again. One doubt is resolved by publishing again, and logged: when the stream may have
-    removed by now what the killed replay stored.
+    Every consumer of the stream gets them, not only the one that gave them up. A dead letter is published once, also
+    when a replay is killed and run again. One doubt is resolved by publishing again, and logged: when the stream may
+    have removed by now what the killed replay stored.
+
+    Whoever may publish to the dead-letter stream can forge what lies in it. So only what the source stream itself could
+    have held is published: see :func:`_objection`.
 
     Raises:
-        StreamNotFound: the dead-letter stream or the source stream is not there.
-        NoStreamResponse, ApiError: the source stream does not take a letter; it stays, with all that follow.
+        StreamNotFound: the stream that they are published into is not there, or neither of the other two.
+        ReplayRefused: that stream takes no messages, for example because it is a mirror.
+        NoStreamResponse, ApiError: it does not take a dead letter; this one stays, with all that follow.
     """
-    published = found = 0
-    async for letter, _ in select(letters, selection):
-        outcome = await _replay(letters, letter)
-        published += outcome.published
-        found += outcome.found
-    log.info("replayed %d letters of %s; %d had been before", published, letters.name, found)
-    return Replayed(published, found)
+    target = letters.js.stream(into) if into is not None else letters.source
+    published = found = unconfirmed = 0
+    refused: dict[int, str] = {}
+    async for each in select(letters, replace(selection, unconfirmed=True)):
+        if each.letter is None:
+            refused[each.number] = each.problem
+        elif not (each.confirmed or selection.unconfirmed):
+            unconfirmed += 1
+        elif objection := await _objection(letters, each.letter, target):
+            refused[each.number] = objection
+        else:
+            outcome = await _replay(letters, each.letter, target)
+            published += outcome.published
+            found += outcome.found
+    for number, objection in refused.items():
+        log.warning("dead letter %d of %s is not replayed: %s", number, letters.name, objection)
+    log.info("replayed %d dead letters of %s; %d had been before", published, letters.name, found)
+    return Replayed(published, found, unconfirmed, refused)
 
 
-async def _replay(letters: DeadLetters, letter: Letter) -> Replayed:
-    number, mark = letter.number, decode_headers(letter.header).get(_MARK, [""])[-1]
+async def _objection(letters: DeadLetters, letter: Letter, target: Stream) -> str:
+    """Why a dead letter must not be published into this stream; empty when it may.
+
+    Raises:
+        ReplayRefused: nothing may.
+    """
+    config = (await target.info(patience=PATIENCE)).config
+    _check_target(target.name, config)
+    if _UNREADABLE in letter.subject:
+        return f"its subject {letter.subject!r} is not the original one, which is not valid UTF-8"
+    if not any(subject_matches(pattern, letter.subject) for pattern in config["subjects"]):
+        return (
+            f"{letter.subject!r} is not among the subjects of stream {target.name!r}, {', '.join(config['subjects'])}"
+            f"{_sources(config)}. If the message is genuine, replay it into a stream that listens on its subject (into)"
+        )
+    transform = config.get("subject_transform")
+    if transform and subject_matches(transform.get("src") or ">", letter.subject):
+        return (
+            f"stream {target.name!r} would store it under another subject (subject_transform "
+            f"{transform.get('src') or '>'} to {transform.get('dest')}): remove that, or replay it into a stream that "
+            "listens on its subject (into)"
+        )
+    return await _difference(letters, letter)
+
+
+async def _difference(letters: DeadLetters, letter: Letter) -> str:
+    """How the dead letter differs from the message that it should be a copy of, if the source stream has that."""
+    try:
+        created = (await letters.source.info(patience=PATIENCE)).created
+    except StreamNotFound:
+        return ""
+    original = await letters.original(letter.sequence) if created == letter.stream_created else None
+    if original is None:
+        return ""
+    header, data = content(original)
+    if (original["subject"], own_lines(header), data) == (letter.subject, letter.own_lines, letter.data):
+        return ""
+    return (
+        f"message {letter.sequence} of stream {letters.source.name!r} is another than this copy of it: its subject, "
+        "headers or data differ. Find out who publishes to the dead-letter stream"
+    )
+
+
+def _check_target(name: str, config: Mapping[str, Any]) -> None:
+    def refuse(
+        problem: str, remedy: str = "name another stream, which listens on the original subjects (into)"
+    ) -> None:
+        raise ReplayRefused(name, problem, remedy)
+
+    if config.get("mirror"):
+        refuse(f"it is a mirror of stream {config['mirror'].get('name')!r}", "name that one instead (into)")
+    if config.get("sealed"):
+        refuse("it is sealed")
+    if config.get("no_ack"):
+        refuse("it confirms nothing that it stores (no_ack)")
+    if not config.get("subjects"):
+        refuse(f"it has no subjects of its own{_sources(config)}")
+
+
+def _sources(config: Mapping[str, Any]) -> str:
+    """Where else the stream has messages from, as the end of a sentence."""
+    names = ", ".join(repr(each.get("name")) for each in config.get("sources") or ())
+    return f"; it copies messages of other streams ({names})" if names else ""
+
+
+async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Replayed:
+    number, mark = letter.number, letter.mark
     if mark:
-        if await _arrived(letters, letter, mark):
+        if await _arrived(letters, letter, mark, target):
             await _finish(letters, letter, number, mark)
             return Replayed(found=1)
     else:
-        source = await letters.source.info(patience=PATIENCE)
+        into = await target.info(patience=PATIENCE)
         made = time_nanoseconds((await letters.stream.info(patience=PATIENCE)).created)
-        mark = f"dead-letter.{letters.name}.{made}.{number} {source.created} {source.state['last_seq']}"
+        mark = f"dead-letter.{letters.name}.{made}.{number} {into.created} {into.state['last_seq']}"
         number = await _mark(letters, letter, mark)
         if not number:
-            log.info("letter %d of %s was changed by somebody else meanwhile", letter.number, letters.name)
+            log.info("dead letter %d of %s was changed by somebody else meanwhile", letter.number, letters.name)
             return Replayed()
-    await _publish_marked(letters, letter, mark)
+    await _publish_marked(letters, letter, mark, target)
     await _finish(letters, letter, number, mark)
     return Replayed(published=1)
 
@@ -176,18 +296,18 @@ async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
     """The letter's new number; 0 when it is not there any more, or another one is in its place."""
     expected = tuple(line.partition(b":")[0] + b":" for line in letters.conditions(0))
     lines = [line for line in letter.header.split(b"\r\n")[1:] if line and not line.startswith(expected)]
-    lines += [f"{_MARK}: {mark}".encode(), *letters.conditions(letter.number)]
+    lines += [f"{MARK}: {mark}".encode(), *letters.conditions(letter.number)]
     try:
         deadline = asyncio.get_running_loop().time() + PATIENCE
         ack = await _publish(letters, (letter.address, block(lines), letter.data), deadline)
     except WrongLastSequence:
         number, there = await letters.last(letter.address)
-        mine = there is not None and decode_headers(there.header).get(_MARK) == [mark]
+        mine = there is not None and there.mark == mark
         return number if mine else 0  # our own write, whose answer got lost
     return ack.seq
 
 
-async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str) -> None:
+async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, target: Stream) -> None:
     """To the original subject. What went unanswered is looked for before it is sent again: windows of ids may be short.
 
     Raises:
@@ -196,7 +316,7 @@ async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str) -> No
     lines = [
         *letter.own_lines,
         f"Nats-Msg-Id: {mark.split(' ', maxsplit=1)[0]}".encode(),
-        f"Nats-Expected-Stream: {letters.source.name}".encode(),
+        f"Nats-Expected-Stream: {target.name}".encode(),
     ]
     clock = asyncio.get_running_loop().time
     deadline = clock() + PATIENCE
@@ -207,29 +327,29 @@ async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str) -> No
             if clock() > deadline:
                 raise
             await asyncio.sleep(0.2)
-            if await _arrived(letters, letter, mark):
+            if await _arrived(letters, letter, mark, target):
                 return
         else:
             return
 
 
-async def _arrived(letters: DeadLetters, letter: Letter, mark: str) -> bool:
-    """Whether the source stream holds what was published under the mark's id, behind the mark's position."""
+async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stream) -> bool:
+    """Whether the stream holds what was published under the mark's id, behind the mark's position."""
     message_id, created, position = mark.split(" ")
-    source = await letters.source.info(patience=PATIENCE)
-    if source.created != created:
+    info = await target.info(patience=PATIENCE)
+    if info.created != created:
         return False
     first = int(position) + 1
-    async for message in _stored(letters.source.name, letters, letter.subject, first):
-        header = decode_headers(base64.b64decode(message.get("hdrs", "")))
+    async for message in _stored(target.name, letters, letter.subject, first):
+        header = decode_headers(content(message)[0])
         if header.get("Nats-Msg-Id") == [message_id]:
             return True
-    if source.config.get("retention", "limits") != "limits" or source.state["first_seq"] > first:
+    if info.config.get("retention", "limits") != "limits" or info.state["first_seq"] > first:
         log.warning(
             "letter %d of %s may have been replayed before: stream %s could have removed it. It is published again",
             letter.number,
             letters.name,
-            letters.source.name,
+            target.name,
         )
     return False
 
