@@ -66,7 +66,9 @@ def flag(name: str, words: str) -> Argument:
 async def _claims(js: JetStream, args: argparse.Namespace) -> Answer:
     from airflow_nats_jetstream.handoff import inspection
 
-    found = await inspection.open_claims(js, args.stream, args.consumer)
+    found = await inspection.open_claims(js, args.stream, args.consumer, whatever_can_be_read=True)
+    if not found:
+        await inspection.check_known(js, args.stream, args.consumer)
     if args.listen:
         found = await inspection.listen(js, found, args.listen)
     header = ["CLAIM", "STREAM", "CONSUMER", "MESSAGES", "SEQUENCES", "SINCE", "AGE", "HELD BY", "TAKEN BY"]

@@ -45,6 +45,7 @@ CONSTRUCTED = [
         {"storage": ("file", "memory")},
         "leave it",
     ),
+    errors.ReplayRefused("S", "it is sealed", "name another"),
     errors.DeletionRefused("2 claims are open", ("5f0c9a7be21d",), 7),
     errors.ResetRefused("10 acknowledgements are unconfirmed", Sequences.of([1, 2, 7])),
 ]
@@ -68,3 +69,26 @@ def test_an_error_is_carried_whole(error: errors.JetStreamError) -> None:
         assert {name: str(value) for name, value in vars(carried).items()} == {
             name: str(value) for name, value in vars(error).items()
         }
+
+
+@pytest.mark.parametrize(
+    ("request_", "err_code", "about"),
+    [
+        ("STREAM.INFO.ORDERS", 10059, "stream 'ORDERS': "),
+        ("STREAM.MSG.GET.ORDERS", 10037, "stream 'ORDERS': "),
+        ("CONSUMER.INFO.ORDERS.work", 10014, "consumer 'work' of stream 'ORDERS': "),
+        ("CONSUMER.INFO.ORDERS.work", 10059, "stream 'ORDERS': "),
+        ("CONSUMER.DURABLE.CREATE.ORDERS.work", 10012, "consumer 'work' of stream 'ORDERS': "),
+        ("CONSUMER.CREATE.ORDERS.work.orders.>", 10012, "consumer 'work' of stream 'ORDERS': "),
+        ("CONSUMER.NAMES.ORDERS", 10059, "stream 'ORDERS': "),
+        ("STREAM.NAMES", 10003, ""),
+        ("INFO", 10039, ""),
+    ],
+)
+def test_a_refusal_names_what_was_asked_for(request_: str, err_code: int, about: str) -> None:
+    answered = {"code": 404, "err_code": err_code, "description": "the server's words"}
+    refusal = errors.ApiError.from_response(answered, request_)
+    assert str(refusal).startswith(f"{about}the server's words (err_code {err_code}, code 404)")
+    assert ("create it" in str(refusal)) == (err_code in (10014, 10059))
+    assert refusal.description == "the server's words"
+    assert str(pickle.loads(pickle.dumps(refusal))) == str(refusal)

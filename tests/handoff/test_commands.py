@@ -74,7 +74,6 @@ async def test_open_claims_are_listed(stream: Stream) -> None:
     async with Hold.begin(stream.js, held, try_number=3) as hold:
         said = await run(stream, "claims")
         data = await read(stream, "claims", "--stream", stream.name, "--listen", "2")
-        assert await read(stream, "claims", "--stream", "OTHER") == []
     header, first, second = said.out.splitlines()
     assert header.split("  ")[0] == "CLAIM"
     assert f"{waiting.id}  {stream.name}  {CONSUMER}      20        1-20 " in first
@@ -182,9 +181,10 @@ async def test_dead_letters_are_listed_and_replayed(stream: Stream) -> None:
     refused = await run(stream, "dead-letters", "replay", stream.name)
     assert refused.code == 1
     assert "everything" in refused.err
-    assert await read(stream, "dead-letters", "replay", stream.name, "--sequences", "3") == {"published": 1, "found": 0}
+    replayed = {"published": 1, "found": 0, "unconfirmed": 0, "refused": []}
+    assert await read(stream, "dead-letters", "replay", stream.name, "--sequences", "3") == replayed
     assert (await stream.info()).state["last_seq"] == 11
-    assert await read(stream, "dead-letters", "replay", stream.name, "--everything") == {"published": 1, "found": 0}
+    assert await read(stream, "dead-letters", "replay", stream.name, "--everything") == replayed
     assert await unacknowledged(stream) == 0
     assert (await take(stream, "again"))[0].count == 2
 
@@ -242,3 +242,92 @@ async def test_airflow_has_it_as_a_command(
     monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
     assert await asyncio.to_thread(main, ["claims", "--conn-id", "nowhere"]) == 1
     assert "InvalidValue: --conn-id='nowhere': Airflow knows no such connection" in capsys.readouterr().err
+
+
+async def say(stream: Stream, *arguments: str) -> Said:
+    """What a command prints for people, in this process."""
+    command = [*arguments, "--server", server_of(stream), "--ledger", stream.js.settings.ledger]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = await asyncio.to_thread(main, command)
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+async def test_nothing_that_others_wrote_steers_the_terminal(stream: Stream) -> None:
+    await publish(stream, 10)
+    hostile = "\x1b[2J\x9b31m\u202eno\rdate"
+    (claim,) = await take(stream, f"run{hostile}\nforged row")
+    shown = [await say(stream, "claims"), await say(stream, "claim", claim.id), await say(stream, "claim", hostile)]
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.reject(Sequences.of([3]), hostile)
+        await hold.settle(hostile)
+    shown += [await say(stream, "claim", claim.id), await say(stream, "dead-letters", "list", stream.name)]
+    shown.append(await say(stream, "dead-letters", "list", f"S{hostile}"))
+    assert [said.code for said in shown] == [0, 0, 3, 0, 0, 1]
+    for said in shown:
+        assert all(each.isprintable() for each in (said.out + said.err).replace("\n", ""))
+    assert "\\x1b[2J\\x9b31m\\u202eno" in shown[0].out
+    assert "\\x1b[2J\\x9b31m\\u202eno" in shown[4].out
+    assert shown[0].out.count("\n") == 2
+
+
+async def test_a_wildcard_is_no_claim(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    assert (await say(stream, "claim", claim.id)).code == 0
+    for wildcard in ("*", ">", claim.id + ".>"):
+        assert (await say(stream, "claim", wildcard)).code == 3
+        assert (await say(stream, "release", wildcard)).code == 3
+
+
+async def test_what_somebody_else_wrote_into_the_ledger_hides_no_claim(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    ledger = stream.js.settings.ledger
+    for key in ("foreign", "a.b", "MFRGG.MFRGG", "MFRGG.MFRGG.MFRGG", "\x1b[2J.x"):
+        await stream.js.publish(f"$KV.{ledger}_claims.{key}", b"x")
+    for key in ("foreign", "a.b"):
+        await stream.js.publish(f"$KV.{ledger}_receipts.{key}", b"x")
+    assert [each["id"] for each in await read(stream, "claims")] == [claim.id]
+    assert (await read(stream, "claim", claim.id))["state"] == "open"
+    assert (await say(stream, "claim", "0123456789ab")).code == 3
+    assert await Ledger(stream.js, stream.name, CONSUMER).committed() == []
+
+
+async def test_nothing_there_and_nothing_of_that_name_are_told_apart(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    of = ["--stream", stream.name]
+    assert (await say(stream, "claims", *of)).out == f"no open claims of stream {stream.name}\n"
+    none = await say(stream, "claims", *of, "--consumer", CONSUMER)
+    assert none.out == f"no open claims of consumer {CONSUMER} of stream {stream.name}\n"
+    assert (await say(stream, "dead-letters", "list", stream.name)).out == f"no dead letters of stream {stream.name}\n"
+    for error, name, arguments in (
+        ("StreamNotFound", "TYPO", ["claims", "--stream", "TYPO"]),
+        ("ConsumerNotFound", "typo", ["claims", *of, "--consumer", "typo"]),
+        ("InvalidValue", "typo", ["claims", "--consumer", "typo"]),
+        ("StreamNotFound", "TYPO", ["dead-letters", "list", "TYPO"]),
+        ("StreamNotFound", "TYPO", ["dead-letters", "replay", "TYPO", "--everything"]),
+        ("StreamNotFound", "TYPO", ["dead-letters", "list", stream.name, "--name", "TYPO"]),
+    ):
+        said = await say(stream, *arguments)
+        assert (said.code, said.out) == (1, "")
+        assert said.err.startswith(f"{error}: ")
+        assert name in said.err
+
+
+async def test_a_replay_says_what_it_left(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.reject(Sequences.of([3]), "no date")
+        await hold.settle()
+    await stream.js.publish(f"dead.{stream.name}.any", b"x")
+    said = await say(stream, "dead-letters", "list", stream.name)
+    assert "no dead letter: Nats-Dead-Letter-" in said.out
+    said = await say(stream, "dead-letters", "replay", stream.name, "--everything")
+    assert said.code == 4
+    assert said.out.startswith(f"1 dead letters of {stream.name} are published again\ndead letter 2 is left: Nats-Dead")

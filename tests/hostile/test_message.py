@@ -106,7 +106,7 @@ def test_any_error_object_is_an_api_error(error: Any) -> None:
 @attack(changed(ERROR).map(encoded) | Json.map(encoded) | st.binary(max_size=60) | st.just(DEEP))
 def test_any_answer_of_the_api_is_an_object_or_a_typed_error(data: bytes) -> None:
     try:
-        answer = JetStream._decoded("$JS.API.INFO", Reply("", "", 0, "", {}, data))
+        answer = JetStream._decoded("INFO", "$JS.API.INFO", Reply("", "", 0, "", {}, data))
     except JetStreamError:
         return
     assert isinstance(answer, dict)

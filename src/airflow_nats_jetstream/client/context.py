@@ -116,21 +116,21 @@ class JetStream(Publishing):
         data = json.dumps(payload).encode() if payload is not None else b""
         while True:
             try:
-                return self._decoded(subject, await self.request(subject, data, headers=headers))
+                return self._decoded(request, subject, await self.request(subject, data, headers=headers))
             except (ConnectionLost, RequestTimeout, JetStreamNotEnabled, _Unavailable):
                 if clock.time() + _PATIENCE_STEP > deadline:
                     raise
                 await asyncio.sleep(_PATIENCE_STEP)
 
     @staticmethod
-    def _decoded(subject: str, reply: Any) -> Any:
+    def _decoded(request: str, subject: str, reply: Any) -> Any:
         if reply.status == NO_RESPONDERS:
             raise JetStreamNotEnabled(
                 503, 0, f"nobody answers {subject!r}: JetStream is off, or domain, API prefix or permissions are wrong"
             )
         answer = decode_object(reply.data, f"the answer to {subject!r}")
         if "error" in answer:
-            error = ApiError.from_response(answer["error"])
+            error = ApiError.from_response(answer["error"], request)
             if type(error) is ApiError and error.code == 503:
                 raise _Unavailable(error.code, error.err_code, error.description)
             raise error

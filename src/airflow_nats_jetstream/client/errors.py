@@ -74,6 +74,7 @@ The server's codes are those of nats-server's ``server/errors.json``.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -164,8 +165,15 @@ class PermissionDenied(JetStreamError):
         self.act = act
 
 
+_NAMES = re.compile(r"(STREAM|CONSUMER)\.(?:(?:DURABLE|LEADER|MSG|PEER)\.)?[A-Z]+\.([^.]+)(?:\.([^.]+))?")
+"""In a request of the JetStream API: the stream that it is about, and the consumer."""
+
+
 class ApiError(JetStreamError):
     """A refusal by the server: ``code`` is HTTP-like, ``err_code`` the precise one, ``description`` its text."""
+
+    remedy = ""
+    """What to do next, where the class alone tells it."""
 
     def __init__(self, code: int, err_code: int, description: str) -> None:
         super().__init__(f"{description} (err_code {err_code}, code {code})")
@@ -174,15 +182,23 @@ class ApiError(JetStreamError):
         self.description = description
 
     @staticmethod
-    def from_response(error: object) -> ApiError:
-        """The class for the ``error`` of an API answer; plain :class:`ApiError` for codes without a class.
+    def from_response(error: object, request: str = "") -> ApiError:
+        """The class for the ``error`` of an API answer; plain :class:`ApiError` for codes without a class. Its text
+        names the stream or consumer of the ``request``, for example ``STREAM.INFO.ORDERS``.
 
         Whatever was answered instead of an error object is an error too: code 0.
         """
         fields = error if isinstance(error, dict) else {"description": f"no error object: {type(error).__name__}"}
         code, err_code = fields.get("code"), fields.get("err_code")
         code, err_code = code if type(code) is int else 0, err_code if type(err_code) is int else 0
-        return _BY_CODE.get(err_code, ApiError)(code, err_code, str(fields.get("description", ""))[:_LONGEST_TEXT])
+        refusal = _BY_CODE.get(err_code, ApiError)(code, err_code, str(fields.get("description", ""))[:_LONGEST_TEXT])
+        if names := _NAMES.match(request):
+            kind, stream, consumer = names.groups()
+            about = f"stream {stream!r}"
+            if kind == "CONSUMER" and consumer and not isinstance(refusal, StreamNotFound):
+                about = f"consumer {consumer!r} of {about}"
+            refusal.args = (f"{about}: {refusal}{refusal.remedy}",)
+        return refusal
 
 
 class JetStreamNotEnabled(ApiError):
@@ -196,6 +212,11 @@ class JetStreamNotEnabledForAccount(JetStreamNotEnabled):
 class StreamNotFound(ApiError):
     """10059."""
 
+    remedy = (
+        "; check its name, the account and the domain (`nats stream ls`, JetStream.stream_names()), or create it "
+        "(JetStreamCreateStreamOperator, JetStream.create_stream())"
+    )
+
 
 class StreamNameInUse(ApiError):
     """10058: a stream of this name exists with another configuration."""
@@ -207,6 +228,11 @@ class InvalidStreamConfig(ApiError):
 
 class ConsumerNotFound(ApiError):
     """10014."""
+
+    remedy = (
+        "; check its name (`nats consumer ls`, Stream.consumer_names()), or create it "
+        "(JetStreamCreateConsumerOperator, Stream.create_consumer())"
+    )
 
 
 class ConsumerDoesNotExist(ConsumerNotFound):

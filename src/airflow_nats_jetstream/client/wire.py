@@ -279,7 +279,7 @@ class Wire:
             raise JetStreamNotEnabled(503, 0, f"nobody answers {subject!r}: is JetStream on, and the prefix right?")
         answer = decode_object(frame.data, f"the answer to {subject!r}")
         if "error" in answer:
-            raise ApiError.from_response(answer["error"])
+            raise ApiError.from_response(answer["error"], request)
         return answer
 
     def _greet(self, context: ssl.SSLContext | None, hostname: str, deadline: float) -> None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_nats_jetstream.client.errors import ConsumerNotFound, StreamNotFound, Superseded
+from airflow_nats_jetstream.client.errors import (
+    ConsumerNotFound,
+    InvalidValue,
+    LedgerInvalid,
+    StreamNotFound,
+    Superseded,
+)
 from airflow_nats_jetstream.client.message import IN_PROGRESS
 from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.handoff import settle
-from airflow_nats_jetstream.handoff.claim import Claim
+from airflow_nats_jetstream.handoff.claim import Claim, is_claim_id
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger, ledgers
 
 if TYPE_CHECKING:
@@ -20,6 +27,8 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.client.protocol import Reply
     from airflow_nats_jetstream.client.sequences import Sequences
     from airflow_nats_jetstream.handoff.record import OpenEntry, Receipt, Record
+
+log = logging.getLogger(__name__)
 
 HEARTBEATS = 5
 """Heartbeats that a living attempt sends in one ``ack_wait`` (:mod:`~airflow_nats_jetstream.handoff.hold`)."""
@@ -121,20 +130,44 @@ def _next_of_open(seen: Seen, entry: OpenEntry) -> str:
     )
 
 
-async def open_claims(js: JetStream, stream: str | None = None, consumer: str | None = None) -> list[Seen]:
+async def open_claims(
+    js: JetStream, stream: str | None = None, consumer: str | None = None, *, whatever_can_be_read: bool = False
+) -> list[Seen]:
     """The open claims of all consumers in the ledger, or of those named, the oldest first.
+
+    whatever_can_be_read: a record that cannot be read is only logged: it hides no other.
 
     Raises:
         LedgerUnavailable: there is no ledger, or it may not be read.
+        LedgerInvalid: one of the records cannot be read.
     """
     found = []
     for ledger in await ledgers(js):
         if stream in (None, ledger.stream.name) and consumer in (None, ledger.consumer.name):
-            record, _ = await ledger.read()
+            record = await (_readable(ledger) if whatever_can_be_read else _record(ledger))
             if record and record.open:
                 now, info = await _now(ledger)
                 found += [_open(ledger, claim_id, record, now, info) for claim_id in record.open]
     return sorted(found, key=lambda seen: (seen.since, seen.sequences.first))
+
+
+async def check_known(js: JetStream, stream: str | None, consumer: str | None) -> None:
+    """That what was named exists, or has claims in the ledger.
+
+    Raises:
+        StreamNotFound, ConsumerNotFound: neither the ledger nor the server knows it.
+        InvalidValue: the ledger has no consumer of this name, and its stream was not named.
+    """
+    for ledger in await ledgers(js):
+        if stream in (None, ledger.stream.name) and consumer in (None, ledger.consumer.name):
+            return
+    if stream is not None:
+        await js.stream(stream).info(patience=PATIENCE)
+        if consumer is not None:
+            await js.stream(stream).consumer(consumer).info(patience=PATIENCE)
+    elif consumer is not None:
+        remedy = "no claim was taken by a consumer of this name; check it, or name its stream, too"
+        raise InvalidValue("consumer", consumer, remedy)
 
 
 async def find(js: JetStream, claim_id: str) -> Seen | None:
@@ -143,8 +176,10 @@ async def find(js: JetStream, claim_id: str) -> Seen | None:
     Raises:
         LedgerUnavailable: there is no ledger, or it may not be read.
     """
+    if not is_claim_id(claim_id):
+        return None
     for ledger in await ledgers(js):
-        record, _ = await ledger.read()
+        record = await _readable(ledger)
         if record and claim_id in record.open:
             return _open(ledger, claim_id, record, *await _now(ledger))
         if record and claim_id in record.done:
@@ -215,6 +250,18 @@ async def release(js: JetStream, seen: Seen) -> None:
     )
     if not await settle.release(ledger, claim, seen.entry.token):
         raise Superseded(f"claim {seen.id} changed while it was looked at: nothing was released; look again")
+
+
+async def _record(ledger: Ledger) -> Record | None:
+    return (await ledger.read())[0]
+
+
+async def _readable(ledger: Ledger) -> Record | None:
+    try:
+        return await _record(ledger)
+    except LedgerInvalid as invalid:
+        log.warning("consumer %r of stream %r: %s", ledger.consumer.name, ledger.stream.name, invalid)
+        return None
 
 
 def _open(ledger: Ledger, claim_id: str, record: Record, now: str, info: ConsumerInfo | None) -> Seen:

@@ -36,10 +36,12 @@ from airflow_nats_jetstream.client.errors import (
     Taken,
     WrongLastSequence,
 )
+from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
 from airflow_nats_jetstream.client.publish import PubAck
 from airflow_nats_jetstream.client.sequences import MOST_RANGES
 from airflow_nats_jetstream.handoff.changes import Applied, Change, Queue, Waiting
+from airflow_nats_jetstream.handoff.claim import is_claim_id
 from airflow_nats_jetstream.handoff.record import DoneEntry, Receipt, Record
 
 if TYPE_CHECKING:
@@ -339,7 +341,7 @@ class Ledger:
             claim_id: self.done_receipt(claim_id, entry) for claim_id, entry in (record.done.items() if record else ())
         }
         mine = (self.stream.name, self.consumer.name)
-        for claim_id in await _keys(self.js, self._receipts):
+        for claim_id in filter(is_claim_id, await _keys(self.js, self._receipts)):
             receipt = await self.receipt(claim_id)
             if receipt and receipt.state == "done" and (receipt.stream, receipt.consumer) == mine:
                 found[claim_id] = receipt
@@ -396,9 +398,20 @@ class Ledger:
 
 
 async def ledgers(js: JetStream) -> list[Ledger]:
-    """Every consumer that the ledger has a record of, by name. Raises LedgerUnavailable."""
-    names = [map(_name, key.split(".")) for key in await _keys(js, f"{js.settings.ledger}_claims")]
-    return [Ledger(js, stream, consumer) for stream, consumer in sorted(map(tuple, names))]
+    """Every consumer that the ledger has a record of, by name. A key that the ledger did not write is passed over.
+
+    Raises LedgerUnavailable.
+    """
+    bucket = f"{js.settings.ledger}_claims"
+    found = []
+    for key in await _keys(js, bucket):
+        try:
+            stream, consumer = map(_name, key.split("."))
+        except ValueError:
+            log.warning("key %r in bucket %s is not the ledger's: it is ignored", key, bucket)
+        else:
+            found.append((stream, consumer))
+    return [Ledger(js, stream, consumer) for stream, consumer in sorted(found)]
 
 
 async def _keys(js: JetStream, bucket: str) -> list[str]:
@@ -437,7 +450,8 @@ def _base32(name: str) -> str:
 
 
 def _name(base32: str) -> str:
-    return base64.b32decode(base32 + "=" * (-len(base32) % 8)).decode()
+    """The reverse. Raises ValueError for what is no name of a stream or consumer in base32."""
+    return check_stream_name(base64.b32decode(base32 + "=" * (-len(base32) % 8)).decode())
 
 
 def _bucket_config(bucket: str, replicas: int, max_age: int) -> dict[str, Any]:
