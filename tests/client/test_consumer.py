@@ -135,12 +135,16 @@ async def test_what_came_before_a_failure_can_be_had(stream: Stream) -> None:
 async def test_a_pause_holds_back_until_it_ends(stream: Stream) -> None:
     consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
     await publish(stream, 2)
-    await consumer.pause(datetime.now(UTC) + timedelta(minutes=5))
+    pause = await consumer.pause(datetime.now(UTC) + timedelta(minutes=5))
     raw = (await consumer.info()).raw
     assert raw["paused"]
     assert 200 < raw["pause_remaining"] / 1e9 <= 300
+    assert (pause.paused, pause.until) == (True, raw["config"]["pause_until"])
+    assert timedelta(seconds=200) < pause.remaining <= timedelta(minutes=5)
     assert await consumer.fetch(1, max_wait=0.3) == []
-    await consumer.resume()
+    past = await consumer.pause(datetime.now(UTC) - timedelta(minutes=5))
+    for answer in (past, await consumer.resume(), await consumer.resume()):
+        assert (answer.paused, answer.until, answer.remaining) == (False, "", timedelta())
     assert not (await consumer.info()).paused
     assert len(await consumer.fetch(1, max_wait=10)) == 1
     with pytest.raises(ConsumerNotFound):

@@ -175,6 +175,43 @@ async def test_the_last_of_each_subject_needs_no_filter(stream: Stream, filters:
     assert sequences(await stream.ordered_consumer(filtered).fetch_no_wait(3)) == [8]
 
 
+async def test_its_consumers_are_named_and_numbered(stream: Stream) -> None:
+    for push in (False, True):
+        await publish(stream, 6)
+        ordered = stream.ordered_consumer(push=push, name_prefix=f"audit-{push}")
+        async with ordered.messages(SMALL) as messages, asyncio.timeout(SOON):
+            for number in (1, 2, 3):
+                while (await anext(messages)).metadata.consumer != f"audit-{push}_{number}":
+                    pass
+                assert await names(stream) == [f"audit-{push}_{number}"]
+                await stream.consumer(f"audit-{push}_{number}").delete()
+                await publish(stream, 1)
+        await until(lambda: none_left(stream))
+    for wrong in ("a.b", "", "a b", 1):
+        with pytest.raises(InvalidValue, match="name_prefix"):
+            stream.ordered_consumer(name_prefix=wrong)  # type: ignore[arg-type]
+
+
+async def test_a_name_prefix_that_was_used_before_skips_nothing(stream: Stream) -> None:
+    """The consumer of a reader that was killed stays for five minutes, and has delivered what this one wants, too."""
+    await publish(stream, 10)
+    assert sequences(await stream.ordered_consumer(name_prefix="audit").fetch(4)) == [1, 2, 3, 4]
+    assert await names(stream) == ["audit_1"]
+    again = stream.ordered_consumer(name_prefix="audit")
+    assert sequences(await again.fetch(10)) == list(range(1, 11))
+    other = stream.ordered_consumer({"filter_subject": f"{stream.name}.1"}, name_prefix="audit")
+    assert sequences(await other.fetch(3)) == [2, 5, 8]
+    assert await names(stream) == ["audit_1", "audit_2", "audit_3"]
+    # Two that begin at the same time do not share one either.
+    first, second = (stream.ordered_consumer(name_prefix="both") for _ in range(2))
+    for ordered in (first, second):
+        await ordered._create()
+    for _ in range(5):
+        for ordered in (first, second):
+            await ordered.fetch(1)
+    assert sequences(await first.fetch(5)) == sequences(await second.fetch(5)) == [6, 7, 8, 9, 10]
+
+
 async def test_a_stream_that_is_gone_or_another_ends_it(stream: Stream) -> None:
     js = stream.js
     with pytest.raises(StreamNotFound):

@@ -9,7 +9,15 @@ import pytest
 from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.consumer import Consumer
 from airflow_nats_jetstream.client.context import JetStream
-from airflow_nats_jetstream.client.errors import ApiError, BadPullRequest, InvalidValue, JetStreamError, PinLost
+from airflow_nats_jetstream.client.errors import (
+    ApiError,
+    BadPullRequest,
+    ConsumerDeleted,
+    InvalidValue,
+    JetStreamError,
+    PinLost,
+)
+from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.priority import Priority
 from airflow_nats_jetstream.client.pull import Pulling
 from airflow_nats_jetstream.client.stream import Stream
@@ -116,6 +124,37 @@ async def test_every_way_to_ask_names_the_group(stream: Stream) -> None:
         while not (messages := await pull.receive()):
             pass
     assert [message.metadata.sequence for message in messages] == [23]
+
+
+async def test_a_priority_for_a_consumer_without_groups_is_refused(stream: Stream) -> None:
+    """The server would ignore it, and serve whoever asks."""
+    consumer = await stream.create_consumer({"durable_name": "plain", "ack_policy": "explicit"})
+    group = Priority("g")
+    refused = pytest.raises(InvalidValue, match=r"priority=.*consumer 'plain' of .* has no priority_groups")
+    for handle in (consumer, stream.consumer("plain")):
+        with refused:
+            await handle.fetch(1, priority=group)
+        with refused:
+            await handle.fetch_bytes(1, priority=group)
+        with refused:
+            await handle.fetch_no_wait(1, priority=group)
+        with refused:
+            await handle.next(priority=group)
+        with refused:
+            await anext(handle.messages(Pulling(priority=group)))
+        with refused:
+            async with handle.consume(note, Pulling(priority=group)):
+                pass
+    assert (await consumer.info()).counter == 0
+    # What the handle knows may be old: the server is asked before a refusal.
+    await stream.consumer("plain").update({"priority_groups": ["g"], "priority_policy": "overflow"})
+    assert len(await consumer.fetch(1, max_wait=SOON, priority=group)) == 1
+    with pytest.raises(ConsumerDeleted):
+        await stream.consumer("none").fetch(1, priority=group)
+
+
+async def note(message: Message) -> None:
+    raise AssertionError(message)
 
 
 async def test_what_the_group_does_not_allow(stream: Stream) -> None:

@@ -10,7 +10,7 @@ from airflow_nats_jetstream.client import ConnectionSettings, connect, errors
 from airflow_nats_jetstream.client.account import AccountInfo
 from airflow_nats_jetstream.client.batch import Batch
 from airflow_nats_jetstream.client.consume import Consuming, PullMessages
-from airflow_nats_jetstream.client.consumer import Consumer, ConsumerInfo
+from airflow_nats_jetstream.client.consumer import Consumer, ConsumerInfo, PauseState
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.fast_batch import FastBatch
 from airflow_nats_jetstream.client.fetch import Pull
@@ -65,6 +65,7 @@ SHARED = {
 NOUNS = [
     *(JetStream, AccountInfo, Stream, StreamInfo, StoredMessage, Consumer, ConsumerInfo, PushConsumer, OrderedConsumer),
     *(
+        PauseState,
         Pull,
         Pulling,
         PullMessages,

@@ -39,6 +39,7 @@ class PullMessages(Subscribed):
         self._window = ConsumeWindow(pulling, now=self._clock(), smallest_bound=largest)
 
     async def _open(self) -> Inbox:
+        await self._consumer._check_priority(self._priority)
         inbox = await self._stack.enter_async_context(self._js.connection.inbox(self._deliver))
         self._inbox = inbox
         await self._ask()

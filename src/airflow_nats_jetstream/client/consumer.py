@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client import config as configs
@@ -12,6 +13,8 @@ from airflow_nats_jetstream.client import pull as pulls
 from airflow_nats_jetstream.client import requirements
 from airflow_nats_jetstream.client.consume import Consuming, PullMessages
 from airflow_nats_jetstream.client.errors import (
+    ApiError,
+    ConnectionLost,
     ConsumerDeleted,
     ConsumerNotFound,
     HeartbeatMissed,
@@ -19,7 +22,9 @@ from airflow_nats_jetstream.client.errors import (
     LeadershipChanged,
     NoMessages,
     NoResponders,
+    PermissionDenied,
     PullError,
+    RequestTimeout,
     StreamNotFound,
 )
 from airflow_nats_jetstream.client.fetch import Pull
@@ -101,6 +106,36 @@ class ConsumerInfo:
         return str(self.raw["ts"])
 
 
+@dataclass(frozen=True)
+class PauseState:
+    """What a pause or resume has made of a consumer, as the server answered it. Raises ProtocolError for less."""
+
+    raw: dict[str, Any] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            if not (isinstance(self.raw.get("paused", False), bool) and self.remaining >= timedelta()):
+                raise ValueError  # noqa: TRY301
+            time_nanoseconds(self.raw["pause_until"])
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+            raise ProtocolError("the answer to CONSUMER.PAUSE is not what the API promises") from None
+
+    @property
+    def paused(self) -> bool:
+        """Whether it delivers nothing at present."""
+        return bool(self.raw.get("paused"))
+
+    @property
+    def until(self) -> str:
+        """When the pause ends, RFC 3339; empty if it is not paused."""
+        return str(self.raw["pause_until"]) if self.paused else ""
+
+    @property
+    def remaining(self) -> timedelta:
+        """How long it is paused from now on, by the server's clock; zero if it is not."""
+        return timedelta(microseconds=self.raw.get("pause_remaining", 0) / 1_000)
+
+
 class Consumer:
     """A pull consumer's handle; :meth:`Stream.consumer` makes one without a round trip, ``get_consumer`` with one.
 
@@ -116,6 +151,7 @@ class Consumer:
         ConsumerIsPushBased: it has a ``deliver_subject``.
         PullLimitExceeded: more messages, seconds or bytes than the consumer allows to one request; TooManyPulls,
             MaxBytesExceeded are kinds of it.
+        InvalidValue: a priority for a consumer without priority groups, which the server would ignore.
         BadPullRequest, PinLost: priority groups.
         LeadershipChanged: the leader is another one now, or there is none.
         HeartbeatMissed: nothing was heard for two heartbeats (10 s by default): the server or the way to it is gone.
@@ -173,7 +209,7 @@ class Consumer:
         await self.js.api(f"CONSUMER.DELETE.{self.stream}.{self.name}")
         self._info = None
 
-    async def pause(self, until: datetime) -> None:
+    async def pause(self, until: datetime) -> PauseState:
         """Deliver nothing until then, whoever asks; waiting pulls keep waiting. A time that is past resumes.
 
         Raises:
@@ -183,12 +219,12 @@ class Consumer:
         """
         await self.js.require(requirements.PAUSE)
         body = configs.normalise({"pause_until": until})
-        await self.js.api(f"CONSUMER.PAUSE.{self.stream}.{self.name}", body)
+        return PauseState(await self.js.api(f"CONSUMER.PAUSE.{self.stream}.{self.name}", body))
 
-    async def resume(self) -> None:
+    async def resume(self) -> PauseState:
         """End a pause; nothing happens without one. Raises ServerTooOld before 2.11, ConsumerNotFound."""
         await self.js.require(requirements.PAUSE)
-        await self.js.api(f"CONSUMER.PAUSE.{self.stream}.{self.name}")
+        return PauseState(await self.js.api(f"CONSUMER.PAUSE.{self.stream}.{self.name}"))
 
     async def unpin(self, group: str) -> None:
         """End the pin of a ``pinned_client`` priority group: the server picks another client (ADR-42).
@@ -355,6 +391,7 @@ class Consumer:
 
     @asynccontextmanager
     async def _pull(self, window: pulls.PullWindow, *, subject: str = "", opening: bytes = b"") -> AsyncIterator[Pull]:
+        await self._check_priority(window.priority)
         pull = Pull(self, window, subject=subject, opening=opening)
         with self.js.connection.pulling():
             async with self.js.connection.inbox(pull._deliver) as inbox:
@@ -374,6 +411,15 @@ class Consumer:
         except (ConsumerNotFound, StreamNotFound) as gone:
             return ConsumerDeleted(error.status, gone.description)
         return LeadershipChanged(error.status, "no responders: the consumer had no leader")
+
+    async def _check_priority(self, priority: Priority | None) -> None:
+        """Raises InvalidValue for a consumer without groups. Where it cannot be asked, the pull itself says why."""
+        if priority is None or (self._info is not None and self._info.config.get("priority_groups")):
+            return
+        with suppress(ApiError, PermissionDenied, RequestTimeout, ConnectionLost):
+            if not (await self.info()).config.get("priority_groups"):
+                remedy = f"consumer {self.name!r} of {self.stream!r} has no priority_groups: leave it out, or update it"
+                raise InvalidValue("priority", priority, remedy)
 
     def _pinned(self, window: pulls.PullWindow, reply: Reply, priority: Priority) -> None:
         """A message of a ``pinned_client`` group says with which id its client is pinned."""

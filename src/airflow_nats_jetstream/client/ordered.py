@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_nats_jetstream.client import config as configs
 from airflow_nats_jetstream.client import pull as pulls
 from airflow_nats_jetstream.client.consume import Consuming, PullMessages
-from airflow_nats_jetstream.client.consumer import Consumer, consumer_request
+from airflow_nats_jetstream.client.consumer import Consumer, ConsumerInfo, consumer_request
 from airflow_nats_jetstream.client.errors import (
     ApiError,
     ConnectionLost,
     ConsumerDeleted,
+    ConsumerNameInUse,
     ConsumerNotFound,
     DeliveriesMissed,
     HeartbeatMissed,
@@ -36,6 +37,7 @@ from airflow_nats_jetstream.client.errors import (
     SlowConsumer,
     StreamRecreated,
 )
+from airflow_nats_jetstream.client.names import check_consumer_name
 from airflow_nats_jetstream.client.protocol import ProtocolError
 from airflow_nats_jetstream.client.push import PushMessages
 from airflow_nats_jetstream.client.quantities import check_count, check_seconds
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from airflow_nats_jetstream.client.consume import Callback, OnFailure
-    from airflow_nats_jetstream.client.consumer import ConsumerInfo
     from airflow_nats_jetstream.client.message import Message
     from airflow_nats_jetstream.client.quantities import check_count, check_seconds
     from airflow_nats_jetstream.client.stream import Stream
@@ -79,6 +80,7 @@ _LOOK = 0.2  # seconds between two looks at a lost connection
 INTERRUPTIONS = (
     ConnectionLost,
     ConsumerDeleted,
+    ConsumerNameInUse,
     ConsumerNotFound,
     DeliveriesMissed,
     HeartbeatMissed,
@@ -97,10 +99,20 @@ class OrderedConsumer:
     """
 
     def __init__(
-        self, stream: Stream, config: configs.Config | None = None, *, max_resets: int | None = None, push: bool = False
+        self,
+        stream: Stream,
+        config: configs.Config | None = None,
+        *,
+        max_resets: int | None = None,
+        push: bool = False,
+        name_prefix: str | None = None,
     ) -> None:
         """See :meth:`Stream.ordered_consumer`. ``push``: the server pushes, with flow control and heartbeats."""
         self._stream = stream
+        self._prefix = f"ordered-{secrets.token_hex(8)}"
+        if name_prefix is not None:
+            self._prefix = check_consumer_name(name_prefix, "name_prefix")
+        self._number = 0  # of its consumers, the last one's
         self._config = check_ordered_config(config or {})
         self._max_resets = None if max_resets is None else check_count("max_resets", max_resets, 0)
         self._push = push
@@ -219,18 +231,30 @@ class OrderedConsumer:
         created = (await self._stream.info()).created
         if self._stream_created and created != self._stream_created:
             raise StreamRecreated(f"stream {self._stream.name!r} was created again: its sequences mean other messages")
-        config = {**self._config, "name": f"ordered-{secrets.token_hex(8)}"}
+        config = dict(self._config)
         if self._start and (self.last_sequence or config.get("deliver_policy") != "last_per_subject"):
             # Behind what was read; "new" and "last" mean what they meant when it was first created.
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(self._start, self.last_sequence + 1)}
             config.pop("opt_start_time", None)
         config |= deliver or {}
-        answer = await js.api(*consumer_request(self._stream.name, config, "create"))
+        info = await self._new(config)
         self._stream_created = created
-        self._start = self._start or int(answer["delivered"]["stream_seq"]) + 1
+        self._start = self._start or info.delivered + 1
         self._delivered = 0
-        self._consumer = Consumer(js, self._stream.name, config["name"])
+        self._consumer = Consumer(js, self._stream.name, str(info.raw["name"]))
         return self._consumer
+
+    async def _new(self, config: dict[str, Any]) -> ConsumerInfo:
+        """A consumer that nobody has read from: that of an earlier reader with the same prefix may still exist, and
+        creating an equal one is no error."""
+        while True:
+            self._number += 1
+            config["name"] = f"{self._prefix}_{self._number}"
+            with suppress(ConsumerNameInUse):
+                request = consumer_request(self._stream.name, config, "create")
+                info = ConsumerInfo(await self._stream.js.api(*request))
+                if self._push or not (info.counter or info.raw.get("num_waiting")):  # pushed to a subject of ours
+                    return info
 
     def _follow(self, message: Message) -> None:
         """The next one. Raises DeliveriesMissed when there is a gap before it."""

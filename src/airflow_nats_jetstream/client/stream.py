@@ -294,7 +294,12 @@ class Stream:
         return PushConsumer(self.js, self.name, name)
 
     def ordered_consumer(
-        self, config: configs.Config | None = None, *, max_resets: int | None = None, push: bool = False
+        self,
+        config: configs.Config | None = None,
+        *,
+        max_resets: int | None = None,
+        push: bool = False,
+        name_prefix: str | None = None,
     ) -> OrderedConsumer:
         """Every message of the stream once and in order, without acknowledgements; no round trip before it is used.
 
@@ -303,11 +308,13 @@ class Stream:
                     (5 minutes), ``metadata``.
         max_resets: how often in a row it is created again without a message between; None: without end.
         push:       let the server push, with flow control and heartbeats, instead of pulling.
+        name_prefix: the consumers behind it are named ``<prefix>_1``, ``<prefix>_2`` and so on, each a new one. A
+                    number that is taken is skipped. Random by default.
 
         Raises:
-            InvalidValue: another field of a consumer's configuration.
+            InvalidValue: another field of a consumer's configuration, or a prefix that JetStream forbids in names.
         """
-        return OrderedConsumer(self, config, max_resets=max_resets, push=push)
+        return OrderedConsumer(self, config, max_resets=max_resets, push=push, name_prefix=name_prefix)
 
     async def create_consumer(self, config: configs.Config, *, pedantic: bool = False) -> Consumer:
         """Create a consumer. It is no error if an identical one exists.
