@@ -121,7 +121,7 @@ async def find(stream: Stream, consumer: str, *, patience: float = 0) -> AckAddr
             problem = str(error)
         if clock() + _PAUSE > deadline:
             raise AddressUnknown(domain, problem)
-        await asyncio.sleep(_PAUSE)
+        await js.connection.pause(_PAUSE)
 
 
 async def _account(js: JetStream, domain: str) -> str | None:
@@ -140,7 +140,7 @@ async def _account(js: JetStream, domain: str) -> str | None:
     async with js.connection.inbox(receive) as inbox:
         await js.connection.publish(_USER_INFO, reply=inbox.subject(1))
         try:
-            async with asyncio.timeout(_ANSWERED_WITHIN):
+            async with js.connection.timeout(_ANSWERED_WITHIN):
                 return await found
         except TimeoutError:
             js.connection.check_permitted(_USER_INFO)

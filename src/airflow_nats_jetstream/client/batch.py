@@ -158,7 +158,7 @@ class Batch:
     ) -> bytes:
         limit = self._js.settings.request_timeout if timeout is None else timeout
         try:
-            async with asyncio.timeout(limit):
+            async with self._js.connection.timeout(limit):
                 return await answer
         except TimeoutError:
             self._js.connection.check_permitted(message.subject)
@@ -185,8 +185,9 @@ class Batch:
             text = f"message {number} was stored outside of the batch, as sequence {ack.seq} of {ack.stream!r}"
             raise JetStreamError(text)
 
-    def _lost(self) -> None:
-        self._fail(ConnectionLost(f"the connection was lost before batch {self.id} was committed, or while it was"))
+    def _lost(self, error: ConnectionLost) -> None:
+        error.add_note(f"batch {self.id} was not committed before, or its answer is lost")
+        self._fail(error)
 
     def _fail(self, error: JetStreamError) -> None:
         self._failure = self._failure or error

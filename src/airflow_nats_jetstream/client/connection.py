@@ -15,7 +15,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -25,7 +25,6 @@ from airflow_nats_jetstream.client.authentication import refused
 from airflow_nats_jetstream.client.errors import (
     ConnectionDenied,
     ConnectionFailed,
-    ConnectionLost,
     InvalidValue,
     JetStreamError,
     PermissionDenied,
@@ -64,7 +63,6 @@ MOST_DENIED = 10_000
 """Refused subjects that are remembered: an account that lacks a permission may try it for each of its messages."""
 
 Denied = dict[str, PermissionDenied]
-Lost = set[Callable[[], None]]
 Headers = Mapping[str, str | Sequence[str]] | bytes
 """Of a message that is sent: by name, or a block that is encoded already."""
 
@@ -72,19 +70,20 @@ Headers = Mapping[str, str | Sequence[str]] | bytes
 class Connection:
     """One nats-py connection. Get one from :meth:`open`."""
 
-    def __init__(self, settings: ConnectionSettings, client: Client, denied: Denied, lost: Lost) -> None:
+    def __init__(self, settings: ConnectionSettings, client: Client, denied: Denied) -> None:
         self.settings = settings
         self._client = client
         self._denied = denied
-        self.when_lost = lost
-        """Called when the connection ends, for good or until it is made again: no answer comes to what was sent."""
+        self.when_lost = client.when_lost
+        """Called with the error when the connection is lost, for good or until it is made again: no answer comes to
+        what was sent."""
         self.pulls = 0
         """How many are open: they share what the server keeps for a connection that reads slowly."""
 
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: ConnectionSettings) -> AsyncIterator[Connection]:
-        """Connect, and close at the end.
+        """Connect, and close at the end: whatever waits on the connection then raises ConnectionEnded.
 
         Raises:
             ConnectionFailed: no server answered within ``settings.connect_timeout`` seconds.
@@ -92,30 +91,64 @@ class Connection:
         """
         client = Client(settings)
         denied: Denied = {}
-        lost: Lost = set()
-        await _connect(settings, client, denied, lost)
+        await _connect(settings, client, denied)
         try:
-            yield cls(settings, client, denied, lost)
+            yield cls(settings, client, denied)
         finally:
-            # A cancelled task closes its socket, too. That it was reset meanwhile must not hide what ended the block.
-            with anyio.CancelScope(shield=True), suppress(OSError):
-                await client.close()
+            with anyio.CancelScope(shield=True):  # a cancelled task closes its socket, too
+                await _finish(client, within=settings.request_timeout)
 
     @property
     def is_connected(self) -> bool:
         return bool(self._client.is_connected)
 
     @property
+    def closed(self) -> bool:
+        """Nothing will bring it back: its block was left, or the server ended it with an error, such as a limit."""
+        return bool(self._client.is_closed)
+
+    @property
     def ended(self) -> bool:
-        """Lost for good: the server ended it with an error, such as a limit; or connecting again has been refused for
-        ``connect_timeout`` seconds, as for a user who was revoked. nats-py goes on trying, which is right for who holds
-        claims on it; who can connect anew, with settings of now, need not wait. Everything else comes back by itself.
+        """Nobody should wait for it any longer: it is closed, or connecting again has been refused for
+        ``connect_timeout`` seconds, as for a user who was removed. In the latter case attempts go on, which is right
+        for a task that holds claims on it; everybody else can connect anew, with settings of now. A connection that was
+        lost in any other way comes back by itself.
+
+        Whatever waits for something from the server raises ConnectionEnded at that moment.
         """
-        client = self._client
-        if client.is_closed:
-            return True
-        since = client.refused_since
-        return since is not None and asyncio.get_running_loop().time() - since > self.settings.connect_timeout
+        return bool(self._client.ended)
+
+    def check_open(self) -> None:
+        """Raises ConnectionEnded."""
+        if self._client.ended:
+            raise self._client.lost()
+
+    @asynccontextmanager
+    async def timeout(self, seconds: float | None) -> AsyncIterator[None]:
+        """``asyncio.timeout`` for whatever waits for something from the server: the end of the connection ends it, too.
+
+        Raises:
+            TimeoutError: after so many seconds. None: never.
+            ConnectionEnded: the connection has ended for good.
+        """
+        self.check_open()
+        limits, limit = self._client.limits, asyncio.timeout(seconds)
+        limits.add(limit)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if limit.expired():
+                self.check_open()
+            raise
+        finally:
+            limits.discard(limit)
+
+    async def pause(self, seconds: float) -> None:
+        """Before another attempt. Raises ConnectionEnded where none can succeed, because the connection is closed."""
+        if self.closed:
+            raise self._client.lost()
+        await asyncio.sleep(seconds)
 
     @property
     def server_version(self) -> str:
@@ -147,9 +180,11 @@ class Connection:
         """Seconds that a PING takes."""
         loop = asyncio.get_running_loop()
         start = loop.time()
-        with _Translated("PING"):
-            # Shielded: a cancelled flush leaves its future to the next PONG, which ends the connection (nats-py 2.16).
-            await asyncio.shield(self._client.flush(timeout=max(1, round(self.settings.request_timeout))))
+        with self._translated("PING"):
+            if not self.is_connected:
+                raise self._client.lost()  # nats-py returns at once
+            async with self.timeout(None):
+                await self._client.flush(timeout=max(1, round(self.settings.request_timeout)))
         return loop.time() - start
 
     async def flush(self) -> None:
@@ -160,7 +195,7 @@ class Connection:
         """Raises ConnectionLost when there is no connection at this moment: nothing is buffered."""
         if self._denied:
             self._denied.pop(subject.lower(), None)  # it may be allowed by now
-        with _Translated(subject):
+        with self._translated(subject):
             await self._client.publish(subject, data, reply, _block(headers))
 
     async def answer(self, subject: str, data: bytes) -> None:
@@ -169,7 +204,7 @@ class Connection:
         if self._denied or not client.is_connected or len(data) > client._max_payload:
             await self.publish(subject, data)  # which says what is wrong
         elif client.write(encode_publish(subject, "", data)):
-            with _Translated(subject):
+            with self._translated(subject):
                 await client._flush_pending()
 
     async def request(
@@ -183,9 +218,10 @@ class Connection:
             ConnectionLost: not connected at this moment.
         """
         limit = self.settings.request_timeout if timeout is None else timeout
-        with _Translated(subject):
+        with self._translated(subject):
             try:
-                return _reply(await self._client.request(subject, data, timeout=limit, headers=_block(headers)))
+                async with self.timeout(None):
+                    return _reply(await self._client.request(subject, data, timeout=limit, headers=_block(headers)))
             except nats.errors.TimeoutError:
                 self.check_permitted(subject)
                 raise
@@ -216,8 +252,8 @@ class Connection:
     async def open_inbox(self, deliver: Callable[[Reply], None]) -> Inbox:
         """The same, to be closed by :meth:`Inbox.close`, or with the connection."""
         prefix = self.new_inbox()
-        with _Translated(prefix):
-            return Inbox(prefix, await self._client.subscribe(f"{prefix}.*", cb=_at_once(deliver)))
+        with self._translated(prefix):
+            return Inbox(self, prefix, await self._client.subscribe(f"{prefix}.*", cb=_at_once(deliver)))
 
     @asynccontextmanager
     async def listen(self, subject: str, deliver: Callable[[Reply], None], *, queue: str = "") -> AsyncIterator[Inbox]:
@@ -227,9 +263,9 @@ class Connection:
         Raises:
             PermissionDenied: the account may not subscribe to it.
         """
-        with _Translated(subject):
+        with self._translated(subject):
             subscription = await self._client.subscribe(subject, queue, cb=_at_once(deliver))
-        listening = Inbox(subject, subscription)
+        listening = Inbox(self, subject, subscription)
         try:
             await self.flush()  # the server refuses before it answers
             if subject.lower() in self._denied:
@@ -238,11 +274,15 @@ class Connection:
         finally:
             await listening.close()
 
+    def _translated(self, subject: str) -> _Translated:
+        return _Translated(self._client, subject)
+
 
 class Inbox:
     """Where answers arrive: each request gets a subject of its own under ``prefix``."""
 
-    def __init__(self, prefix: str, subscription: Subscription) -> None:
+    def __init__(self, connection: Connection, prefix: str, subscription: Subscription) -> None:
+        self._connection = connection
         self._prefix = prefix
         self._subscription = subscription
         self.drained = False
@@ -250,15 +290,25 @@ class Inbox:
     def subject(self, number: int) -> str:
         return f"{self._prefix}.{number}"
 
-    async def drain(self) -> None:
-        """Unsubscribe, and deliver what the server had sent before it knew. Raises ConnectionLost, RequestTimeout."""
+    async def drain(self, within: float | None = None) -> None:
+        """Unsubscribe, and deliver what the server had sent before it knew, as far as it comes ``within`` seconds.
+
+        Raises:
+            ConnectionLost, RequestTimeout: something may have been on its way.
+        """
         self.drained = True
-        with _Translated(self._prefix):
-            await asyncio.shield(self._subscription.drain())  # type: ignore[no-untyped-call] # it flushes
+        client = self._connection._client
+        try:
+            with self._connection._translated(self._prefix):
+                async with asyncio.timeout(within):
+                    await client._send_unsubscribe(self._subscription._id)
+                    await self._connection.flush()
+        finally:
+            client._remove_sub(self._subscription._id)  # or it would be subscribed to again with the next connection
 
     async def close(self) -> None:
         if not (self.drained or self._subscription._conn.is_closed):
-            with _Translated(self._prefix):
+            with self._connection._translated(self._prefix):
                 await self._subscription.unsubscribe()
 
 
@@ -293,7 +343,8 @@ class _Translated:
     moment (``asyncio.wait_for`` before Python 3.12, https://github.com/python/cpython/issues/86296), or while it queues
     a flush. Who was cancelled would go on for ever."""
 
-    def __init__(self, subject: str) -> None:
+    def __init__(self, client: Client, subject: str) -> None:
+        self._client = client
         self._subject = subject
 
     def __enter__(self) -> None:
@@ -304,10 +355,12 @@ class _Translated:
             return
         if _times_cancelled() > self._cancelled:
             raise asyncio.CancelledError from None
+        if isinstance(error, JetStreamError):
+            return
         if isinstance(error, nats.errors.TimeoutError | asyncio.TimeoutError):
             raise RequestTimeout(f"no answer on {self._subject!r} in time") from None
         if isinstance(error, nats.errors.OutboundBufferLimitError | nats.errors.ConnectionClosedError | OSError):
-            raise ConnectionLost("not connected to NATS at this moment") from None
+            raise self._client.lost() from None
         if isinstance(error, nats.errors.MaxPayloadError):
             raise InvalidValue("data", "…", "the message is larger than the server's max_payload") from None
         if isinstance(error, nats.errors.Error):
@@ -320,7 +373,7 @@ def _times_cancelled() -> int:
     return task.cancelling() if task else 0
 
 
-async def _connect(settings: ConnectionSettings, client: Client, denied: Denied, lost: Lost) -> None:
+async def _connect(settings: ConnectionSettings, client: Client, denied: Denied) -> None:
     failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
     last: list[Exception] = []
 
@@ -331,17 +384,17 @@ async def _connect(settings: ConnectionSettings, client: Client, denied: Denied,
         last[:] = [error]
         final = _final(settings, error)
         if attempt.done():
-            client.failed_again(refused=final is not None)
+            client.failed_again(final)
         if final is not None and not failure.done():
             failure.set_result(final)
 
     async def on_disconnect() -> None:
-        _tell(lost)
+        client.interrupted()
         if not client.is_closed:
             log.warning("NATS connection lost, reconnecting")
 
     async def on_reconnect() -> None:
-        client.refused_since = None
+        client.connected_again()
         log.info("NATS connection is back")
 
     attempt: asyncio.Task[None] = asyncio.ensure_future(
@@ -374,7 +427,8 @@ async def _connect(settings: ConnectionSettings, client: Client, denied: Denied,
         await _cancelled(attempt)
         if not client.is_connected:
             with anyio.CancelScope(shield=True):
-                await _abandon(client)
+                client.abort()
+                await _finish(client, within=TO_CLOSE)
 
 
 def _said(error: Exception, denied: Denied) -> None:
@@ -387,11 +441,6 @@ def _said(error: Exception, denied: Denied) -> None:
         denied[violation[0]] = PermissionDenied(*violation)  # nats-py has made it lower case
 
 
-def _tell(lost: Lost) -> None:
-    for call in list(lost):
-        call()
-
-
 async def _cancelled(attempt: asyncio.Task[None]) -> None:
     """Ask until it ends: wait_for of Python 3.11 loses a cancellation that meets its own end, as when a server hangs up
     at the time limit, and nats-py would go on for ever."""
@@ -401,14 +450,16 @@ async def _cancelled(attempt: asyncio.Task[None]) -> None:
     await asyncio.gather(attempt, return_exceptions=True)
 
 
-async def _abandon(client: Client) -> None:
-    """Close what a failed attempt has opened.
+async def _finish(client: Client, *, within: float) -> None:
+    """Close it, and send what is written so far if the server takes it in so many seconds.
 
-    nats-py takes itself for closed while it is still closing its socket, and waits for ever for the end of a socket
-    whose TLS handshake failed.
+    nats-py takes itself for closed while it is still closing its socket. It waits forever for the end of a socket whose
+    TLS handshake failed, and for a server that does not read.
     """
-    client.abort()
+    client.end("it was closed")
     closing = asyncio.ensure_future(client.close())
+    await asyncio.wait([closing], timeout=within)
+    client.abort()
     await asyncio.wait([closing], timeout=TO_CLOSE)
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)

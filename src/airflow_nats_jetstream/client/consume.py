@@ -13,7 +13,7 @@ from airflow_nats_jetstream.client.errors import ConnectionLost, InvalidValue, J
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.protocol import inbox_number
 from airflow_nats_jetstream.client.pull import ConsumeWindow, Pulling
-from airflow_nats_jetstream.client.subscription import PASSING_ERRORS, Messages, Subscribed
+from airflow_nats_jetstream.client.subscription import Messages, Subscribed, passes
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.connection import Inbox
@@ -181,7 +181,7 @@ class Consuming:
         if self._on_error is not None:
             self._on_error(error)
         else:
-            log.log(logging.WARNING if isinstance(error, PASSING_ERRORS) else logging.ERROR, "consuming: %s", error)
+            log.log(logging.WARNING if passes(error) else logging.ERROR, "consuming: %s", error)
 
     async def _run(self, messages: Messages) -> None:
         async for message in messages:

@@ -120,7 +120,7 @@ class JetStream(Publishing):
             except (ConnectionLost, RequestTimeout, JetStreamNotEnabled, _Unavailable):
                 if clock.time() + _PATIENCE_STEP > deadline:
                     raise
-                await asyncio.sleep(_PATIENCE_STEP)
+                await self.connection.pause(_PATIENCE_STEP)
 
     @staticmethod
     def _decoded(request: str, subject: str, reply: Any) -> Any:

@@ -8,6 +8,7 @@
     │   │   └── TlsFailed                 a certificate that is not accepted, or TLS required and not asked for
     │   │       └── TlsNotOffered         TLS was asked for and the server does not speak it
     │   └── ConnectionLost                was connected; carries the last sequence where there is one
+    │       └── ConnectionEnded           for good: nothing is worth waiting for on this connection
     ├── RequestTimeout (TimeoutError)     no answer in time
     ├── PermissionDenied                  the account may not publish or subscribe there
     ├── ApiError                          the server's own refusal: code, err_code, description
@@ -78,8 +79,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from airflow_nats_jetstream.client.message import Message
     from airflow_nats_jetstream.client.sequences import Sequences
 
 
@@ -90,8 +92,12 @@ _LONGEST_TEXT = 1_000  # characters of a server's text in an error: logs are for
 class JetStreamError(Exception):
     """Root of every error of this package. All of them can be pickled: Spark carries them from its workers."""
 
+    messages: Sequence[Message] = ()
+    """What a fetch had received before it failed: to be answered or left for redelivery. Not pickled."""
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _carried, (type(self), self.args, self.__dict__)
+        attributes = {name: value for name, value in self.__dict__.items() if name != "messages"}
+        return _carried, (type(self), self.args, attributes)
 
 
 def _carried(kind: type[JetStreamError], args: tuple[Any, ...], attributes: Mapping[str, Any]) -> JetStreamError:
@@ -147,6 +153,13 @@ class ConnectionLost(ConnectionFailed):
     def __init__(self, message: str, last_sequence: int = 0) -> None:
         super().__init__(message)
         self.last_sequence = last_sequence
+
+
+class ConnectionEnded(ConnectionLost):
+    """It does not come back: its block was left, the server ended it with an error, or refuses to let it in again.
+
+    Open another connection. ``last_sequence`` is 0.
+    """
 
 
 class RequestTimeout(JetStreamError, TimeoutError):

@@ -311,7 +311,7 @@ class FastBatch:
             await self.ping()
         self._news.clear()
         try:
-            async with asyncio.timeout(PING_AFTER):
+            async with self._js.connection.timeout(PING_AFTER):
                 await self._news.wait()
         except TimeoutError:
             if asyncio.get_running_loop().time() - self._heard > SILENT_FOR:
@@ -340,6 +340,6 @@ class FastBatch:
             self._window.give_up(error)
         self._news.set()
 
-    def lost(self) -> None:
-        self._window.give_up(ConnectionLost("the connection was lost before the batch was committed"))
+    def lost(self, error: ConnectionLost) -> None:
+        self._window.give_up(error)
         self._news.set()

@@ -48,14 +48,18 @@ class Pull:
 
         Raises:
             PullError, PermissionDenied: the pull failed, after everything that came before was given.
+            ConnectionEnded: likewise, and so will every other on this connection.
         """
         check_seconds("wait", wait, zero=True)
         if not self._arrived and self._failed is None and not self._window.idle:
             await self._arrival(wait)
         messages = self._take_in()
         if self._failed is None:
-            await self._ask()
-        elif not messages:
+            try:
+                await self._ask()
+            except JetStreamError as error:
+                self._failed = error
+        if self._failed is not None and not messages:
             await self._fail()
         return messages
 
@@ -64,12 +68,13 @@ class Pull:
         self._something.clear()
         now = self._clock()
         end = now + wait
+        connection = self._consumer.js.connection
         while now < end and not self._something.is_set():
             try:
-                async with asyncio.timeout(min(end - now, self._window.remaining(now))):
+                async with connection.timeout(min(end - now, self._window.remaining(now))):
                     await self._something.wait()
             except TimeoutError:
-                self._consumer.js.connection.check_permitted(self._subject)
+                connection.check_permitted(self._subject)
                 self._window.check_heartbeat(self._clock())
             now = self._clock()
 
@@ -86,8 +91,12 @@ class Pull:
         return messages
 
     async def _all(self) -> list[Message]:
-        while not self.ended:
-            self.received += await self.receive()
+        try:
+            while not self.ended:
+                self.received += await self.receive()
+        except JetStreamError as error:
+            error.messages = self.received = self.received + self._take_in()
+            raise
         return self.received
 
     def _take_in(self) -> list[Message]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import nats.aio.client
 import nats.errors
 
 from airflow_nats_jetstream.client.authentication import connect_line
-from airflow_nats_jetstream.client.errors import ConnectionFailed, InvalidValue
+from airflow_nats_jetstream.client.errors import ConnectionEnded, ConnectionFailed, ConnectionLost, InvalidValue
 from airflow_nats_jetstream.client.parser import Frame, Parser
 from airflow_nats_jetstream.client.protocol import (
     DELIVERY,
@@ -103,19 +104,73 @@ class Client(nats.aio.client.Client):
         self._settings = settings
         self._ps: Any = _Stream(self)
         self._unreadable = ""  # what the log says already of a credential's file
-        self.refused_since: float | None = None
+        self._refused_since: float | None = None
         """On the loop's clock: when the first of the attempts to connect again was refused, if all since were."""
+        self.ended = ""
+        """Why nobody should wait for this connection any longer; empty while it is of use."""
+        self.when_lost: set[Callable[[ConnectionLost], None]] = set()
+        """Called when the connection is lost, for good or until it is made again."""
+        self.limits: set[asyncio.Timeout] = set()
+        """Of everything that waits for something from the server."""
 
-    def failed_again(self, *, refused: bool) -> None:
+    def lost(self) -> ConnectionLost:
+        """The error of a connection that is not there: for good, or at this moment."""
+        if not self.ended:
+            return ConnectionLost("not connected to NATS at this moment")
+        servers = ", ".join(self._settings.servers)
+        return ConnectionEnded(f"the connection to {servers} has ended: {self.ended}; open another one")
+
+    def interrupted(self) -> None:
+        """No answer comes to what was sent."""
+        for call in list(self.when_lost):
+            call(self.lost() if self.ended else ConnectionLost("the connection to NATS was lost"))
+
+    def end(self, reason: str) -> None:
+        """End whatever waits. The first reason stands."""
+        if self.ended:
+            return
+        self.ended = reason
+        self.interrupted()
+        now = asyncio.get_running_loop().time()
+        for limit in self.limits:
+            if not limit.expired():
+                limit.reschedule(now)
+
+    def connected_again(self) -> None:
+        self._refused_since = None
+        self.ended = ""
+
+    def failed_again(self, refusal: Exception | None) -> None:
         """An attempt to connect again has failed. nats-py leaves its socket to the garbage collector."""
         self.abort()
-        self.refused_since = (self.refused_since or asyncio.get_running_loop().time()) if refused else None
+        if refusal is None:
+            self._refused_since = None
+            return
+        now, patience = asyncio.get_running_loop().time(), self._settings.connect_timeout
+        self._refused_since = self._refused_since or now
+        if now - self._refused_since > patience:
+            self.end(f"it was lost, and for {patience:g} s {refusal}")
 
     def abort(self) -> None:
         """End its socket at once."""
         transport: Any = self._transport
         if transport is not None and transport._io_writer is not None:
             transport._io_writer.transport.abort()
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        if not self.is_closed:
+            said = str(self._err).removeprefix("nats: ") if self._err else ""
+            self.end(f"the server said: {said}" if said else "it was closed")
+        with suppress(OSError):  # a socket that was reset; nobody waits for nats-py's own closing
+            await super()._close(status, do_cbs)
+
+    async def _process_pong(self) -> None:
+        # nats-py stops reading for good at the answer to a PING that nobody waits for any more.
+        self._pings_outstanding = 0
+        if self._pongs:
+            pong = self._pongs.pop(0)
+            if not pong.done():
+                pong.set_result(True)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection and self._settings.tls and info.get("tls_available"):

@@ -20,6 +20,7 @@ from airflow_nats_jetstream.client.consume import Consuming, PullMessages
 from airflow_nats_jetstream.client.consumer import Consumer, ConsumerInfo, consumer_request
 from airflow_nats_jetstream.client.errors import (
     ApiError,
+    ConnectionEnded,
     ConnectionLost,
     ConsumerDeleted,
     ConsumerNameInUse,
@@ -299,6 +300,8 @@ class OrderedConsumer:
 
 def interrupts(error: JetStreamError) -> bool:
     """Whether an ordered consumer is created again after this error."""
+    if isinstance(error, ConnectionEnded):
+        return False
     return isinstance(error, INTERRUPTIONS) or (isinstance(error, ApiError) and error.code in (429, 500, 503))
 
 

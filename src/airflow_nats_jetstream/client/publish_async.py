@@ -252,9 +252,9 @@ class AsyncPublisher:
             error = denied
         self._fail(number, error)
 
-    def _lost(self) -> None:
+    def _lost(self, error: ConnectionLost) -> None:
         """The answers of before will not come, and what was sent may be stored or not."""
-        self._give_up(ConnectionLost, "the connection was lost before the stream's answer; the message may be stored")
+        self._give_up(type(error), f"no answer from the stream, the message may be stored: {error}")
 
     def _give_up(self, kind: type[JetStreamError], what: str) -> None:
         for number in list(self._pending):

@@ -65,7 +65,7 @@ async def find(connection: Connection, subject: str, data: bytes, headers: Heade
         said: list[dict[str, Any]] = []
         expected, begun = 1, False
         try:
-            async with asyncio.timeout(seconds):
+            async with connection.timeout(seconds):
                 while not begun or len(said) < expected:
                     said.append(decode_object((await arrived.get()).data, "a trace of a message"))
                     expected += onward(said[-1])

@@ -219,7 +219,7 @@ async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMes
 async def _next(stream: Stream, subject: str, arrived: asyncio.Queue[Reply]) -> Reply:
     seconds = stream.js.settings.request_timeout
     try:
-        async with asyncio.timeout(seconds):
+        async with stream.js.connection.timeout(seconds):
             return await arrived.get()
     except TimeoutError:
         stream.js.connection.check_permitted(subject)

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Self
 
 from airflow_nats_jetstream.client.errors import (
+    ConnectionEnded,
     ConnectionLost,
     DeliveriesMissed,
     HeartbeatMissed,
@@ -46,13 +47,20 @@ PASSING_ERRORS = (
     SlowConsumer,
     TooManyPulls,
 )
-"""Errors that consuming survives."""
+"""Errors that consuming survives, as long as the connection can come back."""
 RETRY_WAIT = 0.25
 """Seconds after such an error before more is asked for."""
 LOOK = 1.0
 """Seconds between two looks at the connection while nothing arrives."""
+TO_STOP = 0.5
+"""Seconds that stopping waits for what the server had sent before it knew. A server that is frozen sends nothing."""
 ROOM = 0.1
 """Seconds that arrivals get to be read after the event loop was busy with something else, before silence is silence."""
+
+
+def passes(error: JetStreamError) -> bool:
+    """Whether consuming survives this error."""
+    return isinstance(error, PASSING_ERRORS) and not isinstance(error, ConnectionEnded)
 
 
 class Messages(ABC):
@@ -68,6 +76,7 @@ class Messages(ABC):
             survives these. Without an ``on_error`` they are raised, and one may iterate on. A connection that comes
             back within two heartbeats raises nothing.
         PermissionDenied, ConsumerDeleted, PullError and its other kinds: these end it.
+        ConnectionEnded: the connection has ended for good; what had arrived is delivered again.
     """
 
     @abstractmethod
@@ -99,7 +108,8 @@ class Messages(ABC):
     async def stop(self) -> list[Message]:
         """End it on the server and hand out nothing more; what had been delivered and not handed out. May be repeated.
 
-        Unless answered, it is delivered again after ``ack_wait``.
+        Returns within half a second, also when the server does not answer. Unless answered, the messages are delivered
+        again after ``ack_wait``, and so is what arrives later.
         """
 
     @abstractmethod
@@ -134,8 +144,10 @@ class Subscribed(Messages):
             await self._start()
         while not self._closed:
             try:
-                if not self._ended and (not self._arrived or self._wants()):
-                    await self._look_after()
+                if not self._ended:
+                    self._js.connection.check_open()  # what has arrived could not be acknowledged
+                    if not self._arrived or self._wants():
+                        await self._look_after()
                 if self._arrived:
                     item = self._arrived.popleft()
                     if isinstance(item, Message):
@@ -156,7 +168,7 @@ class Subscribed(Messages):
         raise StopAsyncIteration
 
     async def stop(self) -> list[Message]:
-        await self._end()
+        await self._end(TO_STOP)
         self._closed = True
         left = [item for item in self._arrived if isinstance(item, Message)]
         self._arrived.clear()
@@ -165,7 +177,7 @@ class Subscribed(Messages):
         return left
 
     async def drain(self) -> None:
-        await self._end()
+        await self._end(None)
         self._something.set()
 
     async def _start(self) -> None:
@@ -180,11 +192,11 @@ class Subscribed(Messages):
                     raise
                 self._opened = True
 
-    async def _end(self) -> None:
+    async def _end(self, within: float | None) -> None:
         if not self._ended and self._inbox is not None and self._js.connection.is_connected:
             # What the server had sent before it knew arrives; without a connection nothing can.
             with suppress(ConnectionLost, RequestTimeout):
-                await self._inbox.drain()
+                await self._inbox.drain(within)
         self._ended = True
 
     async def _close(self) -> None:
@@ -196,7 +208,7 @@ class Subscribed(Messages):
         """Whether iterating goes on after this error; raises it where nobody is told but the iterator."""
         if self._on_error is not None:
             self._on_error(error)
-        if not isinstance(error, PASSING_ERRORS):
+        if not passes(error):
             return False
         if not isinstance(error, ProtocolError):
             self._interrupted()
@@ -222,7 +234,7 @@ class Subscribed(Messages):
         self._something.clear()
         patience = self._remaining()
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(ROOM, min(LOOK, patience))):
+            async with self._js.connection.timeout(max(ROOM, min(LOOK, patience))):
                 await self._something.wait()
         if self._arrived or self._ended:
             return
