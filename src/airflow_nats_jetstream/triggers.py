@@ -69,11 +69,12 @@ class JetStreamTrigger(BaseTrigger):
         while True:
             js = await self._stack.enter_async_context(JetStreamHook(self.nats_conn_id).shared())
             try:
-                return await self.wait(js)
+                async with js.connection.timeout(None):
+                    return await self.wait(js)
             except JetStreamError as error:
                 if not js.connection.ended:
                     raise
-                log.warning("the server ended the connection, connecting again: %s", error)
+                log.warning("connecting again: %s", error)
             self.handed_on()
             await self._stack.aclose()
             await asyncio.sleep(_AGAIN)

@@ -105,7 +105,8 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
             try:
                 async with JetStreamHook(kwargs["nats_conn_id"]).shared() as js:
                     while True:
-                        seen = await backlog.look(js, stream, consumer)
+                        async with js.connection.timeout(None):
+                            seen = await backlog.look(js, stream, consumer)
                         yield seen.steady(before)
                         before, pause = seen, _FIRST_PAUSE
                         await asyncio.sleep(kwargs["poll_interval"])

@@ -5,9 +5,11 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.stream import Stream
 from airflow_nats_jetstream.handoff.claim import Claim
 from airflow_nats_jetstream.handoff.take import Take, Taking
+from tests.client.until import until
 
 ACK_WAIT = timedelta(seconds=1)
 CONSUMER = "work"
@@ -56,3 +58,10 @@ async def reset_by_a_stranger(stream: Stream) -> None:
     """
     await asyncio.sleep(0.3)
     await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": 1})
+
+
+async def ended_by_the_server(js: JetStream) -> None:
+    """Its connection is closed for good, as by a limit of the server: this one does not know the command."""
+    js.connection._client.write(b"WHAT\r\n")
+    await js.connection.publish("flushed")
+    await until(lambda: js.connection.closed)

@@ -1,7 +1,7 @@
 """Holding and settling on a real server: one decision, made once, by the newest attempt."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -14,6 +14,7 @@ from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.errors import (
     AlreadyDone,
     ClaimInvalid,
+    ConnectionEnded,
     HoldLost,
     InvalidValue,
     JetStreamError,
@@ -21,14 +22,26 @@ from airflow_nats_jetstream.client.errors import (
     RequestTimeout,
     Superseded,
 )
+from airflow_nats_jetstream.client.lag import Bound
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import Stream
 from airflow_nats_jetstream.handoff import answers, settle
 from airflow_nats_jetstream.handoff.hold import Hold
+from airflow_nats_jetstream.handoff.keep import keep
 from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.take import Take
 from demo.nats_server import NatsServer
-from tests.handoff.steps import CONSUMER, floor, publish, reset_by_a_stranger, take, taking, unacknowledged
+from tests.client.until import SOON
+from tests.handoff.steps import (
+    CONSUMER,
+    ended_by_the_server,
+    floor,
+    publish,
+    reset_by_a_stranger,
+    take,
+    taking,
+    unacknowledged,
+)
 
 
 async def test_settled_messages_are_acknowledged_and_the_value_is_recorded(stream: Stream) -> None:
@@ -327,3 +340,59 @@ async def killed(server: NatsServer) -> AsyncIterator[Stream]:
         await publish(stream, 3_000)
         await asyncio.sleep(1)
         yield stream
+
+
+async def test_a_claim_whose_connection_has_ended_is_lost_at_the_next_heartbeat(
+    settings: ConnectionSettings, stream: Stream
+) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with connect(settings) as js, asyncio.timeout(SOON):
+        async with Hold.begin(js, claim, try_number=1) as hold:
+            lost = asyncio.Event()
+            hold.on_lost(lambda _: lost.set())
+            await ended_by_the_server(js)
+            await lost.wait()
+            assert "unknown protocol operation" in hold.lost
+            with pytest.raises(HoldLost):
+                await hold.settle()
+        with pytest.raises(LedgerUnavailable):
+            async with Hold.begin(js, claim, try_number=1):
+                pass
+    async with Hold.begin(stream.js, claim, try_number=2) as hold:
+        await hold.settle()
+    assert await unacknowledged(stream) == 0
+
+
+async def test_settling_does_not_wait_for_a_connection_that_has_ended(
+    settings: ConnectionSettings, stream: Stream
+) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with connect(settings) as js, asyncio.timeout(SOON), Hold.begin(js, claim, try_number=1) as hold:
+        await ended_by_the_server(js)
+        with pytest.raises(LedgerUnavailable, match="unknown protocol operation"):
+            await hold.settle()
+
+
+@pytest.mark.parametrize("doing", ["keep", "take", "lag"])
+async def test_whatever_waits_for_days_ends_with_its_connection(
+    settings: ConnectionSettings, stream: Stream, doing: str
+) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    days = 7 * 86_400.0
+    async with connect(settings) as js:
+        waits: dict[str, Coroutine[Any, Any, Any]] = {
+            "keep": keep(js, claim, days),
+            "take": Take(js, taking(stream, "other")).take(days),
+            "lag": Bound(stream=stream.name, consumer=CONSUMER, above=100).wait(js, days, 1.0),
+        }
+        waiting = asyncio.create_task(waits.pop(doing))
+        for each in waits.values():
+            each.close()
+        await asyncio.sleep(0.5)  # any moment of it will do
+        await ended_by_the_server(js)
+        async with asyncio.timeout(SOON):
+            with pytest.raises((ConnectionEnded, LedgerUnavailable), match="unknown protocol operation"):
+                await waiting

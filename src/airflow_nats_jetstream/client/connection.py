@@ -303,8 +303,9 @@ class Inbox:
                 async with asyncio.timeout(within):
                     await client._send_unsubscribe(self._subscription._id)
                     await self._connection.flush()
-        finally:
-            client._remove_sub(self._subscription._id)  # or it would be subscribed to again with the next connection
+        finally:  # or it would be subscribed to again when the connection is made again
+            self._subscription._stop_processing()
+            client._remove_sub(self._subscription._id)
 
     async def close(self) -> None:
         if not (self.drained or self._subscription._conn.is_closed):
@@ -456,8 +457,7 @@ async def _finish(client: Client, *, within: float) -> None:
     nats-py takes itself for closed while it is still closing its socket. It waits forever for the end of a socket whose
     TLS handshake failed, and for a server that does not read.
     """
-    client.end("it was closed")
-    closing = asyncio.ensure_future(client.close())
+    closing = asyncio.ensure_future(client.leave())
     await asyncio.wait([closing], timeout=within)
     client.abort()
     await asyncio.wait([closing], timeout=TO_CLOSE)

@@ -157,6 +157,11 @@ class Client(nats.aio.client.Client):
         if transport is not None and transport._io_writer is not None:
             transport._io_writer.transport.abort()
 
+    async def leave(self) -> None:
+        """Close it; nothing that the server has said is the reason."""
+        self._err = None
+        await self.close()
+
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         if not self.is_closed:
             said = str(self._err).removeprefix("nats: ") if self._err else ""

@@ -111,6 +111,8 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
                 raise
             except JetStreamError as error:
                 log.warning("acknowledging was interrupted: %s", error)
+                if ledger.js.connection.closed:
+                    break
                 await asyncio.sleep(0.2)
             left.popleft()
             if window:

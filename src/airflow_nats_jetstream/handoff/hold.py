@@ -119,7 +119,7 @@ class Hold:
             await self._stop_beats()
             if not self._ended:
                 with anyio.move_on_after(_TO_RELEASE, shield=True):
-                    await self.release()
+                    await self._let_go()
 
     @property
     def settings(self) -> ConnectionSettings:
@@ -209,6 +209,13 @@ class Hold:
         self._ended = True
         await settle.release(self._ledger, self.claim, self.token, delay)
 
+    async def _let_go(self) -> None:
+        """Release it, and do not hide what ended the block."""
+        try:
+            await self.release()
+        except JetStreamError as error:
+            log.warning("claim %s could not be released, its lease will end: %s", self.claim.id, error)
+
     @contextmanager
     def _fenced(self) -> Iterator[None]:
         """An end that comes too late: the claim is somebody else's, or settled."""
@@ -246,7 +253,10 @@ class Hold:
                 if reason:
                     self._lose(reason)
             except JetStreamError as error:
-                log.warning("claim %s: a heartbeat failed, trying again: %s", self.claim.id, error)
+                if self._ledger.js.connection.closed:
+                    self._lose(str(error))
+                else:
+                    log.warning("claim %s: a heartbeat failed, trying again: %s", self.claim.id, error)
 
     async def _beat(self) -> None:
         await answers.in_progress(self._ledger, self.claim.sequences, self.claim.consumer_sequence)

@@ -218,7 +218,7 @@ async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen
         for prefix in prefixes.values():
             await stack.enter_async_context(js.connection.listen(f"{prefix}.>", heard))
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with js.connection.timeout(seconds):
                 await (all_heard.wait() if silent else asyncio.sleep(0))
     return [replace(seen, alive=seen.id not in silent) if seen.id in held else seen for seen in claims]
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import anyio
 
-from airflow_nats_jetstream.client.errors import AlreadyDone, ConnectionLost, Superseded, Taken
+from airflow_nats_jetstream.client.errors import AlreadyDone, Superseded, Taken
 from airflow_nats_jetstream.handoff.claim import KEEPER
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOOK = 2.0  # seconds between two looks at a claim that an attempt holds
+_LOOK = 2.0  # seconds before a claim that an attempt holds is looked at again
 _TO_RELEASE = 5.0
 
 
@@ -36,7 +35,7 @@ async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
     Raises:
         Superseded: its messages belong to another claim; the work is for nothing.
         ClaimInvalid, LedgerUnavailable, PermissionDenied: as :meth:`Hold.begin`.
-        ConnectionLost: the connection has ended for good.
+        ConnectionEnded: the connection has ended for good.
     """
     clock = asyncio.get_running_loop().time
     end = clock() + seconds
@@ -62,12 +61,8 @@ async def _lost(hold: Hold, js: JetStream) -> None:
     lost = asyncio.Event()
     hold.on_lost(lambda _: lost.set())
     try:
-        while not lost.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK):
-                    await lost.wait()
-            if js.connection.ended:  # no heartbeat will ever arrive
-                raise ConnectionLost(f"claim {hold.claim.id} cannot be held on a connection that has ended")
+        async with js.connection.timeout(None):  # without a connection no heartbeat arrives
+            await lost.wait()
     except asyncio.CancelledError:
         with anyio.move_on_after(_TO_RELEASE, shield=True):
             await hold.release(HAND_OFF_TIMEOUT)  # the work goes on, and so may another keeper

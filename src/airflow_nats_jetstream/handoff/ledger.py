@@ -205,8 +205,8 @@ class Ledger:
                 deadline = clock() + PATIENCE  # whoever won has shown that the ledger can be written
                 await asyncio.sleep(_pause(lost, clock() - began))
             except (RequestTimeout, ConnectionLost, JetStreamNotEnabled) as away:
-                if clock() > deadline:
-                    error = LedgerUnavailable(f"the ledger could not be written for {PATIENCE:g} s: {away}")
+                if clock() > deadline or self.js.connection.closed:
+                    error = LedgerUnavailable(f"the ledger could not be written within {PATIENCE:g} s: {away}")
                     return queue.failed(together, error)
                 await asyncio.sleep(AWAY)
             except JetStreamError as error:
@@ -300,7 +300,7 @@ class Ledger:
             try:
                 await self._write(subject, receipt.to_json(), revision)
             except (WrongLastSequence, RequestTimeout, ConnectionLost, JetStreamNotEnabled) as again:
-                if clock() > deadline:
+                if clock() > deadline or self.js.connection.closed:
                     raise _unavailable(self._receipts, again) from again
                 await asyncio.sleep(0 if isinstance(again, WrongLastSequence) else 0.2)
             else:
@@ -477,6 +477,8 @@ def _unavailable(bucket: str, error: Exception) -> LedgerUnavailable:
         return LedgerUnavailable(
             f"the ledger's bucket {bucket!r} is missing: a sensor creates it; without it nothing is acknowledged"
         )
+    if isinstance(error, ConnectionLost):
+        return LedgerUnavailable(f"the ledger's bucket {bucket!r} cannot be reached: {error}")
     return LedgerUnavailable(
         f"the ledger's bucket {bucket!r} cannot be used: {error}; the account needs its stream KV_{bucket}"
     )
