@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
     AlreadyDone,
     ApiError,
+    ConnectionLost,
     ConsumerNotFound,
     HoldLost,
     JetStreamError,
@@ -45,8 +47,10 @@ from airflow_nats_jetstream.handoff import ledger, reset
 from airflow_nats_jetstream.handoff.claim import Claim
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
+from airflow_nats_jetstream.handoff.moment import Moment
 from airflow_nats_jetstream.handoff.take import Take, Taking
 from demo.nats_server import NatsServer
+from tests.chaos.proxy import Proxy
 
 Result = TypeVar("Result")
 
@@ -186,8 +190,8 @@ class Handoff(RuleBasedStateMachine):
             consumer_config=config,
         )
 
-    async def _take(self, size: int, per_claim: int, wait: float = 1.0) -> list[Claim]:
-        work = Take(self.js, self.taking(size, per_claim))
+    async def _take(self, size: int, per_claim: int, wait: float = 1.0, js: JetStream | None = None) -> list[Claim]:
+        work = Take(js or self.js, self.taking(size, per_claim))
         await work.prepare()
         try:
             claims = await work.take(wait)
@@ -224,6 +228,75 @@ class Handoff(RuleBasedStateMachine):
                 await work.put_back()
 
         self.call(die)
+
+    @rule(size=st.integers(1, 60), settled=st.booleans())
+    def the_machine_of_a_sensor_is_paused(self, size: int, settled: bool) -> None:
+        """Between delivery and entering: its clock stands still, its connection survives, its leases end."""
+        work = self.call(self._prepared, size)
+
+        async def gather() -> Moment:
+            return await work._gather(asyncio.get_running_loop().time() + 1)
+
+        async def resume(since: Moment) -> list[Claim]:
+            with suppress(LedgerFull):
+                await work._enter(since)
+            claims, work._entered = work._entered, []
+            return claims
+
+        try:
+            since = self.call(gather)
+        except JetStreamError:
+            return  # interrupted, as after a kill of the server
+        if not work._pulled:
+            return
+        paused = self.call(self._now)
+        work._clock = lambda: paused
+        self._somebody_else_takes(settled)
+        self._work_on(self.call(resume, since))
+
+    async def _prepared(self, size: int) -> Take:
+        work = Take(self.js, self.taking(size, size))
+        await work.prepare()
+        return work
+
+    async def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    @rule(size=st.integers(1, 60), count=st.integers(1, 20), settled=st.booleans())
+    def the_network_of_a_sensor_stalls(self, size: int, count: int, settled: bool) -> None:
+        """Nothing that the server says arrives for longer than a lease; then all of it does."""
+        with ExitStack() as stack:
+            proxy = stack.enter_context(self.portal.wrap_async_context_manager(self._proxy()))
+            settings = replace(self.settings, servers=f"nats://127.0.0.1:{proxy.port}")
+            js = stack.enter_context(self.portal.wrap_async_context_manager(connect(settings)))
+            taking = self.portal.start_task_soon(self._take, size, size, 5.0, js)
+            self.call(asyncio.sleep, 0.3)
+            self.portal.call(proxy.hold, "down")
+            self.publish(count=count)
+            self._somebody_else_takes(settled)
+            self.portal.call(proxy.heal)
+            with suppress(RequestTimeout, ConnectionLost):
+                self._work_on(taking.result(90))
+
+    @asynccontextmanager
+    async def _proxy(self) -> AsyncIterator[Proxy]:
+        proxy = Proxy(int(self.settings.servers[0].rpartition(":")[2]))
+        await proxy.start()
+        try:
+            yield proxy
+        finally:
+            await proxy.stop()
+
+    def _somebody_else_takes(self, settled: bool) -> None:
+        """When all leases that were not renewed have ended."""
+        self.call(asyncio.sleep, 1.1 * ACK_WAIT.total_seconds())
+        claims = self.call(self._take, 60, 60)
+        if settled:
+            self._work_on(claims)
+
+    def _work_on(self, claims: list[Claim]) -> None:
+        for claim in claims:
+            self.hold_and_settle(claim=claim)
 
     # Attempts.
 

@@ -88,8 +88,8 @@ async def test_a_batch_that_is_too_old(stream: Stream, told: list[tuple[str, int
     work = Take(stream.js, taking(stream, consumer_config=LEASE))
     await work.prepare()
     clock = asyncio.get_running_loop().time
-    await work._gather(clock() + 20)
-    assert await work._enter(clock() - 16) == []
+    since = await work._gather(clock() + 20)
+    assert await work._enter(since.at(clock() - 23)) == []
     assert told == [("dropped", 10, "")]
 
 

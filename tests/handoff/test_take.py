@@ -4,26 +4,30 @@ import asyncio
 import json
 import os
 import random
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings
+from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import ConsumerDeleted, InvalidValue, LedgerFull
 from airflow_nats_jetstream.client.stream import Stream
 from airflow_nats_jetstream.handoff import ledger, settle
+from airflow_nats_jetstream.handoff.claim import Claim
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.record import DoneEntry, Record
 from airflow_nats_jetstream.handoff.settled import Settled
 from airflow_nats_jetstream.handoff.take import Take
+from tests.chaos.proxy import Proxy
 from tests.client.until import until
 from tests.handoff.steps import ACK_WAIT, CONSUMER, floor, publish, reset_by_a_stranger, take, taking, unacknowledged
 
-LONG = {"ack_wait": timedelta(seconds=30)}  # a batch older than half of it is dropped
+SHORT = {"ack_wait": timedelta(seconds=3)}
+LONG = {"ack_wait": timedelta(seconds=30)}  # a batch older than three quarters of it is dropped
 
 
 async def settle_without_acknowledging(stream: Stream, claim_id: str) -> None:
@@ -398,3 +402,72 @@ async def test_a_pull_that_ends_early_leaves_nothing_on_its_way(stream: Stream) 
     await publish(stream, 40_000)
     claims = await take(stream, max_messages=15_000, gather=timedelta(0), wait=30, consumer_config=LONG)
     assert sum(claim.count for claim in claims) == (await stream.consumer(CONSUMER).info()).ack_pending == 15_000
+
+
+async def _unrelated(stream: Stream) -> Claim:
+    await publish(stream, 5)
+    (claim,) = await take(stream, "unrelated", consumer_config=SHORT)
+    return claim
+
+
+async def _settled_by_somebody_else(stream: Stream, count: int) -> None:
+    (claim,) = await take(stream, "somebody else", consumer_config=SHORT)
+    assert claim.count == count
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle("somebody else")
+
+
+async def _undisturbed(stream: Stream, held: Hold, count: int) -> None:
+    """Nobody took somebody else's redelivered messages for the next life of the consumer."""
+    assert not await held._why_lost()
+    book = Ledger(stream.js, stream.name, CONSUMER)
+    record, _ = await book.read()
+    assert record
+    assert (record.n, list(record.open)) == (0, [held.claim.id])
+    assert [(each.value, each.sequences.count) for each in await book.committed()] == [("somebody else", count)]
+
+
+async def test_a_batch_of_a_machine_that_was_paused_is_dropped(stream: Stream) -> None:
+    claim = await _unrelated(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as held:
+        await publish(stream, 10)
+        work = Take(stream.js, taking(stream, "paused", consumer_config=SHORT))
+        await work.prepare()
+        loop = asyncio.get_running_loop()
+        since = await work._gather(loop.time() + 10)
+        paused = loop.time()
+        work._clock = lambda: paused  # our clock stands still, the server's leases end
+        await _settled_by_somebody_else(stream, 10)
+        assert await work._enter(since) == []
+        await _undisturbed(stream, held, 10)
+
+
+async def test_a_batch_that_was_on_its_way_for_longer_than_its_lease_is_dropped(
+    stream: Stream, settings: ConnectionSettings
+) -> None:
+    claim = await _unrelated(stream)
+    proxy = Proxy(int(settings.servers[0].rpartition(":")[2]))
+    await proxy.start()
+    far = replace(settings, servers=f"nats://127.0.0.1:{proxy.port}")
+    async with Hold.begin(stream.js, claim, try_number=1) as held, connect(far) as js:
+        waiting = asyncio.create_task(take(js.stream(stream.name), "stalled", wait=60, consumer_config=SHORT))
+        consumer = stream.consumer(CONSUMER)
+
+        async def waits() -> bool:
+            return bool((await consumer.info()).raw["num_waiting"])
+
+        async def delivered() -> bool:
+            return await unacknowledged(stream) == 15
+
+        await until(waits)
+        proxy.hold("down")
+        await publish(stream, 10)
+        await until(delivered)
+        await _settled_by_somebody_else(stream, 10)
+        proxy.heal()
+        await asyncio.sleep(2)  # in which it would have entered them
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+        await _undisturbed(stream, held, 10)
+    await proxy.stop()

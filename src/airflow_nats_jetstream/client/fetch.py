@@ -43,6 +43,12 @@ class Pull:
         """Nothing more will come."""
         return self._window.idle and not self._arrived and self._failed is None
 
+    @property
+    def silence(self) -> float:
+        """The longest time in seconds so far without a message or heartbeat. No message that has arrived was on its way
+        for longer, unless the way is so slow that messages keep arriving all the time."""
+        return self._window.longest_silence
+
     async def receive(self, wait: float = 1.0) -> list[Message]:
         """What has arrived; ``[]`` when nothing does within ``wait`` seconds or the pull has ended.
 

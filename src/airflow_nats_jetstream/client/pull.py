@@ -142,6 +142,9 @@ class PullWindow:
         self._asked: dict[int, int] = {}  # request number → messages asked for
         self._number = 0
         self._heard = now
+        self.longest_silence = 0.0
+        """Seconds between two messages or heartbeats, or a request and the first of them. It can be longer than
+        :attr:`silence_allowed`: of a process that was stopped, or an event loop that was busy."""
         self._ended = False
         self.pin = ""
         """The ``Nats-Pin-Id`` that this client was last given (ADR-42); goes with every request."""
@@ -193,7 +196,7 @@ class PullWindow:
 
     def on_messages(self, count: int, now: float, size: int = 0) -> None:
         """So many have arrived."""
-        self._heard = now
+        self.on_heartbeat(now)
         self._wanted -= count
         self._outstanding = max(0, self._outstanding - count)
         self._bytes += size
@@ -229,6 +232,7 @@ class PullWindow:
 
     def on_heartbeat(self, now: float) -> None:
         """The server is there."""
+        self.longest_silence = max(self.longest_silence, now - self._heard)
         self._heard = now
 
     def _on_empty(self) -> None:

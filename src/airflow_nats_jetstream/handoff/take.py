@@ -29,6 +29,7 @@ from airflow_nats_jetstream.handoff.claim import Claim, new_claim_id, new_token
 from airflow_nats_jetstream.handoff.dead_letters import DeadLetters, Holder, dead_letters_of
 from airflow_nats_jetstream.handoff.events import tell
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger
+from airflow_nats_jetstream.handoff.moment import Moment
 from airflow_nats_jetstream.handoff.record import BELIEVED, OpenEntry, Owner, Record
 from airflow_nats_jetstream.handoff.settled import Settled
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.client.config import Config
     from airflow_nats_jetstream.client.consumer import ConsumerInfo
     from airflow_nats_jetstream.client.context import JetStream
+    from airflow_nats_jetstream.client.fetch import Pull
     from airflow_nats_jetstream.client.message import Message
     from airflow_nats_jetstream.client.priority import Priority
 
@@ -54,6 +56,11 @@ _REFUSED = 1.0  # a pull that the server does not permit is known by then
 _LOOK = 1.0  # seconds that the pull of a look waits on the server for a first message
 _STALLED = 3.0  # what the server has and does not send for so long waits for acknowledgements, or for somebody else
 _SMALLEST_BATCH = 100  # below this, a record that is still too large is not the batch's fault
+_LEASED = 0.75  # of ack_wait: an older batch could be delivered to somebody else while it is entered
+
+
+class _LeaseOver(Exception):
+    """Some of the pulled messages may have been delivered to somebody else."""
 
 
 class Delivery(NamedTuple):
@@ -193,6 +200,10 @@ class Take:
         """Pull once and enter it; what is too little goes back, and after an interruption there is nothing."""
         try:
             since = await self._gather(deadline, look=look)
+        except _LeaseOver as over:
+            self._drop(len(self._pulled), str(over))
+            self._pulled.clear()
+            return []
         except (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout) as error:
             if self.ledger.js.connection.ended:
                 raise  # there is nothing to try again on
@@ -258,6 +269,15 @@ class Take:
             return record, info  # looked, without waiting for a turn to change it
         return await self.ledger.change(look)
 
+    def _drop(self, count: int, reason: str) -> None:
+        log.warning("dropped a batch of %d messages, which are redelivered: %s", count, reason)
+        tell("dropped", self.taking, count)
+
+    def _check_lease(self, since: Moment, info: ConsumerInfo) -> None:
+        """Raises _LeaseOver when what is leased since then may have been delivered again by the time of this INFO."""
+        if since.age(info, self._clock()) > _LEASED * self._ack_wait:
+            raise _LeaseOver(f"it is older than {_LEASED:.0%} of ack_wait: it could have been delivered again")
+
     async def _mine(self) -> list[Claim]:
         """Hand on what another try of this owner entered and nobody holds, under a new lease.
 
@@ -311,64 +331,79 @@ class Take:
             account=self.ledger.address.account,
         )
 
-    async def _gather(self, deadline: float, *, look: bool = False) -> float:
+    async def _gather(self, deadline: float, *, look: bool = False) -> Moment:
         """Pull until the batch is complete or the time is over; the moment since which all of it is surely leased.
 
         ``look``: what is there now, and what follows it within ``gather``.
+
+        Raises:
+            _LeaseOver: the batch was gathered too slowly.
         """
         taking, clock = self.taking, self._clock
         self._pulled.clear()
-        first = renewed = heard = 0.0
-        nothing = clock()  # the last moment at which nothing had come
+        first = heard = 0.0
+        since = Moment(clock(), 0)
         waiting = 0
         end, life = deadline, None
         while clock() < end and len(self._pulled) < taking.max_messages:
             record, info = await self._look()
+            seen = Moment.of(info, clock())
             before, life = life, (record.created, record.n) if record else (info.created, 0)
             if life != before:
                 self._pulled.clear()  # of an earlier life: it is delivered again
-            if not self._pulled:
-                if self._of_this_owner(record):
-                    break  # another try of this owner, which is still alive, has entered them meanwhile
-                nothing = clock()
-                if look:
-                    end = min(deadline, nothing + _LOOK)
+            if self._pulled:
+                self._check_lease(since, info)
+            elif self._of_this_owner(record):
+                break  # another try of this owner, which is still alive, has entered them meanwhile
+            elif look:
+                end = min(deadline, seen.ours + _LOOK)
             # A look is shorter than its request: heartbeats that a busy machine misses in a second mean nothing.
             expires = min(self._longest_pull, max(5.0 if look else 1.0, end - clock()))
             missing = taking.max_messages - len(self._pulled)
             quiet = _REFUSED
-            heartbeat = min(_HEARTBEAT, expires / 2.5)
+            heartbeat = min(_HEARTBEAT, expires / 2.5, self._ack_wait / 4)
             pulling = self.ledger.consumer.pull(missing, expires=expires, heartbeat=heartbeat, priority=taking.priority)
             async with pulling as pull:
                 while not pull.ended and clock() < end and len(self._pulled) < taking.max_messages:
                     wait = min(1.0, self._ack_wait / 10) if self._pulled else quiet
+                    empty = not self._pulled
                     messages = await pull.receive(max(0.01, min(wait, end - clock())))
                     now, quiet = clock(), expires
                     if messages:
                         waiting, heard = self._add(messages), now
                     if not self._pulled:
-                        nothing = now
                         continue
+                    if empty:
+                        since = seen.at(now - pull.silence)
                     first = first or now
-                    renewed = renewed or now
-                    if now - renewed > self._ack_wait / 5:
-                        await self._renew()
-                        renewed = now
+                    if now - since.ours > self._ack_wait / 5:
+                        since = await self._renew(pull, since)
                         heard += clock() - now  # hundreds of thousands take seconds, in which nothing was received
                     if look or len(self._pulled) >= taking.min_messages:
                         # What the server has is fetched as long as it comes; what it does not have is waited for.
                         gathered = first + taking.gather.total_seconds()
                         end = min(deadline, max(gathered, heard + _STALLED) if waiting else gathered)
+                empty = not self._pulled
                 self._add(await pull.stop())
-            if self._pulled:
-                renewed = renewed or nothing
-            elif look:
+                if empty:
+                    since = seen.at(clock() - pull.silence)
+            if look and not self._pulled:
                 break
-        return renewed
+        return since
 
-    async def _renew(self) -> None:
+    async def _renew(self, pull: Pull, since: Moment) -> Moment:
+        """Lease all that was pulled anew. Returns the moment since which all of it is, and whatever comes later.
+
+        What the server had delivered before it answered INFO has arrived before the answer, so it is renewed as well.
+        """
+        asked = self._clock()
+        info = await self.ledger.consumer.info(patience=PATIENCE)
+        renewed = Moment.of(info, self._clock()).at(asked)
+        self._add(await pull.receive(0))
         counter = max(delivery.counter for delivery in self._pulled.values())
         await answers.in_progress(self.ledger, Sequences.of(self._pulled), counter)
+        self._check_lease(since, await self.ledger.consumer.info(patience=PATIENCE))
+        return renewed
 
     def _add(self, messages: Iterable[Message]) -> int:
         """Keep what arrived; how many more the server has at once."""
@@ -388,7 +423,7 @@ class Take:
             waiting = meta.pending
         return waiting
 
-    async def _enter(self, since: float) -> list[Claim]:
+    async def _enter(self, since: Moment) -> list[Claim]:
         """Enter the batch as claims, acknowledge again what is done, lease the rest. ``[]``: nothing was entered."""
         pulled, self._pulled = self._pulled, {}
         batch = sorted(pulled.values())
@@ -409,8 +444,7 @@ class Take:
                 return []
             batch = batch[: len(batch) // 2]
         if entering.dropped or record is None:
-            log.warning("dropped a batch of %d messages, which come again: %s", len(pulled), entering.dropped)
-            tell("dropped", self.taking, len(pulled))
+            self._drop(len(pulled), entering.dropped)
             return []
         entered = {
             claim_id: self._claim(claim_id, entry, stream_created, record.created)
@@ -470,7 +504,7 @@ class Take:
 class _Entering:
     """The change that enters a batch. It may be applied several times; what it decided last stands."""
 
-    def __init__(self, take: Take, batch: list[Delivery], since: float) -> None:
+    def __init__(self, take: Take, batch: list[Delivery], since: Moment) -> None:
         self._take = take
         self._batch = {delivery.sequence: delivery for delivery in batch}
         self._since = since
@@ -523,8 +557,10 @@ class _Entering:
         return without_the_batch.note(info).tidied(info) if self.too_large else new
 
     def _stale(self, info: ConsumerInfo) -> str | None:
-        if self._take._clock() - self._since > self._take._ack_wait / 2:
-            return "it is older than half of ack_wait, and could be delivered again at any moment"
+        try:
+            self._take._check_lease(self._since, info)
+        except _LeaseOver as over:
+            return str(over)
         if info.counter < self.counter:
             return "the consumer was reset or rolled back since it was pulled"
         return None
