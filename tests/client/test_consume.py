@@ -437,6 +437,41 @@ async def test_a_silent_server_is_noticed_and_heard_again(mortal: NatsServer, on
                         break
 
 
+@pytest.mark.parametrize("how", ["pull", "push", "ordered", "callback", "block"])
+async def test_stopping_does_not_wait_for_a_frozen_server(
+    mortal: NatsServer, on_mortal: JetStream, name: str, how: str
+) -> None:
+    stream = await on_mortal.create_stream({"name": name, "subjects": [name]})
+    if how == "push":
+        await stream.create_consumer({"durable_name": "c", "deliver_subject": f"to.{name}"})
+    elif how != "ordered":
+        await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
+    received: list[Message] = []
+
+    async def note(message: Message) -> None:
+        received.append(message)
+
+    consumers = {"push": stream.push_consumer("c"), "ordered": stream.ordered_consumer()}
+    consumer: Any = consumers.get(how, stream.consumer("c"))
+    reading = consumer.consume(note) if how == "callback" else consumer.messages()
+    async with reading:
+        for _ in range(2):
+            await on_mortal.publish(name)
+        if how == "callback":
+            await until(lambda: len(received) == 2)
+        else:
+            await anext(reading)
+            await until(lambda: bool((reading._present if how == "ordered" else reading)._arrived))
+        with frozen(mortal):
+            start = time.monotonic()
+            if how == "block":
+                await reading.__aexit__(None, None, None)
+            else:
+                left = await reading.stop()
+                assert len(left) == (how != "callback")
+            assert time.monotonic() - start < on_mortal.settings.request_timeout / 2
+
+
 async def test_a_busy_event_loop_is_not_a_silent_server(stream: Stream, consumer: Consumer) -> None:
     await publish(stream, 2)
     async with consumer.messages(Pulling(max_messages=1, expires=2, heartbeat=0.2)) as messages:

@@ -2,7 +2,9 @@
 
 import asyncio
 import dataclasses
+import pickle
 import time
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,12 +17,14 @@ from airflow_nats_jetstream.client.errors import (
     ApiError,
     ApiLevelTooLow,
     BadPullRequest,
+    ConnectionEnded,
     ConsumerDeleted,
     ConsumerIsPushBased,
     ConsumerNameInUse,
     ConsumerNotFound,
     HeartbeatMissed,
     InvalidValue,
+    JetStreamError,
     LeadershipChanged,
     MaxBytesExceeded,
     MessageAlreadyAnswered,
@@ -34,6 +38,7 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.fetch import Pull
 from airflow_nats_jetstream.client.message import Message
+from airflow_nats_jetstream.client.ordered import OrderedConsumer
 from airflow_nats_jetstream.client.pull import PullWindow
 from airflow_nats_jetstream.client.stream import Stream
 from demo.nats_server import NatsServer
@@ -130,6 +135,49 @@ async def test_what_came_before_a_failure_can_be_had(stream: Stream) -> None:
         assert [message.metadata.sequence for message in await pull.receive()] == [4]
         with pytest.raises(ConsumerDeleted):
             await pull.receive()
+
+
+@pytest.mark.parametrize("how", ["fetch", "fetch_bytes", "ordered"])
+async def test_a_fetch_that_fails_hands_over_what_had_arrived(stream: Stream, how: str) -> None:
+    consumer: Consumer | OrderedConsumer
+    if how == "ordered":
+        consumer = stream.ordered_consumer(max_resets=0)
+        await consumer.fetch_no_wait(1)
+    else:
+        consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
+    if how == "fetch_bytes":
+        fetching = asyncio.create_task(consumer.fetch_bytes(1 << 20, max_wait=60))
+    else:
+        fetching = asyncio.create_task(consumer.fetch(5, max_wait=60))
+    (name,) = [each async for each in stream.consumer_names()]
+    await until(lambda: waits(stream.consumer(name)))
+    await publish(stream, 3)
+    await until(lambda: passed(stream.consumer(name), 3))
+    await stream.consumer(name).delete()
+    with pytest.raises(JetStreamError) as failed:
+        await fetching
+    assert [message.metadata.sequence for message in failed.value.messages] == [1, 2, 3]
+    assert pickle.loads(pickle.dumps(failed.value)).messages == ()
+
+
+async def passed(consumer: Consumer, count: int) -> bool:
+    return (await consumer.info()).delivered == count
+
+
+async def test_what_arrived_before_the_end_of_the_connection_is_handed_over(
+    stream: Stream, settings: ConnectionSettings
+) -> None:
+    await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
+    async with AsyncExitStack() as leave:
+        js = await leave.enter_async_context(connect(settings))
+        async with js.stream(stream.name).consumer("c").pull(5, expires=60) as pull:
+            fetching = asyncio.create_task(pull._all())  # as fetch does
+            await publish(stream, 3)
+            await until(lambda: len(pull.received) == 3)
+            await leave.aclose()
+            with pytest.raises(ConnectionEnded) as failed:
+                await fetching
+    assert [message.metadata.sequence for message in failed.value.messages] == [1, 2, 3]
 
 
 async def test_a_pause_holds_back_until_it_ends(stream: Stream) -> None:

@@ -269,8 +269,9 @@ class Consumer:
         ``heartbeat``: seconds between the server's idle heartbeats, at most half of ``max_wait``; 5 or less.
 
         Raises:
-            PullError: its class says why the pull failed, see :class:`Consumer`; messages that had come before it are
-                delivered again after ``ack_wait``. To have them, and without acknowledgements, use :meth:`pull`.
+            PullError: its class says why the pull failed, see :class:`Consumer`. The messages that had arrived before
+                are in its attribute ``messages``: unless they are answered, they are delivered again after
+                ``ack_wait``. So they are in every other error of this package that a fetch raises.
         """
         async with self.pull(batch, expires=max_wait, heartbeat=heartbeat, priority=priority) as pull:
             return await pull._all()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
@@ -164,7 +164,8 @@ class OrderedConsumer:
         """Up to ``batch`` messages: ends when they are there or ``max_wait`` seconds (30) are over.
 
         Raises:
-            as :meth:`messages`; OrderedConsumerMisused: it was consumed from before.
+            as :meth:`messages`; OrderedConsumerMisused: it was consumed from before. What had arrived is in
+            ``messages`` of the error, and counts as handed out.
         """
         check_count("batch", batch)
         return await self._fetch(batch, max_wait, lambda consumer, left, rest: consumer.fetch(left, max_wait=rest))
@@ -200,21 +201,36 @@ class OrderedConsumer:
                 try:
                     consumer = self._consumer or await self._create()
                     rest = max(0.1, deadline - clock())
-                    for message in await fetch(consumer, batch - len(messages), rest):
-                        self._follow(message)
-                        messages.append(message)
+                    await self._receive(fetch(consumer, batch - len(messages), rest), messages)
                 except JetStreamError as error:
                     if not interrupts(error):
                         raise
                     await self._reset(error)
-                    if messages and (not batch or clock() >= deadline):
+                    if messages and (len(messages) >= batch or clock() >= deadline):
                         return messages
                     if clock() >= deadline:
                         raise
                 else:
                     return messages
+        except JetStreamError as error:
+            error.messages = messages
+            raise
         finally:
             self._end()
+
+    async def _receive(self, fetching: Awaitable[list[Message]], messages: list[Message]) -> None:
+        """Append what arrives, also before the fetch fails."""
+        failed: JetStreamError | None = None
+        arrived: Iterable[Message] = ()
+        try:
+            arrived = await fetching
+        except JetStreamError as error:
+            arrived, failed = error.messages, error
+        for message in arrived:
+            self._follow(message)
+            messages.append(message)
+        if failed is not None:
+            raise failed
 
     def _begin(self, use: str) -> None:
         if self._busy:
