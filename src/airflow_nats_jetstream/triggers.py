@@ -23,7 +23,7 @@ from airflow_nats_jetstream.client.priority import Priority
 from airflow_nats_jetstream.owner import owner_in_triggerer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from airflow_nats_jetstream.client.context import JetStream
     from airflow_nats_jetstream.handoff.take import Take
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TO_GIVE_BACK = 5.0  # seconds for giving back on the way out
+_TO_KILL = 60.0  # seconds for everything that a user's action entails; what it consists of has bounds of its own
 _TO_ASK = 15.0  # seconds for Airflow's answer about a task
 _AGAIN = 1.0  # seconds before a connection that the server ended is made again
 
@@ -49,6 +50,7 @@ class JetStreamTrigger(BaseTrigger):
         self.nats_conn_id = nats_conn_id
         self.end = end
         self._stack = AsyncExitStack()
+        self._ending = asyncio.Lock()
 
     @property
     def left(self) -> float:
@@ -86,13 +88,35 @@ class JetStreamTrigger(BaseTrigger):
     def handed_on(self) -> None:
         """Nothing of this wait is to be given back."""
 
+    async def on_kill(self) -> None:
+        """A user cleared or marked the task, or Airflow has given the trigger to another triggerer."""
+        await self._complete(self.killed, _TO_KILL, "what is done when a task is cleared or marked")
+
     async def cleanup(self) -> None:
-        """However the trigger ends, the connection is let go."""
+        """However the trigger ends."""
+        await self._complete(self.close, _TO_KILL + _TO_GIVE_BACK, "closing a trigger")
+
+    async def killed(self) -> None:
+        """What :meth:`on_kill` does, however often the triggerer cancels meanwhile."""
+
+    async def close(self) -> None:
+        """What :meth:`cleanup` does, likewise: the connection is let go."""
         try:
             async with asyncio.timeout(_TO_GIVE_BACK):
                 await self._stack.aclose()
         except (JetStreamError, TimeoutError) as error:
             log.warning("closing the connection: %s", error)
+
+    async def _complete(self, work: Callable[[], Awaitable[None]], within: float, what: str) -> None:
+        """One after the other: ``asyncio.wait_for`` of Python 3.11 leaves an ``on_kill`` behind at the third
+        cancellation, and the triggerer goes on to clean up."""
+        from airflow_nats_jetstream.handoff.completion import LEASE_ENDS, complete
+
+        async def in_turn() -> None:
+            async with self._ending:
+                await work()
+
+        await complete(in_turn(), within, what, LEASE_ENDS)
 
 
 class JetStreamPullTrigger(JetStreamTrigger):
@@ -135,14 +159,14 @@ class JetStreamPullTrigger(JetStreamTrigger):
         if self._take is not None:
             self._take.handed_on()
 
-    async def on_kill(self) -> None:
-        """A user cleared or marked the task: what was taken and not handed on goes back."""
+    async def killed(self) -> None:
+        """What was taken and not handed on goes back."""
         await self._give_back()
 
-    async def cleanup(self) -> None:
-        """However the trigger ends: what was taken and not handed on goes back, and the connection is let go."""
+    async def close(self) -> None:
+        """What was taken and not handed on goes back, and the connection is let go."""
         await self._give_back()
-        await super().cleanup()
+        await super().close()
 
     async def _give_back(self) -> None:
         if self._take is None:
@@ -220,6 +244,8 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
         )
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
+        from airflow_nats_jetstream.handoff.completion import LEASE_ENDS, complete
+
         master = await self._master()
         keeping = asyncio.create_task(kept(js, self.claim, self.left + _TO_ASK))
         working = asyncio.create_task(master.ended(self.driver, self.every))
@@ -231,14 +257,12 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
             if keeping.done():
                 event = keeping.result()  # or its error, and the job runs on: a retry holds the claim again
         finally:
-            for task in (keeping, working):
-                task.cancel()  # a keeper that is stopped leaves a lease, for the worker that hears of the event
-            await asyncio.gather(keeping, working, return_exceptions=True)
+            await complete(_stopped(keeping, working), _TO_KILL, f"keeping claim {self.claim['id']}", LEASE_ENDS)
         await self._kill(master)
         return event
 
-    async def on_kill(self) -> None:
-        """A user cleared or marked the task: the job is killed; marked, the claim is let go, too.
+    async def killed(self) -> None:
+        """The job is killed; of a task that was marked the claim is let go, too.
 
         Airflow also calls it when it has given the trigger to another triggerer, as after a freeze of this one, and it
         may come when a cleared task has already deferred again: in both cases the task is deferred.
@@ -287,6 +311,13 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
                 log.warning("Spark driver %s is killed", self.driver)
         except SparkError as error:
             log.warning("Spark driver %s may run on, for nothing: %s", self.driver, error)
+
+
+async def _stopped(*tasks: asyncio.Task[Any]) -> None:
+    """A keeper that is stopped leaves a lease, for the worker that hears of the event."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def kept(js: JetStream, claim: dict[str, Any], seconds: float) -> dict[str, Any]:

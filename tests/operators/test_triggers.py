@@ -7,19 +7,25 @@ import secrets
 import signal
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from airflow.jobs.triggerer_job_runner import TriggerRunner
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
+from airflow_nats_jetstream.client.errors import ConsumerNotFound
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.triggers import JetStreamHoldTrigger
+from airflow_nats_jetstream.triggers import JetStreamHoldTrigger, JetStreamSparkSubmitTrigger, JetStreamTrigger
 from airflow_nats_jetstream.watcher import JetStreamNoticeTrigger
 from demo.nats_server import NatsServer
 from demo.service import free_port
 from tests.client.until import until
-from tests.operators.steps import CONNECTION, CONSUMER, claim, publish, record
+from tests.operators.steps import CONNECTION, CONSUMER, claim, info, publish, record
 from tests.operators.test_sensor import fired, trigger_of
 
 
@@ -234,3 +240,121 @@ async def test_a_trigger_that_may_not_connect_again_says_so(guarded: Guarded) ->
     assert event["status"] == "error"
     assert "AuthenticationFailed" in event["error"]
     assert "first" not in event["error"]
+
+
+async def triggerer_cancels(trigger: JetStreamTrigger, when: Callable[[], Awaitable[bool]]) -> AsyncIterator[None]:
+    """Run a trigger as Airflow's triggerer does and, when it is time, cancel it as after a user's action: again and
+    again until it has ended. The triggerer does so every second; here it is more often."""
+    runner = TriggerRunner()  # type: ignore[no-untyped-call]
+    trigger.task_instance = SimpleNamespace(  # type: ignore[assignment]
+        id=uuid4(), dag_id="dag", run_id="run", task_id="task", map_index=-1, try_number=1, context_carrier=None
+    )
+    runner.triggers[1] = {"name": "trigger", "is_watcher": False, "events": 0}  # type: ignore[typeddict-item]
+    task = runner.triggers[1]["task"] = asyncio.create_task(runner.run_trigger(1, trigger))
+    await until(when)
+    assert not task.done()
+    while not task.done():
+        runner.to_cancel.append(1)
+        await runner.cancel_triggers()  # type: ignore[no-untyped-call]
+        yield
+        await asyncio.sleep(0.2)
+    assert not runner.events
+
+
+async def test_what_was_pulled_goes_back_however_often_the_trigger_is_cancelled(guarded: Guarded) -> None:
+    hook = JetStreamHook(CONNECTION)
+    [name] = await asyncio.to_thread(create, 1)
+    lease = {"ack_wait": timedelta(minutes=5)}
+    trigger = await asyncio.to_thread(trigger_of, name, timeout=120, min_messages=20, consumer_config=lease)
+    await asyncio.to_thread(publish, hook, name, 10)
+
+    async def pending() -> int:
+        try:
+            return (await asyncio.to_thread(info, hook, name)).ack_pending
+        except ConsumerNotFound:
+            return 0
+
+    async def pulled() -> bool:
+        return await pending() == 10
+
+    times = 0
+    async for _ in triggerer_cancels(trigger, pulled):
+        times += 1
+        if times in {1, 5}:  # frozen meanwhile
+            os.kill(guarded.server.pid, signal.SIGSTOP if times == 1 else signal.SIGCONT)
+    assert times >= 5, "the triggerer waited"
+
+    async def fetch(js: Any) -> int:
+        return len(await js.stream(name).consumer(CONSUMER).fetch(10, max_wait=5))
+
+    assert await asyncio.to_thread(hook.run, fetch) == 10
+
+
+async def test_a_keeper_leaves_its_lease_however_often_the_trigger_is_cancelled(guarded: Guarded) -> None:
+    hook = JetStreamHook(CONNECTION)
+    [name] = await asyncio.to_thread(create, 1)
+    taken = await asyncio.to_thread(claim, hook, name)
+
+    async def token() -> str | None:
+        entries = await asyncio.to_thread(record, hook, name)
+        assert entries is not None
+        return entries.open[taken["id"]].token
+
+    async def held() -> bool:
+        return await token() is not None
+
+    times = 0
+    async for _ in triggerer_cancels(JetStreamHoldTrigger(CONNECTION, taken, time.time() + 240), held):
+        times += 1
+        if times in {1, 5}:  # frozen meanwhile
+            os.kill(guarded.server.pid, signal.SIGSTOP if times == 1 else signal.SIGCONT)
+    assert times >= 5, "the triggerer waited"
+    assert await token() is None
+
+
+async def test_a_job_is_killed_and_its_claim_released_however_often_the_trigger_is_cancelled(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Spark master with much to do, and an Airflow that is slow to say what became of the task."""
+    hook = JetStreamHook(CONNECTION)
+    [name] = await asyncio.to_thread(create, 1)
+    taken = await asyncio.to_thread(claim, hook, name)
+    asked: list[str] = []
+    killed: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ")[1]
+        asked.append(path)
+        if "/kill/" in path:
+            await asyncio.sleep(1)
+            killed.append(path.rpartition("/")[2])
+        body = json.dumps({"success": True, "driverState": "RUNNING"}).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    def states(**_: Any) -> dict[str, Any]:
+        time.sleep(1)
+        return {"run": {"task": "failed"}}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", states)
+    async with await asyncio.start_server(answer, "127.0.0.1") as master:
+        port = master.sockets[0].getsockname()[1]
+        spark = {"conn_type": "spark", "host": "spark://127.0.0.1", "port": 7077, "extra": {"rest-port": port}}
+        monkeypatch.setenv("AIRFLOW_CONN_SPARK_TEST", json.dumps(spark))
+        trigger = JetStreamSparkSubmitTrigger(CONNECTION, taken, time.time() + 240, "spark_test", "driver-1", 0.2)
+
+        async def watched() -> bool:
+            entries = await asyncio.to_thread(record, hook, name)
+            return bool(asked and entries and entries.open[taken["id"]].token)
+
+        times = 0
+        async for _ in triggerer_cancels(trigger, watched):
+            times += 1
+    assert times > 5, "the triggerer waited"
+    assert killed == ["driver-1"]
+
+    async def fetch(js: Any) -> int:
+        return len(await js.stream(name).consumer(CONSUMER).fetch(10, max_wait=5))
+
+    assert await asyncio.to_thread(hook.run, fetch) == 10, "released at once"

@@ -9,8 +9,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-import anyio
-
 from airflow_nats_jetstream.client.errors import (
     AlreadyDone,
     ClaimInvalid,
@@ -26,6 +24,7 @@ from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.handoff import answers, settle
 from airflow_nats_jetstream.handoff.claim import KEEPER, new_token
+from airflow_nats_jetstream.handoff.completion import LEASE_ENDS, complete
 from airflow_nats_jetstream.handoff.dead_letters import DeadLetters, Holder, check_reason
 from airflow_nats_jetstream.handoff.events import tell
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen
@@ -116,10 +115,8 @@ class Hold:
         try:
             yield self
         finally:
-            await self._stop_beats()
             if not self._ended:
-                with anyio.move_on_after(_TO_RELEASE, shield=True):
-                    await self._let_go()
+                await complete(self._let_go(), _TO_RELEASE, f"releasing claim {self.claim.id}", LEASE_ENDS)
 
     @property
     def settings(self) -> ConnectionSettings:

@@ -7,10 +7,9 @@ import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import anyio
-
 from airflow_nats_jetstream.client.errors import AlreadyDone, Superseded, Taken
 from airflow_nats_jetstream.handoff.claim import KEEPER
+from airflow_nats_jetstream.handoff.completion import LEASE_ENDS, complete
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.take import HAND_OFF_TIMEOUT
@@ -64,6 +63,6 @@ async def _lost(hold: Hold, js: JetStream) -> None:
         async with js.connection.timeout(None):  # without a connection no heartbeat arrives
             await lost.wait()
     except asyncio.CancelledError:
-        with anyio.move_on_after(_TO_RELEASE, shield=True):
-            await hold.release(HAND_OFF_TIMEOUT)  # the work goes on, and so may another keeper
+        release = hold.release(HAND_OFF_TIMEOUT)  # the work goes on, and so may another keeper
+        await complete(release, _TO_RELEASE, f"releasing claim {hold.claim.id}", LEASE_ENDS)
         raise

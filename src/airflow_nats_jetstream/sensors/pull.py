@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import anyio
 from airflow.sdk import PokeReturnValue
 from airflow.triggers.base import StartTriggerArgs
 
@@ -226,6 +225,7 @@ async def _taken(
     js: JetStream, taking: dict[str, Any], wait: Callable[[Take], Awaitable[list[Claim]]]
 ) -> list[dict[str, Any]]:
     """What the trigger does, in the worker."""
+    from airflow_nats_jetstream.handoff.completion import LEASE_ENDS, complete
     from airflow_nats_jetstream.handoff.take import Take
 
     take = Take(js, taking_of(taking))
@@ -234,8 +234,7 @@ async def _taken(
         claims = await wait(take)
         take.handed_on()
     finally:
-        with anyio.move_on_after(_TO_GIVE_BACK, shield=True):
-            await take.put_back()
+        await complete(take.put_back(), _TO_GIVE_BACK, "giving back what was taken", LEASE_ENDS)
     return [claim.to_json() for claim in claims]
 
 
