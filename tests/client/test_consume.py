@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from airflow_nats_jetstream.client.errors import (
     ConnectionLost,
     ConsumerDeleted,
     ConsumerIsPushBased,
+    ConsumingMisused,
     HeartbeatMissed,
     InvalidValue,
     JetStreamError,
@@ -300,6 +302,68 @@ async def test_draining_calls_back_for_all_that_was_delivered(stream: Stream, co
         await until(lambda: state_is(consumer, "num_pending", 0))
         await consuming.drain()
         assert (await consumer.info()).floor == 50
+
+
+@pytest.mark.parametrize("kind", ["pull", "push", "ordered"])
+async def test_a_callback_may_end_its_own_consuming(stream: Stream, consumer: Consumer, kind: str) -> None:
+    """As in nats.go: to wait for the end of it would be to wait for itself."""
+    await stream.create_consumer({"durable_name": "p", "deliver_subject": f"to.{stream.name}"})
+    readers: dict[str, Any] = {
+        "pull": consumer,
+        "push": stream.push_consumer("p"),
+        "ordered": stream.ordered_consumer(),
+    }
+    await publish(stream, 50)
+    drained: list[int] = []
+    refused: list[ConsumingMisused] = []
+
+    async def drain(message: Message) -> None:
+        drained.append(message.metadata.sequence)
+        if len(drained) == 3:
+            await consuming.drain()
+
+    async def wait(_: Message) -> None:
+        try:
+            await consuming.closed()
+        except ConsumingMisused as error:
+            refused.append(error)
+        await consuming.stop()
+
+    async with asyncio.timeout(SOON):
+        async with readers[kind].consume(drain) as consuming:
+            await consuming.closed()
+        assert drained == list(range(1, len(drained) + 1))
+        assert len(drained) >= 3  # and whatever had been delivered
+        await stream.purge()
+        await publish(stream, 5)
+        async with readers[kind].consume(wait) as consuming:
+            await consuming.closed()
+        assert len(refused) == 1
+
+
+async def test_a_consuming_that_is_under_way_is_not_begun_again(stream: Stream, consumer: Consumer) -> None:
+    """The first of the two would go on without end."""
+    seen: list[int] = []
+
+    async def note(message: Message) -> None:
+        seen.append(message.metadata.sequence)
+
+    def read(count: int) -> bool:
+        return len(seen) == count
+
+    consuming = consumer.consume(note, ack=True)
+    for number in (1, 2):  # but when it has ended
+        async with consuming:
+            with pytest.raises(ConsumingMisused, match="under way"):
+                await consuming.__aenter__()
+            await publish(stream, 1)
+            await until(partial(read, number))
+    await until(lambda: state_is(consumer, "num_waiting", 0))
+    for _ in range(2):
+        assert await consuming.stop() == []
+        await consuming.drain()
+        await consuming.closed()
+    assert seen == [1, 2]
 
 
 async def test_an_exception_of_a_callback_is_not_swallowed(stream: Stream, consumer: Consumer) -> None:

@@ -175,6 +175,12 @@ async def test_only_a_coroutine_function_can_consume(stream: Stream) -> None:
         for consumer in consumers:
             with pytest.raises(InvalidValue, match=r"callback=.*async def"):
                 consumer.consume(wrong)
+    for wrong in (note, "note", Noting().method):  # nobody would await it
+        for consumer in consumers:
+            with pytest.raises(InvalidValue, match="on_error="):
+                consumer.consume(note, on_error=wrong)
+            with pytest.raises(InvalidValue, match="on_error="):
+                consumer.messages(on_error=wrong)
     assert stream.js.connection._client.stats["out_msgs"] == sent
     right: Any
     for right in (note, functools.partial(note, "x"), wrapped(note), Noting(), Noting().method):

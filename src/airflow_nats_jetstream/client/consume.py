@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Self
 
-from airflow_nats_jetstream.client.errors import ConnectionLost, InvalidValue, JetStreamError, NoResponders, PinLost
+from airflow_nats_jetstream.client.callbacks import check_coroutine_function, check_handler
+from airflow_nats_jetstream.client.errors import ConnectionLost, ConsumingMisused, JetStreamError, NoResponders, PinLost
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.protocol import inbox_number
 from airflow_nats_jetstream.client.pull import ConsumeWindow, Pulling
@@ -100,16 +100,6 @@ class PullMessages(Subscribed):
         return await self._consumer._unanswered(error) if isinstance(error, NoResponders) else error
 
 
-def check_callback(callback: object) -> Callback:
-    """The callback itself. Raises InvalidValue unless it is a coroutine function, or an object that is called as one:
-    what another function returns is known only after its first message, which would then stay unanswered."""
-    if callable(callback):
-        function = inspect.unwrap(callback)
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-            return callback
-    raise InvalidValue("callback", callback, "give an async def function (with arguments: functools.partial of one)")
-
-
 class Consuming:
     """A callback that is called with each message, one after the other, while this context lasts.
 
@@ -128,15 +118,19 @@ class Consuming:
         *,
         ack: bool,
     ) -> None:
+        check_coroutine_function("callback", callback)
+        check_handler("on_error", on_error)
         self._make = messages
-        self._callback = check_callback(callback)
+        self._callback = callback
         self._on_error = on_error
         self._ack = ack
         self._messages: Messages | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Raises PermissionDenied, ConnectionLost."""
+        """Raises PermissionDenied, ConnectionLost; ConsumingMisused if it is under way."""
+        if self._task is not None and not self._task.done():
+            raise ConsumingMisused("this consuming is under way already: make another one with consume()")
         self._messages = self._make(self._tell)
         await self._messages.__aenter__()
         self._task = asyncio.create_task(self._run(self._messages))
@@ -159,23 +153,31 @@ class Consuming:
         Unless answered, it is delivered again after ``ack_wait``.
         """
         left = await self._messages.stop() if self._messages else []
-        await self._finished()
+        if self._task and not self._in_callback:
+            await asyncio.wait([self._task])
         return left
 
     async def drain(self) -> None:
-        """End it on the server, and wait until callbacks were called with all that had been delivered."""
+        """End it on the server, and wait until callbacks were called with all that had been delivered.
+
+        A callback may ask for it, too: then it returns at once, and the callbacks follow.
+        """
         if self._messages:
             await self._messages.drain()
-        await self.closed()
+        if not self._in_callback:
+            await self.closed()
 
     async def closed(self) -> None:
-        """Wait for the end. Raises what ended it, if it was not stopped."""
+        """Wait for the end. Raises what ended it, if it was not stopped; ConsumingMisused in a callback, which would
+        wait for itself."""
+        if self._in_callback:
+            raise ConsumingMisused("a callback cannot wait for the end of the consuming that calls it")
         if self._task:
             await asyncio.shield(self._task)
 
-    async def _finished(self) -> None:
-        if self._task and asyncio.current_task() is not self._task:  # a callback may stop it
-            await asyncio.wait([self._task])
+    @property
+    def _in_callback(self) -> bool:
+        return asyncio.current_task() is self._task
 
     def _tell(self, error: JetStreamError) -> None:
         if self._on_error is not None:

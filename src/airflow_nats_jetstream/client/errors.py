@@ -45,6 +45,7 @@
     │   ├── HeartbeatMissed               a silent server
     │   └── DeliveriesMissed              a push consumer delivered what did not arrive
     ├── ConsumerIsPullBased, ConsumerIsBound   a push consumer's subject cannot be listened to
+    ├── ConsumingMisused                  entered twice, or a callback that waits for its own end
     ├── OrderedConsumerMisused, OrderedConsumerFailed
     ├── SlowConsumer                      messages came faster than they were read
     ├── MessageAlreadyAnswered            acknowledged, refused or ended before
@@ -669,6 +670,10 @@ class ConsumerIsBound(JetStreamError):
     def __init__(self, consumer: str) -> None:
         super().__init__(f"consumer {consumer!r} is bound by another subscriber: give it a deliver_group to share it")
         self.consumer = consumer
+
+
+class ConsumingMisused(JetStreamError):
+    """What ``consume`` returned was entered while it was under way, or its callback waits for the end of it."""
 
 
 class OrderedConsumerMisused(JetStreamError):

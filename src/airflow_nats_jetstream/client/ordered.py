@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_nats_jetstream.client import config as configs
 from airflow_nats_jetstream.client import pull as pulls
+from airflow_nats_jetstream.client.callbacks import check_handler
 from airflow_nats_jetstream.client.consume import Consuming, PullMessages
 from airflow_nats_jetstream.client.consumer import Consumer, ConsumerInfo, consumer_request
 from airflow_nats_jetstream.client.errors import (
@@ -349,6 +350,7 @@ class OrderedMessages(Messages):
         self._ordered = ordered
         self._pulling = pulling
         self._left = pulling.stop_after
+        check_handler("on_error", on_error)
         self._on_error = on_error
         self._begun = False
         self._present: Subscribed | None = None

@@ -11,12 +11,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
+from airflow_nats_jetstream.client.callbacks import check_handler
 from airflow_nats_jetstream.client.errors import (
     ConnectionLost,
-    InvalidValue,
     JetStreamError,
     NoStreamResponse,
     PermissionDenied,
@@ -92,9 +91,8 @@ class AsyncPublisher:
         on_error: OnError | None = None,
         on_ack: OnAck | None = None,
     ) -> None:
-        for name, handler in (("on_error", on_error), ("on_ack", on_ack)):
-            if handler is not None and (not callable(handler) or iscoroutinefunction(handler)):
-                raise InvalidValue(name, handler, "give a function that is not asynchronous: it is not awaited")
+        check_handler("on_error", on_error)
+        check_handler("on_ack", on_ack)
         self._js = js
         self._slots = asyncio.Semaphore(check_count("max_pending", max_pending))
         self._stall_timeout = stall_timeout

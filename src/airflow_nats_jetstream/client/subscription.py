@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Self
 
+from airflow_nats_jetstream.client.callbacks import check_handler
 from airflow_nats_jetstream.client.errors import (
     ConnectionEnded,
     ConnectionLost,
@@ -121,6 +122,7 @@ class Subscribed(Messages):
     """:class:`Messages` that arrive on a subscription of this object."""
 
     def __init__(self, js: JetStream, on_error: OnError | None) -> None:
+        check_handler("on_error", on_error)
         self._js = js
         self._on_error = on_error
         self._arrived: deque[Message | JetStreamError | str] = deque()  # a text: a subject to be answered in its turn
