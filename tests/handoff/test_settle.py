@@ -396,3 +396,30 @@ async def test_whatever_waits_for_days_ends_with_its_connection(
         async with asyncio.timeout(SOON):
             with pytest.raises((ConnectionEnded, LedgerUnavailable), match="unknown protocol operation"):
                 await waiting
+
+
+async def test_a_claim_that_is_done_does_not_fail_for_want_of_its_receipt(stream: Stream) -> None:
+    await publish(stream, 20)
+    first, second, third = await take(stream, messages_per_claim=7)
+    receipts = stream.js.stream(f"KV_{stream.js.settings.ledger}_receipts")
+    async with Hold.begin(stream.js, first, try_number=1) as hold:
+        await receipts.update({"max_bytes": 1, "discard": "new"})  # full
+        await hold.settle("rows")
+    assert await floor(stream) == 7
+    with pytest.raises(AlreadyDone) as done:
+        async with Hold.begin(stream.js, first, try_number=2):
+            pass
+    assert done.value.value == "rows"
+    async with Hold.begin(stream.js, second, try_number=1) as hold:
+        await hold.settle()
+    assert (await receipts.info()).state["messages"] == 0
+    await receipts.update({"max_bytes": -1})
+    async with Hold.begin(stream.js, third, try_number=1) as hold:
+        await hold.settle()
+    await publish(stream, 1)
+    await take(stream, "next")  # which forgets what is done, and writes the receipts that are missing
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    receipt = await ledger.receipt(first.id)
+    assert receipt is not None
+    assert (receipt.state, receipt.value) == ("done", "rows")
+    assert [each.claim_id for each in await ledger.committed()] == [first.id, second.id, third.id]

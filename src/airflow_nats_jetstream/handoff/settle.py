@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_nats_jetstream.client.errors import (
     AlreadyDone,
     ConsumerNotFound,
+    JetStreamError,
     PermissionDenied,
     StreamNotFound,
     Superseded,
@@ -40,8 +41,8 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
 
     The ``rejected`` ones are terminated instead; their letters must be there by now (:meth:`DeadLetters.copy`).
 
-    Returns when the ledger holds the decision: acknowledgements that stay unconfirmed, none for 30 s, are made good by
-    the next take.
+    Returns when the ledger's record holds the decision. Acknowledgements that stay unconfirmed, none for 30 s, and a
+    receipt that cannot be written are made good by the next take.
 
     Raises:
         InvalidValue: the value is not JSON, or over 8 KiB; nothing was settled.
@@ -73,7 +74,7 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         await acknowledge_again(ledger, claim)  # our own write, whose answer got lost, and a take has been since
         return
     entry = record.done[claim.id]
-    await ledger.write_receipt(ledger.done_receipt(claim.id, entry))
+    await _write_receipt(ledger, ledger.done_receipt(claim.id, entry))
     log.info("claim %s is done in the ledger: acknowledging %d messages", claim.id, claim.count - rejected.count)
     processed = answers.Delivered.of(record, claim.sequences - rejected, entry.counter)
     left = claim.sequences
@@ -123,7 +124,7 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = 
         return replace(record, open=still_open, failures=counted).note(info)
 
     await ledger.decide(failed, claim.id)
-    await ledger.write_receipt(Receipt(claim.id, "failed", claim.stream, claim.consumer, claim.sequences, token))
+    await _write_receipt(ledger, Receipt(claim.id, "failed", claim.stream, claim.consumer, claim.sequences, token))
     log.info("claim %s failed for good: %d messages are delivered again", claim.id, claim.count)
     tell("failed", claim, claim.count, claim=claim.id)
     await answers.negative(ledger, claim.sequences)
@@ -158,10 +159,22 @@ async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timede
 
 
 async def acknowledge_again(ledger: Ledger, claim: Claim) -> None:
-    """What may be left of a claim that is done."""
-    record, _ = await ledger.read()
-    if record is not None and (done := record.all_settled & claim.sequences):
-        await answers.acknowledge(ledger, answers.Delivered.of(record, done.sequences, done.counter))
+    """What may be left of a claim that is done. What cannot be acknowledged now is left to the next take."""
+    try:
+        record, _ = await ledger.read()
+        if record is not None and (done := record.all_settled & claim.sequences):
+            await answers.acknowledge(ledger, answers.Delivered.of(record, done.sequences, done.counter))
+    except JetStreamError as error:
+        log.error("claim %s is done, but cannot be acknowledged now: %s", claim.id, error)  # noqa: TRY400
+
+
+async def _write_receipt(ledger: Ledger, receipt: Receipt) -> None:
+    """The record has decided: a full or missing bucket does not turn that into a failure. The receipt of a done claim
+    is written by the take that forgets it, which fails while it cannot be."""
+    try:
+        await ledger.write_receipt(receipt)
+    except JetStreamError as error:
+        log.error("claim %s is %s, but its receipt is not written yet: %s", receipt.claim_id, receipt.state, error)  # noqa: TRY400
 
 
 def _held(record: Record | None, claim: Claim, token: str) -> tuple[Record, OpenEntry]:
