@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 from fastavro import parse_schema, schemaless_reader
+from fastavro.read import LOGICAL_READERS
 from pyspark.sql.pandas.functions import arrow_udf
 
 from airflow_nats_jetstream.client.errors import InvalidValue
@@ -33,6 +34,30 @@ _LOGICAL: dict[str, tuple[str, Type]] = {  # and the types that they are written
 }
 _NOT_OF_THE_SCHEMA = "not of the Avro schema"
 _TOO_LONG = "longer than the Avro schema says"
+_TOO_MANY = "too many values"
+
+_MOST_MEMORY = 256 << 20
+"""Bytes that a message may take when it is decoded: an array of records grows to 200 times of what was published."""
+_RECORD, _OTHER = 240, 80  # bytes of Python's smallest record, and of other small values
+_TOGETHER = 64 << 10  # bytes of messages that are Python objects at a time
+
+_DECIMAL = "bounded-decimal"
+_LONGEST_DECIMAL = 64  # bytes; 16 hold the 38 digits of a column. Python's way to a decimal is quadratic in them
+
+
+def _decimal(kind: str) -> None:
+    read = LOGICAL_READERS[f"{kind}-decimal"]
+
+    def bounded(data: bytes, *schemas: Any) -> Any:
+        if len(data) > _LONGEST_DECIMAL:
+            raise ValueError(_NOT_OF_THE_SCHEMA)
+        return read(data, *schemas)
+
+    LOGICAL_READERS[f"{kind}-{_DECIMAL}"] = bounded
+
+
+_decimal("bytes")
+_decimal("fixed")
 
 
 def avro_decoding(schema: object) -> Decoding:
@@ -41,68 +66,120 @@ def avro_decoding(schema: object) -> Decoding:
     Raises:
         InvalidValue: no Avro schema, not of a record, or a type that has no column type here.
     """
-    try:
-        parsed: Any = parse_schema(_base_types(json.loads(str(schema))))
-    except Exception as error:
-        raise InvalidValue("schema", str(schema)[:100], f"give an Avro schema as JSON: {error}") from error
-    if not isinstance(parsed, dict) or parsed["type"] != "record":
-        raise InvalidValue("schema", str(schema)[:100], "a message is an Avro record")
-    ddl, arrow = _Types().of(parsed)
-    result = pa.struct([("value", arrow), ("reason", pa.string())])
+    records = Records(schema)
 
     def decode(data: pa.Array) -> pa.Array:
-        return _decode(data, parsed, result)
+        return records.decoded(data)
 
     # The annotations are classes here: Spark reads them to choose how it calls the function.
     decode.__annotations__ = {"data": pa.Array, "return": pa.Array}
-    udf = arrow_udf(decode, returnType=f"STRUCT<value: {ddl}, reason: STRING>")  # type: ignore[call-overload] # stubs: plain types only
+    udf = arrow_udf(decode, returnType=f"STRUCT<value: {records.ddl}, reason: STRING>")  # type: ignore[call-overload] # stubs: plain types only
     return Decoding(
-        [field["name"] for field in parsed["fields"]],
+        records.fields,
         udf,
         lambda decoded: decoded.getField("value"),
         lambda decoded, data: decoded.getField("reason"),  # noqa: ARG005
     )
 
 
-def _decode(data: pa.Array, schema: Any, result: pa.DataType) -> pa.Array:
-    rows = [_row(payload, schema) for payload in data.to_pylist()]
-    try:
-        return pa.array(rows, result)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):  # a value that its column cannot hold
-        return pa.concat_arrays([_one(row, result) for row in rows])
+class Records:
+    """The records of one schema, from Arrow's binary column to a column of ``value`` and ``reason``: for each message
+    one of the two.
+
+    fields:  the names of the record's fields.
+    ddl:     its type in Spark.
+    """
+
+    def __init__(self, schema: object) -> None:
+        """Raises InvalidValue."""
+        try:
+            given = json.loads(str(schema))
+            parsed: Any = parse_schema(_base_types(given))
+        except Exception as error:
+            raise InvalidValue("schema", str(schema)[:100], f"give an Avro schema as JSON: {error}") from error
+        if not isinstance(parsed, dict) or parsed["type"] != "record":
+            raise InvalidValue("schema", str(schema)[:100], "a message is an Avro record")
+        types = _Types()
+        self.ddl, arrow = types.of(parsed)
+        self.fields: list[str] = [field["name"] for field in parsed["fields"]]
+        self._schema: Any = parse_schema(_base_types(given, _DECIMAL))
+        self._type = pa.struct([("value", arrow), ("reason", pa.string())])
+        self._most = _MOST_MEMORY // types.largest_item
+
+    def decoded(self, data: pa.Array) -> pa.Array:
+        parts, rows, size = [], [], 0
+        for payload in data:
+            message = payload.as_py()
+            rows.append(self._row(message))
+            size += len(message or b"")
+            if size >= _TOGETHER:
+                parts.append(self._column(rows))
+                rows, size = [], 0
+        return pa.concat_arrays([*parts, self._column(rows)])
+
+    def _column(self, rows: list[dict[str, Any]]) -> pa.Array:
+        try:
+            return pa.array(rows, self._type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):  # a value that its column cannot hold
+            return pa.concat_arrays([self._one(row) for row in rows])
+
+    def _one(self, row: dict[str, Any]) -> pa.Array:
+        try:
+            return pa.array([row], self._type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            return pa.array([{"reason": _NOT_OF_THE_SCHEMA}], self._type)
+
+    def _row(self, payload: bytes | None) -> dict[str, Any]:
+        if not payload:
+            return {"reason": "empty"}
+        # No value has less than a byte, and none is read without asking for it.
+        stream = io.BytesIO(payload) if len(payload) <= self._most else _Counted(payload, self._most)
+        try:
+            value = schemaless_reader(stream, self._schema, None)
+        except _TooManyError:
+            return {"reason": _TOO_MANY}
+        except Exception:  # noqa: BLE001 - whatever fastavro makes of foreign bytes
+            return {"reason": _NOT_OF_THE_SCHEMA}
+        return {"value": value} if stream.tell() == len(payload) else {"reason": _TOO_LONG}
 
 
-def _one(row: dict[str, Any], result: pa.DataType) -> pa.Array:
-    try:
-        return pa.array([row], result)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return pa.array([{"reason": _NOT_OF_THE_SCHEMA}], result)
+class _TooManyError(Exception):
+    pass
 
 
-def _row(payload: bytes | None, schema: Any) -> dict[str, Any]:
-    if not payload:
-        return {"reason": "empty"}
-    stream = io.BytesIO(payload)
-    try:
-        value = schemaless_reader(stream, schema, None)
-    except Exception:  # noqa: BLE001 - whatever fastavro makes of foreign bytes
-        return {"reason": _NOT_OF_THE_SCHEMA}
-    return {"value": value} if stream.tell() == len(payload) else {"reason": _TOO_LONG}
+class _Counted(io.BytesIO):
+    """Ends with an error instead of being read so often."""
+
+    def __init__(self, data: bytes, most: int) -> None:
+        super().__init__(data)
+        self._left = most
+
+    def read(self, size: int | None = -1) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise _TooManyError
+        return super().read(size)
 
 
-def _base_types(schema: Any) -> Any:
-    """Without the logical types that have no column type here: the specification lets a reader ignore them."""
+def _base_types(schema: Any, decimal: str = "decimal") -> Any:
+    """Without the logical types that have no column type here: the specification lets a reader ignore them.
+
+    decimal:  the name under which decimals are read.
+    """
     if isinstance(schema, list):
-        return [_base_types(each) for each in schema]
+        return [_base_types(each, decimal) for each in schema]
     if not isinstance(schema, dict):
         return schema
     changed = {
-        name: _base_types(value) if name in ("type", "items", "values") else value for name, value in schema.items()
+        name: _base_types(value, decimal) if name in ("type", "items", "values") else value
+        for name, value in schema.items()
     }
     if "fields" in schema:
-        changed["fields"] = [_base_types(field) for field in schema["fields"]]
+        changed["fields"] = [_base_types(field, decimal) for field in schema["fields"]]
     logical = schema.get("logicalType")
-    if logical != "decimal" and _LOGICAL.get(str(logical), ("",))[0] != schema.get("type"):
+    if logical == "decimal":
+        changed["logicalType"] = decimal
+    elif _LOGICAL.get(str(logical), ("",))[0] != schema.get("type"):
         changed.pop("logicalType", None)
     return changed
 
@@ -112,6 +189,8 @@ class _Types:
 
     def __init__(self) -> None:
         self._named: dict[str, Type] = {}
+        self.largest_item = 1
+        """Bytes, at most, that an item of an array or a map takes for each of its own, null ones included."""
 
     def of(self, schema: Any) -> Type:
         if isinstance(schema, list):
@@ -130,10 +209,10 @@ class _Types:
         elif logical is not None:
             found = _LOGICAL[logical][1]
         elif kind == "array":
-            ddl, arrow = self.of(schema["items"])
+            ddl, arrow = self._item(schema["items"])
             found = f"ARRAY<{ddl}>", pa.list_(arrow)
         elif kind == "map":
-            ddl, arrow = self.of(schema["values"])
+            ddl, arrow = self._item(schema["values"])
             found = f"MAP<STRING, {ddl}>", pa.map_(pa.string(), arrow)
         elif kind == "record":
             found = self._record(schema)
@@ -144,6 +223,12 @@ class _Types:
         if "name" in schema:
             self._named[schema["name"]] = found
         return found
+
+    def _item(self, schema: Any) -> Type:
+        ddl, arrow = self.of(schema)
+        python = _RECORD if pa.types.is_struct(arrow) else _OTHER
+        self.largest_item = max(self.largest_item, python, _null_size(arrow))
+        return ddl, arrow
 
     def _union(self, schema: list[Any]) -> Type:
         rest = [each for each in schema if each != "null"]
@@ -164,3 +249,10 @@ class _Types:
         if not schema["size"]:
             raise InvalidValue("schema", schema["name"], "a fixed of no bytes has no column type")
         return _PLAIN["bytes"]
+
+
+def _null_size(arrow: pa.DataType) -> int:
+    """Bytes of a null in Arrow: that of a record has one in each of its fields."""
+    if pa.types.is_struct(arrow):
+        return 1 + sum(_null_size(field.type) for field in arrow)
+    return 16

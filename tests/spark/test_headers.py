@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_jetstream.arrow import _any_headers, _headers, _plain_headers
+from airflow_nats_jetstream.client.direct_message import DirectMessage, DirectMessages
+from pyspark_jetstream.arrow import _any_headers, _headers, _plain_headers, record_batch
 
 Text = st.text(st.characters(exclude_characters="\r\n\x00", exclude_categories=["Cs"]), max_size=6)
 Lines = st.lists(st.tuples(st.sampled_from(["A", "B", "Nats-Msg-Id", "a"]), Text), max_size=4)
@@ -49,6 +50,13 @@ def test_any_bytes_are_a_column(blocks: list[bytes]) -> None:
 )
 def test_what_a_block_holds(data: bytes, headers: list[tuple[str, list[str]]] | None) -> None:
     assert _headers([data, b"Other: x\r\n"]).to_pylist() == [headers, [("Other", ["x"])]]
+
+
+def test_times_of_a_consumer_and_of_the_leader_are_one_column() -> None:
+    times = [b"1700000000000000000", b"2023-11-14T22:13:20Z", b"2023-11-14T22:13:20.000000001Z"]
+    for each in (times, times[::-1]):
+        messages = DirectMessages.of(DirectMessage(1, b"a", time, b"", b"") for time in each)
+        assert len(set(record_batch(messages, "S", ["timestamp"]).column(0).to_pylist())) == 1
 
 
 BATCHES = """
