@@ -241,6 +241,7 @@ async def _asked(conn_id: str, ask: Callable[[str], Awaitable[Connection]]) -> C
                 del there[conn_id]
 
         there[conn_id] = asyncio.create_task(asked())
+        there[conn_id].add_done_callback(lambda task: task.cancelled() or task.exception())  # they may be gone
     return await asyncio.shield(there[conn_id])
 
 

@@ -1,6 +1,7 @@
 """The control connection against real servers: every way in, and every way to be refused."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,10 +15,13 @@ from airflow_nats_jetstream.client.errors import (
     ConnectionFailed,
     ConnectionLost,
     InvalidValue,
+    RequestTimeout,
 )
 from airflow_nats_jetstream.client.wire import Wire
+from demo.nats_server import NatsServer
 from demo.service import free_port
-from tests.client.servers import PASSWORD, Serve
+from tests.client.servers import PASSWORD, Serve, frozen
+from tests.client.until import until
 
 
 @asynccontextmanager
@@ -140,6 +144,36 @@ async def test_a_socket_that_was_reset_does_not_hide_what_ended_the_block(settin
 
     with pytest.raises(ConnectionLost, match="what ended it"):
         await ended()
+
+
+async def test_who_is_cancelled_while_it_waits_for_a_round_trip_leaves_nothing_behind(
+    mortal: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ConnectionSettings(servers=mortal.url, request_timeout=1)
+    async with Connection.open(settings) as connection:
+        inboxes = [await connection.open_inbox(lambda _: None) for _ in range(2)]
+        with frozen(mortal):
+            flushing = [asyncio.create_task(each) for each in (connection.flush(), inboxes[0].drain())]
+            late = [asyncio.create_task(each) for each in (connection.flush(), inboxes[1].drain())]
+            await asyncio.sleep(0.1)
+            for each in flushing:
+                each.cancel()
+            results = await asyncio.gather(*flushing, *late, return_exceptions=True)
+            assert [type(each) for each in results] == [asyncio.CancelledError] * 2 + [RequestTimeout] * 2
+        del flushing, late, results
+        gc.collect()
+        for _ in range(5):  # their answers come now
+            await until(lambda: answers(connection))
+        assert connection.reconnects == 0
+    assert not caplog.records
+
+
+async def answers(connection: Connection) -> bool:
+    try:
+        await connection.flush()
+    except RequestTimeout:
+        return False
+    return True
 
 
 async def test_who_is_cancelled_as_the_answer_arrives_ends(settings: ConnectionSettings) -> None:

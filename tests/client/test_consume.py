@@ -1,6 +1,7 @@
 """Consuming without end from a real server: back-pressure, stopping, and every way it is interrupted."""
 
 import asyncio
+import gc
 import json
 import time
 from collections.abc import AsyncIterator
@@ -381,6 +382,36 @@ async def test_an_exception_of_a_callback_is_not_swallowed(stream: Stream, consu
     async with again.consume(fail, on_error=told.append):
         await until(lambda: len(told) == 3)
     assert await state(again, "num_ack_pending") == 3
+
+
+async def test_who_is_cancelled_while_the_last_callback_runs_ends_it(
+    stream: Stream, consumer: Consumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    await publish(stream, 1)
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless(_: Message) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+            raise ValueError("too late for anybody")
+
+    async def consume() -> None:
+        async with consumer.consume(endless):
+            await began.wait()
+
+    consuming = asyncio.create_task(consume())
+    await began.wait()
+    await until(lambda: state_is(consumer, "num_waiting", 0))  # it waits for the callback
+    consuming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await consuming
+    assert ended.is_set()
+    del consuming
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 async def test_a_consumer_deleted_while_consuming(stream: Stream, consumer: Consumer) -> None:

@@ -1,6 +1,7 @@
 """Triggers of one triggerer on one connection; the server is asked how many there are."""
 
 import asyncio
+import gc
 import json
 import os
 import secrets
@@ -179,6 +180,29 @@ async def test_who_asks_for_the_connection_while_it_is_asked_for_gets_the_same_a
     assert asked == [CONNECTION]
     await version()
     assert asked == [CONNECTION] * 2, "an answer is not kept"
+
+
+async def test_who_asks_for_a_connection_that_is_missing_and_is_gone_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def missing(conn_id: str) -> Any:
+        asked.set()
+        await answer.wait()
+        raise LookupError(conn_id)
+
+    monkeypatch.setattr(JetStreamHook, "aget_connection", staticmethod(missing))
+    asking = asyncio.create_task(JetStreamHook("missing").shared().__aenter__())
+    await asked.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    answer.set()
+    await asyncio.sleep(0.05)
+    del asking
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 async def test_a_trigger_whose_user_was_revoked_goes_on_with_the_connection_of_now(guarded: Guarded) -> None:

@@ -458,8 +458,10 @@ async def _finish(client: Client, *, within: float) -> None:
     TLS handshake failed, and for a server that does not read.
     """
     closing = asyncio.ensure_future(client.leave())
-    await asyncio.wait([closing], timeout=within)
-    client.abort()
+    try:
+        await asyncio.wait([closing], timeout=within)
+    finally:
+        client.abort()
     await asyncio.wait([closing], timeout=TO_CLOSE)
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)

@@ -144,8 +144,12 @@ class Consuming:
             await asyncio.gather(self._task, return_exceptions=True)
             await self._messages.__aexit__(None, None, None)
             return
-        await self._messages.__aexit__(None, None, None)
-        await self.closed()
+        try:
+            await self._messages.__aexit__(None, None, None)
+            await self.closed()
+        finally:
+            self._task.cancel()  # the last callback, if this was cancelled while it ran
+            await asyncio.gather(self._task, return_exceptions=True)
 
     async def stop(self) -> list[Message]:
         """No callback after the one that is running now; what had been delivered and was not handed to one.

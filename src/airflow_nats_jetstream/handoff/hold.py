@@ -249,11 +249,13 @@ class Hold:
                     reason = await self._why_lost()
                 if reason:
                     self._lose(reason)
-            except JetStreamError as error:
+            except Exception as error:
                 if self._ledger.js.connection.closed:
                     self._lose(str(error))
-                else:
-                    log.warning("claim %s: a heartbeat failed, trying again: %s", self.claim.id, error)
+                else:  # whatever it was: without heartbeats the messages go to somebody else
+                    expected = isinstance(error, JetStreamError)
+                    text = "claim %s: a heartbeat failed, trying again: %s"
+                    log.warning(text, self.claim.id, error, exc_info=not expected)
 
     async def _beat(self) -> None:
         await answers.in_progress(self._ledger, self.claim.sequences, self.claim.consumer_sequence)
