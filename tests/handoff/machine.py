@@ -175,14 +175,14 @@ class Handoff(RuleBasedStateMachine):
         self.publish(count=count)
         return multiple(*self.call(self._take, 40, per_claim))
 
-    def taking(self, size: int, per_claim: int) -> Taking:
+    def taking(self, size: int, per_claim: int, run: str = "") -> Taking:
         config = {"ack_wait": ACK_WAIT, "max_ack_pending": 10_000}
         if not self.filter.endswith(">"):
             config["filter_subject"] = self.filter
         return Taking(
             stream=self.name,
             consumer="work",
-            owner=("dag", f"run {next(self.runs)}", "sensor", -1, 1),
+            owner=("dag", run or f"run {next(self.runs)}", "sensor", -1, 0, "started"),
             max_messages=size,
             messages_per_claim=per_claim,
             gather=timedelta(seconds=0.05),
@@ -297,6 +297,49 @@ class Handoff(RuleBasedStateMachine):
     def _work_on(self, claims: list[Claim]) -> None:
         for claim in claims:
             self.hold_and_settle(claim=claim)
+
+    @rule(
+        target=claims,
+        size=st.integers(1, 30),
+        handed_on=st.booleans(),
+        meanwhile=st.sampled_from([0, 0.5, 1.7]),
+        tidy=st.booleans(),
+    )
+    def a_sensor_is_retried(self, size: int, handed_on: bool, meanwhile: float, tidy: bool) -> Any:
+        """Airflow fails it after its event, or it dies; and its older try, still alive, may come to its end late.
+
+        With ``handed_on`` both tries may have tasks for the same claims.
+        """
+
+        async def retried() -> list[Claim]:
+            run = f"run {next(self.runs)}"
+            older = Take(self.js, self.taking(size, size, run))
+            await older.prepare()
+            taken: list[Claim] = []
+            with suppress(LedgerFull):
+                taken = await older.take(1)
+            if handed_on:
+                older.handed_on()
+            await asyncio.sleep(meanwhile)
+            newer = Take(self.js, self.taking(size, size, run))
+            await newer.prepare()
+            with suppress(LedgerFull):
+                found = await newer.take(1)
+                newer.handed_on()
+                before = await self._nobody_holds()
+                if tidy:
+                    await older.put_back()
+                kept = before & await self._nobody_holds()
+                lost = {claim.id for claim in found} & before - kept
+                assert not lost, f"the older try withdrew what the newer one handed on: {lost}"
+                return [Claim.from_json(claim.to_json()) for claim in (*(taken if handed_on else ()), *found)]
+            return taken if handed_on else []
+
+        return multiple(*self.call(retried))
+
+    async def _nobody_holds(self) -> set[str]:
+        record, _ = await Ledger(self.js, self.name, "work").read()
+        return {claim_id for claim_id, entry in (record.open.items() if record else ()) if entry.token is None}
 
     # Attempts.
 
