@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import logging
 import os
 import random
+import re
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import ConsumerDeleted, InvalidValue, LedgerFull
+from airflow_nats_jetstream.client.priority import Priority
 from airflow_nats_jetstream.client.stream import Stream
 from airflow_nats_jetstream.handoff import ledger, settle
 from airflow_nats_jetstream.handoff.claim import Claim
@@ -23,7 +27,7 @@ from airflow_nats_jetstream.handoff.record import DoneEntry, Record
 from airflow_nats_jetstream.handoff.settled import Settled
 from airflow_nats_jetstream.handoff.take import Take
 from tests.chaos.proxy import Proxy
-from tests.client.until import until
+from tests.client.until import SOON, until
 from tests.handoff.steps import ACK_WAIT, CONSUMER, floor, publish, reset_by_a_stranger, take, taking, unacknowledged
 
 SHORT = {"ack_wait": timedelta(seconds=3)}
@@ -99,6 +103,130 @@ async def test_a_pull_waits_no_longer_than_its_consumer_allows(stream: Stream) -
 async def test_nothing_there_writes_nothing(stream: Stream) -> None:
     assert await take(stream, wait=0.5) == []
     assert await Ledger(stream.js, stream.name, CONSUMER).read() == (None, 0)
+
+
+async def said(stream: Stream, caplog: pytest.LogCaptureFixture, run: str = "waits", **changes: Any) -> str:
+    """What a sensor that waits says first."""
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    waiting = asyncio.create_task(take(stream, run, wait=60, **{"consumer_config": LONG, **changes}))
+
+    def sentences() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name.endswith(".waiting")]
+
+    await until(lambda: bool(sentences()) or waiting.done())
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    (sentence,) = sentences()
+    name, _, reason = sentence.partition(": ")
+    assert name == f"still waiting for messages of stream {stream.name}, consumer {CONSUMER}"
+    return reason
+
+
+async def test_who_waits_says_that_nothing_is_published(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    empty = f"stream {stream.name} holds no messages; it listens on '{stream.name}.>'"
+    assert await said(stream, caplog) == empty
+    await publish(stream, 10)
+    (claim,) = await take(stream, consumer_config=LONG)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    reason = await said(stream, caplog)
+    assert f"every message that was delivered is acknowledged; the last one of stream {stream.name} is" in reason
+    assert re.search(r"is sequence 10, of 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC$", reason)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"filter_subject": "{}.none"}, "none of the 10 messages of stream {} has a subject that .* '{}.none' matches"),
+        ({"deliver_policy": "new"}, "nothing has been published that the consumer's deliver_policy 'new' selects"),
+    ],
+)
+async def test_who_waits_says_what_its_consumer_leaves_out(
+    stream: Stream, caplog: pytest.LogCaptureFixture, config: dict[str, str], says: str
+) -> None:
+    await publish(stream, 10)
+    config = {name: value.replace("{}", stream.name) for name, value in config.items()}
+    assert re.match(says.replace("{}", stream.name), await said(stream, caplog, consumer_config={**LONG, **config}))
+
+
+async def test_who_waits_says_whose_the_messages_are(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    await publish(stream, 30)
+    leased, held, *_ = await take(stream, "first", messages_per_claim=6, consumer_config=LONG)
+    async with Hold.begin(stream.js, held, try_number=3) as hold:
+        reason = await said(stream, caplog, consumer_config=LONG)
+    end = datetime.fromisoformat(leased.taken_at[:19] + "Z") + timedelta(minutes=15)
+    assert reason.startswith("nothing else is published, and ")
+    assert (
+        f"6 messages are leased to claim {leased.id}, taken by dag / first / sensor, "
+        f"until {end:%Y-%m-%d %H:%M:%S} UTC; `airflow jetstream release {leased.id}` delivers them again now"
+    ) in reason
+    assert f"6 messages are held by attempt {held.id}-{hold.token} of claim {held.id}, taken by dag" in reason
+    assert f"12 messages belong to 2 more claims: `airflow jetstream claims --stream {stream.name}`" in reason
+
+
+async def test_who_waits_says_that_messages_belong_to_no_claim(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    await publish(stream, 10)
+    await Take(stream.js, taking(stream, consumer_config=LONG)).prepare()
+    assert len(await stream.consumer(CONSUMER).fetch(10, max_wait=SOON)) == 10
+    reason = await said(stream, caplog, consumer_config=LONG)
+    assert "messages belong to no claim and are redelivered within ack_wait (30 s)" in reason
+
+
+async def test_who_waits_says_that_max_ack_pending_is_reached(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    await publish(stream, 30)
+    config = {**LONG, "max_ack_pending": 20}
+    (claim,) = await take(stream, max_messages=20, consumer_config=config)
+    reason = await said(stream, caplog, max_messages=20, consumer_config=config)
+    assert reason.startswith(
+        f"10 messages are pending, but max_ack_pending=20 is reached: 20 messages are leased to claim {claim.id}"
+    )
+
+
+async def test_who_waits_says_that_its_consumer_is_paused(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    await publish(stream, 10)
+    await Take(stream.js, taking(stream, consumer_config=LONG)).prepare()
+    until_then = datetime.now(UTC) + timedelta(hours=1)
+    await stream.consumer(CONSUMER).pause(until_then)
+    reason = await said(stream, caplog)
+    assert reason == (
+        f"the consumer is paused until {until_then:%Y-%m-%d %H:%M:%S} UTC; "
+        f"`nats consumer resume {stream.name} {CONSUMER}` resumes it"
+    )
+
+
+@pytest.mark.parametrize("policy", ["pinned_client", "overflow"])
+async def test_who_waits_says_that_its_group_is_not_served(
+    stream: Stream, caplog: pytest.LogCaptureFixture, policy: str
+) -> None:
+    await publish(stream, 10)
+    config = {**LONG, "priority_groups": ["g"], "priority_policy": policy, "priority_timeout": timedelta(minutes=5)}
+    if policy == "overflow":
+        del config["priority_timeout"]
+        reason = await said(stream, caplog, consumer_config=config, priority=Priority("g", min_pending=100))
+        assert reason == (
+            "10 messages are pending, but priority group 'g' serves this sensor only from min_pending=100 or "
+            "min_ack_pending=0 on; 0 are unacknowledged"
+        )
+        return
+    (claim,) = await take(stream, max_messages=5, consumer_config=config, priority=Priority("g"))
+    assert claim.count == 5
+    reason = await said(stream, caplog, max_messages=5, consumer_config=config, priority=Priority("g"))
+    assert re.match("5 messages are pending, but priority group 'g' is pinned to client .+ since 20.* UTC; ", reason)
+    assert f"`nats consumer unpin {stream.name} {CONSUMER} g`" in reason
+
+
+async def test_who_waits_says_what_it_has_and_what_its_backlog_is(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    await publish(stream, 10)
+    reason = await said(stream, caplog, min_messages=11)
+    assert reason == "10 messages have arrived, of at least 11 (min_messages)"
+    reason = await said(stream, caplog, "looks", backlog=lambda info: info.pending > 1_000)
+    assert re.match(r"its backlog function does not ask for a pull yet; \d+ messages are pending, \d+ are un", reason)
 
 
 async def test_put_back_returns_claims_that_were_not_handed_on(stream: Stream) -> None:

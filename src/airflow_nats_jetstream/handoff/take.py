@@ -32,6 +32,7 @@ from airflow_nats_jetstream.handoff.ledger import PATIENCE, Ledger
 from airflow_nats_jetstream.handoff.moment import Moment
 from airflow_nats_jetstream.handoff.record import BELIEVED, OpenEntry, Owner, Record
 from airflow_nats_jetstream.handoff.settled import Settled
+from airflow_nats_jetstream.handoff.waiting import Waiting
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.config import Config
@@ -55,6 +56,7 @@ _HEARTBEAT = 15.0  # seconds between the server's, as nats.go's consuming has it
 _REFUSED = 1.0  # a pull that the server does not permit is known by then
 _LOOK = 1.0  # seconds that the pull of a look waits on the server for a first message
 _STALLED = 3.0  # what the server has and does not send for so long waits for acknowledgements, or for somebody else
+_TO_TELL = 5.0  # seconds for finding out what is waited for
 _SMALLEST_BATCH = 100  # below this, a record that is still too large is not the batch's fault
 _LEASED = 0.75  # of ack_wait: an older batch could be delivered to somebody else while it is entered
 
@@ -128,6 +130,7 @@ class Take:
         self._clock = asyncio.get_running_loop().time
         self._ack_wait = 60.0
         self._longest_pull = _LONGEST_PULL
+        self._waiting = Waiting(self.ledger, taking)
         self._pulled: dict[int, Delivery] = {}
         self._entered: list[Claim] = []
         self._began = 0.0
@@ -194,7 +197,10 @@ class Take:
         if self.taking.backlog is None:
             return True
         info = await self.ledger.consumer.info(patience=PATIENCE)
-        return bool(await asyncio.to_thread(self.taking.backlog, info))
+        enough = bool(await asyncio.to_thread(self.taking.backlog, info))
+        if not enough:
+            self._waiting.tell_backlog(info)
+        return enough
 
     async def _batch(self, deadline: float, *, look: bool) -> list[Claim]:
         """Pull once and enter it; what is too little goes back, and after an interruption there is nothing."""
@@ -341,9 +347,8 @@ class Take:
         """
         taking, clock = self.taking, self._clock
         self._pulled.clear()
-        first = heard = 0.0
+        first, heard, waiting = 0.0, 0.0, 0
         since = Moment(clock(), 0)
-        waiting = 0
         end, life = deadline, None
         while clock() < end and len(self._pulled) < taking.max_messages:
             record, info = await self._look()
@@ -371,6 +376,8 @@ class Take:
                     now, quiet = clock(), expires
                     if messages:
                         waiting, heard = self._add(messages), now
+                    elif len(self._pulled) < taking.min_messages:
+                        await self._waiting.tell(len(self._pulled), min(_TO_TELL, self._ack_wait / 4))
                     if not self._pulled:
                         continue
                     if empty:
