@@ -144,3 +144,4 @@ async def test_a_claim_that_nobody_ended_is_not_trusted_for_ever(
 
     assert claimed(entry(trusted - timedelta(seconds=2)), info) == 5
     assert claimed(entry(trusted + timedelta(seconds=2)), info) == 0
+    assert claimed(entry(-trusted - timedelta(seconds=2)), info) == 0  # the server's clock was set back since

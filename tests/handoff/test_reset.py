@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -378,3 +379,40 @@ async def state(stream: Stream) -> Any:
     """What a reset would change: the record's revision, and the consumer's counters."""
     info = await stream.consumer(CONSUMER).info()
     return (await book(stream).read())[1], info.counter, info.floor, info.ack_pending
+
+
+async def test_a_reset_that_began_before_the_clock_was_set_back_is_not_waited_for(stream: Stream) -> None:
+    await publish(stream, 10)
+    await work(stream, "done")
+    later = (datetime.now(UTC) + timedelta(hours=2)).isoformat()
+    dead = ("dead", later)
+    await book(stream).change(lambda record, _: replace(record, resetting=dead) if record else None)
+    assert (await reset.reset(book(stream), 1)).sequence == 1
+
+
+async def test_a_machine_that_is_paused_after_its_last_look_looks_again(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(stream, 10)
+    await work(stream, "done")
+    ledger_ = book(stream)
+    looks: list[str] = []
+    change, info = ledger_.change, ledger_.consumer.info
+
+    async def counted(function: Any) -> Any:
+        answer = await change(function)
+        if function.__name__ == "last_look":
+            looks.append(answer[1].now)
+        return answer
+
+    async def after_a_pause(**named: Any) -> Any:
+        answer = await info(**named)
+        if len(looks) == 1:  # the server's clock went on, ours did not
+            late = datetime.fromisoformat(f"{answer.now[:19]}+00:00") + timedelta(seconds=3)
+            answer.raw["ts"] = late.isoformat()
+        return answer
+
+    monkeypatch.setattr(ledger_, "change", counted)
+    monkeypatch.setattr(ledger_.consumer, "info", after_a_pause)
+    await reset.reset(ledger_, 1)
+    assert len(looks) == 2

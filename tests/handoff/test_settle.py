@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from airflow_nats_jetstream.handoff import answers, settle
 from airflow_nats_jetstream.handoff.hold import Hold
 from airflow_nats_jetstream.handoff.keep import keep
 from airflow_nats_jetstream.handoff.ledger import Ledger
+from airflow_nats_jetstream.handoff.record import Record
 from airflow_nats_jetstream.handoff.take import Take
 from demo.nats_server import NatsServer
 from tests.client.until import SOON
@@ -423,3 +424,35 @@ async def test_a_claim_that_is_done_does_not_fail_for_want_of_its_receipt(stream
     assert receipt is not None
     assert (receipt.state, receipt.value) == ("done", "rows")
     assert [each.claim_id for each in await ledger.committed()] == [first.id, second.id, third.id]
+
+
+async def test_a_clock_that_was_set_back_delays_settling_by_a_second_at_most(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream, consumer_config={"ack_wait": timedelta(seconds=10)})
+    book = Ledger(stream.js, stream.name, CONSUMER)
+    await book.change(lambda record, _: entered_in_two_hours(record, claim.id))
+    async with Hold.begin(stream.js, claim, try_number=1) as hold, asyncio.timeout(15):
+        await hold.settle("done")
+    assert await floor(stream) == 10
+
+
+def entered_in_two_hours(record: Record | None, claim_id: str) -> Record:
+    """As the server's clock was when the claim was entered."""
+    assert record
+    later = (datetime.now(UTC) + timedelta(hours=2)).isoformat()
+    return replace(record, open={claim_id: replace(record.open[claim_id], at=later)})
+
+
+async def test_counters_noted_before_the_clock_was_set_back_are_believed_again(stream: Stream) -> None:
+    book = Ledger(stream.js, stream.name, CONSUMER)
+    later = (datetime.now(UTC) + timedelta(hours=2)).isoformat()
+    for run in ("first", "second", "third"):
+        await publish(stream, 10)
+        (claim,) = await take(stream, run)
+        async with Hold.begin(stream.js, claim, try_number=1) as hold:
+            await hold.settle(run)
+        if run == "first":
+            await book.change(lambda record, _: replace(record, candidate=(0, 0, later)) if record else None)
+    record, _ = await book.read()
+    assert record
+    assert record.floor >= 10

@@ -119,7 +119,7 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
     except StreamNotFound:
         return Found({}, "the stream is not there any more", 0, 0)
     state, config = info["state"], info["config"]
-    age = (time_nanoseconds(info["ts"]) - time_nanoseconds(since.at)) / 1e9
+    age = abs(time_nanoseconds(info["ts"]) - time_nanoseconds(since.at)) / 1e9  # its clock may have been set back
     if info["created"] != since.created:
         return Found({}, f"the stream was recreated at {info['created']}", age, 0)
     window = config.get("duplicate_window", 0) / 1e9

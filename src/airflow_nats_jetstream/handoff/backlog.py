@@ -113,5 +113,5 @@ def claimed(record: Record, info: ConsumerInfo) -> int:
         for entry in record.open.values()
         if entry.counter <= info.counter
         and entry.sequences.last <= info.delivered
-        and now - time_nanoseconds(entry.at) < nanoseconds(AT_WORK if entry.token is not None else ON_ITS_WAY)
+        and abs(now - time_nanoseconds(entry.at)) < nanoseconds(AT_WORK if entry.token is not None else ON_ITS_WAY)
     )

@@ -104,12 +104,16 @@ class Record:
         return Record(info.created, self.n + 1, resetting=self.resetting)
 
     def note(self, info: ConsumerInfo) -> Record:
-        """Remember the counters; believe them once they have stood for a second."""
+        """Remember the counters; believe them once they have stood for a second.
+
+        A candidate of the future is replaced: the server's clock was set back, or its leader is another server.
+        """
         floor, counter, candidate = self.floor, self.counter, self.candidate
         fresh = (info.floor, info.counter, info.now)
-        if candidate is None or info.floor < candidate[0] or info.counter < candidate[1]:
+        stood = time_nanoseconds(info.now) - time_nanoseconds(candidate[2]) if candidate else 0
+        if candidate is None or info.floor < candidate[0] or info.counter < candidate[1] or stood < 0:
             candidate = fresh
-        elif time_nanoseconds(info.now) - time_nanoseconds(candidate[2]) >= BELIEVED:
+        elif stood >= BELIEVED:
             floor, counter = max(floor, candidate[0]), max(counter, candidate[1])
             candidate = fresh
         return replace(self, floor=floor, counter=counter, candidate=candidate, last_counter=info.counter)

@@ -17,6 +17,7 @@ from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.client.sequences import Sequences, check_sequence
 from airflow_nats_jetstream.handoff import answers
 from airflow_nats_jetstream.handoff.ledger import PATIENCE, never_used
+from airflow_nats_jetstream.handoff.moment import Moment
 from airflow_nats_jetstream.handoff.record import Record
 
 if TYPE_CHECKING:
@@ -95,9 +96,10 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
         try:
             await ledger.change(work.new_life)
             await asyncio.sleep(QUIET)
-            looked = clock()
-            await ledger.change(work.last_look)
-            if clock() - looked < AT_ONCE:
+            began = clock()
+            _, look = await ledger.change(work.last_look)
+            now = await ledger.consumer.info(patience=PATIENCE)  # our own clock stands still on a paused machine
+            if Moment.of(look, began).age(now, clock()) < AT_ONCE:
                 break
         except _Settled:
             log.info("claims were settled in the meantime: looking after their acknowledgements again")
@@ -185,7 +187,8 @@ class _Resetting:
 
 
 def _age(since: str, info: ConsumerInfo) -> float:
-    return (time_nanoseconds(info.now) - time_nanoseconds(since)) / 1e9
+    """Seconds since then. A moment of the future is as old as it is far: the server's clock was set back."""
+    return abs(time_nanoseconds(info.now) - time_nanoseconds(since)) / 1e9
 
 
 async def _allowed(ledger: Ledger, sequence: int | None) -> ConsumerInfo:
