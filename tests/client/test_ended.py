@@ -249,6 +249,42 @@ async def test_whoever_waits_is_told_what_the_server_said(serve: Serve) -> None:
         all_said(await waiting.end(), "unknown protocol operation")
 
 
+async def test_whoever_waits_is_told_that_there_are_no_attempts_left(serve: Serve) -> None:
+    server = serve("")
+    settings = ConnectionSettings(servers=server.url, request_timeout=PATIENT, max_reconnects=2)
+    async with connect(settings) as js:
+        waiting = Waiting(js)
+        await waiting.begin()
+        server.kill()
+        await until(lambda: js.connection.ended)
+        all_said(await waiting.end(), "the last of 2 attempts to connect again failed", lost_before=True)
+        await until(lambda: js.connection.closed)
+        server.start()
+        with pytest.raises(ConnectionEnded, match="open another one"):
+            await js.account_info()
+
+
+async def test_a_connection_that_comes_back_has_all_its_attempts_again(serve: Serve) -> None:
+    server = serve("")
+    async with connect(ConnectionSettings(servers=server.url, max_reconnects=1_000)) as js:
+        client = js.connection._client
+        server.kill()
+        await until(lambda: client._attempts > 1)
+        server.start()
+        await until(lambda: js.connection.reconnects == 1)
+        await until(lambda: client._attempts == 0)
+
+
+async def test_a_connection_without_attempts_ends_when_it_is_lost(serve: Serve) -> None:
+    server = serve("")
+    async with connect(ConnectionSettings(servers=server.url, max_reconnects=0)) as js:
+        await js.account_info()
+        server.restart()
+        await until(lambda: js.connection.closed)
+        with pytest.raises(ConnectionEnded, match="max_reconnects is 0"):
+            await js.account_info()
+
+
 async def test_whoever_waits_is_told_that_the_user_is_refused(serve: Serve) -> None:
     monitored = Monitored(serve)
     async with connect(replace(monitored.ada, request_timeout=PATIENT, connect_timeout=1)) as js:

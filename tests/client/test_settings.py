@@ -57,6 +57,10 @@ def test_user_information_in_an_address_is_refused_and_not_shown(servers: str) -
         ({"connect_timeout": 0}, "connect_timeout"),
         ({"request_timeout": float("nan")}, "request_timeout"),
         ({"shortest_ack_wait": -1}, "shortest_ack_wait"),
+        ({"max_reconnects": -1}, "max_reconnects"),
+        ({"max_reconnects": True}, "max_reconnects"),
+        ({"max_reconnects": 2.0}, "max_reconnects"),
+        ({"max_reconnects": "hidden"}, "max_reconnects"),
     ],
 )
 def test_contradictions_are_named(fields: dict[str, object], named: str) -> None:

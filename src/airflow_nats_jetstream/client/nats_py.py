@@ -104,6 +104,7 @@ class Client(nats.aio.client.Client):
         self._settings = settings
         self._ps: Any = _Stream(self)
         self._unreadable = ""  # what the log says already of a credential's file
+        self._attempts = 0  # to connect again, since the connection was lost
         self._refused_since: float | None = None
         """On the loop's clock: when the first of the attempts to connect again was refused, if all since were."""
         self.ended = ""
@@ -136,7 +137,19 @@ class Client(nats.aio.client.Client):
             if not limit.expired():
                 limit.reschedule(now)
 
+    async def _connect_to_server(self, server: Any) -> None:
+        limit = self._settings.max_reconnects
+        if self._reconnection_task is not None and limit is not None:
+            if self._attempts >= limit * len(self._server_pool):
+                failed = f", and the last of {self._attempts} attempts to connect again failed: {self._err}"
+                self.end(f"it was lost{failed if self._attempts else ', and max_reconnects is 0'}")
+                self._server_pool.clear()  # nats-py closes it for want of servers
+                raise nats.errors.NoServersError
+            self._attempts += 1
+        await super()._connect_to_server(server)
+
     def connected_again(self) -> None:
+        self._attempts = 0
         self._refused_since = None
         self.ended = ""
 

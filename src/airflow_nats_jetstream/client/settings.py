@@ -16,6 +16,7 @@ from airflow_nats_jetstream.client import credential
 from airflow_nats_jetstream.client.authentication import check_credentials, check_seed
 from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.names import check_subject
+from airflow_nats_jetstream.client.quantities import check_count
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 ENVIRONMENT_PREFIX = "JETSTREAM_SECRET_"
@@ -50,6 +51,9 @@ class ConnectionSettings:
     domain / api_prefix:  which JetStream; one of them at most. A trailing dot of the prefix is forgiven.
     ledger:               prefix of the two key-value buckets of the hand-off, ``<ledger>_claims`` and ``_receipts``.
     connect_timeout:      seconds for one connection to be made, all servers and attempts together. Default 10.
+    max_reconnects:       attempts to connect again to each server, after which a lost connection has ended for good;
+                          0: none. Default None: without end, which is right for a task that holds claims. The bulk
+                          connection is made anew by what uses it, and knows no such limit.
     request_timeout:      seconds for one answer of the JetStream API. Default 5, as nats.go and async-nats.
     shortest_ack_wait:    seconds; claims refuse consumers with a shorter lease. Default 60: a failover of a replicated
                           stream took up to 8 s, and a lease must outlive several heartbeats. Tests lower it.
@@ -73,6 +77,7 @@ class ConnectionSettings:
     api_prefix: str | None = None
     ledger: str = "airflow"
     connect_timeout: float = 10.0
+    max_reconnects: int | None = None
     request_timeout: float = 5.0
     shortest_ack_wait: float = 60.0
     name: str = "airflow-provider-nats-jetstream"
@@ -111,9 +116,15 @@ class ConnectionSettings:
             check_subject(self.api_prefix.removesuffix("."), "api_prefix")
         if not self.ledger.replace("-", "").replace("_", "").isalnum():
             raise InvalidValue("ledger", self.ledger, "a bucket prefix has letters, digits, - and _ only")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
         for timeout in ("connect_timeout", "request_timeout", "shortest_ack_wait"):
             if not 0 < getattr(self, timeout) <= _LONGEST_TIMEOUT:
                 raise InvalidValue(timeout, getattr(self, timeout), "give seconds above 0, at most a day")
+
+        if self.max_reconnects is not None:
+            check_count("max_reconnects", self.max_reconnects, 0)
 
     def _check_types(self) -> None:
         """Raises InvalidValue without the value, which may be a secret in the wrong place."""
@@ -123,6 +134,8 @@ class ConnectionSettings:
                 fits = isinstance(value, str) or (
                     isinstance(value, list | tuple) and all(isinstance(server, str) for server in value)
                 )
+            elif each.name == "max_reconnects":
+                fits = value is None or type(value) is int
             elif isinstance(each.default, bool):
                 fits = isinstance(value, bool)
             elif isinstance(each.default, float):
