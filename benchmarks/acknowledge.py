@@ -32,7 +32,7 @@ def compare(url: str) -> Comparison:
 
 async def _stream(settings: ConnectionSettings) -> None:
     async with connect(settings) as js:
-        await js.create_stream({"name": "WORK", "subjects": ["work.>"]})
+        await js.create_stream({"name": "WORK", "subjects": ["work.>"], "allow_direct": True})
 
 
 async def _settled(settings: ConnectionSettings, consumer: str) -> float:

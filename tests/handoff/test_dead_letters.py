@@ -86,7 +86,7 @@ async def test_what_is_rejected_is_copied_and_terminated_and_the_rest_acknowledg
     stream: Stream, retention: str
 ) -> None:
     source = await stream.js.create_stream(
-        {"name": f"R{stream.name}", "subjects": [f"R{stream.name}.>"], "retention": retention}
+        {"name": f"R{stream.name}", "subjects": [f"R{stream.name}.>"], "retention": retention, "allow_direct": True}
     )
     try:
         await take(source, wait=0.2)  # creates the consumer, in which an interest stream is interested
@@ -342,7 +342,7 @@ async def test_a_killed_server_does_not_bring_replayed_letters_back(tmp_path: Pa
         async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
             # The shortest window: the ids of the first replay would hide the second.
             short = {"duplicate_window": timedelta(milliseconds=100)}
-            stream = await js.create_stream({"name": "S", "subjects": ["S.>"], **short})
+            stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True, **short})
             await publish(stream, 200)
             await reject(stream, list(range(1, 201)))
             assert (await replay(stream, Selection(sequences=Sequences.from_ranges([(1, 150)])))).published == 150
@@ -454,7 +454,7 @@ async def test_many_large_messages_are_copied_on_one_connection(tmp_path: Path) 
     server.start()
     try:
         async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
-            stream = await js.create_stream({"name": "S", "subjects": ["S.>"]})
+            stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
             await publish(stream, 12, size=4 << 20)
             await reject(stream, list(range(1, 13)))
             assert await letters(stream) == [(number, "no date") for number in range(1, 13)]

@@ -142,7 +142,7 @@ def taking(**changes: Any) -> Taking:
 async def set_up(access: Access) -> None:
     async with connect(access.settings("setup")) as js:
         await js.create_or_update_stream({"name": "FLIGHTS", "subjects": ["flights.>"], "allow_direct": True})
-        await Take(js, taking()).prepare()
+        await Take(js, taking()).create()
         await DeadLetters(js, "FLIGHTS").ensure()
     async with connect(access.settings("admin")) as js:
         await js.create_stream({"name": "OTHER", "subjects": ["other"], "allow_direct": True})
@@ -511,11 +511,25 @@ async def test_one_record_cannot_erase_the_others(access: Access) -> None:
         assert (await js.stream("KV_airflow_claims").info()).state["messages"] == 1
 
 
-async def test_a_ledger_that_may_not_be_written_is_named(access: Access) -> None:
+@pytest.mark.parametrize(
+    ("subject", "error", "named"),
+    [
+        (RECORD, LedgerUnavailable, r"publish on '\$KV\.airflow_claims\."),
+        ("$KV.airflow_receipts.*", LedgerUnavailable, r"publish on '\$KV\.airflow_receipts\."),
+        ("$JS.ACK.FLIGHTS.delays.>", PermissionDenied, r"publish on '\$JS\.ACK\.FLIGHTS\.delays\."),
+    ],
+)
+async def test_what_settling_may_not_do_is_named_before_anything_is_pulled(
+    access: Access, subject: str, error: type[Exception], named: str
+) -> None:
     await set_up(access)
     await asyncio.to_thread(publish, access, "publisher", "flights.ua", 5)
-    access.without("sensor", RECORD)
+    access.without("sensor", subject)
     await asyncio.sleep(0.3)
     async with connect(access.settings("sensor")) as js:
-        with pytest.raises(LedgerUnavailable, match=r"publish on '\$KV\.airflow_claims\."):
+        with pytest.raises(error, match=named):
             await take(js)
+    async with connect(access.settings("admin")) as js:
+        info = await js.stream("FLIGHTS").consumer("delays").info()
+        assert (info.counter, info.ack_pending) == (0, 0)
+        assert (await js.stream("KV_airflow_claims").info()).state["last_seq"] == 0

@@ -245,7 +245,7 @@ async def test_who_may_not_acknowledge_resets_nothing(tmp_path: Path, monkeypatc
     try:
         settings = ConnectionSettings(servers=server.url, user="all", password="p", shortest_ack_wait=0.5)
         async with connect(settings) as js, connect(replace(settings, user="mute")) as mute:
-            stream = await js.create_stream({"name": "S", "subjects": ["S.>"]})
+            stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
             await publish(stream, 20)
             await done_and_not_acknowledged(stream, monkeypatch)
             before = await state(stream)

@@ -337,7 +337,7 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 async def killed(server: NatsServer) -> AsyncIterator[Stream]:
     """A stream of 3,000 messages on a server of its own."""
     async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
-        stream = await js.create_stream({"name": "S", "subjects": ["S.>"]})
+        stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
         await publish(stream, 3_000)
         await asyncio.sleep(1)
         yield stream

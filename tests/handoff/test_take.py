@@ -16,7 +16,13 @@ import pytest
 from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.bulk import publish_all
 from airflow_nats_jetstream.client.context import JetStream
-from airflow_nats_jetstream.client.errors import ConsumerDeleted, InvalidValue, LedgerFull
+from airflow_nats_jetstream.client.errors import (
+    ConsumerDeleted,
+    ConsumerNotFound,
+    DirectGetDisabled,
+    InvalidValue,
+    LedgerFull,
+)
 from airflow_nats_jetstream.client.priority import Priority
 from airflow_nats_jetstream.client.stream import Stream
 from airflow_nats_jetstream.handoff import ledger, settle
@@ -63,6 +69,18 @@ async def test_claims_hold_every_message_once_and_acknowledge_none(stream: Strea
     assert sorted(sequence for claim in claims for sequence in claim.sequences) == list(range(1, 1_001))
     assert sum(claim.bytes for claim in claims) == 10_000
     assert await unacknowledged(stream) == 1_000
+
+
+async def test_a_stream_that_cannot_be_read_is_refused_before_anything_is_made(stream: Stream) -> None:
+    await stream.update({"allow_direct": False})
+    await publish(stream, 5)
+    with pytest.raises(DirectGetDisabled, match=f"{stream.name}.*allow_direct=true"):
+        await take(stream)
+    with pytest.raises(ConsumerNotFound):
+        await stream.consumer(CONSUMER).info()
+    await stream.update({"allow_direct": True})
+    (claim,) = await take(stream)
+    assert claim.count == 5
 
 
 async def test_the_lease_outlives_ack_wait_and_then_ends(stream: Stream) -> None:

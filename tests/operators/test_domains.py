@@ -36,7 +36,7 @@ def test_a_claim_of_another_domain_is_taken_and_settled(domains: Domains, hook: 
     async def of_the_leaf(create: bool) -> dict[str, Any]:
         async with connect(domains.settings("leaf")) as leaf:
             if create:
-                stream = await leaf.create_stream({"name": "S", "subjects": ["leaf.>"]})
+                stream = await leaf.create_stream({"name": "S", "subjects": ["leaf.>"], "allow_direct": True})
                 for number in range(25):
                     await leaf.publish(f"leaf.{number}")
                 config = {"durable_name": CONSUMER, "ack_policy": "explicit", "ack_wait": 60 * 10**9}
@@ -44,7 +44,7 @@ def test_a_claim_of_another_domain_is_taken_and_settled(domains: Domains, hook: 
             return await contents(leaf)
 
     async def fill(js: Any) -> None:
-        await js.create_stream({"name": "S", "subjects": ["hub.>"]})
+        await js.create_stream({"name": "S", "subjects": ["hub.>"], "allow_direct": True})
         for number in range(25):
             await js.publish(f"hub.{number}")
 

@@ -264,7 +264,7 @@ def test_a_recreated_consumer_is_refused(hook: JetStreamHook, stream: str) -> No
 def test_a_recreated_stream_is_refused(hook: JetStreamHook, stream: str) -> None:
     value = claim(hook, stream)
     hook.run(lambda js: js.stream(stream).delete())
-    hook.run(lambda js: js.create_stream({"name": stream, "subjects": [f"{stream}.>"]}))
+    hook.run(lambda js: js.create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True}))
     claim(hook, stream)
     with pytest.raises(AirflowFailException, match="stream was recreated"):
         execute(process(never, value), max_tries=3)

@@ -290,7 +290,9 @@ authorization { users: [
 
     try:
         name = f"S{secrets.token_hex(4)}"
-        use("admin", "a").run(lambda js: js.create_stream({"name": name, "subjects": [f"{name}.>"]}))
+        use("admin", "a").run(
+            lambda js: js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
+        )
         publish(use("admin", "a"), name, 10)
         use("worker", "w")
         with pytest.raises(LedgerUnavailable, match=r"ledger.*no permission to publish on"):

@@ -79,7 +79,7 @@ def create(count: int) -> list[str]:
 
     async def made(js: Any) -> None:
         for name in names:
-            await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+            await js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
 
     JetStreamHook(CONNECTION).run(made)
     return names

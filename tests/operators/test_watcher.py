@@ -261,7 +261,9 @@ async def test_it_waits_for_nats_longer_and_longer_and_goes_on(
     server.start()
     set_connection(monkeypatch, servers=server.url, connect_timeout=2, request_timeout=2)
     try:
-        await in_thread(hook.run, lambda js: js.create_stream({"name": "AWAY", "subjects": ["AWAY.>"]}))
+        await in_thread(
+            hook.run, lambda js: js.create_stream({"name": "AWAY", "subjects": ["AWAY.>"], "allow_direct": True})
+        )
         watcher = watch("AWAY")
         async with Looks.of(server.url, "AWAY") as looks:
             await looks.further()

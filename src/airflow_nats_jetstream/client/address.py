@@ -35,7 +35,8 @@ FOUND_WITHIN = 15.0
 _USER_INFO = "$SYS.REQ.USER.INFO"
 _ANSWERED_WITHIN = 1.0
 _PAUSE = 0.2
-_NO_MESSAGE = 1 << 62  # a sequence that no stream reaches
+NO_MESSAGE = 1 << 62
+"""A sequence that no stream reaches."""
 _DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _HASH = re.compile(r"[0-9A-Za-z]{8}")
 
@@ -149,5 +150,5 @@ async def _account(js: JetStream, domain: str) -> str | None:
 
 async def _answers(js: JetStream, address: AckAddress) -> bool:
     """Whether a consumer hears this address. It is told that work on no message goes on, which changes nothing."""
-    reply = await js.connection.request(f"{address.prefix}.1.{_NO_MESSAGE}.0.0.0", IN_PROGRESS)
+    reply = await js.connection.request(f"{address.prefix}.1.{NO_MESSAGE}.0.0.0", IN_PROGRESS)
     return not reply.status

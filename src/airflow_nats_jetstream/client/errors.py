@@ -705,7 +705,10 @@ class DirectGetDisabled(JetStreamError):
     """The stream does not allow direct get."""
 
     def __init__(self, stream: str) -> None:
-        super().__init__(f"stream {stream!r} does not allow direct get: update it with allow_direct=true")
+        super().__init__(
+            f"stream {stream!r} does not allow direct get, by which its messages are read: update it with "
+            f"allow_direct=true (nats stream edit {stream} --allow-direct, or JetStreamCreateStreamOperator)"
+        )
         self.stream = stream
 
 

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from airflow_nats_jetstream.client.address import NO_MESSAGE
 from airflow_nats_jetstream.client.errors import ConnectionLost, JetStreamError, PermissionDenied, RequestTimeout
 from airflow_nats_jetstream.client.message import ACK, IN_PROGRESS, nak
 from airflow_nats_jetstream.client.protocol import encode_publish, inbox_number
@@ -61,6 +62,11 @@ async def negative(ledger: Ledger, sequences: Sequences, delay: timedelta | None
 async def in_progress(ledger: Ledger, sequences: Sequences, counter: int) -> None:
     """Restart ``ack_wait`` for all."""
     await _publish(ledger, sequences, counter, IN_PROGRESS)
+
+
+async def check_permitted(ledger: Ledger) -> None:
+    """Say "in progress" for no message, which changes nothing. Raises PermissionDenied: names the subject."""
+    await _publish(ledger, Sequences.of([NO_MESSAGE]), 0, IN_PROGRESS)
 
 
 async def _publish(ledger: Ledger, sequences: Sequences, counter: int, body: bytes) -> None:

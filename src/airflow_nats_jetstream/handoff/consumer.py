@@ -7,7 +7,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client import config as configs
-from airflow_nats_jetstream.client.errors import ConsumerNameInUse, ConsumerNotFound, ConsumerUnsuitable, InvalidValue
+from airflow_nats_jetstream.client.errors import (
+    ConsumerNameInUse,
+    ConsumerNotFound,
+    ConsumerUnsuitable,
+    DirectGetDisabled,
+    InvalidValue,
+)
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.consumer import ConsumerInfo
@@ -60,8 +66,11 @@ async def ensure(
     Raises:
         ConsumerUnsuitable: it exists and breaks a rule, or differs from what ``config`` says.
         StreamNotFound: there is no such stream.
+        DirectGetDisabled: the stream's claims could not be read.
     """
     wanted = configs.check_consumer_config(config or {})
+    if not (await stream.info()).config.get("allow_direct"):
+        raise DirectGetDisabled(stream.name)
     handle = stream.consumer(consumer)
     try:
         info = await handle.info()

@@ -11,11 +11,13 @@ import json
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client import address
+from airflow_nats_jetstream.client.address import NO_MESSAGE
 from airflow_nats_jetstream.client.config import nanoseconds
 from airflow_nats_jetstream.client.errors import (
     AlreadyDone,
@@ -41,7 +43,7 @@ from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
 from airflow_nats_jetstream.client.publish import PubAck
 from airflow_nats_jetstream.client.sequences import MOST_RANGES
 from airflow_nats_jetstream.handoff.changes import Applied, Change, Queue, Waiting
-from airflow_nats_jetstream.handoff.claim import is_claim_id
+from airflow_nats_jetstream.handoff.claim import is_claim_id, new_claim_id
 from airflow_nats_jetstream.handoff.record import DoneEntry, Receipt, Record
 
 if TYPE_CHECKING:
@@ -140,6 +142,16 @@ class Ledger:
                 await self.js.stream(f"KV_{bucket}").info(patience=PATIENCE)
             except JetStreamError as error:
                 raise _unavailable(bucket, error) from error
+
+    async def check_writable(self) -> None:
+        """Try writes that the buckets refuse because of the revision that they expect: nothing is stored.
+
+        Raises:
+            LedgerUnavailable: this user may not write, for one.
+        """
+        for subject in (self._record_subject, f"$KV.{self._receipts}.{new_claim_id()}"):
+            with suppress(WrongLastSequence):
+                await self._write(subject, {}, NO_MESSAGE)
 
     async def read(self) -> tuple[Record | None, int]:
         """The record and its revision, from the leader; ``(None, 0)`` when there is none yet.

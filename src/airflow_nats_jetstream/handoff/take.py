@@ -17,6 +17,7 @@ from airflow_nats_jetstream.client.errors import (
     HeartbeatMissed,
     InvalidValue,
     JetStreamError,
+    JetStreamNotEnabled,
     LeadershipChanged,
     LedgerFull,
     PinLost,
@@ -138,11 +139,23 @@ class Take:
         self._origin = ""
 
     async def prepare(self) -> None:
+        """:meth:`create`, and find what would stop those who hold and settle the claims, as far as this user can know.
+
+        Raises: before anything is pulled, and beside the errors of :meth:`create`
+            LedgerUnavailable: this user may not write records or receipts.
+            PermissionDenied: it may not acknowledge for this consumer.
+        """
+        await self.create()
+        with suppress(ConnectionLost, JetStreamNotEnabled, RequestTimeout):  # then taking finds out
+            await self.ledger.check_writable()
+            await answers.check_permitted(self.ledger)
+
+    async def create(self) -> None:
         """Create the buckets and the consumer where they are missing, with ``max_failures`` the dead-letter stream.
 
         Raises:
-            StreamNotFound, ConsumerUnsuitable, DeadLettersUnsuitable, LedgerUnavailable: before anything is pulled.
-            AddressUnknown: likewise, in a domain.
+            StreamNotFound, DirectGetDisabled, ConsumerUnsuitable, DeadLettersUnsuitable, LedgerUnavailable.
+            AddressUnknown: in a domain.
         """
         taking = self.taking
         info = await consumer.ensure(

@@ -11,7 +11,9 @@ from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperato
 @dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC))
 def flights() -> None:
     stream = JetStreamCreateStreamOperator(
-        task_id="stream", nats_conn_id="nats_flights", config={"name": "FLIGHTS", "subjects": ["flights.>"]}
+        task_id="stream",
+        nats_conn_id="nats_flights",
+        config={"name": "FLIGHTS", "subjects": ["flights.>"], "allow_direct": True},
     )
     publish = JetStreamPublishOperator(
         task_id="publish",
