@@ -1,14 +1,17 @@
 """Numbers and callbacks that could never work are refused at once: by name, and before anything is sent."""
 
+import asyncio
 import functools
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from airflow_nats_jetstream.client.errors import InvalidValue
+from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.errors import InvalidValue, PublishFailed
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.priority import Priority
 from airflow_nats_jetstream.client.pull import Pulling
@@ -199,3 +202,53 @@ async def test_handlers_of_a_publisher_are_called_and_not_awaited(stream: Stream
             await enter(stream.js.publisher(on_error=wrong))
         with pytest.raises(InvalidValue, match="on_ack="):
             await enter(stream.js.publisher(on_ack=wrong))
+
+
+async def test_an_answer_that_the_server_could_not_read_is_not_sent(stream: Stream) -> None:
+    """It would deliver the message again at once, as if no delay had been given."""
+    consumer = await stream.create_consumer({"durable_name": "c"})
+    await publish(stream, 1)
+    message = await consumer.next()
+    wrong: Any
+    for wrong in (*NO_NUMBERS, 0, 1.5, "1s", timedelta(seconds=-1), timedelta.max):
+        with pytest.raises(InvalidValue, match="delay="):
+            await message.nak(wrong)
+    for wrong in (None, 5, b"no"):
+        with pytest.raises(InvalidValue, match="reason="):
+            await message.term(wrong)
+    assert not message.answered
+    info = await consumer.info()
+    assert (info.ack_pending, info.raw["num_redelivered"]) == (1, 0)
+    await message.nak(timedelta())
+    assert (await consumer.next()).metadata.delivered == 2
+
+
+async def test_what_stands_for_nothing_is_not_taken_for_everything(stream: Stream) -> None:
+    """None would resume a paused consumer, and find any stream."""
+    consumer = await stream.create_consumer({"durable_name": "c"})
+    await consumer.pause(datetime.now(UTC) + timedelta(minutes=5))
+    wrong: Any
+    for wrong in (None, 5, 0.0, timedelta(hours=1), []):
+        with pytest.raises(InvalidValue, match="until="):
+            await consumer.pause(wrong)
+    assert (await consumer.info()).paused
+    for wrong in (None, "", 5, b"a"):
+        with pytest.raises(InvalidValue, match="subject="):
+            await stream.js.stream_name_by_subject(wrong)
+    for wrong in ([], "", 0, 5, "c"):
+        with pytest.raises(InvalidValue, match="config="):
+            stream.ordered_consumer(wrong)
+
+
+async def test_headers_that_are_none_and_times_that_no_server_knows(stream: Stream) -> None:
+    subject = f"{stream.name}.a"
+    wrong: Any
+    for wrong in ("a", [("a", "b")], 5, {"a": 5}, {"a": None}, {5: "a"}, {"a": b"x"}, {"a": [1]}):
+        with pytest.raises(InvalidValue, match="headers"):
+            await stream.js.publish(subject, headers=wrong)
+        with pytest.raises(PublishFailed, match="headers"):
+            await asyncio.to_thread(publish_all, stream.js.settings, [(subject, b"", wrong)])
+    for wrong in (timedelta.max, timedelta(0), timedelta(-1), 60, True):
+        with pytest.raises(InvalidValue, match="ttl="):
+            await stream.js.publish(subject, ttl=wrong)
+    assert (await stream.info()).state["messages"] == 0

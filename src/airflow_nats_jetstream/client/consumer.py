@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client import config as configs
@@ -35,7 +35,6 @@ from airflow_nats_jetstream.client.sequences import check_sequence
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
-    from datetime import datetime
 
     from airflow_nats_jetstream.client.consume import Callback, OnFailure
     from airflow_nats_jetstream.client.context import JetStream
@@ -213,12 +212,14 @@ class Consumer:
         """Deliver nothing until then, whoever asks; waiting pulls keep waiting. A time that is past resumes.
 
         Raises:
-            InvalidValue: a time without a zone.
+            InvalidValue: no time, which the server would take for a resume, or one without a zone.
             ServerTooOld: before nats-server 2.11.
             ConsumerNotFound: there is no such consumer.
         """
-        await self.js.require(requirements.PAUSE)
+        if not isinstance(until, datetime | str):
+            raise InvalidValue("until", until, "give a datetime with a zone")
         body = configs.normalise({"pause_until": until})
+        await self.js.require(requirements.PAUSE)
         return PauseState(await self.js.api(f"CONSUMER.PAUSE.{self.stream}.{self.name}", body))
 
     async def resume(self) -> PauseState:

@@ -271,7 +271,8 @@ class JetStream(Publishing):
         Raises:
             StreamNotFound: none listens on it.
         """
-        for name in (await self.api("STREAM.NAMES", _listening(subject))).get("streams") or ():
+        listening = {"subject": check_filter(subject, "subject")}
+        for name in (await self.api("STREAM.NAMES", listening)).get("streams") or ():
             return str(name)
         raise StreamNotFound(404, 10059, f"no stream listens on {subject!r}")
 

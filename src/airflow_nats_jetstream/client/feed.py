@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from airflow_nats_jetstream.client.errors import DuplicatesPossible, InvalidValue, JetStreamError
 from airflow_nats_jetstream.client.names import check_subject
+from airflow_nats_jetstream.client.options import check_headers
 from airflow_nats_jetstream.client.protocol import encode_headers
 from airflow_nats_jetstream.client.publish import MessageIds, Outgoing, message_id
 from airflow_nats_jetstream.client.requirements import of_headers
@@ -132,7 +133,7 @@ class Feed:
             if self.ids is None:
                 return self._plain
             return self._before_id + self.ids.next(subject, data).encode() + self._after_id
-        headers = dict(given)
+        headers: dict[str, str | Sequence[str]] = {**check_headers(given)}
         if needed := of_headers(headers):
             needed.check(self.server)
         if self.ids and "Nats-Msg-Id" not in headers:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from airflow_nats_jetstream.client.config import nanoseconds
 from airflow_nats_jetstream.client.errors import ConnectionLost, InvalidValue, JetStreamError, MessageAlreadyAnswered
 from airflow_nats_jetstream.client.protocol import AckSubject
+from airflow_nats_jetstream.client.quantities import check_duration
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.client.connection import Connection
@@ -22,12 +23,20 @@ _SIZE = re.compile("[0-9]{1,10}")  # bytes of one message
 
 
 def nak(delay: timedelta | None = None) -> bytes:
-    """The body of a negative acknowledgement; with a delay the server keeps the message that long."""
-    return b"-NAK" if delay is None else b"-NAK " + json.dumps({"delay": nanoseconds(delay)}).encode()
+    """The body of a negative acknowledgement; with a delay the server keeps the message that long.
+
+    Raises InvalidValue: of a delay that it cannot read the server knows only that the message is refused, and delivers
+    it at once.
+    """
+    if delay is None:
+        return b"-NAK"
+    return b"-NAK " + json.dumps({"delay": nanoseconds(check_duration("delay", delay))}).encode()
 
 
 def term(reason: str = "") -> bytes:
-    """The body that ends a message's deliveries; the reason goes into the server's advisory."""
+    """The body that ends a message's deliveries; the reason goes into the server's advisory. Raises InvalidValue."""
+    if not isinstance(reason, str):
+        raise InvalidValue("reason", reason, "give a text")
     return f"+TERM {reason}".strip().encode()
 
 
@@ -123,7 +132,7 @@ class Message:
             raise
 
     async def nak(self, delay: timedelta | None = None) -> None:
-        """Ask for redelivery, at once or after ``delay``."""
+        """Ask for redelivery, at once or after ``delay``. Raises InvalidValue for a negative one."""
         await self._answer(nak(delay))
 
     async def in_progress(self) -> None:

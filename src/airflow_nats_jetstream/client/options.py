@@ -74,7 +74,7 @@ def outgoing(subject: str, data: bytes, headers: Headers | None, options: Publis
         raise InvalidValue("data", type(data).__name__, "give bytes")
     if options.get("increment") is not None and data:
         raise InvalidValue("data", f"{len(data)} bytes", "a counter's message has none: the increment is all")
-    merged = {name: _values(name, values) for name, values in (headers or {}).items()}
+    merged = check_headers(headers or {})
     asked = {name: (option, value) for option, name, value in _headers(options)}
     same = {name.lower(): name for name in merged}
     for name, (option, value) in asked.items():
@@ -83,6 +83,13 @@ def outgoing(subject: str, data: bytes, headers: Headers | None, options: Publis
             remedy = f"{option} asks for {name}: {value}; give one of the two"
             raise InvalidValue(f"headers[{given!r}]", ", ".join(merged[given]), remedy)
     return OutgoingMessage(subject, data, merged, encode_headers(merged) if merged else b"")
+
+
+def check_headers(headers: object) -> dict[str, tuple[str, ...]]:
+    """A copy, each name with all its values. Raises InvalidValue."""
+    if not isinstance(headers, Mapping):
+        raise InvalidValue("headers", type(headers).__name__, "give a mapping of names to texts")
+    return {name: _values(name, values) for name, values in headers.items()}
 
 
 def _values(name: object, values: object) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ class OrderedConsumer:
         if name_prefix is not None:
             self._prefix = check_consumer_name(name_prefix, "name_prefix")
         self._number = 0  # of its consumers, the last one's
-        self._config = check_ordered_config(config or {})
+        self._config = check_ordered_config({} if config is None else config)
         self._max_resets = None if max_resets is None else check_count("max_resets", max_resets, 0)
         self._push = push
         self._resets = 0  # since the last message

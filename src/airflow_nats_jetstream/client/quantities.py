@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from airflow_nats_jetstream.client.errors import InvalidValue
 
 _MOST = (1 << 63) - 1
 """The server reads counts and nanoseconds as signed 64-bit integers."""
 _LONGEST = 10**9
 """Seconds, about 31 years: as nanoseconds they still fit."""
+_LONGEST_DURATION = timedelta(seconds=_LONGEST)
 
 
 def check_count(field: str, value: object, least: int = 1) -> int:
@@ -22,3 +25,10 @@ def check_seconds(field: str, value: object, *, zero: bool = False) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LONGEST and (value or zero):
         return value
     raise InvalidValue(field, value, f"give seconds {'from 0' if zero else 'above 0'}, at most {_LONGEST:,}")
+
+
+def check_duration(field: str, value: object, least: timedelta = timedelta()) -> timedelta:
+    """The duration itself. Raises InvalidValue."""
+    if isinstance(value, timedelta) and least <= value <= _LONGEST_DURATION:
+        return value
+    raise InvalidValue(field, value, f"give a timedelta, at least {least} and at most {_LONGEST_DURATION.days:,} days")

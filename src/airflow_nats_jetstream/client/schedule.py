@@ -8,6 +8,7 @@ from typing import Literal
 
 from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.names import check_subject
+from airflow_nats_jetstream.client.quantities import check_duration
 
 Ttl = timedelta | Literal["never"]
 
@@ -86,6 +87,7 @@ def ttl_text(ttl: Ttl, field: str = "ttl") -> str:
     """
     if ttl == "never":
         return "never"
-    if not isinstance(ttl, timedelta) or ttl < timedelta(seconds=1):
+    if not isinstance(ttl, timedelta):
         raise InvalidValue(field, ttl, 'give a timedelta of at least one second, or "never"')
+    check_duration(field, ttl, timedelta(seconds=1))
     return f"{-(-ttl // timedelta(seconds=1))}s"
