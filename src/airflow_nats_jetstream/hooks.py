@@ -40,6 +40,7 @@ from airflow_nats_jetstream import instruments  # noqa: E402
 from airflow_nats_jetstream.airflow_connection import settings_of, tested  # noqa: E402
 from airflow_nats_jetstream.handoff import events  # noqa: E402
 from airflow_nats_jetstream.links import check_console  # noqa: E402
+from airflow_nats_jetstream.tracebacks import Brief  # noqa: E402
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -126,7 +127,7 @@ class JetStreamHook(BaseHook):
             async with connect(settings) as js:
                 return await function(js)
 
-        with start_blocking_portal() as portal:
+        with Brief(), start_blocking_portal() as portal:
             return portal.call(connected)
 
     def committed(self, stream: str, consumer: str) -> list[Receipt]:
@@ -195,12 +196,14 @@ class JetStreamHook(BaseHook):
         from airflow_nats_jetstream.handoff.claim import Claim
         from airflow_nats_jetstream.handoff.dead_letters import dead_letters_of
 
-        settings = self.settings
-        claim = claim if isinstance(claim, Claim) else Claim.from_json(claim)
-        dead_letters_of(claim.stream, dead_letters)
+        with Brief():
+            settings = self.settings
+            claim = claim if isinstance(claim, Claim) else Claim.from_json(claim)
+            dead_letters_of(claim.stream, dead_letters)
         # Spark's JVM and its local Python workers inherit it; the name makes Spark redact it.
         os.environ[environment_name(self.nats_conn_id)] = settings.to_json()
         with (
+            Brief(),
             instruments.processing(claim) as carried,
             start_blocking_portal() as portal,
             portal.wrap_async_context_manager(
@@ -349,7 +352,8 @@ class HeldClaim:
             HoldLost: the claim is not held any more.
         """
         for why, which in _by_reason(sequences, reason):
-            self._portal.call(self._hold.reject, which, why, self._dead_letters)
+            with Brief():
+                self._portal.call(self._hold.reject, which, why, self._dead_letters)
 
     @property
     def ended(self) -> bool:
@@ -406,7 +410,8 @@ class HeldClaim:
         self._ending = ending.exception() is None  # otherwise it is still held, and released on the way out
         if interruption is not None:
             raise interruption
-        ending.result()
+        with Brief():
+            ending.result()
 
     def _stop_work(self) -> None:
         # In a thread of its own: this one may be the event loop's, or in the middle of a call to the same JVM.

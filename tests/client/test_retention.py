@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_nats_jetstream.client.context import JetStream
-from airflow_nats_jetstream.client.errors import ApiError, InvalidStreamConfig, StreamSealed
+from airflow_nats_jetstream.client.errors import ApiError, InvalidStreamConfig, StreamSealed, WorkQueueRefused
 from airflow_nats_jetstream.client.protocol import Reply
 from airflow_nats_jetstream.client.pull import Pulling
 from tests.client.servers import Ask
@@ -71,7 +71,8 @@ async def test_a_work_queue_gives_each_message_to_one_consumer(js: JetStream, as
         {"durable_name": "a", "ack_policy": "explicit", "filter_subject": f"{name}.a"}
     )
     for config, code in (({"ack_policy": "explicit"}, 10099), ({"ack_policy": "none"}, 10084)):
-        with pytest.raises(ApiError) as refused:
+        says = f"consumer 'b' of stream '{name}': .*use the consumer that exists, or give"
+        with pytest.raises(WorkQueueRefused, match=says) as refused:
             await stream.create_consumer({"durable_name": "b", **config})
         assert refused.value.err_code == code
     for message in await worker.fetch(2, max_wait=30):

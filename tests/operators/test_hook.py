@@ -1,23 +1,34 @@
 """The hook: settings from a connection, and the ways to use JetStream from a task."""
 
 import json
+import logging
+import traceback
 from typing import Any
 
 import pytest
 from airflow.sdk import BaseOperator, Connection
 
 from airflow_nats_jetstream.airflow_connection import settings_of
-from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue, MessagesMissing
+from airflow_nats_jetstream.client.context import JetStream
+from airflow_nats_jetstream.client.errors import (
+    ClaimInvalid,
+    InvalidValue,
+    JetStreamError,
+    MessagesMissing,
+    StreamNotFound,
+)
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.hooks import JetStreamHook, check_airflow
 from airflow_nats_jetstream.operators.consumer import JetStreamResetConsumerOperator
+from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
-from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
+from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator, JetStreamPurgeOperator
 from airflow_nats_jetstream.sensors import JetStreamHoldSensor
 from tests.client.servers import Nkey, Operator
 from tests.operators.conftest import set_connection
 from tests.operators.steps import CONNECTION, CONSUMER, claim, execute, info, record, sensor
 
+AT = "2026-11-21T03:00:00Z"
 NKEY = Nkey()
 CREDENTIALS = Operator().credentials(NKEY)
 
@@ -176,3 +187,56 @@ def test_an_older_airflow_is_refused_in_one_sentence() -> None:
     check_airflow("4.0.0rc1")
     with pytest.raises(ImportError, match=r"needs Apache Airflow 3\.3 or newer; this is 3\.2\.9"):
         check_airflow("3.2.9")
+
+
+def places(error: BaseException) -> list[str]:
+    """The functions that a traceback shows, the causes' included."""
+    shown: list[str] = []
+    each: BaseException | None = error
+    while each is not None:
+        shown += [frame.name for frame in traceback.extract_tb(each.__traceback__)]
+        each = each.__cause__
+    return shown
+
+
+def test_a_traceback_shows_the_authors_code_and_not_what_carried_the_error(
+    hook: JetStreamHook, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def written_by_the_author(js: JetStream) -> None:
+        await js.stream("TYPO").info()
+
+    caplog.set_level(logging.DEBUG, "airflow_nats_jetstream.tracebacks")
+    with pytest.raises(StreamNotFound, match=r"'TYPO'.*create it") as error:
+        hook.run(written_by_the_author)
+    assert places(error.value) == [
+        "test_a_traceback_shows_the_authors_code_and_not_what_carried_the_error",
+        "written_by_the_author",
+    ]
+    assert "in _decoded" in caplog.text  # the whole one
+
+
+@pytest.mark.parametrize(
+    ("work", "kind"),
+    [
+        (lambda: JetStreamPurgeOperator(task_id="t", stream="TYPO", everything=True, nats_conn_id=CONNECTION), None),
+        (lambda: sensor("TYPO", deferrable=False), None),
+        (lambda: process_nothing("TYPO"), "LedgerUnavailable"),
+    ],
+)
+def test_a_mistyped_name_does_not_fill_the_log(hook: JetStreamHook, work: Any, kind: str | None) -> None:
+    operator = work()
+    with pytest.raises(JetStreamError) as error:
+        execute(operator)
+    assert type(error.value).__name__ == (kind or "StreamNotFound")
+    shown = places(error.value)
+    assert len(shown) < 15
+    assert not {"_decoded", "api", "call", "result", "begin", "info"} & set(shown)
+
+
+def process_nothing(stream: str) -> JetStreamProcessOperator:
+    times = {"stream_created": AT, "consumer_created": AT, "taken_at": AT}
+    value = {"v": 1, "id": "5f0c9a7be21d", "stream": stream, "consumer": "c", "ranges": [[1, 2]], "count": 2, **times}
+    value |= {"bytes": 2, "consumer_sequence": 2, "ack_prefix": f"$JS.ACK.{stream}.c"}
+    return JetStreamProcessOperator(
+        task_id="t", python_callable=lambda claim: claim, op_kwargs={"claim": value}, nats_conn_id=CONNECTION
+    )

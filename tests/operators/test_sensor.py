@@ -265,8 +265,9 @@ def test_a_consumer_that_exists_and_is_unsuitable_is_refused(
     hook.run(lambda js: js.stream(stream).create_consumer(there))
     publish(hook, stream, 10)
     wanted = {"filter_subject": f"{stream}.2"} if "filter_subject" in config else None
-    with pytest.raises(ConsumerUnsuitable, match=says.format(stream=stream)):
+    with pytest.raises(ConsumerUnsuitable, match=says.format(stream=stream)) as refused:
         execute(sensor(stream, consumer_config=wanted))
+    assert f"Change the consumer, which exists in stream {stream!r} (JetStreamCreateConsumer" in str(refused.value)
     assert info(hook, stream).delivered == 0
 
 

@@ -16,7 +16,7 @@
     │   │   MessageDeleteFailed, PurgeFailed, TooManyResults, WrongLastSequence, WrongLastMessageId, WrongStream,
     │   │   TooManyRequests
     │   ├── StreamSealed, MessageTooLarge, StoreFailed, ResourcesExceeded, LastSequenceNotReady, ApiLevelRequired
-    │   ├── TtlRefused, CounterRefused, ScheduleRefused
+    │   ├── TtlRefused, CounterRefused, ScheduleRefused, WorkQueueRefused
     │   ├── UpdateRefused                 a stream or consumer that cannot be made as wanted; carries what and why
     │   ├── BatchRefused
     │   │   └── BatchesDisabled, BatchIncomplete, BatchTooLarge, BatchDuplicate, BatchUnknown, TooManyBatches
@@ -265,6 +265,16 @@ class ConsumerCreateFailed(ApiError):
     """10012: a consumer, or a change of one, that the server cannot make: some fields stay for life."""
 
 
+class WorkQueueRefused(ApiError):
+    """A consumer that a work queue does not take. 10084, 10098: its ``ack_policy``. 10099, 10100: it would get messages
+    of a consumer that exists. 10101: its ``deliver_policy``."""
+
+    remedy = (
+        "; a work queue gives each message to one consumer: use the consumer that exists, or give all of them filters "
+        "that do not overlap, ack_policy 'explicit' and deliver_policy 'all'"
+    )
+
+
 class MessageNotFound(ApiError):
     """10037."""
 
@@ -410,6 +420,11 @@ _BY_CODE: dict[int, type[ApiError]] = {
     10071: WrongLastSequence,
     10076: JetStreamNotEnabled,
     10077: StoreFailed,
+    10084: WorkQueueRefused,
+    10098: WorkQueueRefused,
+    10099: WorkQueueRefused,
+    10100: WorkQueueRefused,
+    10101: WorkQueueRefused,
     10105: ConsumerAlreadyExists,
     10109: StreamSealed,
     10110: PurgeFailed,

@@ -84,15 +84,23 @@ async def ensure(
         except ConsumerNameInUse:
             log.info("consumer %s of stream %s was created by somebody else", consumer, stream.name)
         info = await handle.info()
-    changes = configs.difference(info.config, wanted)
-    if changes:
-        field, (value, asked) = next(iter(changes.items()))
-        raise ConsumerUnsuitable(
-            consumer, field, value, f"consumer_config asks for {asked!r} (all: {configs.describe(changes)})"
+    try:
+        _check_same(consumer, configs.difference(info.config, wanted))
+        _check_rules(consumer, info.config, max_messages, shortest_ack_wait)
+        _check_group(consumer, info.config, group)
+    except ConsumerUnsuitable as unsuitable:
+        remedy = (
+            f"{unsuitable.remedy}. Change the consumer, which exists in stream {stream.name!r} "
+            "(JetStreamCreateConsumerOperator, `nats consumer edit`), or name another: the sensor creates it"
         )
-    _check_rules(consumer, info.config, max_messages, shortest_ack_wait)
-    _check_group(consumer, info.config, group)
+        raise ConsumerUnsuitable(consumer, unsuitable.rule, unsuitable.value, remedy) from None
     return info
+
+
+def _check_same(consumer: str, changes: configs.Difference) -> None:
+    for field, (value, asked) in changes.items():
+        remedy = f"consumer_config asks for {asked!r} (all: {configs.describe(changes)})"
+        raise ConsumerUnsuitable(consumer, field, value, remedy)
 
 
 def _defaults(consumer: str, max_messages: int) -> dict[str, Any]:
@@ -128,7 +136,8 @@ def _check_rules(consumer: str, config: configs.Config, max_messages: int, short
         refuse("inactive_threshold", "must be absent: it deletes the consumer, and with it what is not acknowledged")
     shortest = configs.nanoseconds(shortest_ack_wait)
     if config.get("ack_wait", 30 * 10**9) < shortest:
-        refuse("ack_wait", f"must be at least {shortest} ns ({shortest_ack_wait.total_seconds():g} s)")
+        seconds = shortest_ack_wait.total_seconds()
+        refuse("ack_wait", f"must be at least {shortest} ns, timedelta(seconds={seconds:g})")
     allowed = config.get("max_ack_pending", 1000)
     if 0 < allowed < max_messages:
         refuse("max_ack_pending", f"must be at least max_messages={max_messages}, times the runs at work; or -1")

@@ -9,6 +9,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream.client.errors import AlreadyDone, ClaimInvalid, HoldLost, Superseded, Taken
 from airflow_nats_jetstream.operators.template import OfClaim
+from airflow_nats_jetstream.tracebacks import Brief
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.hooks import HeldClaim
@@ -33,7 +34,8 @@ class Decides(OfClaim):
             AirflowFailException: it was settled and must not be, or it is somebody else's. Airflow does not try again.
         """
         try:
-            return work()
+            with Brief():
+                return work()
         except AlreadyDone as done:
             if undone or self.on_settled == "fail":
                 why = undone or "on_settled='fail'"

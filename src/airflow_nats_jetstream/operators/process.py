@@ -19,6 +19,7 @@ from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
 from airflow_nats_jetstream.operators.template import templated
+from airflow_nats_jetstream.tracebacks import brief
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -117,7 +118,7 @@ class JetStreamProcessOperator(Decides, PythonOperator):
         except MessagesMissing as missing:
             if self._held is not None:
                 raise  # while the body read them
-            raise AirflowFailException(f"claim cannot be processed again: {missing}") from missing
+            raise AirflowFailException(f"claim cannot be processed again: {missing}") from brief(missing)
 
     def _work(self, held: HeldClaim) -> Any:
         try:

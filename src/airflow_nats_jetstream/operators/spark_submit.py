@@ -29,6 +29,7 @@ from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
 from airflow_nats_jetstream.operators.template import absent, templated
 from airflow_nats_jetstream.spark_master import FINISHED, GOING, SparkMaster, Submission
+from airflow_nats_jetstream.tracebacks import Brief
 from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger
 
 if TYPE_CHECKING:
@@ -343,5 +344,5 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 def _run(function: Callable[[], Awaitable[Result]]) -> Result:
     from anyio.from_thread import start_blocking_portal
 
-    with start_blocking_portal() as portal:
+    with Brief(), start_blocking_portal() as portal:
         return portal.call(function)

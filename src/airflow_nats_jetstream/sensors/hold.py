@@ -12,6 +12,7 @@ from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue
 from airflow_nats_jetstream.hooks import LONGEST_HOLD, JetStreamHook
 from airflow_nats_jetstream.operators.template import OfClaim
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
+from airflow_nats_jetstream.tracebacks import brief
 from airflow_nats_jetstream.triggers import JetStreamHoldTrigger, kept
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
         try:
             claim = Claim.from_json(cast("Mapping[str, Any]", self.claim)).to_json()
         except ClaimInvalid as invalid:
-            raise AirflowFailException(str(invalid)) from invalid
+            raise AirflowFailException(str(invalid)) from brief(invalid)
         end = time.time() + self.timeout
         if self.deferrable:
             trigger = JetStreamHoldTrigger(self.nats_conn_id, claim, end)
