@@ -1,6 +1,7 @@
 """The context: account, domain, time-outs, tracing; streams and consumers, one by one and listed."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -407,9 +408,10 @@ async def create(js: JetStream, request: str, names: list[str], body: Callable[[
 def test_a_list_that_lacks_something_says_so() -> None:
     """What the server could not ask takes its place in the page: 250 items of 256 are not the end of 300."""
     pager = Pager("STREAM.LIST", {"subject": "a.>"})
-    first = {"total": 300, "offset": 0, "limit": 256, "streams": [{}] * 254, "missing": ["B"], "offline": {"A": "…"}}
+    streams = [{"config": {"name": f"S{number}"}} for number in range(298)]
+    first = {"total": 300, "offset": 0, "limit": 256, "streams": streams[:254], "missing": ["B"], "offline": {"A": "…"}}
     bodies, done = [], []
-    for page in (first, {"total": 300, "offset": 256, "limit": 256, "streams": [{}] * 44}):
+    for page in (first, {"total": 300, "offset": 256, "limit": 256, "streams": streams[254:]}):
         bodies.append(pager.body())
         pager.take(page, page["streams"])
         done.append(pager.done)
@@ -450,3 +452,32 @@ async def test_a_page_that_leads_nowhere(js: JetStream, name: str, more: dict[st
         reading = tasks.create_task(read())
         await js.connection.publish(await asked.get(), answer)
         assert await reading == ["ended"]
+
+
+@pytest.mark.parametrize(
+    ("total", "which", "said"),
+    [
+        (lambda page: 300 * (page + 2), lambda page: page, "more each time"),
+        (lambda _: 10**18, lambda _: 0, "a page that was there before"),
+        (lambda page: 256 * (page + 2), lambda page: page % 2, "a page that was there before"),
+    ],
+    ids=["it grows", "the same page", "two pages in turns"],
+)
+async def test_a_list_that_never_ends(
+    js: JetStream, name: str, total: Callable[[int], int], which: Callable[[int], int], said: str
+) -> None:
+    """A stranger answers on the prefix."""
+    asked: asyncio.Queue[str] = asyncio.Queue()
+
+    async def answering() -> None:
+        for page in itertools.count():
+            names = [f"S{which(page)}.{number}" for number in range(256)]
+            answer = {"total": total(page), "offset": 256 * page, "limit": 256, "streams": names}
+            await js.connection.publish(await asked.get(), json.dumps(answer).encode())
+
+    async with js.connection.listen(f"{name}.STREAM.NAMES", lambda request: asked.put_nowait(request.reply)):
+        stranger = asyncio.create_task(answering())
+        with pytest.raises(ProtocolError, match=said):
+            async for _ in js.with_options(api_prefix=name).stream_names():
+                pass
+        stranger.cancel()

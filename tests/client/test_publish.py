@@ -4,8 +4,11 @@ import asyncio
 import base64
 import json
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,8 +19,9 @@ from airflow_nats_jetstream.client import ConnectionSettings, connect, errors
 from airflow_nats_jetstream.client.bulk import publish_all, publish_fast
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.names import LONGEST_SUBJECT
-from airflow_nats_jetstream.client.protocol import decode_headers
+from airflow_nats_jetstream.client.protocol import decode_headers, encode_publish
 from airflow_nats_jetstream.client.schedule import Schedule
+from airflow_nats_jetstream.client.wire import Wire
 from demo.nats_server import NatsServer
 from tests.client.proxy import Proxy
 from tests.client.servers import Serve
@@ -344,11 +348,11 @@ async def fast(js: JetStream, subject: str) -> object:
 
 
 async def bulk(js: JetStream, subject: str) -> object:
-    return publish_all(js.settings, [(subject, b"")], scope="one")
+    return await asyncio.to_thread(publish_all, js.settings, [(subject, b"")], scope="one")
 
 
 async def bulk_fast(js: JetStream, subject: str) -> object:
-    return publish_fast(js.settings, [(subject, b"")])
+    return await asyncio.to_thread(publish_fast, js.settings, [(subject, b"")])
 
 
 @pytest.mark.parametrize("way", [one, awaited, atomic, fast, bulk, bulk_fast])
@@ -379,3 +383,29 @@ async def test_a_server_with_shorter_lines_is_not_tried_again(serve: Serve) -> N
     with pytest.raises(errors.ConnectionDenied, match="max_control_line"):
         publish_all(settings, [("s.a", b""), ("s." + 2_000 * "b", b"")], scope="one")
     assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize("way", [one, awaited, atomic, fast, bulk, bulk_fast])
+@pytest.mark.parametrize("sequence", [0, -1, True, 1 << 64, 1.5, "1"])
+async def test_an_impossible_sequence_is_no_success(
+    js: JetStream, way: Callable[[JetStream, str], Awaitable[object]], sequence: object
+) -> None:
+    """Somebody who is no stream answers."""
+    subject = f"stranger.{secrets.token_hex(4)}"
+    answer = json.dumps({"stream": "S", "seq": sequence}, separators=(",", ":")).encode()
+    with Wire.open(js.settings) as wire, ThreadPoolExecutor(1) as threads:
+        wire.subscribe(subject)
+        wire.send(b"PING\r\n")
+        stopped = threading.Event()
+
+        def answering() -> None:
+            while not stopped.is_set():
+                with suppress(errors.RequestTimeout):
+                    wire.send(*[encode_publish(each.reply.decode(), "", answer) for each in wire.receive(0.1)])
+
+        threads.submit(answering)
+        try:
+            with pytest.raises(errors.JetStreamError, match="impossible sequence"):
+                await way(js, subject)
+        finally:
+            stopped.set()

@@ -3,11 +3,12 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from airflow_nats_jetstream.client.consumer import ConsumerInfo
 from airflow_nats_jetstream.client.context import JetStream
-from airflow_nats_jetstream.client.errors import ApiError, JetStreamError
+from airflow_nats_jetstream.client.errors import ApiError, JetStreamError, PublishFailed
 from airflow_nats_jetstream.client.message import Message
 from airflow_nats_jetstream.client.protocol import ProtocolError, Reply, decode_headers, decode_status
 from airflow_nats_jetstream.client.publish import Outgoing, PubAck, PublishWindow
@@ -71,7 +72,7 @@ def test_any_answer_to_a_publish(data: bytes) -> None:
     except JetStreamError:
         return
     assert type(ack.seq) is int
-    assert ack.seq >= 0
+    assert 0 < ack.seq < 1 << 64
     assert all(isinstance(each, str) for each in (ack.stream, ack.domain))
     assert isinstance(ack.duplicate, bool)
 
@@ -149,3 +150,14 @@ def test_status_and_headers_of_one_block_agree(block: bytes) -> None:
     status, description = decode_status(block)
     assert status or not description
     assert "NATS/1.0" not in decode_headers(block)
+
+
+@pytest.mark.parametrize("number", [b"0", b"00", b"07", b"-1", b"true", b"18446744073709551616", b"9" * 19 + b".0"])
+def test_an_impossible_sequence_behind_a_possible_one_is_refused(number: bytes) -> None:
+    window = PublishWindow()
+    for position, said in enumerate([b"5", number]):
+        window.add(Outgoing(position, "s", b"x", b""))
+        window.on_reply(position, 0, b'{"stream":"S", "seq":%b}' % said)
+    with pytest.raises(PublishFailed) as failed:
+        window.result()
+    assert (failed.value.position, failed.value.stored) == (1, 1)

@@ -157,7 +157,7 @@ class FastWindow:
         elif "error" in answer:
             self._on_error(number, ApiError.from_response(answer["error"]))
         else:
-            self._on_ack(number, PubAck.parse(data))
+            self._on_ack(number, PubAck.parse(data, nothing_new=True))
 
     def _on_error(self, number: int, error: ApiError) -> None:
         if isinstance(error, BatchUnknown) and self._refused:
@@ -219,7 +219,7 @@ class FastWindow:
 
 def _natural(answer: dict[str, object], name: str) -> int:
     value = answer.get(name)
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 1 << 64:
         raise ProtocolError(f"the answer to a fast-ingest batch has a {name} that is none")
     return value
 

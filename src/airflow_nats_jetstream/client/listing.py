@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.client.context import JetStream
 
 
+GROWTH = 10_000
+"""By how much a short list may grow while it is read, beyond twice its length."""
+
+
 class Pager:
     """The accounting of one list. No I/O.
 
@@ -25,6 +29,8 @@ class Pager:
         self.request = request
         self._body = dict(body or {})
         self._offset = 0
+        self._longest = 0  # that the list may become while it is read
+        self._seen: set[str] = set()
         self._left_out: list[str] = []
         self.done = False
 
@@ -33,7 +39,11 @@ class Pager:
         return {**self._body, "offset": self._offset}
 
     def take(self, answer: Mapping[str, Any], items: object) -> None:
-        """Account for a page with these items. Raises ProtocolError for what is none, or leads nowhere."""
+        """Account for a page with these items.
+
+        Raises ProtocolError for what is no page, and for a list that would never end: an empty page, one that brings
+        nothing new, and a list that becomes twice as long while it is read.
+        """
         total, limit, missing = answer.get("total"), answer.get("limit"), answer.get("missing") or []
         offline = answer.get("offline") or {}
         if (
@@ -43,6 +53,13 @@ class Pager:
         ):
             raise ProtocolError(f"the answer to {self.request} is not a page")
         self._left_out += map(str, [*missing, *offline])
+        names = set(map(_name, items))
+        if names and names <= self._seen:
+            raise ProtocolError(f"the answer to {self.request} is a page that was there before")
+        self._longest = self._longest or 2 * total + GROWTH
+        if total > self._longest:
+            raise ProtocolError(f"the answers to {self.request} promise more each time: {total} by now")
+        self._seen |= names
         self._offset += limit
         self.done = self._offset >= total
         if not (items or missing or offline or self.done):
@@ -52,6 +69,14 @@ class Pager:
         """After the last page. Raises ListingIncomplete when the server could not answer for all of the list."""
         if self._left_out:
             raise ListingIncomplete(self.request, sorted(set(self._left_out)))
+
+
+def _name(item: object) -> str:
+    """Of an item: the item itself, or the name in a consumer's or a stream's state."""
+    if not isinstance(item, dict):
+        return str(item)
+    config = item.get("config")
+    return str(item.get("name") or (config.get("name") if isinstance(config, dict) else None))
 
 
 async def items(js: JetStream, request: str, field: str, body: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:

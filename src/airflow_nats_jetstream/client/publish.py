@@ -35,7 +35,7 @@ WINDOW_BYTES = 8 << 20
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _TAG = 6  # characters of an id that name its scope, before "~"
 _made_here = re.compile(rb"[\w-]{6}~[\w-]{22}(?:-\d+)?").fullmatch
-_plain_ack = re.compile(rb'\{"stream":"([\w-]+)", ?"seq":(\d{1,19})(,"duplicate": ?true)?\}', re.ASCII).fullmatch
+_plain_ack = re.compile(rb'\{"stream":"([\w-]+)", ?"seq":([1-9]\d{0,18})(,"duplicate": ?true)?\}', re.ASCII).fullmatch
 """What servers answer nearly always; anything else is read as JSON."""
 _NOTHING = b"\n"  # what no answer begins with
 _DIGITS = 20  # a sequence has fewer
@@ -62,8 +62,11 @@ class PubAck(NamedTuple):
     batch_size: int = 0
 
     @classmethod
-    def parse(cls, data: bytes) -> PubAck:
-        """Raises ApiError for a refusal, ProtocolError for anything that is no PubAck."""
+    def parse(cls, data: bytes, *, nothing_new: bool = False) -> PubAck:
+        """Raises ApiError for a refusal, ProtocolError for anything that is no PubAck.
+
+        nothing_new:  it may be of a batch of which everything was stored before: that has the sequence 0.
+        """
         if plain := _plain_ack(data):
             return cls(plain[1].decode(), int(plain[2]), plain[3] is not None)
         answer = decode_object(data, "the answer to a publish")
@@ -71,8 +74,11 @@ class PubAck(NamedTuple):
             raise ApiError.from_response(answer["error"])
         stream, seq = answer.get("stream"), answer.get("seq")
         duplicate, domain = answer.get("duplicate", False), answer.get("domain", "")
-        if not (isinstance(stream, str) and stream and type(seq) is int and seq >= 0):
+        if not (isinstance(stream, str) and stream):
             raise ProtocolError("the answer to a publish is no PubAck")
+        least = 0 if nothing_new and "batch" in answer else 1
+        if not (type(seq) is int and least <= seq < 1 << 64):
+            raise ProtocolError(f"the answer to a publish has an impossible sequence: {str(seq)[:_DIGITS]}")
         batch, size, value = answer.get("batch", ""), answer.get("count", 0), answer.get("val")
         if not (isinstance(duplicate, bool) and isinstance(domain, str) and isinstance(batch, str)):
             raise ProtocolError("the answer to a publish is no PubAck")
@@ -275,6 +281,7 @@ class PublishWindow:
             and number.isdigit()
             and data.endswith(b"}")
             and len(number) < _DIGITS
+            and not number.startswith(b"0")
         ):
             self._holds(message, int(number), duplicate=False)
         else:
