@@ -14,6 +14,7 @@ CONSTRUCTED = [
     errors.ConnectionLost("ended", last_sequence=7),
     errors.TlsNotOffered("no TLS"),
     errors.DeadLettersUnsuitable("DEAD_S", "retention", "interest", "limits"),
+    errors.LedgerUnsuitable("airflow_claims", "max_age", 1, "must be 0"),
     errors.DuplicatesPossible("S", "purged"),
     errors.PermissionDenied("a.b"),
     errors.WrongLastSequence(400, 10071, "wrong last sequence: 3"),

@@ -169,12 +169,19 @@ async def test_what_cannot_be_rejected_is_refused_at_once(stream: Stream) -> Non
         ({"max_msgs_per_subject": -1}, "max_msgs_per_subject"),
         ({"subjects": ["elsewhere.%s.*"]}, "subjects"),
         ({"no_ack": True}, "no_ack"),
+        ({"discard": "old", "max_msgs": 10}, "discard"),
     ],
 )
 async def test_an_unsuitable_stream_is_refused_at_the_first_rejection(
     stream: Stream, changes: dict[str, Any], rule: str
 ) -> None:
-    config = {"name": f"OTHER_{stream.name}", "subjects": ["dead.%s.>"], "max_msgs_per_subject": 1, **changes}
+    config: dict[str, Any] = {
+        "name": f"OTHER_{stream.name}",
+        "subjects": ["dead.%s.>"],
+        "max_msgs_per_subject": 1,
+        "discard": "new",
+    }
+    config |= changes
     config["subjects"] = [each % stream.name for each in config["subjects"]]
     await stream.js.create_stream(config)
     await publish(stream, 10)

@@ -121,7 +121,8 @@ async def test_settling_in_the_middle_of_a_heartbeat(
 
     monkeypatch.setattr(answers, "in_progress", beat)
     await publish(stream, 5_000)
-    (claim,) = await take(stream, max_messages=5_000)
+    slow = {"ack_wait": timedelta(seconds=5)}  # a busy machine takes a second for so many
+    (claim,) = await take(stream, max_messages=5_000, consumer_config=slow)
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
         beating.clear()  # the first one, before the work
         await beating.wait()

@@ -68,6 +68,7 @@
         ├── DeletionRefused               what is to be deleted is still needed; carries the open claims
         ├── AlreadyDone                   settled before; carries the recorded value
         └── LedgerUnavailable
+            ├── LedgerUnsuitable          a bucket that could lose what is written into it
             ├── LedgerFull
             └── LedgerInvalid             somebody else wrote into the ledger
 
@@ -862,6 +863,20 @@ class DeletionRefused(HandoffError):
 
 class LedgerUnavailable(HandoffError):
     """The ledger's buckets are missing, or the account may not use them."""
+
+
+class LedgerUnsuitable(LedgerUnavailable):
+    """A bucket that breaks a rule for the ledger: which field, its value, and what it must be."""
+
+    def __init__(self, bucket: str, field: str, value: object, remedy: str) -> None:
+        super().__init__(
+            f"the ledger's bucket {bucket!r} cannot be used: {field}={_shown(value)}: {remedy}. Change its stream "
+            f"KV_{bucket}; where the server does not allow that, delete it while no claim is open: a sensor creates it"
+        )
+        self.bucket = bucket
+        self.field = field
+        self.value = value
+        self.remedy = remedy
 
 
 class LedgerFull(LedgerUnavailable):

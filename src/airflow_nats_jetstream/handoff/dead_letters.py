@@ -280,6 +280,8 @@ class DeadLetters:
             refuse("retention", "must be 'limits': any other removes letters that somebody consumes")
         if config.get("max_msgs_per_subject", -1) != 1:
             refuse("max_msgs_per_subject", "must be 1: there is one letter for one message")
+        if config.get("discard") != "new":
+            refuse("discard", "must be 'new': a full stream refuses a letter, and never drops another one for it")
         if config.get("no_ack"):
             refuse("no_ack", "must be off: a message is terminated only when its letter is confirmed")
         if config.get("subject_transform"):

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client import address
 from airflow_nats_jetstream.client.address import NO_MESSAGE
-from airflow_nats_jetstream.client.config import nanoseconds
 from airflow_nats_jetstream.client.errors import (
     AlreadyDone,
     ApiError,
@@ -42,6 +41,7 @@ from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.client.protocol import NO_RESPONDERS
 from airflow_nats_jetstream.client.publish import PubAck
 from airflow_nats_jetstream.client.sequences import MOST_RANGES
+from airflow_nats_jetstream.handoff.bucket import RECEIPTS_KEPT, bucket_config, check_bucket
 from airflow_nats_jetstream.handoff.changes import Applied, Change, Queue, Waiting
 from airflow_nats_jetstream.handoff.claim import is_claim_id, new_claim_id
 from airflow_nats_jetstream.handoff.record import DoneEntry, Receipt, Record
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RECEIPTS_KEPT = timedelta(days=90)
 LARGEST_RECORD = 512 << 10
 PATIENCE = 60.0
 """Seconds that a change goes on while the server is away: a failover took up to 8 s, a restart may take longer."""
@@ -117,31 +116,39 @@ class Ledger:
         return self._address
 
     async def create(self) -> None:
-        """Create the buckets where they are missing, on file, with the stream's number of replicas."""
+        """Create the buckets where they are missing, on file, with the stream's number of replicas.
+
+        Raises:
+            LedgerUnavailable: as :meth:`check`; or one is missing and cannot be created.
+        """
         replicas = (await self.stream.info(patience=PATIENCE)).config.get("num_replicas", 1)
-        for bucket, max_age in ((self._claims, 0), (self._receipts, nanoseconds(RECEIPTS_KEPT))):
-            handle = self.js.stream(f"KV_{bucket}")
+        for name, max_age in ((self._claims, timedelta(0)), (self._receipts, RECEIPTS_KEPT)):
             try:
-                await handle.info(patience=PATIENCE)
+                await self._check(name)
                 continue
-            except StreamNotFound:
-                log.info("creating the ledger's bucket %s", bucket)
-            except JetStreamError as error:
-                raise _unavailable(bucket, error) from error
+            except LedgerUnavailable as error:
+                if not never_used(error):
+                    raise
+            log.info("creating the ledger's bucket %s", name)
             try:
-                await self.js.create_stream(_bucket_config(bucket, replicas, max_age))
-            except StreamNameInUse:
-                continue  # another sensor was faster
+                await self.js.create_stream(bucket_config(name, replicas, max_age))
+            except StreamNameInUse:  # another sensor was faster
+                await self._check(name)
             except JetStreamError as error:
-                raise _unavailable(bucket, error) from error
+                raise _unavailable(name, error) from error
 
     async def check(self) -> None:
-        """Raises LedgerUnavailable unless both buckets are there and may be read."""
-        for bucket in (self._claims, self._receipts):
-            try:
-                await self.js.stream(f"KV_{bucket}").info(patience=PATIENCE)
-            except JetStreamError as error:
-                raise _unavailable(bucket, error) from error
+        """Raises LedgerUnavailable unless both buckets exist and may be read, and LedgerUnsuitable for one that could
+        lose what is written into it."""
+        for name in (self._claims, self._receipts):
+            await self._check(name)
+
+    async def _check(self, name: str) -> None:
+        try:
+            config = (await self.js.stream(f"KV_{name}").info(patience=PATIENCE)).config
+        except JetStreamError as error:
+            raise _unavailable(name, error) from error
+        check_bucket(name, config, expires=name == self._receipts)
 
     async def check_writable(self) -> None:
         """Try writes that the buckets refuse because of the revision that they expect: nothing is stored.
@@ -464,24 +471,6 @@ def _base32(name: str) -> str:
 def _name(base32: str) -> str:
     """The reverse. Raises ValueError for what is no name of a stream or consumer in base32."""
     return check_stream_name(base64.b32decode(base32 + "=" * (-len(base32) % 8)).decode())
-
-
-def _bucket_config(bucket: str, replicas: int, max_age: int) -> dict[str, Any]:
-    """A key-value bucket with a history of one, as ADR-8 lays it down, without rollups: by one on its own record an
-    account that may write no other could erase the whole bucket (``Nats-Rollup: all``)."""
-    return {
-        "name": f"KV_{bucket}",
-        "description": "claims of airflow-provider-nats-jetstream",
-        "subjects": [f"$KV.{bucket}.>"],
-        "storage": "file",
-        "num_replicas": replicas,
-        "max_msgs_per_subject": 1,
-        "max_age": max_age,
-        "discard": "new",
-        "allow_rollup_hdrs": False,
-        "deny_delete": True,
-        "allow_direct": True,
-    }
 
 
 def _unavailable(bucket: str, error: Exception) -> LedgerUnavailable:
