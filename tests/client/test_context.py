@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from airflow_nats_jetstream.client.errors import (
     ConsumerAlreadyExists,
     ConsumerDoesNotExist,
     ConsumerNotFound,
+    InvalidStreamConfig,
     InvalidValue,
     JetStreamNotEnabled,
     ListingIncomplete,
@@ -334,6 +336,30 @@ async def test_an_update_that_the_server_refuses_says_which(js: JetStream, ask: 
         with pytest.raises(ApiError, match=refusal):
             await stream.update_consumer(change)
     assert before == [(await ask(f"CONSUMER.INFO.{name}.{each}"))["config"] for each in ("c", "pushed")]
+
+
+async def test_an_update_does_not_keep_what_the_server_derived_from_a_value_that_goes(
+    js: JetStream, ask: Ask, name: str
+) -> None:
+    stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+    assert (await stream.info()).config["duplicate_window"] == 120 * 10**9
+    for seconds in (30, 10):  # longer than both: what the server made of the age before
+        await stream.update({"max_age": timedelta(seconds=seconds)})
+        assert (await ask(f"STREAM.INFO.{name}"))["config"]["duplicate_window"] == seconds * 10**9
+    await stream.update({"max_age": timedelta(hours=1), "duplicate_window": timedelta(minutes=5)})
+    await stream.update({"max_age": timedelta(minutes=10)})
+    assert (await ask(f"STREAM.INFO.{name}"))["config"]["duplicate_window"] == 300 * 10**9
+    with pytest.raises(InvalidStreamConfig, match="duplicates window"):  # which was asked for
+        await stream.update({"max_age": timedelta(minutes=1)})
+
+    consumer = await stream.create_consumer({"durable_name": "c", "backoff": [timedelta(seconds=1)]})
+    await consumer.update({}, remove=["backoff"])
+    assert (await ask(f"CONSUMER.INFO.{name}.c"))["config"]["ack_wait"] == 30 * 10**9
+    await consumer.update({"priority_groups": ["g"], "priority_policy": "pinned_client"})
+    assert (await ask(f"CONSUMER.INFO.{name}.c"))["config"]["priority_timeout"] == 120 * 10**9
+    await consumer.update({"ack_wait": timedelta(seconds=9)}, remove=["priority_groups", "priority_policy"])
+    config = (await ask(f"CONSUMER.INFO.{name}.c"))["config"]
+    assert (config["ack_wait"], config.get("priority_timeout")) == (9 * 10**9, None)
 
 
 async def test_an_update_makes_nothing(js: JetStream, ask: Ask, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

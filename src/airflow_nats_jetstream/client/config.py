@@ -28,11 +28,15 @@ _NO_STREAM_FIELDS = {
 _EITHER = ("filter_subject", "filter_subjects")  # one takes the place of the other
 _FOLLOWING = {
     "ack_policy": ("ack_wait", "max_ack_pending"),
+    "backoff": ("ack_wait",),
     "deliver_policy": ("opt_start_seq", "opt_start_time"),
     "deliver_subject": ("max_waiting",),
+    "priority_policy": ("priority_timeout",),
 }
 """Consumer fields, and those that the server fills in or allows according to them (``setConsumerConfigDefaults`` and
 ``checkConsumerCfg`` in nats-server's ``server/consumer.go``)."""
+_DUPLICATE_WINDOW = 120 * 10**9
+"""A stream's default, or its ``max_age`` where that is shorter (``StreamDefaultDuplicatesWindow``)."""
 
 
 def nanoseconds(duration: timedelta) -> int:
@@ -200,9 +204,18 @@ def merge(current: Config, wanted: Config, remove: Iterable[str] = ()) -> dict[s
     if isinstance(remove, str):
         raise InvalidValue("remove", remove, "give a list of fields")
     gone = {*remove, *(other for one, other in (_EITHER, _EITHER[::-1]) if wanted.get(one))}
-    for name in _FOLLOWING.keys() & difference(current, wanted).keys():
+    for name in _FOLLOWING.keys() & {*difference(current, wanted), *remove}:
         gone.update(_FOLLOWING[name])
+    if _window_is_too_long(current, wanted):
+        gone.add("duplicate_window")
     return _merged({name: value for name, value in current.items() if name not in gone}, wanted)
+
+
+def _window_is_too_long(current: Config, wanted: Config) -> bool:
+    """A ``duplicate_window`` that nobody gave is longer than the new ``max_age``, which the server refuses."""
+    window, before, after = current.get("duplicate_window", 0), current.get("max_age", 0), wanted.get("max_age", 0)
+    default = min(_DUPLICATE_WINDOW, before or _DUPLICATE_WINDOW)
+    return window == default and type(after) is int and 0 < after < window
 
 
 def _merged(current: Config, wanted: Config) -> dict[str, Any]:
