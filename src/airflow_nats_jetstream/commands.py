@@ -139,7 +139,7 @@ async def _release(js: JetStream, args: argparse.Namespace) -> Answer:
         return _unknown(args.id)
     if seen.entry is None:
         text = f"claim {seen.id} is not open, there is nothing to release. {seen.next}"
-        return Answer({"released": False, **inspection.plain(seen)}, text, REFUSED)
+        return Answer({"released": False, **inspection.plain(seen)}, visible(text), REFUSED)
     if seen.entry.token and not args.yes:
         (seen,) = await inspection.listen(js, [seen], seen.silence)
         if seen.alive:
@@ -148,7 +148,7 @@ async def _release(js: JetStream, args: argparse.Namespace) -> Answer:
                 "the claim: its work is stopped and its output does not count; the messages are delivered again at "
                 "once and processed from the beginning."
             )
-            return Answer({"released": False, **inspection.plain(seen)}, text, REFUSED)
+            return Answer({"released": False, **inspection.plain(seen)}, visible(text), REFUSED)
     await inspection.release(js, seen)
     text = f"claim {seen.id} is released: its {seen.sequences.count:,} messages are delivered again at once."
     return Answer({"released": True, "id": seen.id, "count": seen.sequences.count}, text)

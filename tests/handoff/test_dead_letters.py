@@ -16,11 +16,13 @@ from airflow_nats_jetstream.client.errors import (
     HoldLost,
     InvalidValue,
     ReplayRefused,
+    StoreFailed,
     StreamNotFound,
 )
 from airflow_nats_jetstream.client.protocol import decode_headers, time_nanoseconds
 from airflow_nats_jetstream.client.sequences import Sequences
 from airflow_nats_jetstream.client.stream import Stream
+from airflow_nats_jetstream.client.wire import Wire
 from airflow_nats_jetstream.handoff import dead_letters
 from airflow_nats_jetstream.handoff import replay as replays
 from airflow_nats_jetstream.handoff.claim import Claim
@@ -447,11 +449,12 @@ async def test_a_claim_that_the_ledger_does_not_know_confirms_nothing(stream: St
 @pytest.mark.parametrize("length", [300, 2_000, 3_900])
 async def test_a_long_subject_is_rejected_and_replayed(stream: Stream, length: int) -> None:
     subject = f"{stream.name}.{'long.' * (length // 5)}end"
-    for _ in range(2):
-        await stream.js.publish(subject, b"x")
+    with Wire.open(stream.js.settings) as wire:  # as other clients may: ours refuse the longest one
+        for _ in range(2):
+            wire.request(subject, b"x")
     await reject(stream, [1, 2], consumer="c" * 200)
     assert await listed(stream) == [(1, True), (2, True)]
-    assert (await replay(stream, Selection(subject=subject))).published == 2
+    assert (await replay(stream, Selection(everything=True))).published == 2
     assert [each["subject"] for each in await stored(stream, stream.name)] == [subject] * 4
     assert await listed(stream) == []
 
@@ -534,3 +537,21 @@ def _named(text: str, names: dict[str, str]) -> str:
     for name, value in names.items():
         text = text.replace(f"{{{name}}}", value)
     return text
+
+
+async def test_a_full_stream_is_named_by_copies_and_replays(stream: Stream) -> None:
+    await publish(stream, 3)
+    claims = await take(stream, messages_per_claim=1)
+    async with Hold.begin(stream.js, claims[0], try_number=1) as hold:
+        await hold.reject(Sequences.of([1]), "no date")
+        await hold.settle()
+    dead = stream.js.stream(f"DEAD_{stream.name}")
+    await dead.update({"max_msgs": 1})
+    async with Hold.begin(stream.js, claims[1], try_number=1) as hold:
+        await hold.reject(Sequences.of([2]), "no date")
+        with pytest.raises(StoreFailed, match=f"message 2 of {stream.name} is not copied to {dead.name}: maximum"):
+            await hold.settle()
+    await stream.update({"max_msgs": 3, "discard": "new"})
+    with pytest.raises(StoreFailed, match=f"stream {stream.name} does not take a message of {dead.name}: maximum"):
+        await replay(stream, EVERYTHING)
+    assert await letters(stream) == [(1, "no date")]

@@ -78,7 +78,7 @@ The server's codes are those of nats-server's ``server/errors.json``.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,6 +100,11 @@ class JetStreamError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         attributes = {name: value for name, value in self.__dict__.items() if name != "messages"}
         return _carried, (type(self), self.args, attributes)
+
+    def about(self, what: str) -> Self:
+        """The same error; its text begins with what it is about."""
+        self.args = (f"{what}: {self}",)
+        return self
 
 
 def _carried(kind: type[JetStreamError], args: tuple[Any, ...], attributes: Mapping[str, Any]) -> JetStreamError:
@@ -212,7 +217,8 @@ class ApiError(JetStreamError):
             about = f"stream {stream!r}"
             if kind == "CONSUMER" and consumer and not isinstance(refusal, StreamNotFound):
                 about = f"consumer {consumer!r} of {about}"
-            refusal.args = (f"{about}: {refusal}{refusal.remedy}",)
+            refusal.args = (f"{refusal}{refusal.remedy}",)
+            refusal.about(about)
         return refusal
 
 

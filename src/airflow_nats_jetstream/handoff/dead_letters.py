@@ -30,7 +30,7 @@ from airflow_nats_jetstream.client.errors import (
     TooManyRequests,
     WrongLastSequence,
 )
-from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name, check_subject
+from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
 from airflow_nats_jetstream.client.protocol import (
     HEADER_LINE,
     NO_RESPONDERS,
@@ -150,7 +150,7 @@ class Letter:
             valid("Stream", check_stream_name),
             valid("Stream-Created", _time),
             valid("Sequence", _number),
-            valid("Subject", check_subject),
+            valid("Subject", _literal),
             valid("Time-Stamp", _time),
             valid("Consumer", check_consumer_name),
             valid("Reason", check_reason),
@@ -182,6 +182,13 @@ def content(message: Mapping[str, Any]) -> tuple[bytes, bytes]:
 def own_lines(header: bytes) -> list[bytes]:
     """The lines of a header block, byte by byte, except those whose names begin with ``Nats-``."""
     return [line for line in header.split(b"\r\n")[1:] if line and not _is_ours(line)]
+
+
+def _literal(text: str) -> str:
+    tokens = text.split(".")
+    if not all(tokens) or {"*", ">"}.intersection(tokens) or any(each.isspace() or each == "\0" for each in text):
+        raise InvalidValue("subject", text, "a message has a literal subject, without white space or empty tokens")
+    return text
 
 
 def _time(text: str) -> str:
@@ -342,7 +349,7 @@ class DeadLetters:
                     if there is None or (there.claim_id, there.token) != (holder.claim.id, holder.token):
                         again[sequence] = number
                 elif isinstance(outcome, JetStreamError):
-                    raise outcome
+                    raise outcome.about(f"message {sequence} of {self.source.name} is not copied to {self.name}")
             if again:
                 # An earlier attempt's letter is replaced, but only by who holds the claim after it was seen.
                 await holder.check()

@@ -219,16 +219,17 @@ async def _objection(letters: DeadLetters, letter: Letter, target: Stream) -> st
     if _UNREADABLE in letter.subject:
         return f"its subject {letter.subject!r} is not the original one, which is not valid UTF-8"
     if not any(subject_matches(pattern, letter.subject) for pattern in config["subjects"]):
+        subjects = ", ".join(map(repr, config["subjects"]))
         return (
-            f"{letter.subject!r} is not among the subjects of stream {target.name!r}, {', '.join(config['subjects'])}"
+            f"{letter.subject!r} is not among the subjects of stream {target.name!r}, {subjects}"
             f"{_sources(config)}. If the message is genuine, replay it into a stream that listens on its subject (into)"
         )
     transform = config.get("subject_transform")
     if transform and subject_matches(transform.get("src") or ">", letter.subject):
         return (
             f"stream {target.name!r} would store it under another subject (subject_transform "
-            f"{transform.get('src') or '>'} to {transform.get('dest')}): remove that, or replay it into a stream that "
-            "listens on its subject (into)"
+            f"{transform.get('src') or '>'!r} to {transform.get('dest')!r}): remove that, or replay it into a "
+            "stream that listens on its subject (into)"
         )
     return await _difference(letters, letter)
 
@@ -299,7 +300,7 @@ async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
     lines += [f"{MARK}: {mark}".encode(), *letters.conditions(letter.number)]
     try:
         deadline = asyncio.get_running_loop().time() + PATIENCE
-        ack = await _publish(letters, (letter.address, block(lines), letter.data), deadline)
+        ack = await _publish(letters, letters.stream, (letter.address, block(lines), letter.data), deadline)
     except WrongLastSequence:
         number, there = await letters.last(letter.address)
         mine = there is not None and there.mark == mark
@@ -322,7 +323,7 @@ async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, targe
     deadline = clock() + PATIENCE
     while True:
         try:
-            await _publish(letters, (letter.subject, block(lines), letter.data), deadline=0)
+            await _publish(letters, target, (letter.subject, block(lines), letter.data), deadline=0)
         except (ConnectionLost, RequestTimeout):
             if clock() > deadline:
                 raise
@@ -354,10 +355,10 @@ async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stre
     return False
 
 
-async def _publish(letters: DeadLetters, message: tuple[str, bytes, bytes], deadline: float) -> PubAck:
+async def _publish(letters: DeadLetters, stream: Stream, message: tuple[str, bytes, bytes], deadline: float) -> PubAck:
     (outcome,) = await publish(letters.js.settings, [message], deadline)
     if isinstance(outcome, JetStreamError):
-        raise outcome
+        raise outcome.about(f"stream {stream.name} does not take a message of {letters.name}")
     return outcome
 
 
@@ -369,7 +370,7 @@ async def _finish(letters: DeadLetters, letter: Letter, number: int, mark: str) 
     note = [f"{_NOTE}: {mark}".encode(), *letters.conditions(number)]
     deadline = asyncio.get_running_loop().time() + PATIENCE
     try:
-        await _publish(letters, (letter.address, block(note), b""), deadline)
+        await _publish(letters, letters.stream, (letter.address, block(note), b""), deadline)
     except WrongLastSequence:  # our own note, whose answer got lost, or a newer letter
         log.info("letter %d of %s has something else in its place by now", number, letters.name)
 
