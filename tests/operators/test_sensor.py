@@ -245,13 +245,22 @@ def test_a_missing_stream_is_said(hook: JetStreamHook) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"ack_policy": "all", "ack_wait": 10**9}, "ack_policy='all'"),
+        (
+            {"ack_policy": "all", "ack_wait": 10**9},
+            "ack_policy='all': claims need .*Change the consumer, which exists in stream '{stream}'",
+        ),
         ({"ack_policy": "none"}, "ack_policy='none'"),
         ({"max_deliver": 3, "ack_wait": 10**9}, "max_deliver=3"),
         ({"backoff": [10**9, 2 * 10**9], "max_deliver": 4}, "max_deliver=4|backoff="),
-        ({"ack_wait": 10**8}, "ack_wait=100000000"),
-        ({"max_ack_pending": 10, "ack_wait": 10**9}, "max_ack_pending=10.*max_messages=1000"),
-        ({"filter_subject": "{stream}.1", "ack_wait": 10**9}, "filter_subject='{stream}.1'.*asks for '{stream}.2'"),
+        (
+            {"ack_wait": 10**8},
+            r"ack_wait=100000000: 0\.1 s are too short .*at least timedelta\(seconds=0\.5\)\. Change",
+        ),
+        ({"max_ack_pending": 10, "ack_wait": 10**9}, "max_ack_pending=10: no batch of max_messages=1000 fits.* or -1 "),
+        (
+            {"filter_subject": "{stream}.1", "ack_wait": 10**9},
+            "filter_subject='{stream}.1'.*asks for '{stream}.2'.*Change the consumer",
+        ),
     ],
 )
 def test_a_consumer_that_exists_and_is_unsuitable_is_refused(
@@ -269,6 +278,40 @@ def test_a_consumer_that_exists_and_is_unsuitable_is_refused(
         execute(sensor(stream, consumer_config=wanted))
     assert f"Change the consumer, which exists in stream {stream!r} (JetStreamCreateConsumer" in str(refused.value)
     assert info(hook, stream).delivered == 0
+
+
+@pytest.mark.parametrize(
+    ("other", "config", "says"),
+    [
+        (
+            {},
+            {},
+            "filter_subject=None.*not allowed on workqueue stream.*another one takes them all; let the sensor",
+        ),
+        (
+            {"filter_subject": "Q.1"},
+            {"filter_subject": "Q.*"},
+            r"filter_subject='Q\.\*'.*another one takes some of these; .* or give both filters that do not overlap",
+        ),
+        (None, {"deliver_policy": "new"}, "deliver_policy='new'.*leave it out of consumer_config"),
+        (None, {"max_ack_pending": 5_000}, "max_ack_pending=5000.*limit of 4000.*give a smaller one"),
+        ({"filter_subject": "Q.2", "name": "second"}, {"filter_subject": "Q.3"}, "name='work'.*raise max_consumers"),
+    ],
+)
+def test_a_consumer_that_the_server_refuses_is_explained(
+    hook: JetStreamHook, other: dict[str, Any] | None, config: dict[str, Any], says: str
+) -> None:
+    limits = {"consumer_limits": {"max_ack_pending": 4_000}, "max_consumers": 1 if other and "name" in other else 2}
+    queue = {"name": "Q", "subjects": ["Q.>"], "retention": "workqueue", **limits}
+    hook.run(lambda js: js.create_stream(queue))
+    try:
+        if other is not None:
+            there = {"durable_name": other.pop("name", "first"), "ack_policy": "explicit", **other}
+            hook.run(lambda js: js.stream("Q").create_consumer(there))
+        with pytest.raises(ConsumerUnsuitable, match=says):
+            execute(sensor("Q", consumer_config={"ack_wait": ACK_WAIT, **config}))
+    finally:
+        hook.run(lambda js: js.stream("Q").delete())
 
 
 @pytest.mark.parametrize("denied", ["$JS.API.STREAM.CREATE.KV_airflow_claims", "$KV.airflow_claims.>"])

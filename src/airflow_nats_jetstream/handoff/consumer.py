@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_nats_jetstream.client import config as configs
 from airflow_nats_jetstream.client.errors import (
+    ApiError,
     ConsumerNameInUse,
     ConsumerNotFound,
     ConsumerUnsuitable,
     DirectGetDisabled,
     InvalidValue,
+    JetStreamError,
 )
 
 if TYPE_CHECKING:
@@ -83,6 +85,8 @@ async def ensure(
             log.info("created consumer %s of stream %s", consumer, stream.name)
         except ConsumerNameInUse:
             log.info("consumer %s of stream %s was created by somebody else", consumer, stream.name)
+        except ApiError as error:
+            raise _refused(consumer, complete, error) from error
         info = await handle.info()
     try:
         _check_same(consumer, configs.difference(info.config, wanted))
@@ -121,7 +125,7 @@ def _check_rules(consumer: str, config: configs.Config, max_messages: int, short
 
     for number in ("max_deliver", "ack_wait", "max_ack_pending"):
         if type(config.get(number, 0)) is not int:
-            refuse(number, "must be a whole number; a duration is a timedelta or nanoseconds")
+            refuse(number, "must be a whole number; give a timedelta, or nanoseconds, for a duration")
     if config.get("deliver_subject"):
         refuse("deliver_subject", "claims need a pull consumer: leave it out")
     if not config.get("durable_name"):
@@ -135,19 +139,42 @@ def _check_rules(consumer: str, config: configs.Config, max_messages: int, short
     if config.get("inactive_threshold"):
         refuse("inactive_threshold", "must be absent: it deletes the consumer, and with it what is not acknowledged")
     shortest = configs.nanoseconds(shortest_ack_wait)
-    if config.get("ack_wait", 30 * 10**9) < shortest:
-        seconds = shortest_ack_wait.total_seconds()
-        refuse("ack_wait", f"must be at least {shortest} ns, timedelta(seconds={seconds:g})")
+    if (ack_wait := config.get("ack_wait", 30 * 10**9)) < shortest:
+        least = f"timedelta(seconds={shortest_ack_wait.total_seconds():g})"
+        refuse("ack_wait", f"{ack_wait / 1e9:g} s are too short to survive a failover: must be at least {least}")
     allowed = config.get("max_ack_pending", 1000)
     if 0 < allowed < max_messages:
-        refuse("max_ack_pending", f"must be at least max_messages={max_messages}, times the runs at work; or -1")
+        batch = f"max_messages={max_messages}"
+        refuse("max_ack_pending", f"no batch of {batch} fits: give {batch} times the runs at work, or -1 (no limit)")
 
 
 def _check_group(consumer: str, config: configs.Config, group: str | None) -> None:
     groups = config.get("priority_groups") or []
     if group is None and groups:
-        raise ConsumerUnsuitable(consumer, "priority_groups", groups, "its pulls must name one of them: give priority")
+        raise ConsumerUnsuitable(consumer, "priority_groups", groups, "pulls must name one of them: give priority")
     if group is not None and group not in groups:
         raise ConsumerUnsuitable(
-            consumer, "priority_groups", groups, f"must contain {group!r}, which priority names; see consumer_config"
+            consumer, "priority_groups", groups, f"must contain {group!r}, which priority names: correct one of the two"
         )
+
+
+_WORK_QUEUE = (
+    "each message of a work-queue stream belongs to one consumer, and another one takes {}; let the sensor use that "
+    "consumer, or give both filters that do not overlap"
+)
+# What the server refuses when a consumer is created: the field, and what to do (``server/errors.json`` in nats-server).
+_REFUSED = {
+    10099: ("filter_subject", _WORK_QUEUE.format("them all")),
+    10100: ("filter_subject", _WORK_QUEUE.format("some of these")),
+    10101: ("deliver_policy", "a work-queue stream delivers everything; leave it out of consumer_config"),
+    10121: ("max_ack_pending", "give a smaller one in consumer_config, and a max_messages that is not above it"),
+    10026: ("name", "delete a consumer that nobody uses (`nats consumer ls`), or raise max_consumers"),
+}
+
+
+def _refused(consumer: str, config: configs.Config, error: ApiError) -> JetStreamError:
+    """The server's refusal to create a consumer, with the field that it is about and a remedy."""
+    if error.err_code not in _REFUSED:
+        return error
+    field, remedy = _REFUSED[error.err_code]
+    return ConsumerUnsuitable(consumer, field, config.get(field), f"the server says {error.description!r}: {remedy}")

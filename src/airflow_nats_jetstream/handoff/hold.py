@@ -90,7 +90,7 @@ class Hold:
             if entry.sequences != claim.sequences:
                 raise ClaimInvalid(f"claim {claim.id}: its ranges are not those that the ledger entered")
             if try_number == KEEPER and not (entry.token or token).startswith(f"{KEEPER}-"):
-                raise Taken(f"claim {claim.id} is held by attempt {entry.token}")
+                raise Taken(f"claim {claim.id} is held by attempt {claim.id}-{entry.token}; wait until its work ends")
             return replace(record, open={**record.open, claim.id: replace(entry, token=token)})
 
         try:
@@ -284,13 +284,20 @@ async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
         stream = await ledger.stream.info(patience=PATIENCE)
         consumer = await ledger.consumer.info(patience=PATIENCE)
     except (StreamNotFound, ConsumerNotFound) as gone:
-        raise Superseded(f"claim {claim.id}: {gone.description}; its messages cannot be settled") from gone
+        raise Superseded(
+            f"claim {claim.id} of consumer {claim.consumer!r}, stream {claim.stream!r}: {gone.description}; "
+            "its messages cannot be settled"
+        ) from gone
     for kind, created, claimed in (
         ("stream", stream.created, claim.stream_created),
         ("consumer", consumer.created, claim.consumer_created),
     ):
         if created != claimed:
-            raise Superseded(f"claim {claim.id}: the {kind} was recreated at {created}; the claim is of {claimed}")
+            raise Superseded(
+                f"claim {claim.id} of consumer {claim.consumer!r}: the {kind} was recreated at {created}; the claim "
+                f"is of the one that was created at {claimed}; its messages are delivered again, so run the sensor "
+                "instead of this task"
+            )
     address = await ledger.locate()
     if claim.address != address:
         raise ClaimInvalid(

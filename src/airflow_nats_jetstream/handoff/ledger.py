@@ -65,6 +65,21 @@ SECOND_READ = 2.0
 """Seconds until bad news is read again: a deposed leader answers old reads for half a second after it thaws."""
 
 
+_BECAME = {
+    "superseded": (
+        "is superseded: its messages are delivered again and belong to another claim, as when no task had begun "
+        "by the end of its lease, or the attempt that held it died. Nothing is lost; do not clear this task. If tasks "
+        "often begin late, give the sensor a longer hand_off_timeout"
+    ),
+    "failed": "was given up as failed, and its messages are delivered again to the next sensor",
+    "": (
+        "is unknown: the ledger does not know it, as after 90 days, or a reset of the consumer or the "
+        "ledger. What is not acknowledged is delivered again to the next sensor"
+    ),
+}
+"""What became of a claim that is neither open nor done, by the state of its receipt, and what to do."""
+
+
 class NotOpen(Exception):
     """Raised inside a change for a claim that is not open; :meth:`Ledger.decide` finds out why."""
 
@@ -346,8 +361,8 @@ class Ledger:
             return AlreadyDone(claim_id, receipt.token or "", receipt.value, receipt.at)
         if entry is not None:
             return AlreadyDone(claim_id, entry.token, entry.value, entry.at)
-        became = f"it was settled as {receipt.state}" if receipt else "the ledger does not know it any more"
-        return Superseded(f"claim {claim_id} is not open: {became}; its messages belong to another claim")
+        became = _BECAME[receipt.state if receipt else ""]
+        return Superseded(f"claim {claim_id} of consumer {self.consumer.name!r} {became}")
 
     async def committed(self) -> list[Receipt]:
         """The done receipts of this consumer that are kept, and the done entries that have none yet.

@@ -458,7 +458,8 @@ class Take:
                 await answers.negative(self.ledger, Sequences.of(pulled))
                 if entering.full:
                     raise LedgerFull(
-                        f"the record of consumer {self.taking.consumer!r} would pass its limit: settle the open claims"
+                        f"the record of consumer {self.taking.consumer!r} would pass its limit; settle the open claims "
+                        f"that `airflow jetstream claims --stream {self.taking.stream}` lists"
                     )
                 await asyncio.sleep(BELIEVED / 1e9)  # then what is done is forgotten as far as it is acknowledged
                 return []
