@@ -33,12 +33,12 @@ IMPATIENT = {
 }
 
 
-# Airflow's database refuses XComs of the work of the runs in this table. Made before anything runs: to change a table
+# Airflow's database refuses XComs of the tasks in this table. Made before anything runs: to change a table
 # that is in use disturbs the api-server.
 REFUSING = """
-create table refused (run_id text);
+create table refused (run_id text, task_id text);
 create function refuse() returns trigger language plpgsql as 'begin
-    if new.task_id = ''work'' and new.run_id in (select run_id from refused) then raise exception ''refused''; end if;
+    if (new.run_id, new.task_id) in (select run_id, task_id from refused) then raise exception ''refused''; end if;
     return new;
 end';
 create trigger refuse before insert on xcom for each row execute function refuse();
@@ -82,7 +82,16 @@ def stack(metrics: Metrics) -> Iterator[Stack]:
             cursor.execute(REFUSING)
         for pool in ("queued", "queued_too_long"):
             stack.airflow.pool(pool, 0)
-        for dag_id in ("handoff", "in_the_worker", "paused", "hasty", "queued", "queued_too_long", "whole"):
+        for dag_id in (
+            "handoff",
+            "in_the_worker",
+            "paused",
+            "hasty",
+            "retried",
+            "queued",
+            "queued_too_long",
+            "whole",
+        ):
             stack.airflow.wait_for_dag(dag_id)
         yield stack
 

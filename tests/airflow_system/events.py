@@ -1,6 +1,8 @@
 """Airflow's own events, what each does to the hand-off, and what a person does about it at night."""
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -259,7 +261,7 @@ def supervisor_killed(run: Run) -> Iterator[None]:
 def xcom_push_fails(run: Run) -> Iterator[None]:
     run.start()
     run.at_work()
-    with refusing_xcoms_of(run):
+    with refusing_xcoms_of(run, "work"):
         run.open_the_gate()
         until("the retry", lambda: run.state() == "up_for_retry" or run.task().try_number > 1, 240, every=0.05)  # type: ignore[union-attr]
         assert run.judge.ledger(run.stream) == ["done"]
@@ -269,12 +271,58 @@ def xcom_push_fails(run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def refusing_xcoms_of(run: Run) -> Iterator[None]:
-    """Airflow's database refuses the return value of the run's work."""
+def refusing_xcoms_of(run: Run, task_id: str) -> Iterator[None]:
+    """Airflow's database refuses the return value of one task of the run."""
     with closing(database(run.stack)) as connection, connection.cursor() as cursor:
-        cursor.execute("insert into refused values (%s)", [run.id])
+        cursor.execute("insert into refused values (%s, %s)", [run.id, task_id])
         yield
         cursor.execute("delete from refused where run_id = %s", [run.id])
+
+
+def sensor_fails(run: Run, state: str) -> None:
+    """The sensor takes and resumes, and then Airflow fails it: its claims are in the ledger and in no XCom."""
+    run.open_the_gate()
+    run.waits()
+    with refusing_xcoms_of(run, "claims"):
+        run.judge.publish(run.stream, run.count)
+        until("the sensor to fail", lambda: run.state("claims", -1) == state, 240, every=0.05)
+        assert run.judge.ledger(run.stream) == ["open"]
+
+
+@event(
+    "Airflow fails the sensor after it took, and retries it",
+    Row(*DONE, body=1),
+    in_all=1,
+    why="A retry hands on at once what an earlier try took: the owner of a claim survives it.",
+    remedy="Nothing; so also when the scheduler takes an old event of its executor for the end of the task.",
+)
+def sensor_retried(run: Run) -> Iterator[None]:
+    run.dag_id = "retried"
+    sensor_fails(run, "up_for_retry")
+    run.ends()
+    yield
+
+
+@event(
+    "Airflow fails the sensor after it took, and somebody clears it",
+    Row("claims: deferred", "open", "all", body=0, when="cleared, while it waits"),
+    Row("success", "done, superseded", "0", body=1),
+    in_all=1,
+    why="A cleared sensor takes anew: what the failed try took is delivered to it when hand_off_timeout is over.",
+    remedy="airflow jetstream release, with the ids in its log, does not wait for that; or give the sensor retries.",
+)
+def sensor_cleared(run: Run) -> Iterator[None]:
+    sensor_fails(run, "failed")
+    assert run.ends() == "failed"
+    for task_id in ("claims", "work"):
+        run.stack.airflow.clear(run.dag_id, run.id, task_id)
+    run.deferred(2)
+    yield
+    (claim_id,) = run.judge.tokens(run.id)
+    command = ["-m", "airflow_nats_jetstream", "release", claim_id, "--server", run.stack.nats.url]
+    subprocess.run([sys.executable, *command], check=True)
+    run.ends()
+    yield
 
 
 def longer_than_ack_wait(run: Run, waits: Callable[[], bool]) -> None:

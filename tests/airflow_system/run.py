@@ -36,12 +36,18 @@ class Run:
     def waits(self, **parameters: Any) -> None:
         """Start with the DAG's own parameters, by default for all messages in one claim, without Spark.
 
-        Returns when the sensor waits, and the scheduler has heard that the deferred task's process ended: one that
-        hears so after the trigger fired fails the task that it has queued again (Airflow's race, frequent under load).
+        Returns when the sensor waits.
         """
         self.judge.publish(self.stream, 0)
         self.claim(self.count, **parameters)
-        heard = re.compile(f"Received executor event with state success .*'claims'.*{re.escape(self.id)}")
+        self.deferred(1)
+
+    def deferred(self, try_number: int) -> None:
+        """Return when this try of the sensor waits, and the scheduler has heard that the deferred task's process ended:
+        one that hears so after the trigger fired fails the task that it has queued again (Airflow's race, frequent
+        under load)."""
+        key = f"'claims'.*{re.escape(self.id)}.*try_number={try_number},"
+        heard = re.compile(f"Received executor event with state success .*{key}")
         until("the deferral", lambda: heard.search(self.stack.scheduler.log.read_text()), 240)
         until("the sensor to pull", lambda: self.judge.pulls(self.stream), 240)
 
