@@ -247,7 +247,7 @@ def test_a_missing_stream_is_said(hook: JetStreamHook) -> None:
     [
         (
             {"ack_policy": "all", "ack_wait": 10**9},
-            "ack_policy='all': claims need .*Change the consumer, which exists in stream '{stream}'",
+            "ack_policy='all': claims need .*which exists in stream '{stream}'",
         ),
         ({"ack_policy": "none"}, "ack_policy='none'"),
         ({"max_deliver": 3, "ack_wait": 10**9}, "max_deliver=3"),
@@ -302,7 +302,7 @@ def test_a_consumer_that_the_server_refuses_is_explained(
     hook: JetStreamHook, other: dict[str, Any] | None, config: dict[str, Any], says: str
 ) -> None:
     limits = {"consumer_limits": {"max_ack_pending": 4_000}, "max_consumers": 1 if other and "name" in other else 2}
-    queue = {"name": "Q", "subjects": ["Q.>"], "retention": "workqueue", **limits}
+    queue = {"name": "Q", "subjects": ["Q.>"], "retention": "workqueue", "allow_direct": True, **limits}
     hook.run(lambda js: js.create_stream(queue))
     try:
         if other is not None:
