@@ -39,7 +39,7 @@ async def test_messages_come_and_are_acknowledged(stream: Stream) -> None:
     consumer = await create(stream)
     await publish(stream, 10)
     async with consumer.messages() as messages:
-        assert (await consumer.info()).raw["push_bound"]
+        await until(lambda: bound(consumer))
         for number in range(1, 11):
             message = await anext(messages)
             assert message.metadata.sequence == number
@@ -48,8 +48,12 @@ async def test_messages_come_and_are_acknowledged(stream: Stream) -> None:
     await until(lambda: unbound(consumer))
 
 
+async def bound(consumer: PushConsumer) -> bool:
+    return bool((await consumer.info()).raw.get("push_bound"))
+
+
 async def unbound(consumer: PushConsumer) -> bool:
-    return not (await consumer.info()).raw.get("push_bound")
+    return not await bound(consumer)
 
 
 async def test_a_queue_group_shares_the_messages(stream: Stream) -> None:
@@ -180,11 +184,7 @@ async def test_what_is_no_push_consumer_is_said_before_anything_is_read(stream: 
     with pytest.raises(ConsumerIsPullBased):
         await anext(stream.push_consumer("pull").messages())
     consumer = await create(stream)
-
-    async def bound() -> bool:
-        return bool((await consumer.info()).raw.get("push_bound"))
-
     async with consumer.messages():
-        await until(bound)  # nats-server says so a moment after it knows of who listens
+        await until(lambda: bound(consumer))  # nats-server says so a moment after it knows of who listens
         with pytest.raises(ConsumerIsBound):
             await anext(consumer.messages())
