@@ -18,6 +18,7 @@ from airflow_nats_jetstream.client.errors import (
     HoldLost,
     InvalidValue,
     JetStreamError,
+    LedgerFull,
     LedgerUnavailable,
     RequestTimeout,
     Superseded,
@@ -457,3 +458,19 @@ async def test_counters_noted_before_the_clock_was_set_back_are_believed_again(s
     record, _ = await book.read()
     assert record
     assert record.floor >= 10
+
+
+async def test_what_the_server_does_not_take_is_refused_before_anything_is_settled(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "largest_value", 1_000)
+            with pytest.raises(LedgerFull, match=rf"claim {claim.id} cannot be settled: .* 1000 bytes .*max_payload"):
+                await hold.settle("x" * 1_000)
+    assert await floor(stream) == 0
+    async with Hold.begin(stream.js, claim, try_number=2) as hold:
+        await hold.settle("x" * 1_000)
+    assert await floor(stream) == 10

@@ -9,12 +9,14 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.bulk import publish_all
+from airflow_nats_jetstream.client.consumer import ConsumerInfo
 from airflow_nats_jetstream.client.context import JetStream
 from airflow_nats_jetstream.client.errors import (
     ConsumerDeleted,
@@ -32,6 +34,7 @@ from airflow_nats_jetstream.handoff.ledger import Ledger
 from airflow_nats_jetstream.handoff.record import DoneEntry, Record
 from airflow_nats_jetstream.handoff.settled import Settled
 from airflow_nats_jetstream.handoff.take import Take
+from demo.nats_server import NatsServer
 from tests.chaos.proxy import Proxy
 from tests.client.until import SOON, until
 from tests.handoff.steps import ACK_WAIT, CONSUMER, floor, publish, reset_by_a_stranger, take, taking, unacknowledged
@@ -617,3 +620,48 @@ async def test_a_batch_that_was_on_its_way_for_longer_than_its_lease_is_dropped(
             await waiting
         await _undisturbed(stream, held, 10)
     await proxy.stop()
+
+
+async def test_a_server_that_takes_small_messages_gets_small_records(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, "max_payload: 12000")
+    server.start()
+    try:
+        async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
+            stream, _ = await js.create_or_update_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
+            await _take_and_settle_all(stream)
+    finally:
+        server.stop()
+
+
+async def _take_and_settle_all(stream: Stream) -> None:
+    chosen = random.Random(1)
+    subjects = [f"S.{chosen.randrange(2)}" for _ in range(3_000)]
+    await asyncio.to_thread(publish_all, stream.js.settings, ((subject, b"x") for subject in subjects))
+    how = {"consumer_config": LONG | {"filter_subject": "S.1", "max_ack_pending": 2_000}}
+    settled: list[int] = []
+    for run in map(str, range(100)):
+        claims = await take(stream, run, max_messages=2_000, messages_per_claim=100, wait=2, **how)
+        for claim in claims:
+            async with Hold.begin(stream.js, claim, try_number=1) as hold:
+                await hold.settle("x" * 2_500)  # five of them are more than a message
+            settled += claim.sequences
+        if not claims:
+            break
+    assert sorted(settled) == [number for number, subject in enumerate(subjects, 1) if subject == "S.1"]
+    receipts = await Ledger(stream.js, stream.name, CONSUMER).committed()
+    assert sum(receipt.sequences.count for receipt in receipts) == len(settled)
+
+
+async def test_what_a_forged_record_calls_settled_is_processed_when_it_is_delivered_for_the_first_time(
+    stream: Stream,
+) -> None:
+    await take(stream, "before", wait=0.5)
+    await publish(stream, 10)
+
+    def forged(record: Record | None, info: ConsumerInfo) -> Record:
+        return replace(record or Record(info.created), settled=Settled(((1, 10, 0),)))
+
+    await Ledger(stream.js, stream.name, CONSUMER).change(forged)
+    (claim,) = await take(stream, "after")
+    assert claim.count == 10
+    assert await floor(stream) == 0

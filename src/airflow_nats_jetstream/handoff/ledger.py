@@ -55,6 +55,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LARGEST_RECORD = 512 << 10
+"""Bytes of a record that claims are entered into, where the server takes twice as much in a message (``max_payload``):
+settling adds what the work returned, and what it rejected."""
+_AROUND = 1 << 10
+"""Bytes of a written record beside its value: its header. A receipt holds no more than the record, and two names."""
 PATIENCE = 60.0
 """Seconds that a change goes on while the server is away: a failover took up to 8 s, a restart may take longer."""
 AWAY = 0.2
@@ -294,12 +298,22 @@ class Ledger:
                     return record
         raise Superseded(f"claim {claim_id}: the ledger has no record of consumer {self.consumer.name!r}")
 
+    @property
+    def largest_value(self) -> int:
+        """Bytes that the server takes as the value of a key."""
+        return self.js.connection.max_payload - _AROUND
+
+    def can_be_written(self, record: Record) -> bool:
+        """Whether the server takes a message of this size."""
+        return len(json.dumps(record.to_json())) <= self.largest_value
+
     def fits(self, record: Record, *, reserve: bool = False) -> bool:
-        """Whether the record is within its limits; ``reserve``: with the room that is kept for what holds the floor."""
+        """Whether claims may be entered into the record; ``reserve``: those that hold the floor have more room."""
         ranges = [len(entry.sequences.ranges) for entry in record.open.values()]
         if max(len(record.settled.spans), *ranges, 0) > MOST_RANGES:
             return False
-        return len(json.dumps(record.to_json())) <= LARGEST_RECORD * (1.5 if reserve else 1)
+        largest = min(LARGEST_RECORD, self.largest_value // 2)
+        return len(json.dumps(record.to_json())) <= largest * (1.5 if reserve else 1)
 
     async def write_receipt(self, receipt: Receipt, *, new: bool = True) -> None:
         """A done receipt is never replaced, it may have been reprocessed since; a superseded one replaces nothing.

@@ -12,6 +12,7 @@ from airflow_nats_jetstream.client.errors import (
     AlreadyDone,
     ConsumerNotFound,
     JetStreamError,
+    LedgerFull,
     PermissionDenied,
     StreamNotFound,
     Superseded,
@@ -62,9 +63,21 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         if record.new_life(info) or info.counter < entry.counter or info.delivered < entry.sequences.last:
             raise Superseded(f"claim {claim.id}: the consumer began a new life; its messages are delivered again")
         settled = {claim.id: DoneEntry(entry.sequences, entry.counter, token, value, rejected, info.now)}
-        still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
-        failed = failures.without(record.failures, entry.sequences)
-        return replace(record, open=still_open, done={**record.done, **settled}, failures=failed).note(info)
+
+        def decided(record: Record) -> Record:
+            still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
+            failed = failures.without(record.failures, entry.sequences)
+            return replace(record, open=still_open, done={**record.done, **settled}, failures=failed).note(info)
+
+        # Where there is no room for it among what else is done, that is left to its receipts, as by a take.
+        for new in (decided(record), decided(record.tidied(info))):
+            if ledger.can_be_written(new):
+                return new
+        raise LedgerFull(
+            f"claim {claim.id} cannot be settled: with what the work returned and rejected the record of consumer "
+            f"{claim.consumer!r} is larger than the {ledger.largest_value} bytes that the server takes: return less or "
+            "raise the server's max_payload"
+        )
 
     try:
         record = await ledger.decide(done, claim.id)
@@ -121,7 +134,10 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = 
         removed = True
         still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
         counted = failures.failed(record.failures, claim.id, claim.sequences, reason) if blame else record.failures
-        return replace(record, open=still_open, failures=counted).note(info)
+        new = replace(record, open=still_open, failures=counted).note(info)
+        return (
+            new if ledger.can_be_written(new) else replace(new, failures=record.failures)
+        )  # costs a round, no message
 
     await ledger.decide(failed, claim.id)
     await _write_receipt(ledger, Receipt(claim.id, "failed", claim.stream, claim.consumer, claim.sequences, token))
