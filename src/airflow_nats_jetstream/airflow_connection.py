@@ -6,11 +6,12 @@ Its form is in ``get_provider_info.py``, its page is docs/reference/connection.m
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ipaddress import AddressValueError, IPv6Address
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, quote_plus, urlsplit
 
 from airflow_nats_jetstream.client.errors import (
     ConnectionFailed,
@@ -23,6 +24,10 @@ from airflow_nats_jetstream.client.errors import (
 )
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.links import check_console
+
+CREDENTIAL_FOLDERS = "/run/secrets/nats"
+"""The default of ``[nats] credential_folders``: a folder that exists only where somebody made it for this purpose.
+``/run/secrets`` itself also holds what is not for NATS, as the token of a Kubernetes service account."""
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -43,13 +48,14 @@ def settings_of(
     check_console(extra.pop("console", None))
     servers = extra.pop("servers", None)
     if servers is not None and connection.host:
-        raise InvalidValue("servers", servers, "name the servers here or as host and port, not twice")
+        raise InvalidValue("servers", "…", "name the servers here or as host and port, not twice")
     if servers is None:
         servers = connection.host or ("127.0.0.1" if connection.port else None)
     if isinstance(servers, str):
         addresses = [each.strip() for each in servers.split(",") if each.strip()]
         servers = ",".join(_address(each, connection.port) for each in addresses)
     values: dict[str, Any] = {"servers": servers} if servers is not None else {}
+    values["credential_folders"] = _credential_folders()
     if connection.login:
         values["user"] = connection.login
     if connection.password:
@@ -66,6 +72,61 @@ def settings_of(
         return ConnectionSettings(**values)
     except InvalidValue as wrong:
         raise _named(wrong) from None
+
+
+def masks(connection: Connection) -> list[Any]:
+    """What Airflow must hide in logs: each secret of a connection in the forms in which code writes it out.
+
+    Airflow itself registers a secret as it is, and finds neither a value that JSON or ``repr`` has escaped nor a single
+    line of a key. For each form more it compiles all that it knows anew, so these are no more than it takes.
+    """
+    try:
+        extra = json.loads(connection.extra or "{}")
+    except (ValueError, RecursionError):
+        extra = {}
+    fields = extra if isinstance(extra, dict) else {}
+    secrets = [connection.password, *(fields.get(name) for name in _SECRETS)]
+    return sorted({form for secret in secrets if secret for part in _parts(str(secret)) for form in _forms(part)})
+
+
+def _parts(secret: str) -> list[str]:
+    """Its lines; of a key whose line ends a form's field has made spaces, the words that they were."""
+    parts = []
+    for line in re.split(r"[\r\n]+", secret):
+        words = [word for word in line.split() if len(word) >= _LONG_WORD]
+        parts += words if len(words) > 1 else [line]
+    # The first and last line of PEM are the same for everybody.
+    return [part for part in parts if not (part.startswith("-----") and part.endswith("-----"))][:_MOST_PARTS]
+
+
+def _forms(text: str) -> set[str]:
+    """As it is, and where that changes it escaped as JSON, ``repr`` and URLs do, also one inside another."""
+    forms = {text}
+    for _ in range(2):
+        forms |= {escape(each) for each in forms for escape in _ESCAPES}
+    if len(forms) == 1:
+        return forms  # a line of a key, of which there may be fifty
+    return forms | {escape(each) for each in (text, _as_json(text)) for escape in (quote, _quote_all, quote_plus)}
+
+
+def _quote_all(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _as_json(text: str) -> str:
+    return json.dumps(text)[1:-1]
+
+
+def _as_unicode_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _as_repr(text: str) -> str:
+    return repr(f'"{text}')[2:-1]  # with the leading quotation mark repr always chooses the other one
+
+
+def _as_repr_in_quotes(text: str) -> str:
+    return _as_repr(text).replace("\\'", "'")
 
 
 def tested(settings: ConnectionSettings) -> tuple[bool, str]:
@@ -128,6 +189,14 @@ def _not_permitted(settings: ConnectionSettings, refusal: PermissionDenied) -> s
     if refusal.act == "publish on":
         return f"{refusal}. Only this test needs it: tasks may work without, see docs/reference/permissions.md"
     return f"{refusal}, or set inbox_prefix to what it may subscribe to (now {settings.inbox_prefix!r})"
+
+
+def _credential_folders() -> str:
+    """Below which folders the files must lie that a connection names: who may edit connections chooses those, and who
+    runs Airflow these."""
+    from airflow.sdk.configuration import conf
+
+    return str(conf.get("nats", "credential_folders", fallback=CREDENTIAL_FOLDERS))
 
 
 def _limit(number: int) -> str:
@@ -209,5 +278,16 @@ _EXTRAS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "shortest_ack_wait": ("shortest_ack_wait", _seconds),
 }
 """The field of the settings for each of the extra, and what makes its value; Airflow masks names with "secret"."""
+
+_SECRETS = ("token", "nkey_secret", "creds_secret", "tls_private_key")
+"""The fields of the extra whose values no log may show."""
+
+_ESCAPES = (_as_json, _as_unicode_json, _as_repr, _as_repr_in_quotes)
+
+_MOST_PARTS = 100
+"""Of a secret; a private key has some fifty lines."""
+
+_LONG_WORD = 20
+"""Letters of a word that is taken for a line of a key: those of PEM have 64, a seed has 58."""
 
 _NAMES = {"user": "login", **{field: name for name, (field, _) in _EXTRAS.items()}}

@@ -48,16 +48,16 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
     try:
         host, port = uri.hostname, uri.port
     except ValueError:
-        raise InvalidValue("uri", uri.netloc, _FORM) from None
+        raise InvalidValue("uri", "nats://…", _FORM) from None
     if uri.username is not None or uri.password is not None:
         raise InvalidValue("uri", "nats://…@…", f"who connects is the connection's business: {_FORM}")
     if not host or "," in uri.netloc:
-        raise InvalidValue("uri", uri.geturl(), f"name one server: {_FORM}")
+        raise InvalidValue("uri", "nats://…", f"name one server: {_FORM}")
     if uri.query or uri.fragment:
-        raise InvalidValue("uri", uri.geturl(), f"no query: {_FORM}")
+        raise InvalidValue("uri", "nats://…?…", f"no query: {_FORM}")
     names = [unquote(each) for each in uri.path.split("/")[1:]]
     if not 1 <= len(names) <= 2:
-        raise InvalidValue("uri", uri.geturl(), _FORM)
+        raise InvalidValue("uri", f"nats://…{uri.path}", _FORM)
     check_stream_name(names[0])
     if len(names) == 2:
         check_filter(names[1], "subject")

@@ -67,6 +67,26 @@ def get_provider_info() -> dict[str, object]:
                 "conn-fields": _CONNECTION_FIELDS,
             }
         ],
+        "config": {
+            "nats": {
+                "description": "Connections to NATS JetStream.",
+                "options": {
+                    "credential_folders": {
+                        "description": (
+                            "Folders with a colon between. A file that a connection names for a password, a key or a "
+                            "certificate must lie below one of them, with symbolic links resolved, on every machine "
+                            "that connects. Whoever may edit connections can have any file below them sent to a "
+                            "server as a password: name folders that hold nothing but credentials for NATS. Empty: "
+                            "connections name no files."
+                        ),
+                        "version_added": None,
+                        "type": "string",
+                        "example": "/run/secrets/nats:/etc/nats/credentials",
+                        "default": "/run/secrets/nats",
+                    }
+                },
+            }
+        },
     }
 
 

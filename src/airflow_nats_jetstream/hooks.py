@@ -35,9 +35,10 @@ def check_airflow(version: str) -> None:
 check_airflow(airflow.__version__)  # before the imports that an older one fails at with less helpful words
 
 from airflow.sdk import BaseHook  # noqa: E402
+from airflow.sdk.log import amask_secret, mask_secret  # noqa: E402
 
 from airflow_nats_jetstream import instruments  # noqa: E402
-from airflow_nats_jetstream.airflow_connection import settings_of, tested  # noqa: E402
+from airflow_nats_jetstream.airflow_connection import masks, settings_of, tested  # noqa: E402
 from airflow_nats_jetstream.handoff import events  # noqa: E402
 from airflow_nats_jetstream.links import check_console  # noqa: E402
 from airflow_nats_jetstream.tracebacks import Brief  # noqa: E402
@@ -85,7 +86,9 @@ class JetStreamHook(BaseHook):
     @property
     def settings(self) -> ConnectionSettings:
         """The connection's settings. Raises InvalidValue for fields that contradict each other."""
-        return self._settings(self.get_connection(self.nats_conn_id))
+        connection = self.get_connection(self.nats_conn_id)
+        mask_secret(masks(connection))
+        return self._settings(connection)
 
     def get_conn(self) -> ConnectionSettings:
         """The settings: a connection belongs to an event loop, see :meth:`context` and :meth:`run`."""
@@ -102,14 +105,14 @@ class JetStreamHook(BaseHook):
         """A JetStream context, for asynchronous tasks and triggers. Raises ConnectionFailed."""
         from airflow_nats_jetstream.client import connect
 
-        async with connect(self._settings(await self.aget_connection(self.nats_conn_id))) as js:
+        async with connect(self._settings(await self._masked(self.nats_conn_id))) as js:
             yield js
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[JetStream]:
         """:meth:`context` on one connection for all triggers of a process that have the same settings. It is closed
         with its last user. Raises ConnectionFailed."""
-        settings = self._settings(await _asked(self.nats_conn_id, self.aget_connection))
+        settings = self._settings(await _asked(self.nats_conn_id, self._masked))
         from airflow_nats_jetstream.client.shared import share
 
         async with share(settings) as js:
@@ -222,6 +225,13 @@ class JetStreamHook(BaseHook):
             return tested(self.settings)
         except InvalidValue as wrong:
             return False, str(wrong)
+
+    @classmethod
+    async def _masked(cls, conn_id: str) -> Connection:
+        """What Airflow knows of a connection, after it was told what to hide in logs."""
+        connection = await cls.aget_connection(conn_id)
+        await amask_secret(masks(connection))
+        return connection
 
     def _settings(self, connection: Connection) -> ConnectionSettings:
         return settings_of(connection, domain=self._domain, api_prefix=self._api_prefix)

@@ -76,7 +76,9 @@ class Options:
         given = {option_name(name, _KNOWN): value for name, value in options.items()}
         servers, connection = given.get("servers"), given.get("connection")
         if (servers is None) == (connection is None):
-            raise InvalidValue("servers", servers, "give the option servers or the option connection, one of them")
+            raise InvalidValue(
+                "servers", servers and "…", "give the option servers or the option connection, one of them"
+            )
         if servers is not None:
             ConnectionSettings(servers=servers)
         claim = _claim(given["claim"]) if "claim" in given else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,21 @@ def start(app_name: str, master: str | None, memory: str | None, config: Mapping
     # PySpark would start the JVM with all of this on the command line (pyspark/java_gateway.py), which everybody on the
     # machine can read. So the JVM starts without the connections, and hears of them through its socket.
     SparkContext._ensure_initialized(conf=SparkConf().setAll([("spark.app.name", app_name), *plain.items()]))
-    return builder.config(map={**given}).getOrCreate()  # redacted where it is shown: the names contain "secret"
+    _keep_commands_out_of_logs()
+    # As configuration of the context, which Spark redacts where it shows it, since the names contain "secret". Options
+    # of a session are logged by the JVM at DEBUG without redaction (org.apache.spark.sql.internal.SharedState).
+    SparkContext.getOrCreate(SparkConf().setAll([("spark.app.name", app_name), *given.items()]))
+    return builder.getOrCreate()
+
+
+def _keep_commands_out_of_logs() -> None:
+    """Drop what py4j logs at DEBUG: every command and answer between Python and the JVM, the environment included."""
+    for name in ("py4j.clientserver", "py4j.java_gateway"):
+        logging.getLogger(name).addFilter(_is_no_command)
+
+
+def _is_no_command(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.DEBUG
 
 
 def _remote(config: Mapping[str, str]) -> bool:
@@ -44,6 +59,7 @@ def _remote(config: Mapping[str, str]) -> bool:
 def check_environment(spark: SparkSession, connection: str) -> None:
     """Raises InvalidValue for a session whose JVM, and with it its Python workers, started without the connection."""
     jvm = getattr(spark, "_jvm", None)
+    _keep_commands_out_of_logs()
     name = environment_name(connection)
     if jvm is not None and jvm.System.getenv(name) != os.environ.get(name):
         remedy = (

@@ -51,7 +51,9 @@ class WriteOptions:
         given = {option_name(name, _OPTIONS + _OF_A_QUERY): value for name, value in options.items()}
         servers, connection = given.get("servers"), given.get("connection")
         if (servers is None) == (connection is None):
-            raise InvalidValue("servers", servers, "give the option servers or the option connection, one of them")
+            raise InvalidValue(
+                "servers", servers and "…", "give the option servers or the option connection, one of them"
+            )
         if servers is not None:
             ConnectionSettings(servers=servers)
         if "stream" not in given:

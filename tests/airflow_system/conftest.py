@@ -18,9 +18,15 @@ DAGS = Path(__file__).parent / "dags"
 EXAMPLES = Path(__file__).parents[2] / "dags"
 RUN_HERE = ("flights_arriving", "flights_to_sql")  # flight_delays runs in tests/cluster
 
+# Whoever handles secrets: our own packages and theirs, and the processes that hand a connection to a task.
+HEARD = ["airflow_nats_jetstream", "pyspark_jetstream", "nats", "py4j", "pyspark", "asyncio", "httpx", "httpcore"]
+HEARD += ["airflow.sdk", "airflow.jobs.triggerer_job_runner", "supervisor", "task"]
+
 # Airflow's defaults make a single kill cost from half a minute (triggerer) to ten (worker and retry).
 IMPATIENT = {
     "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1",
+    # What no level may show, this one shows first. Not of everything: tests read the scheduler's log again and again.
+    "AIRFLOW__LOGGING__NAMESPACE_LEVELS": " ".join(f"{name}=DEBUG" for name in HEARD),
     "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "2",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "15",

@@ -1,5 +1,6 @@
 """Settings: contradictions are named, and no secret is shown, whatever goes wrong."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,39 @@ def test_servers_that_are_refused(servers: str) -> None:
         ConnectionSettings(servers=servers)
 
 
-@pytest.mark.parametrize("servers", ["nats://u:hidden@a", "u:hidden@a:4222", "nats://a,nats://hidden@b"])
-def test_user_information_in_an_address_is_refused_and_not_shown(servers: str) -> None:
+@pytest.mark.parametrize(
+    "servers",
+    [
+        "nats://u:hidden@a",
+        "u:hidden@a:4222",
+        "nats://a,nats://hidden@b",
+        "nats://u:hidden,hidden@a",
+        "nats://u:1,hidden@a",
+        "nats://u:p@a?token=hidden",
+        ("nats://u:hidden", "hidden@a"),
+    ],
+)
+def test_user_information_in_an_address_is_refused_and_not_shown(servers: str | tuple[str, ...]) -> None:
     with pytest.raises(InvalidValue, match="own fields") as refused:
         ConnectionSettings(servers=servers)
     assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "servers",
+    ["nats://a?token=hidden", "nats://a/hidden", "nats://a#hidden", "nats://u:hidden", "//a hidden", "a%hidden"],
+)
+def test_what_follows_a_host_is_not_shown(servers: str) -> None:
+    with pytest.raises(InvalidValue, match="nats://host:port") as refused:
+        ConnectionSettings(servers=servers)
+    assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize("servers", ["http://a:4222", "nats://a:99999", "nats://[::1]:0"])
+def test_an_address_in_which_no_secret_can_be_is_shown(servers: str) -> None:
+    with pytest.raises(InvalidValue, match="nats://host:port") as refused:
+        ConnectionSettings(servers=servers)
+    assert servers in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +129,28 @@ def test_other_texts_are_refused_and_not_shown(text: str) -> None:
 
 def test_the_environment_names_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ConnectionSettings(token="hidden")
-    assert environment_name("my-nats.1") == "JETSTREAM_SECRET_MY_NATS_1"
-    monkeypatch.setenv("JETSTREAM_SECRET_MY_NATS_1", settings.to_json())
+    assert environment_name("nats_default") == "JETSTREAM_SECRET_NATS_DEFAULT"
+    assert environment_name("my-nats.1") == "JETSTREAM_SECRET_MYx2dxNATSx2ex1"
+    monkeypatch.setenv("JETSTREAM_SECRET_MYx2dxNATSx2ex1", settings.to_json())
     assert ConnectionSettings.from_environment("my-nats.1") == settings
     with pytest.raises(InvalidValue, match="JETSTREAM_SECRET_OTHER"):
         ConnectionSettings.from_environment("other")
+
+
+def test_two_connections_never_share_a_variable() -> None:
+    others = [
+        "nats-prod",
+        "nats_prod",
+        "nats.prod",
+        "NATS_prod",
+        "natsx2dxprod",
+        "nats2dprod",
+        "nats\u00e4prod",
+        "nats\u00c4prod",
+    ]
+    names = {environment_name(each) for each in others}
+    assert len(names) == len(others)
+    assert all(re.fullmatch(r"JETSTREAM_SECRET_\w+", name, re.ASCII) for name in names)  # what a shell can export
 
 
 def test_the_environment_may_name_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,7 +159,7 @@ def test_the_environment_may_name_a_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
     file.write_text(settings.to_json())
     monkeypatch.setenv("JETSTREAM_SECRET_X", str(file))
     assert ConnectionSettings.from_environment("x") == settings
-    for content, named in ((b"hidden", "not the JSON"), (b"\xff hidden", "no text"), (None, "No such file")):
+    for content, named in ((b"hidden", "not the JSON"), (b"\xff hidden", "not UTF-8"), (None, "No such file")):
         file.write_bytes(content) if content else file.unlink()
         with pytest.raises(InvalidValue, match=named) as refused:
             ConnectionSettings.from_environment("x")

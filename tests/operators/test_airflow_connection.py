@@ -14,7 +14,11 @@ from airflow import settings as airflow_settings
 from airflow.cli import cli_parser
 from airflow.models.base import Base
 from airflow.sdk import Connection, configuration
+from airflow.sdk._shared.secrets_masker import redact, reset_secrets_masker
+from airflow.sdk.log import mask_secret
 
+from airflow_nats_jetstream.airflow_connection import CREDENTIAL_FOLDERS, masks
+from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.settings import ConnectionSettings
 from airflow_nats_jetstream.get_provider_info import get_provider_info
 from airflow_nats_jetstream.hooks import JetStreamHook
@@ -84,12 +88,82 @@ def test_every_credential_from_every_source(
             file = tmp_path / name
             file.write_text(f"{settings[name]}\n")
             settings[name] = f"file://{file}" if written == "file" else str(file)
-    expected = ConnectionSettings(**settings)
+    monkeypatch.setenv("AIRFLOW__NATS__CREDENTIAL_FOLDERS", str(tmp_path))
+    expected = ConnectionSettings(**settings, credential_folders=str(tmp_path))
     for source in ("JSON", "URI", "backend"):
         assert settings_from(source, described(settings), tmp_path, monkeypatch) == expected
 
     monkeypatch.setenv("AIRFLOW_CONN_NATS_SOMEWHERE", Connection(conn_id="c", **described(settings)).get_uri())
     assert who("nats_somewhere") == known(world, kind)
+
+
+def test_a_connection_names_no_file_that_the_deployer_did_not_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Airflow's own process and, since the settings carry it, in those of Spark."""
+    file = tmp_path / "token"
+    file.write_text("hidden")
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_NATS_SOMEWHERE", json.dumps({"conn_type": "nats", "extra": {"token": f"file://{file}"}})
+    )
+    for folders, allowed in ((None, False), ("", False), ("/nowhere", False), (f"/nowhere:{tmp_path}", True)):
+        if folders is not None:
+            monkeypatch.setenv("AIRFLOW__NATS__CREDENTIAL_FOLDERS", folders)
+        settings = JetStreamHook("nats_somewhere").settings
+        for each in (settings, ConnectionSettings.from_json(settings.to_json())):
+            if allowed:
+                assert each.credential("token") == "hidden"
+            else:
+                with pytest.raises(InvalidValue, match="credential_folders") as refused:
+                    each.credential("token")
+                assert str(tmp_path) not in str(refused.value)
+
+
+def test_a_connection_does_not_allow_itself_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_NATS_SOMEWHERE", '{"conn_type": "nats", "extra": {"credential_folders": "/"}}')
+    with pytest.raises(InvalidValue, match="the fields of a nats connection are"):
+        JetStreamHook("nats_somewhere").settings  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "a\"b'c\\d\\n-%/é hidden",
+        "\\hidden\\",
+        "-----BEGIN PRIVATE KEY-----\nhiddenMIGHAgEAMBMGByqG+SM49/AgE\nhiddenHz==\n-----END PRIVATE KEY-----\n",
+        "-----BEGIN USER NKEY SEED----- hiddenSUABQZBV5SPF7YBE5UE3JQCWZSXCR ------END USER NKEY SEED------",
+    ],
+)
+def test_airflow_hides_a_secret_however_it_is_written(secret: str) -> None:
+    reset_secrets_masker()
+    field = "tls_private_key" if "KEY" in secret else "token"
+    connection = Connection(
+        conn_id="c", conn_type="nats", password=secret, extra=json.dumps({field: secret, "tls": False})
+    )
+    mask_secret(masks(connection))
+    json_twice = json.dumps({"extra": json.dumps({field: secret})})
+    written = [
+        secret,
+        secret.strip(),
+        *secret.split("\n"),
+        repr(secret),
+        str([secret]),
+        json.dumps(secret),
+        connection.get_uri(),
+    ]
+    written += [json.dumps({field: secret}, ensure_ascii=False), json_twice]
+    written += [
+        str(connection.extra),
+        repr(connection.extra),
+        repr({"SHOWN": json.dumps({field: secret})}),
+        connection.as_json(),
+        quote(secret),
+    ]
+    written += [repr(f"{secret}'{secret}"), secret.replace("\\", "\\\\").replace("\n", "\\n")]  # the last: py4j
+    for text in written:
+        assert "hidden" not in redact(text), text
+    assert redact("-----BEGIN PRIVATE KEY-----") == "-----BEGIN PRIVATE KEY-----"
+    reset_secrets_masker()
 
 
 def known(world: World, kind: str) -> str:
@@ -144,18 +218,19 @@ def test_the_examples_of_the_page_are_one_connection_each(
     kind = TITLES[title]
     files = {"ca.pem": world.authority.ca, "airflow.pem": world.certificate[0], "airflow.key": world.certificate[1]}
     contents = {name: path.read_text() for name, path in files.items()}
-    contents |= {"nats-password": PASSWORD, "nats-token": PASSWORD, "airflow.nk": world.nkey.seed}
+    contents |= {"password": PASSWORD, "token": PASSWORD, "airflow.nk": world.nkey.seed}
     contents["airflow.creds"] = world.operator.credentials(world.user)
     for name, content in contents.items():
         (tmp_path / name).write_text(content)
     monkeypatch.setenv("SSL_CERT_FILE", str(files["ca.pem"]))  # whom this machine trusts
     monkeypatch.setenv("AIRFLOW__DATABASE__CHECK_MIGRATIONS", "False")
+    monkeypatch.setenv("AIRFLOW__NATS__CREDENTIAL_FOLDERS", str(tmp_path))
     port = world.url(kind, "plain" if kind == "none" else "tls").rpartition(":")[2]
     here = {
         "nats.example.com": "localhost",
         "4222": port,
-        "/run/secrets": str(tmp_path),
-        quote("/run/secrets", safe=""): quote(str(tmp_path), safe=""),
+        CREDENTIAL_FOLDERS: str(tmp_path),
+        quote(CREDENTIAL_FOLDERS, safe=""): quote(str(tmp_path), safe=""),
     }
 
     found = []

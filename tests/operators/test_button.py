@@ -4,6 +4,7 @@ None of the answers shows a secret.
 """
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -102,6 +103,10 @@ REACHING: dict[str, Case] = {
     "no such host": (lambda _, __: {"host": "nats.invalid"}, "no NATS server.*nats.invalid.*check servers and port"),
     "monitoring port": (lambda s, _: {"servers": s.monitor}, "says nothing.*4222.*8222"),
     "two ways to say where": (lambda s, _: {"host": "a", "servers": s.accounts}, "servers=.*not twice"),
+    "two ways, and a secret": (lambda _, __: {"host": "a", "servers": f"nats://u:{SECRET}@h"}, "servers=.*not twice"),
+    "secret with a comma": (lambda _, __: {"servers": f"nats://u:1,{SECRET}@h"}, "servers=.*their own fields"),
+    "secret in a query": (lambda _, __: {"servers": f"nats://h?token={SECRET}"}, "servers=.*nats://host:port"),
+    "secret in the host": (lambda _, __: {"host": f"u:1,{SECRET}@h"}, "servers=.*their own fields"),
     "another scheme": (lambda _, __: {"servers": "http://a:4222"}, "servers=.*nats://host:port"),
     "secret in the address": (lambda _, __: {"servers": f"nats://u:{SECRET}@a"}, "servers=.*their own fields"),
     "no such domain": (lambda s, _: {**who(s), "domain": "hub"}, "nobody answers.*domain 'hub'.*check domain"),
@@ -193,6 +198,14 @@ WHO: dict[str, Case] = {
         lambda s, f: {"servers": s.url("nkey", "plain"), "nkey_secret": str(f / SECRET)},
         "nkey_secret='…': the file.*No such file",
     ),
+    "another file of the machine": (
+        lambda s, _: {"servers": s.accounts, "token": "file:///etc/passwd"},
+        "token='…': the file.*outside of the folders.*credential_folders",
+    ),
+    "a file without end": (
+        lambda s, _: {"servers": s.url("none", "tls"), "tls_ca": "/dev/zero"},
+        "tls_ca='…': the file.*outside of the folders",
+    ),
     "no file of credentials": (
         lambda s, f: {"servers": s.url("credentials", "plain"), "creds_secret": str(f / SECRET)},
         "creds_secret='…': the file.*No such file",
@@ -230,6 +243,8 @@ def test_what_is_wrong_and_what_to_do(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    allowed = os.pathsep.join(map(str, (tmp_path, servers.certificate[0].parent)))
+    monkeypatch.setenv("AIRFLOW__NATS__CREDENTIAL_FOLDERS", allowed)
     given = fields(servers, tmp_path)
     works, words = answer(dict(given), monkeypatch)
     assert not works

@@ -12,7 +12,7 @@ import pytest
 from airflow.sdk import Connection
 from airflow.sdk._shared.secrets_masker import should_hide_value_for_key
 
-from airflow_nats_jetstream.airflow_connection import settings_of
+from airflow_nats_jetstream.airflow_connection import CREDENTIAL_FOLDERS, settings_of
 from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.get_provider_info import get_provider_info
 
@@ -146,3 +146,8 @@ print(len({name.split(".")[0] for name in set(sys.modules) - before} - {"airflow
 
 def test_parsing_a_dag_loads_neither_nats_nor_spark(fresh: dict[str, Any]) -> None:
     assert fresh["loaded by parsing"] == []
+
+
+def test_the_default_of_an_option_is_the_one_that_counts() -> None:
+    """Airflow 3.3.2 does not read the options of providers in every process."""
+    assert INFO["config"]["nats"]["options"]["credential_folders"]["default"] == CREDENTIAL_FOLDERS

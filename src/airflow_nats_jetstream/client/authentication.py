@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from airflow_nats_jetstream.client import credential
 from airflow_nats_jetstream.client.errors import AuthenticationFailed, InvalidValue, TlsNotOffered
 from airflow_nats_jetstream.client.protocol import encode_connect
 
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.client.settings import ConnectionSettings
 
 _SEED = re.compile(r"SU[A-Z2-7]{56}")
-_JWT = re.compile(r"-----BEGIN NATS USER JWT-----\s*([\w.-]+?)\s*-{5,}END")  # \s: line ends of any system, or spaces
-_JWT_SEED = re.compile(rf"-----BEGIN USER NKEY SEED-----\s*({_SEED.pattern})\s*-{{5,}}END")
+_JWT = re.compile(r"[\w.-]+", re.ASCII)
 _PREFIX_USER = 20 << 3
 
 
@@ -75,35 +73,41 @@ def check_seed(seed: str) -> str:
 
 def check_credentials(credentials: str) -> tuple[str, str]:
     """JWT and seed of a ``.creds`` file's content. Raises InvalidValue, which does not show it."""
-    jwt, seed = _JWT.search(credentials), _JWT_SEED.search(credentials)
-    if jwt is None or seed is None:
+    jwt, seed = _block("NATS USER JWT", credentials), _block("USER NKEY SEED", credentials)
+    if not (_JWT.fullmatch(jwt) and _SEED.fullmatch(seed)):
         remedy = "give a .creds file, by content or by path: its block USER JWT and its block USER NKEY SEED"
         raise InvalidValue("credentials", "…", remedy)
-    return jwt[1], seed[1]
+    return jwt, seed
+
+
+def _block(label: str, text: str) -> str:
+    """What stands between the lines BEGIN and END, whose line ends may be of any system, spaces, or lost."""
+    inside, end, _ = text.partition(f"-----BEGIN {label}-----")[2].partition("-----END")
+    return inside.rstrip("-").strip() if end else ""
 
 
 def _who(settings: ConnectionSettings, nonce: str) -> dict[str, str | None]:
     if settings.user:
-        return {"user": settings.user, "pass": credential.read("password", settings.password or "")}
+        return {"user": settings.user, "pass": settings.credential("password")}
     if settings.token:
-        return {"auth_token": credential.read("token", settings.token)}
+        return {"auth_token": settings.credential("token")}
     if not (settings.nkey_seed or settings.credentials):
         return {}
     if not nonce:
         raise refused(settings, "it asks for no signature")
     if settings.nkey_seed:
-        key = _key("nkey_seed", _seed(settings.nkey_seed))
+        key = _key("nkey_seed", _seed(settings))
         return {"nkey": _public(key), "sig": _signature(key, nonce)}
-    jwt, seed = _jwt_and_seed(settings.credentials or "")
+    jwt, seed = _jwt_and_seed(settings)
     return {"jwt": jwt, "sig": _signature(_key("credentials", seed), nonce)}
 
 
-def _seed(value: str) -> str:
-    return check_seed(credential.read("nkey_seed", value))
+def _seed(settings: ConnectionSettings) -> str:
+    return check_seed(settings.credential("nkey_seed"))
 
 
-def _jwt_and_seed(value: str) -> tuple[str, str]:
-    return check_credentials(credential.read("credentials", value))
+def _jwt_and_seed(settings: ConnectionSettings) -> tuple[str, str]:
+    return check_credentials(settings.credential("credentials"))
 
 
 def _key(field: str, seed: str) -> Ed25519PrivateKey:
@@ -135,9 +139,9 @@ def _remedy(settings: ConnectionSettings) -> str:
     if settings.token:
         return "check the token"
     if settings.nkey_seed:
-        return f"check that the server knows the user {_public(_key('nkey_seed', _seed(settings.nkey_seed)))}"
+        return f"check that the server knows the user {_public(_key('nkey_seed', _seed(settings)))}"
     if settings.credentials:
-        expired = _expired(_jwt_and_seed(settings.credentials)[0])
+        expired = _expired(_jwt_and_seed(settings)[0])
         return (
             f"they expired at {expired}: renew them" if expired else "check that its operator and account issued them"
         )

@@ -24,6 +24,9 @@ _LONGEST_TIMEOUT = 86_400.0
 _LONGEST_PREFIX = 128  # bytes of inbox_prefix: it shares a line with the subjects of what is published
 _SERVER = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff]+")
 _HOST = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff%]{1,253}")
+_PLAIN = re.compile(r"[a-z0-9_]")
+_HARMLESS = re.compile(r"(?:[a-z]+://)?(?:[\w.-]*|\[[0-9a-fA-F:.]*\])(?::[0-9]{1,5})?/?", re.ASCII)
+"""An address that is shown although it is refused: scheme, host and port, and no more in which a secret could be."""
 
 
 def _secret() -> Any:
@@ -41,6 +44,9 @@ class ConnectionSettings:
                           the line ends of any system. Each secret may also be the path of a file that holds it, see
                           :mod:`airflow_nats_jetstream.client.credential`: ``file:///…`` for any of them, the bare
                           path for a seed and a ``.creds`` file.
+    credential_folders:   folders with ``:`` between, below which such files must lie, links resolved. By default any
+                          file that this process may read: right where its owner writes the settings. Settings of an
+                          Airflow connection have those of Airflow's configuration, and Spark's workers keep to them.
     tls:                  speak TLS or fail; implied by ``tls://``, by the other ``tls_`` fields.
     tls_ca, tls_certificate, tls_private_key:
                           PEM text or the path of a file. Without ``tls_ca`` the system's authorities are trusted.
@@ -66,6 +72,7 @@ class ConnectionSettings:
     token: str | None = _secret()
     nkey_seed: str | None = _secret()
     credentials: str | None = _secret()
+    credential_folders: str | None = None
     tls: bool = False
     tls_ca: str | None = field(default=None, repr=False)
     tls_certificate: str | None = field(default=None, repr=False)
@@ -85,6 +92,10 @@ class ConnectionSettings:
     def __post_init__(self) -> None:
         self._check_types()
         texts = self.servers.split(",") if isinstance(self.servers, str) else self.servers
+        if any("@" in text for text in texts):
+            # Before the commas count: one may be part of a password. What is around the @ is not shown at all.
+            remedy = "put the user and password into their own fields, not into the URL"
+            raise InvalidValue("servers", "…@…", remedy)
         servers = tuple(_check_server(text.strip()) for text in texts if text.strip())
         if not servers:
             raise InvalidValue("servers", self.servers, f"name at least one server, for example {DEFAULT_SERVER}")
@@ -170,6 +181,10 @@ class ConnectionSettings:
             return "a token"
         return "a client certificate" if self.tls_certificate else "no authentication"
 
+    def credential(self, name: str) -> str:
+        """The content of a field that may name a file. Raises InvalidValue."""
+        return credential.read(name, getattr(self, name) or "", self.credential_folders)
+
     def ssl_context(self) -> ssl.SSLContext | None:
         """The TLS context, host names checked; None without TLS.
 
@@ -178,14 +193,15 @@ class ConnectionSettings:
         """
         if not self.tls:
             return None
-        ca = credential.read_pem("tls_ca", self.tls_ca, "CERTIFICATE") if self.tls_ca else None
+        folders = self.credential_folders
+        ca = credential.read_pem("tls_ca", self.tls_ca, "CERTIFICATE", folders) if self.tls_ca else None
         try:
             context = ssl.create_default_context(cadata=ca)
         except (ssl.SSLError, ValueError):
             raise InvalidValue("tls_ca", "…", "this is no PEM certificate: a part of it was lost or changed") from None
         if self.tls_certificate and self.tls_private_key:
-            certificate = credential.read_pem("tls_certificate", self.tls_certificate, "CERTIFICATE")
-            key = credential.read_pem("tls_private_key", self.tls_private_key, "PRIVATE KEY")
+            certificate = credential.read_pem("tls_certificate", self.tls_certificate, "CERTIFICATE", folders)
+            key = credential.read_pem("tls_private_key", self.tls_private_key, "PRIVATE KEY", folders)
             try:
                 _load_client_certificate(context, certificate, key)
             except (ssl.SSLError, ValueError, OSError):
@@ -231,11 +247,10 @@ class ConnectionSettings:
             raise InvalidValue("connection", connection, remedy)
         if text.startswith("/"):  # JSON of settings begins with a brace
             try:
-                text = Path(text).read_text()
-            except (OSError, ValueError) as wrong:
-                reason = wrong.strerror if isinstance(wrong, OSError) else "it is no text"
+                text = credential.read_file(Path(text))
+            except credential.Unreadable as wrong:
                 remedy = (
-                    f"the environment variable {name} names a file that cannot be read here ({reason}): it must lie at "
+                    f"the environment variable {name} names a file that cannot be read here ({wrong}): it must lie at "
                     "that path wherever the driver or an executor runs, readable by the user that runs them"
                 )
                 raise InvalidValue("connection", connection, remedy) from None
@@ -243,8 +258,13 @@ class ConnectionSettings:
 
 
 def environment_name(connection: str) -> str:
-    """``JETSTREAM_SECRET_<CONNECTION>``: Spark redacts names that contain "secret" (spark.redaction.regex)."""
-    return ENVIRONMENT_PREFIX + "".join(letter if letter.isalnum() else "_" for letter in connection).upper()
+    """``JETSTREAM_SECRET_<CONNECTION>``: Spark redacts names that contain "secret" (spark.redaction.regex).
+
+    ``nats_default`` is ``NATS_DEFAULT``. What is not ``a`` to ``z``, a digit or ``_`` becomes its hexadecimal code
+    between two ``x``, so that two connections never share a variable: ``nats-prod`` is ``NATSx2dxPROD``.
+    """
+    letters = (each.upper() if _PLAIN.fullmatch(each) else f"x{ord(each):x}x" for each in connection)
+    return ENVIRONMENT_PREFIX + "".join(letters)
 
 
 def _check_server(server: str) -> str:
@@ -254,10 +274,6 @@ def _check_server(server: str) -> str:
         port = url.port
     except ValueError:
         url, port = None, None
-    if "@" in server or (url is not None and (url.username is not None or url.password is not None)):
-        # What stands before the @ may be a password, however the rest is written.
-        shown = f"…@{server.rpartition('@')[2]}"
-        raise InvalidValue("servers", shown, "put the user and password into their own fields, not into the URL")
     if (
         url is None
         or url.scheme not in ("nats", "tls")
@@ -269,7 +285,8 @@ def _check_server(server: str) -> str:
         or url.fragment
         or port == 0
     ):
-        raise InvalidValue("servers", server, f"a server is nats://host:port or tls://host:port, e.g. {DEFAULT_SERVER}")
+        shown = server if _HARMLESS.fullmatch(server) else "…"
+        raise InvalidValue("servers", shown, f"a server is nats://host:port or tls://host:port, e.g. {DEFAULT_SERVER}")
     return text.rstrip("/")
 
 

@@ -1,5 +1,6 @@
 """The DAG `planted`: connections with secrets of each kind, at work and refused; a body that shows all that it has."""
 
+import json
 import logging
 import os
 import traceback
@@ -7,6 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from airflow.sdk import dag, task
 
@@ -59,8 +61,9 @@ def read_by_spark(claim: Any) -> None:
     log.info("inherited: %s", sorted(name for name in os.environ if name.startswith("JETSTREAM_SECRET")))
     from airflow_nats_jetstream.client.settings import environment_name
 
-    for connection in ("secret_nkey", "secret_certificate", "refused_nkey"):
+    for connection in ("secret_password", "secret_token", "secret_nkey", "secret_certificate", "refused_nkey"):
         os.environ[environment_name(connection)] = JetStreamHook(connection).settings.to_json()
+    written_out()
     events = Path(os.environ["PLANTED_EVENTS"])
     events.mkdir(parents=True, exist_ok=True)
     config = {
@@ -70,6 +73,10 @@ def read_by_spark(claim: Any) -> None:
         "spark.ui.enabled": "false",
     }
     spark = spark_session(master="local[2]", memory="1g", config=config)
+    spark.sparkContext.setLogLevel("DEBUG")  # of the JVM; py4j and others are at DEBUG in this stack
+    logging.getLogger("py4j.clientserver").info(
+        "py4j is heard: %s", logging.getLogger("py4j").isEnabledFor(logging.DEBUG)
+    )
     spark.sql("SET -v").collect()
     log.info("SET: %s", spark.sql("SET").collect())
 
@@ -81,7 +88,7 @@ def read_by_spark(claim: Any) -> None:
         log.info("plan: %s %r", frame._jdf.queryExecution().toString(), frame)
         return int(frame.count())
 
-    for kind in ("nkey", "certificate"):
+    for kind in ("password", "nkey", "certificate"):
         log.info("read by Spark with secret_%s: %d", kind, read(f"secret_{kind}"))
     frame = claim.read(spark)
     frame.explain("formatted")
@@ -97,6 +104,18 @@ def read_by_spark(claim: Any) -> None:
     refused(lambda: read("refused_nkey"))
     with suppress(Exception):
         spark.stop()
+
+
+def written_out() -> None:
+    """Connections in the ways in which code writes such things out by mistake: Airflow knows what to hide."""
+    for kind in ("password", "credentials"):
+        text = JetStreamHook(f"written_{kind}").settings.to_json()
+        log.info("written out: %s %r %s %r", text, text, json.dumps({kind: text}), json.dumps({kind: text}))
+        for value in json.loads(text).values():
+            log.info("written out: %s %r %s %s", value, value, quote(str(value)), {kind: value})
+        connection = JetStreamHook.get_connection(f"written_{kind}")
+        log.info("written out: %r %s %s", connection.extra, connection.extra, connection.get_uri())
+        log.info("written out: %s %r", connection.as_json(), connection.as_json())
 
 
 @dag(schedule=None)
