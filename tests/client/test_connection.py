@@ -2,9 +2,10 @@
 
 import asyncio
 import gc
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
@@ -20,7 +21,7 @@ from airflow_nats_jetstream.client.errors import (
 from airflow_nats_jetstream.client.wire import Wire
 from demo.nats_server import NatsServer
 from demo.service import free_port
-from tests.client.servers import PASSWORD, Serve, frozen
+from tests.client.servers import PASSWORD, USER, Authority, Serve, frozen
 from tests.client.until import until
 
 
@@ -207,3 +208,42 @@ async def test_who_is_cancelled_while_a_flush_is_queued_ends(
                 publishing.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await publishing
+
+
+async def test_servers_that_info_names_are_not_followed_with_tls(serve: Serve, authority: Authority) -> None:
+    """Anybody between client and server can write into INFO, which comes before TLS, and choose the name to check."""
+    server = serve(authority.config() + USER)
+    attempts: list[str] = []
+    way: list[asyncio.StreamWriter] = []
+
+    async def followed(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        attempts.append("followed")
+        writer.close()
+
+    async def on_the_way(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        attempts.append("named")
+        there, back = await asyncio.open_connection("127.0.0.1", server.port)
+        way.extend((writer, back))
+        said = json.loads((await there.readline()).removeprefix(b"INFO "))
+        writer.write(b"INFO " + json.dumps({**said, "connect_urls": [f"127.0.0.1:{elsewhere}"] * 3}).encode() + b"\r\n")
+        with suppress(OSError):
+            await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+    async with pretend(followed) as elsewhere, pretend(on_the_way) as port:
+        settings = ConnectionSettings(
+            servers=f"tls://localhost:{port}", user="airflow", password=PASSWORD, tls_ca=str(authority.ca)
+        )
+        async with connect(settings) as js:
+            for times in (2, 3):
+                for end in way:
+                    end.transport.abort()
+                way.clear()
+                await until(lambda times=times: js.connection.reconnects == times - 1)  # type: ignore[misc]
+            await js.connection.round_trip()
+    assert attempts == ["named"] * 3
+
+
+async def pipe(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    while data := await source.read(1 << 16):
+        target.write(data)
+    target.close()

@@ -191,6 +191,10 @@ class Client(nats.aio.client.Client):
                 pong.set_result(True)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if self._settings.tls:
+            # INFO comes in plain text before TLS, so whoever is on the way could name a server of theirs here, whose
+            # certificate nats-py would check against the name that they chose.
+            info.pop("connect_urls", None)
         if initial_connection and self._settings.tls and info.get("tls_available"):
             info["tls_required"] = True  # nats-py goes on in plain text where the server offers TLS and needs none
         if initial_connection and not self._settings.tls:
