@@ -48,9 +48,18 @@ def parse(text: str, shown: str) -> tuple[Any, Lines]:
 
 class _Core(yaml.SafeLoader):  # type: ignore[misc]
     """YAML 1.2's core schema (yaml.org/spec/1.2.2, 10.3.2): what JSON has, and nothing that only looks like it. YAML
-    1.1 reads 1:30 as 90, no as false, and cuts times to microseconds."""
+    1.1 reads 1:30 as 90, no as false, and cuts times to microseconds.
+
+    An alias is refused: a few lines of aliases of aliases are gigabytes once they are written out as JSON."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as its base class has it
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            problem = f"the alias *{event.anchor} is not allowed: write the value here again"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        return super().compose_node(parent, index)
 
 
 for _tag, _pattern, _first in (
