@@ -12,7 +12,7 @@ from pathlib import Path
 from demo import report
 from demo.airflow import FINISHED
 from demo.service import ServiceFailed
-from demo.stack import Stack, addresses, stop
+from demo.stack import USER, Stack, addresses, stop
 
 ROOT = Path(__file__).parent.parent
 DEMO, UP = ROOT / "build" / "demo", ROOT / "build" / "up"
@@ -42,12 +42,13 @@ def run() -> int:
     shutil.rmtree(DEMO, ignore_errors=True)
     out = DEMO / "out"
     clock.say("starting nats-server, Postgres and Airflow")
-    with Stack(DEMO / "stack", DAGS, {"FLIGHT_DELAYS_OUT": str(out)}) as stack:
+    with Stack(DEMO / "stack", DAGS, {"FLIGHT_DELAYS_OUT": str(out)}, guarded=True) as stack:
         clock.say(f"Airflow is up at {stack.airflow.url}, nats-server at {stack.nats.url}")
+        print(_login(stack.password))
         stack.airflow.wait_for_dag(DAG)
         run_id = stack.airflow.trigger(DAG)
         state = follow(stack, run_id, clock)
-        counts = asyncio.run(report.counts(stack.nats.url))
+        counts = asyncio.run(report.counts(stack.nats_url))
         if state != "success":
             for task in stack.airflow.tasks(DAG, run_id):
                 if task.state == "failed":
@@ -71,7 +72,7 @@ def follow(stack: Stack, run_id: str, clock: Clock) -> str:
             if task.state:
                 again = f", try {task.try_number}" if task.try_number > 1 else ""
                 changed(task.name, task.state + again)
-        counts = asyncio.run(report.counts(stack.nats.url))
+        counts = asyncio.run(report.counts(stack.nats_url))
         if counts.messages:
             changed("messages", f"{counts.messages:,} messages")
         if counts.ack_pending or "consumer" in known:
@@ -128,15 +129,21 @@ def up() -> int:
     """Start the stack and leave it running."""
     if found := addresses(UP):
         print(f"It is already up: {found['url']} (nats-server: {found['nats']}). `make down` stops it.")
+        print(_login(found["password"]))
         return 0
     clock = Clock()
     clock.say("starting nats-server, Postgres and Airflow")
-    stack = Stack(UP, DAGS, {"FLIGHT_DELAYS_OUT": str(UP / "out")})
+    stack = Stack(UP, DAGS, {"FLIGHT_DELAYS_OUT": str(UP / "out")}, guarded=True)
     stack.start()
     stack.airflow.wait_for_dag(DAG)
-    clock.say(f"{stack.airflow.url}/dags/{DAG} is ready to trigger; no password. nats-server: {stack.nats.url}")
+    clock.say(f"{stack.airflow.url}/dags/{DAG} is ready to trigger. nats-server: {stack.nats.url}")
+    print(_login(stack.password))
     print(f"Logs, data and output are in {UP}. `make down` stops everything.")
     return 0
+
+
+def _login(password: str) -> str:
+    return f"Log in to Airflow and to the nats-server as {USER}, password {password}"
 
 
 def down() -> int:

@@ -34,7 +34,8 @@ class NatsServer(Service):
         super().__init__("nats-server", command, folder=folder, environment=environment)
 
     def launch(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._settings.touch(mode=0o600)  # there may be passwords in it
         self._settings.write_text(self._config)
         super().launch()
 

@@ -20,7 +20,11 @@ FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
 class Postgres(Service):
-    """One database on a socket, no port. As root it runs as the wheel's user `pgserver`, which the wheel creates."""
+    """One database on a socket, no port. As root it runs as the wheel's user `pgserver`, which the wheel creates.
+
+    It asks for no password, so whoever reaches the socket is its superuser, who may run programs: the folder of the
+    socket is closed to other users.
+    """
 
     def __init__(self, folder: Path, socket_folder: Path, *, environment: Mapping[str, str] | None = None) -> None:
         """`socket_folder` must be short: the path of a socket may have 107 characters."""
@@ -39,9 +43,10 @@ class Postgres(Service):
     def launch(self) -> None:
         self._server.pgdata.mkdir(parents=True, exist_ok=True)
         self._server.ensure_pgdata_inited()
-        self._socket_folder.mkdir(parents=True, exist_ok=True)
-        if self._server.system_user:
-            shutil.chown(self._socket_folder, self._server.system_user)
+        self._socket_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if user := self._server.system_user:
+            for folder in (self.folder, self._socket_folder):
+                shutil.chown(folder, user)
         super().launch()
 
     def ready(self) -> bool:

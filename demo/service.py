@@ -62,8 +62,9 @@ class Service:
         self.wait_ready()
 
     def launch(self) -> None:
-        """Start the process and return at once."""
+        """Start the process and return at once. Its folder, with log and data, is closed to other users."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command,

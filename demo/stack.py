@@ -28,29 +28,54 @@ from demo.service import MARK, Service, ServiceFailed, end, free_port, marked, s
 
 AIRFLOW = str(Path(sysconfig.get_path("scripts")) / "airflow")
 CONNECTION = "nats_default"
+USER = "airflow"
+"""Who logs in to Airflow, and to a nats-server that asks."""
+
+# Spark's pages ask nobody for a password, nor does a driver that is sent Java objects: anybody on the machine reaches
+# their ports. In local mode Spark makes the secret of `authenticate` by itself.
+SPARK_DEFAULTS = "spark.ui.enabled false\nspark.authenticate true\n"
 
 
 class Stack:
-    """All services of one folder. `stop` ends every process that they started, and no other."""
+    """All services of one folder. `stop` ends every process that they started, and no other.
+
+    They listen on this machine's own address, which its other users reach as well: Airflow asks for `password`, the
+    database's socket and all files are closed to them.
+    """
 
     def __init__(
-        self, folder: Path, dags: Path, environment: Mapping[str, str] | None = None, *, parallelism: int = 4
+        self,
+        folder: Path,
+        dags: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        parallelism: int = 4,
+        guarded: bool = False,
     ) -> None:
-        """`environment` adds to Airflow's; `parallelism` is how many tasks run at once."""
+        """`environment` adds to Airflow's; `parallelism` is how many tasks run at once. With `guarded` the nats-server
+        asks for the password, too; tests that other users cannot harm do without."""
         self.folder = folder.absolute()
+        self.password = secrets.token_hex(16)
+        self._guarded = guarded
         self.mark = secrets.token_hex(8)
         self._sockets = _socket_folder(self.mark)
         port = free_port()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
         plain = {**inherited, MARK: self.mark}
-        self.nats = NatsServer(self.folder / "nats", environment=plain)
+        authorization = f'authorization {{ user: {USER}, password: "{self.password}" }}' if guarded else ""
+        self.nats = NatsServer(self.folder / "nats", authorization, environment=plain)
         self.postgres = Postgres(self.folder / "postgres", self._sockets, environment=plain)
         self.environment = {**plain, **self._settings(dags.absolute(), port, parallelism), **(environment or {})}
-        self.airflow = Airflow(f"http://127.0.0.1:{port}")
+        self.airflow = Airflow(f"http://127.0.0.1:{port}", USER, self.password)
         self.api_server = self._component("api-server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1")
         self.scheduler = self._component("scheduler", "--skip-serve-logs")
         self.dag_processor = self._component("dag-processor")
         self.triggerer = self._component("triggerer", "--skip-serve-logs")
+
+    @property
+    def nats_url(self) -> str:
+        """The nats-server's address with user and password, as clients other than ours take it."""
+        return self.nats.url.replace("://", f"://{USER}:{self.password}@") if self._guarded else self.nats.url
 
     @property
     def services(self) -> tuple[Service, ...]:
@@ -69,6 +94,7 @@ class Stack:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self._record()
+        self._configure()
         try:
             with ThreadPoolExecutor() as pool:
                 starts = [pool.submit(self.nats.start), pool.submit(self._migrated)]
@@ -137,10 +163,20 @@ class Stack:
         return self.airflow.healthy()
 
     def _record(self) -> None:
-        """Write down which sessions are ours, for `stop`."""
+        """Write down which sessions are ours, for `stop`, and how to log in."""
         sessions = {leader: began for service in self.services for leader, began in service.sessions.items()}
         state = {"mark": self.mark, "url": self.airflow.url, "nats": self.nats.url, "sessions": sessions}
-        (self.folder / "stack.json").write_text(json.dumps(state))
+        _write_private(self.folder / "stack.json", json.dumps({**state, "password": self.password}))
+
+    def _configure(self) -> None:
+        for folder in (self.folder / "airflow", self.folder / "spark"):
+            folder.mkdir(mode=0o700)
+        _write_private(self._passwords, json.dumps({USER: self.password}))
+        (self.folder / "spark" / "spark-defaults.conf").write_text(SPARK_DEFAULTS)
+
+    @property
+    def _passwords(self) -> Path:
+        return self.folder / "airflow" / "passwords.json"
 
     def _settings(self, dags: Path, port: int, parallelism: int) -> dict[str, str]:
         sections: dict[str, dict[str, object]] = {
@@ -152,7 +188,9 @@ class Stack:
                 "dags_are_paused_at_creation": False,
                 "execution_api_server_url": f"http://127.0.0.1:{port}/execution/",
                 "fernet_key": urlsafe_b64encode(secrets.token_bytes(32)).decode(),
-                "simple_auth_manager_all_admins": True,
+                "simple_auth_manager_all_admins": False,
+                "simple_auth_manager_users": f"{USER}:admin",
+                "simple_auth_manager_passwords_file": self._passwords,
                 "test_connection": "Enabled",
             },
             "database": {
@@ -169,7 +207,9 @@ class Stack:
             for section, values in sections.items()
             for name, value in values.items()
         }
-        connection = {"conn_type": "nats", "extra": {"servers": self.nats.url}}
+        connection: dict[str, Any] = {"conn_type": "nats", "extra": {"servers": self.nats.url}}
+        if self._guarded:
+            connection |= {"login": USER, "password": self.password}
         return {
             **settings,
             "AIRFLOW_HOME": str(self.folder / "airflow"),
@@ -177,6 +217,7 @@ class Stack:
             "JAVA_HOME": str(java_home()),
             "PATH": f"{Path(AIRFLOW).parent}{os.pathsep}{os.environ['PATH']}",
             "PYSPARK_PYTHON": sys.executable,
+            "SPARK_CONF_DIR": str(self.folder / "spark"),
             # Spark otherwise asks for the address of the machine's name, which may have none.
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_SUBMIT_OPTS": QUICK,
@@ -184,9 +225,9 @@ class Stack:
 
 
 def addresses(folder: Path) -> dict[str, str] | None:
-    """`url` and `nats` of the stack that runs in this folder; None when none does."""
+    """`url`, `nats` and `password` of the stack that runs in this folder; None when none does."""
     state = _state(folder)
-    return {name: state[name] for name in ("url", "nats")} if state and _processes(state) else None
+    return {name: state.get(name, "") for name in ("url", "nats", "password")} if state and _processes(state) else None
 
 
 def stop(folder: Path) -> int:
@@ -202,6 +243,11 @@ def stop(folder: Path) -> int:
     shutil.rmtree(_socket_folder(state["mark"]), ignore_errors=True)
     (folder / "stack.json").unlink()
     return ended
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text)
 
 
 def _state(folder: Path) -> dict[str, Any] | None:

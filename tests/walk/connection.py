@@ -10,19 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from airflow_nats_jetstream.get_provider_info import get_provider_info
 from airflow_nats_jetstream.hooks import JetStreamHook
 from demo.nats_server import NatsServer
-from demo.stack import Stack
+from demo.stack import USER, Stack
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "reference" / "connection"
 FOLDER = ROOT / "build" / "tests" / "walk"
-USER, PASSWORD = "admin", "walk-7d1"
 RIGHT, WRONG = "right-3e9", "wrong-3e9"
 CONNECTION, DAG = "nats_flights", "flights"
 INFO: Any = get_provider_info()
@@ -60,14 +58,7 @@ def server() -> Iterator[NatsServer]:
 @pytest.fixture
 def stack(server: NatsServer) -> Iterator[Stack]:
     """Airflow with a user who has to log in."""
-    passwords = FOLDER / "passwords.json"
-    passwords.write_text(json.dumps({USER: PASSWORD}))
-    settings = {"ALL_ADMINS": "False", "USERS": f"{USER}:admin", "PASSWORDS_FILE": str(passwords)}
-    environment = {f"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_{name}": value for name, value in settings.items()}
-    with Stack(FOLDER / "stack", Path(__file__).parent / "dags", environment) as stack:
-        credentials = {"username": USER, "password": PASSWORD}
-        token = httpx.post(f"{stack.airflow.url}/auth/token", json=credentials, timeout=60).json()["access_token"]
-        stack.airflow._http.headers["Authorization"] = f"Bearer {token}"
+    with Stack(FOLDER / "stack", Path(__file__).parent / "dags") as stack:
         stack.airflow.wait_for_dag(DAG, 240)
         yield stack
 
@@ -91,7 +82,7 @@ def page(chromium: str, stack: Stack, tmp_path: Path) -> Iterator[Page]:
         (page,) = context.pages
         page.goto(stack.airflow.url)
         page.get_by_label("Username").fill(USER)
-        page.locator("input[type=password]").fill(PASSWORD)
+        page.locator("input[type=password]").fill(stack.password)
         page.get_by_role("button", name="Sign in").click()
         page.wait_for_url(lambda url: "login" not in url)
         yield page

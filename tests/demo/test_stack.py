@@ -1,0 +1,39 @@
+"""The nats-server of `make up` and `make demo` asks for the password that they print."""
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import nats
+import pytest
+
+from airflow_nats_jetstream.client import ConnectionSettings, connect
+from airflow_nats_jetstream.client.errors import AuthenticationFailed
+from demo.stack import Stack
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    stack = Stack(tmp_path, tmp_path / "dags", guarded=True)
+    stack.nats.start()
+    yield stack
+    stack.nats.stop()
+
+
+async def test_the_server_asks_for_the_password(stack: Stack) -> None:
+    with pytest.raises(AuthenticationFailed):
+        async with connect(ConnectionSettings(servers=stack.nats.url)):
+            pass
+    given = json.loads(stack.environment["AIRFLOW_CONN_NATS_DEFAULT"])
+    settings = ConnectionSettings(servers=given["extra"]["servers"], user=given["login"], password=given["password"])
+    async with connect(settings) as js:
+        await js.account_info()
+    other = await nats.connect(stack.nats_url)  # as the report does
+    await other.close()
+
+
+def test_the_password_is_in_no_file_that_others_can_read(stack: Stack) -> None:
+    holding = [path for path in stack.folder.rglob("*") if path.is_file() and stack.password in path.read_text()]
+    assert holding == [stack.folder / "nats" / "nats-server.conf"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (*holding, holding[0].parent)] == [0o600, 0o700]
