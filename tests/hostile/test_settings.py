@@ -22,7 +22,10 @@ Server = st.builds(
     "{}{}{}{}".format,
     st.sampled_from(["nats://", "tls://", "", "http://", "nats:", "//", "nats:///"]),
     st.sampled_from(
-        ["", f"user:{SECRET}@", f"{SECRET}@", f"u:{SECRET}[@", f"u:{SECRET}@x@", f"u:{SECRET}/@", f"u:{SECRET}?@"]
+        [
+            *("", f"user:{SECRET}@", f"{SECRET}@", f"u:{SECRET}[@", f"u:{SECRET}@x@", f"u:{SECRET}/@", f"u:{SECRET}?@"),
+            *(f"u:1,{SECRET}@", f"u:{SECRET},2@", f"u:p,{SECRET},@", f"u:[,{SECRET}@"),
+        ]
     ),
     st.sampled_from(
         [
@@ -41,7 +44,23 @@ Server = st.builds(
             "%00",
         ]
     ),
-    st.sampled_from(["", ":4222", ":0", ":99999999", ":x", ":-1", "/path", "?q", "#f", ","]),
+    st.sampled_from(
+        [
+            "",
+            ":4222",
+            ":0",
+            ":99999999",
+            ":x",
+            ":-1",
+            "/path",
+            "?q",
+            "#f",
+            ",",
+            f"?token={SECRET}",
+            f"/{SECRET}",
+            f":{SECRET}",
+        ]
+    ),
 )
 
 
