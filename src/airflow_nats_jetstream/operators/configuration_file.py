@@ -11,6 +11,9 @@ import yaml  # type: ignore[import-untyped]
 
 from airflow_nats_jetstream.client.errors import InvalidValue
 
+_DEEPEST = 100
+"""Levels of a configuration; the server's have six."""
+
 Lines = dict[tuple[str | int, ...], int]
 """Path of a value → the line of its name, from 1."""
 
@@ -42,7 +45,8 @@ def parse(text: str, shown: str) -> tuple[Any, Lines]:
         raise InvalidValue(f"{shown}:{line}", "…", f"is not YAML: {error.problem}") from None
     except InvalidValue:
         raise
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, LookupError) as error:
+        # The last two are PyYAML's words for a tag such as !!timestamp before something else.
         raise InvalidValue(shown, "…", f"cannot be read: {error}") from None
 
 
@@ -52,6 +56,7 @@ class _Core(yaml.SafeLoader):  # type: ignore[misc]
 
     An alias is refused: a few lines of aliases of aliases are gigabytes once they are written out as JSON."""
 
+    depth = 0
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as its base class has it
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -59,7 +64,14 @@ class _Core(yaml.SafeLoader):  # type: ignore[misc]
             event = self.peek_event()
             problem = f"the alias *{event.anchor} is not allowed: write the value here again"
             raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
-        return super().compose_node(parent, index)
+        if self.depth == _DEEPEST:  # PyYAML's time grows with the square of the depth
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, f"it is deeper than {_DEEPEST} levels", mark)
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
 
 
 for _tag, _pattern, _first in (
