@@ -110,7 +110,7 @@ def written_out() -> None:
     """Connections in the ways in which code writes such things out by mistake: Airflow knows what to hide."""
     for kind in ("password", "credentials"):
         text = JetStreamHook(f"written_{kind}").settings.to_json()
-        log.info("written out: %s %r %s %r", text, text, json.dumps({kind: text}), json.dumps({kind: text}))
+        log.info("written out: %s %r %s", text, text, json.dumps({kind: text}))
         for value in json.loads(text).values():
             log.info("written out: %s %r %s %s", value, value, quote(str(value)), {kind: value})
         connection = JetStreamHook.get_connection(f"written_{kind}")
