@@ -8,10 +8,12 @@ https://spark.apache.org/docs/latest/spark-standalone.html#rest-api
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 from urllib.parse import quote, urlsplit
 
 from airflow_nats_jetstream.client.errors import InvalidValue, SparkMasterRefused, SparkMasterUnavailable
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ENDED = ("FINISHED", "KILLED", "FAILED", "ERROR")
 GOING = ("SUBMITTED", "RUNNING", "RELAUNCHING", "UNKNOWN")
 """The states of a driver that has not ended (``DriverState`` in Spark; ``UNKNOWN``: its master is recovering)."""
 FINISHED = "FINISHED"
@@ -32,8 +35,12 @@ many drivers since (``spark.deploy.retainedDrivers``) that it forgot this one.""
 
 _SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 _LONGEST_ARGUMENT = 128 * 1024 - 1  # Linux, MAX_ARG_STRLEN
+_WHO = "is that the REST server of a Spark master?"
 _CLOCKS = 60.0  # seconds by which the clocks of master and Airflow may differ
-_ANSWER = 30.0  # seconds for one answer
+_ANSWER = 30.0  # seconds for one answer, all masters asked and the last byte read
+_CONNECTED = 5.0  # seconds for one master to accept a connection
+_LARGEST_ANSWER = 1 << 20
+_DRIVER = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 @dataclass(frozen=True)
@@ -132,19 +139,27 @@ class SparkMaster:
             SparkMasterRefused: it was not.
         """
         answer = await self._ask("POST", "create", submission.request(self.url, name))
-        if not answer.get("success"):
+        if answer.get("success") is not True:
             raise SparkMasterRefused(f"the Spark master did not take the job: {_first_line(answer.get('message'))}")
-        return str(answer["submissionId"])
+        driver = answer.get("submissionId")
+        if not _is_driver(driver):
+            raise SparkMasterUnavailable("the Spark master took the job, but its answer names no valid submissionId")
+        return driver
 
     async def state(self, driver: str) -> str:
         """Of a driver: one of ``GOING``, ``FINISHED``, ``FAILED``, ``KILLED``, ``ERROR`` or ``LOST``."""
         answer = await self._ask("GET", f"status/{quote(driver, safe='')}")
-        return str(answer.get("driverState") or LOST)
+        state = answer.get("driverState")
+        if state is None:
+            return LOST
+        if state not in (*GOING, *ENDED):
+            raise SparkMasterUnavailable(f"the Spark master names no known driverState for driver {driver}")
+        return str(state)
 
     async def kill(self, driver: str) -> bool:
         """Have it ended; False when it had ended before."""
         answer = await self._ask("POST", f"kill/{quote(driver, safe='')}")
-        return bool(answer.get("success"))
+        return answer.get("success") is True
 
     async def ended(self, driver: str, every: float) -> str:
         """The state in which a driver ended, asked for ``every`` so many seconds. While no master answers it goes on.
@@ -175,56 +190,116 @@ class SparkMaster:
 
         if not self.webui:
             return None
+        address = f"{self.webui}/json/"
         try:
-            async with httpx.AsyncClient(timeout=_ANSWER) as client:
-                page = _json(await client.get(f"{self.webui}/json/"))
-        except httpx.HTTPError as error:
-            raise SparkMasterUnavailable(f"{self.webui}: {type(error).__name__} {error}") from None
+            async with asyncio.timeout(_ANSWER), _client() as client:
+                status, page = await _answer(client, "GET", address)
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise _unavailable(address, error) from None
+        if status != 200:
+            raise SparkMasterUnavailable(f"{address} answers {status}: is webui the address of the master's pages?")
         recent = [
-            str(each["id"])
-            for each in page.get("activedrivers", ())
-            if each.get("mainclass") == _SUBMIT and float(each["starttime"]) / 1e3 >= since - _CLOCKS
+            each["id"]
+            for each in _objects(page, "activedrivers")
+            if each.get("mainclass") == _SUBMIT
+            and _is_driver(each.get("id"))
+            and _milliseconds(each.get("starttime")) / 1e3 >= since - _CLOCKS
         ]
-        running = any(each.get("name") == name for each in page.get("activeapps", ()))
+        running = any(each.get("name") == name for each in _objects(page, "activeapps"))
         return recent[0] if running and len(recent) == 1 else None
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer of the master that is in charge. What may have arrived is not sent to another one."""
         import httpx
 
-        problem = "none is named"
+        address, problem = "", "none is named"
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        async with httpx.AsyncClient(headers=headers, timeout=_ANSWER) as client:
-            for address in self.rest:
-                try:
-                    response = await client.request(method, f"{address}/{path}", json=body)
-                except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                    problem = f"{address}: {type(error).__name__} {error}"
-                    continue
-                except httpx.HTTPError as error:
-                    raise SparkMasterUnavailable(f"{address}: {type(error).__name__} {error}") from None
-                answer = _json(response)
-                if response.status_code in (401, 403):
-                    remedy = "give the connection's password the token that its spark.master.rest.filters ask for"
-                    raise SparkMasterRefused(f"{address} answers {response.status_code}: {remedy}")
-                if not response.is_success:
-                    said = _first_line(answer.get("message")) or "is that the REST server of a Spark master?"
-                    raise SparkMasterRefused(f"{address} answers {response.status_code}: {said}")
-                message = str(answer.get("message") or "")
-                if "Current state is not alive" in message:  # Master.scala, of a standby or while it recovers
-                    problem = f"{address}: {_first_line(message)}"
-                    continue
-                return answer
+        try:
+            async with asyncio.timeout(_ANSWER), _client(**headers) as client:
+                for address in self.rest:
+                    try:
+                        status, answer = await _answer(client, method, f"{address}/{path}", body)
+                    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                        problem = f"{address}: {type(error).__name__} {_first_line(str(error))}"
+                        continue
+                    if (standby := _standby(address, status, answer)) is None:
+                        return answer
+                    problem = standby
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise _unavailable(address, error) from None
         raise SparkMasterUnavailable(f"no Spark master answers; {problem}")
 
 
-def _json(response: httpx.Response) -> dict[str, Any]:
+def _client(**headers: str) -> httpx.AsyncClient:
+    """For a server that may be anybody: nothing compressed. httpx follows no redirects by default."""
+    import httpx
+
+    timeout = httpx.Timeout(_ANSWER, connect=min(_ANSWER, _CONNECTED))
+    return httpx.AsyncClient(timeout=timeout, headers={"Accept-Encoding": "identity", **headers})
+
+
+async def _answer(
+    client: httpx.AsyncClient, method: str, address: str, body: dict[str, Any] | None = None
+) -> tuple[int, dict[str, Any]]:
+    """Status and JSON object of an answer; an empty object where it is something else.
+
+    Raises:
+        SparkMasterUnavailable: it is compressed or too large.
+    """
+    data = bytearray()
+    async with client.stream(method, address, json=body) as response:
+        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise SparkMasterUnavailable(f"{address} compresses its answer, which was not asked for")
+        async for chunk in response.aiter_raw():
+            data += chunk
+            if len(data) > _LARGEST_ANSWER:
+                raise SparkMasterUnavailable(f"{address} answers with more than {_LARGEST_ANSWER:,} bytes")
     try:
-        answer = response.json()
-    except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
+        answer = json.loads(data)
+    except (ValueError, RecursionError):
+        answer = None
+    return response.status_code, answer if isinstance(answer, dict) else {}
+
+
+def _standby(address: str, status: int, answer: Mapping[str, Any]) -> str | None:
+    """Why another master has to be asked; None when this one has answered. Raises SparkMasterRefused."""
+    message = _first_line(answer.get("message"))
+    if status in {401, 403}:
+        remedy = "give the connection's password the token that its spark.master.rest.filters ask for"
+        raise SparkMasterRefused(f"{address} answers {status}: {remedy}")
+    if not 200 <= status < 300:
+        raise SparkMasterRefused(f"{address} answers {status}: {message or _WHO}")
+    if not isinstance(answer.get("success"), bool):
+        raise SparkMasterUnavailable(f"{address} answers without success: {_WHO}")
+    if "Current state is not alive" in str(answer.get("message")):  # Master.scala, of a standby or while it recovers
+        return f"{address}: {message}"
+    return None
+
+
+def _unavailable(address: str, error: Exception) -> SparkMasterUnavailable:
+    if isinstance(error, TimeoutError):
+        return SparkMasterUnavailable(f"{address}: no whole answer within {_ANSWER:g} s")
+    return SparkMasterUnavailable(f"{address}: {type(error).__name__} {_first_line(str(error))}")
+
+
+def _is_driver(value: object) -> TypeGuard[str]:
+    """Whether it can be a driver's id, which goes into addresses, logs and pages."""
+    return isinstance(value, str) and _DRIVER.fullmatch(value) is not None
+
+
+def _milliseconds(value: object) -> int:
+    """A time of the master's page, which writes it as a string; 0 for anything else."""
+    text = str(value)
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+
+
+def _objects(page: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The objects in a list of the master's page."""
+    values = page.get(name)
+    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
 
 
 def _first_line(text: object) -> str:
-    return str(text or "").partition("\n")[0][:400]
+    """Of what a server said: printable, and not long."""
+    line = text.strip().partition("\n")[0][:400] if isinstance(text, str) else ""
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)
