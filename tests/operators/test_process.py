@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -55,6 +56,32 @@ def test_settles_what_the_body_processed(hook: JetStreamHook, stream: str) -> No
     (done,) = hook.committed(stream, CONSUMER)
     assert (done.attempt_id, done.value, done.sequences.count) == (seen[5], {"rows": 25}, 25)
     assert seen[6] == ""
+
+
+class Counting:
+    def __call__(self, claim: HeldClaim, more: int = 0) -> int:
+        return claim.count + more
+
+
+@pytest.mark.parametrize("body", [Counting(), partial(Counting(), more=0)], ids=["object", "partial"])
+def test_whatever_takes_a_claim_can_be_called(hook: JetStreamHook, stream: str, body: Callable[..., int]) -> None:
+    assert execute(process(body, claim(hook, stream, 25))) == 25
+    assert info(hook, stream).floor == 25
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([], r"\.expand\(claim=claims\)"),
+        ([{"v": 1}], r"\.expand\(claim=claims\)"),
+        (None, "skipped"),
+        (7, "not int: hand on one that the sensor returned"),
+        ("claims", "not JSON"),
+    ],
+)
+def test_what_is_no_claim_is_said_with_what_to_do(hook: JetStreamHook, given: Any, says: str) -> None:
+    with pytest.raises(AirflowFailException, match=says):
+        execute(process(never, given))
 
 
 def test_a_retry_after_settling_returns_the_recorded_value(hook: JetStreamHook, stream: str) -> None:
@@ -307,6 +334,16 @@ def test_what_is_wrong_with_the_task_is_said_when_the_dag_is_parsed() -> None:
 
     with pytest.raises(InvalidValue, match="async"):
         JetStreamProcessOperator(task_id="work", python_callable=later)
+
+    def work(flights: HeldClaim) -> None: ...
+
+    for unfit in (partial(work), "".join, partial(later), dict, lambda **claim: claim):
+        with pytest.raises(InvalidValue, match="python_callable="):
+            JetStreamProcessOperator(task_id="work", python_callable=unfit)
+    with DAG("dag", schedule=None):  # mapped, the operator is not made before the task runs
+        for decorate in (jetstream_task, jetstream_task(nats_conn_id=CONNECTION)):
+            with pytest.raises(InvalidValue, match=r"'work'.*parameter named claim"):
+                decorate(work)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,6 +141,14 @@ _FIELDS = frozenset(
 ) | {"consumer_sequence", "ack_prefix", "taken_at"}
 
 
+def _remedy(value: object) -> str:
+    if value is None:
+        return "the task got no claim; hand on one that the sensor returned, and see whether the sensor was skipped"
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return "a sensor returns a list of claims, and a task takes one: map over it, with .expand(claim=claims)"
+    return "hand on one that the sensor returned, as it is"
+
+
 def _object(value: object) -> Mapping[str, Any]:
     if isinstance(value, str):
         try:
@@ -148,7 +156,7 @@ def _object(value: object) -> Mapping[str, Any]:
         except (ValueError, RecursionError):
             raise ClaimInvalid("this text is no claim: it is not JSON") from None
     if not isinstance(value, Mapping):
-        raise ClaimInvalid(f"a claim is a JSON object, not {type(value).__name__}: hand on what the sensor returned")
+        raise ClaimInvalid(f"a claim is a JSON object, not {type(value).__name__}: {_remedy(value)}")
     version = value.get("v", VERSION)  # before the fields, which another version may have others of
     if type(version) is not int or version != VERSION:
         raise ClaimInvalid(

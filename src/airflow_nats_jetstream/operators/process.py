@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
@@ -18,7 +18,7 @@ from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
-from airflow_nats_jetstream.operators.template import templated
+from airflow_nats_jetstream.operators.template import duration, templated
 from airflow_nats_jetstream.tracebacks import brief
 
 if TYPE_CHECKING:
@@ -77,14 +77,10 @@ class JetStreamProcessOperator(Decides, PythonOperator):
         self.claim: Mapping[str, Any] = {}  # as the sensor returned it, once the task knows it
         if not templated(on_settled):
             self._check_on_settled()
-        if not isinstance(longest_hold, timedelta) or longest_hold <= timedelta(0):
-            raise InvalidValue("longest_hold", longest_hold, "give a timedelta above 0")
+        duration("longest_hold", longest_hold)
         if dead_letters is not None and not templated([dead_letters]):
             check_stream_name(dead_letters, "dead_letters")
-        if "claim" not in inspect.signature(self.python_callable).parameters:
-            raise InvalidValue("python_callable", self.python_callable.__name__, "it needs a parameter named claim")
-        if self.is_async:
-            raise InvalidValue("python_callable", self.python_callable.__name__, "it must not be async yet")
+        check_function(self.python_callable)
 
     def _check_on_settled(self) -> None:
         if self.on_settled not in get_args(OnSettled):
@@ -99,9 +95,10 @@ class JetStreamProcessOperator(Decides, PythonOperator):
         return self._decided(self._hold)
 
     def _hold(self) -> Any:
-        arguments = inspect.signature(self.python_callable).bind_partial(*self.op_args, **self.op_kwargs)
+        arguments = inspect.signature(self.python_callable).bind_partial(*self.op_args)
+        named = "claim" in self.op_kwargs
         hook = JetStreamHook(self.nats_conn_id)
-        claim = arguments.arguments.get("claim", {})
+        claim: Any = self.op_kwargs["claim"] if named else arguments.arguments.get("claim")
         self.claim = claim if isinstance(claim, Mapping) else {}
         try:
             with hook.holding(
@@ -112,8 +109,11 @@ class JetStreamProcessOperator(Decides, PythonOperator):
                 reprocess=self.on_settled == "reprocess",
             ) as held:
                 self._held = held
-                arguments.arguments["claim"] = held
-                self.op_args, self.op_kwargs = list(arguments.args), dict(arguments.kwargs)
+                if named:
+                    self.op_kwargs = {**self.op_kwargs, "claim": held}
+                else:
+                    arguments.arguments["claim"] = held
+                    self.op_args = list(arguments.args)
                 return self._work(held)
         except MessagesMissing as missing:
             if self._held is not None:
@@ -170,9 +170,26 @@ def jetstream_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> TaskDecorator:
     """``@task.jetstream``: the function's argument ``claim`` arrives held and is settled when the function returns."""
-    return task_decorator_factory(
-        python_callable=python_callable,
-        multiple_outputs=multiple_outputs,
-        decorated_operator_class=_JetStreamDecoratedOperator,
-        **kwargs,
+    decorate = task_decorator_factory(
+        multiple_outputs=multiple_outputs, decorated_operator_class=_JetStreamDecoratedOperator, **kwargs
     )
+
+    def checked(function: Callable[..., Any]) -> Any:
+        check_function(function)  # a mapped task's operator is made when it runs, and would say so only then
+        return decorate(function)
+
+    return cast("TaskDecorator", checked if python_callable is None else checked(python_callable))
+
+
+def check_function(function: Callable[..., Any]) -> None:
+    """What processes a claim. Raises InvalidValue: no parameter takes the claim, or it is asynchronous."""
+    name = getattr(function, "__name__", None) or repr(function)
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        raise InvalidValue("python_callable", name, "give a function with a parameter named claim") from None
+    takes = parameters.get("claim")
+    if takes is None or takes.kind in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        raise InvalidValue("python_callable", name, "it needs a parameter named claim")
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "func", None)):
+        raise InvalidValue("python_callable", name, "it must not be async yet")

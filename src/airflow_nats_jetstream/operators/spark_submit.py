@@ -27,7 +27,7 @@ from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
-from airflow_nats_jetstream.operators.template import absent, templated
+from airflow_nats_jetstream.operators.template import absent, duration, templated
 from airflow_nats_jetstream.spark_master import FINISHED, GOING, SparkMaster, Submission
 from airflow_nats_jetstream.tracebacks import Brief
 from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger
@@ -155,9 +155,8 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
         self.status_poll_interval = status_poll_interval
         self.longest_hold = longest_hold
         self._driver: str | None = None
-        for name, duration in (("status_poll_interval", status_poll_interval), ("longest_hold", longest_hold)):
-            if not isinstance(duration, timedelta) or duration <= timedelta(0):
-                raise InvalidValue(name, duration, "give a timedelta above 0")
+        duration("status_poll_interval", status_poll_interval)
+        duration("longest_hold", longest_hold)
         if isinstance(application_args, str):
             raise InvalidValue("application_args", application_args, "give a list")
         if not templated([application, *application_args, self.conf, self.env_vars, py_files]):

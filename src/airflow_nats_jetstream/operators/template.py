@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from airflow_nats_jetstream.client.errors import InvalidValue
@@ -35,6 +36,19 @@ def whole_number(name: str, value: object, lowest: int = 1, why: str = "") -> in
 def optional_number(name: str, value: object, lowest: int = 1) -> int | None:
     """:func:`whole_number`, or None where nothing is given."""
     return None if absent(value) else whole_number(name, value, lowest)
+
+
+def duration(name: str, value: object, *, zero: bool = False) -> timedelta:
+    """Raises InvalidValue for anything but a ``timedelta`` above 0, or of 0 where that is allowed."""
+    if not isinstance(value, timedelta):
+        raise InvalidValue(name, value, f"give a timedelta, for example timedelta(seconds={_seconds(value)})")
+    if value < timedelta(0) or (not value and not zero):
+        raise InvalidValue(name, value, f"give a timedelta {'of 0 or more' if zero else 'above 0'}")
+    return value
+
+
+def _seconds(value: object) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and value > 0 else "5"
 
 
 def claimed(claim: Any, name: str) -> str | None:

@@ -17,7 +17,7 @@ from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
 from airflow_nats_jetstream.client.priority import Priority
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.operators.template import absent, optional_number, templated, whole_number
+from airflow_nats_jetstream.operators.template import absent, duration, optional_number, templated, whole_number
 from airflow_nats_jetstream.owner import owner_in_worker
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger, function, taking_of
@@ -125,6 +125,8 @@ class JetStreamPullSensor(JetStreamSensor):
         numbers = [max_messages, messages_per_claim, min_messages, max_failures]
         if backlog is not None and not all(part.isidentifier() for part in backlog.split(".")):
             raise InvalidValue("backlog", backlog, "give the path of a function: package.module.function")
+        duration("gather", gather, zero=True)
+        duration("hand_off_timeout", hand_off_timeout)
         known = not templated([stream, consumer, dead_letters, self.priority, consumer_config, *numbers])
         if known:
             self._taking(("owner",))
