@@ -64,6 +64,8 @@ def read_by_spark(claim: Any) -> None:
     for connection in ("secret_password", "secret_token", "secret_nkey", "secret_certificate", "refused_nkey"):
         os.environ[environment_name(connection)] = JetStreamHook(connection).settings.to_json()
     written_out()
+    for name in ("py4j", "pyspark", "nats", "airflow_nats_jetstream", "pyspark_jetstream"):
+        logging.getLogger(name).setLevel(logging.DEBUG)  # as a task may: Airflow's namespace_levels end before it
     events = Path(os.environ["PLANTED_EVENTS"])
     events.mkdir(parents=True, exist_ok=True)
     config = {
