@@ -117,7 +117,7 @@ def settings(nats_server: NatsServer) -> ConnectionSettings:
 async def test_a_foreign_record_stops_everybody_and_stays(settings: ConnectionSettings) -> None:
     async with connect(settings) as js:
         name = f"S{secrets.token_hex(4)}"
-        stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+        stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
         await publish(stream, 20)
         claims = await take(stream, max_messages=5)
         ledger = Ledger(js, name, CONSUMER)
@@ -147,7 +147,7 @@ async def test_a_foreign_record_stops_everybody_and_stays(settings: ConnectionSe
 async def test_a_foreign_receipt_is_a_typed_error(settings: ConnectionSettings) -> None:
     async with connect(settings) as js:
         name = f"S{secrets.token_hex(4)}"
-        stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
+        stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
         await publish(stream, 5)
         (claim,) = await take(stream, max_messages=5)
         ledger = Ledger(js, name, CONSUMER)

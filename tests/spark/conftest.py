@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_nats_jetstream.airflow_connection import CREDENTIAL_FOLDERS
 from airflow_nats_jetstream.client import ConnectionSettings, connect
 from airflow_nats_jetstream.client.settings import environment_name
 from airflow_nats_jetstream.client.stream import Stream
@@ -45,7 +46,8 @@ def access_name(kind: str, mode: str) -> str:
 
 @pytest.fixture(scope="session")
 def spark(nats_server: NatsServer, secure: ConnectionSettings, access: Path) -> Iterator[SparkSession]:
-    settings = ConnectionSettings(servers=nats_server.url)
+    # What the hook writes for an Airflow connection with this server: a session has to be started with just that.
+    settings = ConnectionSettings(servers=nats_server.url, credential_folders=CREDENTIAL_FOLDERS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JETSTREAM_SECRET_NATS_TESTS", settings.to_json())
         patch.setenv("JETSTREAM_SECRET_NATS_SECURE", secure.to_json())
