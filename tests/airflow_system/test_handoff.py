@@ -84,7 +84,7 @@ def test_nats_server_is_killed_between_taking_and_settling(run: Run, stack: Stac
 def test_the_worker_is_killed_between_the_ledgers_done_and_the_acknowledgements(
     run: Run, stack: Stack, judge: Judge
 ) -> None:
-    run.count = 100_000  # so that acknowledging takes a while
+    run.count = 50_000  # so that acknowledging takes a while
     run.start(least=run.count)  # and publishing, where the machine is busy
     run.at_work()
     process = run.process()

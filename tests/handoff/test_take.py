@@ -547,6 +547,18 @@ async def test_a_backlog_is_taken_whole_however_short_the_gathering(stream: Stre
     assert (await stream.consumer(CONSUMER).info()).ack_pending == 20_000
 
 
+async def test_a_backlog_that_cannot_be_leased_at_once_is_taken_in_parts(stream: Stream) -> None:
+    await publish(stream, 100_000)
+    short, taken = {"ack_wait": timedelta(seconds=2)}, 0
+    for number in range(100):
+        claims = await take(stream, f"run {number}", max_messages=100_000, wait=10, consumer_config=short)
+        assert claims  # not all dropped again and again, because their leases cannot be renewed in time
+        taken += sum(claim.count for claim in claims)
+        if taken == 100_000:
+            break
+    assert taken == (await stream.consumer(CONSUMER).info()).ack_pending == 100_000
+
+
 async def test_a_pull_that_ends_early_leaves_nothing_on_its_way(stream: Stream) -> None:
     await publish(stream, 40_000)
     claims = await take(stream, max_messages=15_000, gather=timedelta(0), wait=30, consumer_config=LONG)

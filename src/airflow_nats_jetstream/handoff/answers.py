@@ -75,7 +75,7 @@ async def _publish(ledger: Ledger, sequences: Sequences, counter: int, body: byt
     for window in sequences.windows(WINDOW):
         subjects = list(_subjects(ledger, window, counter))
         for subject in subjects:
-            await connection.publish(subject, body)
+            await connection.answer(subject, body)
         await connection.flush()
         connection.check_permitted(subjects[0])  # who may not answer one may not answer the others
 

@@ -295,7 +295,10 @@ class Take:
     def _check_lease(self, since: Moment, info: ConsumerInfo) -> None:
         """Raises _LeaseOver when what is leased since then may have been delivered again by the time of this INFO."""
         if since.age(info, self._clock()) > _LEASED * self._ack_wait:
-            raise _LeaseOver(f"it is older than {_LEASED:.0%} of ack_wait: it could have been delivered again")
+            raise _LeaseOver(
+                f"it is older than {_LEASED:.0%} of ack_wait ({self._ack_wait:g} s), so that it could have been "
+                "delivered again; if this goes on, raise ack_wait, or lower min_messages or max_messages"
+            )
 
     async def _mine(self) -> list[Claim]:
         """Hand on what another try of this owner entered and nobody holds, under a new lease.
@@ -400,9 +403,7 @@ class Take:
                         since = await self._renew(pull, since)
                         heard += clock() - now  # hundreds of thousands take seconds, in which nothing was received
                     if look or len(self._pulled) >= taking.min_messages:
-                        # What the server has is fetched as long as it comes; what it does not have is waited for.
-                        gathered = first + taking.gather.total_seconds()
-                        end = min(deadline, max(gathered, heard + _STALLED) if waiting else gathered)
+                        end = min(deadline, self._gathered(first, heard, waiting, since))
                 empty = not self._pulled
                 self._add(await pull.stop())
                 if empty:
@@ -410,6 +411,17 @@ class Take:
             if look and not self._pulled:
                 break
         return since
+
+    def _gathered(self, first: float, heard: float, waiting: int, since: Moment) -> float:
+        """When the batch has been gathered that is large enough, and began at ``first``.
+
+        What the server has is fetched as long as it comes, and what it does not have is waited for; but when renewing
+        the leases took so long that the next round is due, more messages would have them end before they are entered.
+        """
+        if self._clock() - since.ours > self._ack_wait / 5:
+            return first
+        gathered = first + self.taking.gather.total_seconds()
+        return max(gathered, heard + _STALLED) if waiting else gathered
 
     async def _renew(self, pull: Pull, since: Moment) -> Moment:
         """Lease all that was pulled anew. Returns the moment since which all of it is, and whatever comes later.
