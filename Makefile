@@ -47,21 +47,21 @@ test-system: # what shares one stack of Airflow, in one process
 	$(BIN)/pytest tests/airflow_system
 
 test-spark: # what shares one Spark session, in one process, and then what shares one standalone Spark
-	$(BIN)/pytest tests/spark
+	$(BIN)/pytest tests/pyspark_jetstream
 	$(BIN)/pytest tests/cluster
 
 test-parts: # everything else, beside it: these tests wait more than they compute
-	$(BIN)/pytest --numprocesses 3 --ignore tests/airflow_system --ignore tests/spark --ignore tests/cluster
+	$(BIN)/pytest --numprocesses 3 --ignore tests/airflow_system --ignore tests/pyspark_jetstream --ignore tests/cluster
 
 cluster: $(READY) ## a standalone Spark whose executors hold little, and a job whose executors hold nothing of ours
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/stranger.py
 
 machine: $(READY) ## the hand-off's state machine for longer, and its largest claim; SEED=1 and EXAMPLES=100 choose another walk
-	EXAMPLES=$(or $(EXAMPLES),100) $(BIN)/pytest tests/handoff/test_machine.py --hypothesis-seed=$(or $(SEED),1) --timeout=0
-	SCATTERED=300000 $(BIN)/pytest tests/handoff/test_take.py --timeout=0
+	EXAMPLES=$(or $(EXAMPLES),100) $(BIN)/pytest tests/jetstream_handoff/test_machine.py --hypothesis-seed=$(or $(SEED),1) --timeout=0
+	SCATTERED=300000 $(BIN)/pytest tests/jetstream_handoff/test_take.py --timeout=0
 
 leader: $(READY) ## three nodes: the leader of a consumer dies while it is consumed from
-	$(BIN)/pytest tests/client/leader_dies.py
+	$(BIN)/pytest tests/jetstream_client/leader_dies.py
 
 events: $(READY) ## Airflow's own events on the real Airflow, row by row; writes the table in docs/airflow-events.md
 	$(BIN)/pytest tests/airflow_system/every_event.py --capture=no

@@ -7,13 +7,13 @@ from datetime import timedelta
 
 import nats
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.client.bulk import publish_all
-from airflow_nats_jetstream.handoff import answers
-from airflow_nats_jetstream.handoff.ledger import Ledger
-from airflow_nats_jetstream.handoff.record import DoneEntry, Record
-from airflow_nats_jetstream.handoff.take import Take, Taking
 from benchmarks.comparison import ROUNDS, Comparison
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.bulk import publish_all
+from jetstream_handoff import answers
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.record import DoneEntry, Record
+from jetstream_handoff.take import Take, Taking
 
 MESSAGES = 100_000
 SAMPLE = 10_000

@@ -5,11 +5,11 @@ import itertools
 
 import nats
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.client.bulk import publish_all
-from airflow_nats_jetstream.client.message import Message
-from airflow_nats_jetstream.client.stream import Stream
 from benchmarks.comparison import Comparison
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.bulk import publish_all
+from jetstream_client.message import Message
+from jetstream_client.stream import Stream
 
 MESSAGES = 100_000
 SAMPLE = 20_000

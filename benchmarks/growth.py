@@ -19,11 +19,11 @@ from pathlib import Path
 
 import psutil
 
-from airflow_nats_jetstream.client import ConnectionSettings
-from airflow_nats_jetstream.client.bulk import publish_all
 from benchmarks.spark import BYTES, STREAM, create, drained, session
 from demo.java import java_home
 from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings
+from jetstream_client.bulk import publish_all
 
 SIZE = 128
 MIB = 1 << 20

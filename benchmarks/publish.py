@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import nats
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.client.bulk import publish_all, publish_fast
 from benchmarks.comparison import Comparison
 from benchmarks.departures import departures
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.bulk import publish_all, publish_fast
 
 SAMPLE = 20_000  # of the baseline, whose rate does not depend on the number
 SMALL = [(f"small.{number % 100}", b"x" * 128) for number in range(200_000)]

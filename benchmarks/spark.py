@@ -24,12 +24,12 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from airflow_nats_jetstream.client import ConnectionSettings, delivery, direct
-from airflow_nats_jetstream.client.bulk import publish_all
-from airflow_nats_jetstream.client.direct_message import DirectMessage, DirectMessages
-from airflow_nats_jetstream.client.sequences import Sequences
-from airflow_nats_jetstream.client.wire import Wire
 from benchmarks.comparison import Comparison
+from jetstream_client import ConnectionSettings, delivery, direct
+from jetstream_client.bulk import publish_all
+from jetstream_client.direct_message import DirectMessage, DirectMessages
+from jetstream_client.sequences import Sequences
+from jetstream_client.wire import Wire
 from pyspark_jetstream import spark_session
 from pyspark_jetstream.reader import ROWS
 

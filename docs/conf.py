@@ -53,16 +53,18 @@ NAVIGATION = {
 OPERATORS = ("stream", "consumer", "message", "publish", "process", "settle", "spark_submit")
 MODULES = {
     "Airflow": [
-        "sensors.pull",
-        "sensors.lag",
-        "sensors.hold",
-        *(f"operators.{name}" for name in OPERATORS),
-        "notifications",
-        "watcher",
+        "airflow_nats_jetstream.sensors.pull",
+        "airflow_nats_jetstream.sensors.lag",
+        "airflow_nats_jetstream.sensors.hold",
+        *(f"airflow_nats_jetstream.operators.{name}" for name in OPERATORS),
+        "airflow_nats_jetstream.notifications",
+        "airflow_nats_jetstream.watcher",
     ],
-    "The hook": ["hooks"],
-    "JetStream from Python": [f"client.{name}" for name in ("settings", "context", "stream", "consumer", "message")],
-    "Errors": ["client.errors"],
+    "The hook": ["airflow_nats_jetstream.hooks"],
+    "JetStream from Python": [
+        f"jetstream_client.{name}" for name in ("settings", "context", "stream", "consumer", "message")
+    ],
+    "Errors": ["jetstream_client.errors", "jetstream_handoff.errors", "airflow_nats_jetstream.errors"],
 }
 
 project = "airflow-provider-nats-jetstream"
@@ -87,7 +89,7 @@ def api(app: Sphinx) -> None:
     API.mkdir(parents=True, exist_ok=True)
     names = {title: title.lower().replace(" ", "-") for title in MODULES}
     for title, modules in MODULES.items():
-        listed = "".join(f"\n.. automodule:: airflow_nats_jetstream.{module}\n   :members:\n" for module in modules)
+        listed = "".join(f"\n.. automodule:: {module}\n   :members:\n" for module in modules)
         (API / f"{names[title]}.rst").write_text(f"{title}\n{'=' * len(title)}\n{listed}")
     tree = "".join(f"   {name}\n" for name in names.values())
     (API / "index.rst").write_text(f"From the docstrings\n===================\n\n.. toctree::\n\n{tree}")

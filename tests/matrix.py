@@ -26,15 +26,15 @@ PYTHONS = ("3.11", "3.12", "3.13")
 SHOWN = ("apache-airflow-core", "pyspark", "pyarrow", "nats-py", "anyio", "cryptography")
 EXTRAS = "airflow,avro,messaging,openlineage,spark"
 TESTS = (
-    "tests/client/test_context.py",
-    "tests/handoff/test_claim.py",
-    "tests/handoff/test_settle.py",
-    "tests/operators/test_lineage.py",
-    "tests/operators/test_process.py",
-    "tests/operators/test_provider_info.py",
-    "tests/operators/test_sensor.py",
-    "tests/spark/test_headers.py",
-    "tests/spark/test_filters.py",
+    "tests/jetstream_client/test_context.py",
+    "tests/jetstream_handoff/test_claim.py",
+    "tests/jetstream_handoff/test_settle.py",
+    "tests/airflow_nats_jetstream/test_lineage.py",
+    "tests/airflow_nats_jetstream/test_process.py",
+    "tests/airflow_nats_jetstream/test_provider_info.py",
+    "tests/airflow_nats_jetstream/test_sensor.py",
+    "tests/pyspark_jetstream/test_headers.py",
+    "tests/pyspark_jetstream/test_filters.py",
 )
 TOO_OLD = "apache-airflow>=3.2,<3.3"
 SENTENCE = "ImportError: airflow-provider-nats-jetstream needs Apache Airflow 3.3 or newer; this is 3.2."

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
 from demo.service import Service
+from jetstream_client import ConnectionSettings, connect
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 3_600

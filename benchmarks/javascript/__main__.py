@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.client.bulk import publish_all, publish_fast
 from benchmarks.comparison import ROUNDS, Comparison, rate
 from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.bulk import publish_all, publish_fast
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "javascript"

@@ -34,13 +34,13 @@ from typing import Any
 import httpx
 import psutil
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.client.bulk import publish_all
-from airflow_nats_jetstream.client.errors import StreamNotFound
-from airflow_nats_jetstream.handoff.claim import Claim
 from demo.nats_server import NatsServer
 from demo.service import Service, free_port, session, until
 from demo.stack import Stack
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.bulk import publish_all
+from jetstream_client.errors import StreamNotFound
+from jetstream_handoff.claim import Claim
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

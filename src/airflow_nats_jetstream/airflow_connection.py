@@ -13,7 +13,8 @@ from ipaddress import AddressValueError, IPv6Address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus, urlsplit
 
-from airflow_nats_jetstream.client.errors import (
+from airflow_nats_jetstream.links import check_console
+from jetstream_client.errors import (
     ConnectionFailed,
     InvalidValue,
     JetStreamError,
@@ -22,8 +23,7 @@ from airflow_nats_jetstream.client.errors import (
     PermissionDenied,
     RequestTimeout,
 )
-from airflow_nats_jetstream.client.settings import ConnectionSettings
-from airflow_nats_jetstream.links import check_console
+from jetstream_client.settings import ConnectionSettings
 
 CREDENTIAL_FOLDERS = "/run/secrets/nats"
 """The default of ``[nats] credential_folders``: a folder that exists only where somebody made it for this purpose.
@@ -32,7 +32,7 @@ CREDENTIAL_FOLDERS = "/run/secrets/nats"
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
-    from airflow_nats_jetstream.client.context import JetStream
+    from jetstream_client.context import JetStream
 
 
 def settings_of(
@@ -137,7 +137,7 @@ def tested(settings: ConnectionSettings) -> tuple[bool, str]:
     from anyio.from_thread import start_blocking_portal
 
     async def look() -> str:
-        from airflow_nats_jetstream.client import connect
+        from jetstream_client import connect
 
         async with connect(settings) as js:
             return await _look(js)

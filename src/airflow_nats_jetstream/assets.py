@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from airflow_nats_jetstream.client.errors import InvalidValue
-from airflow_nats_jetstream.client.names import check_filter, check_stream_name
+from jetstream_client.errors import InvalidValue
+from jetstream_client.names import check_filter, check_stream_name
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult

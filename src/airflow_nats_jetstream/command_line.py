@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
 from airflow_nats_jetstream.commands import COMMANDS, Answer, Command, Group, argument, flag, visible
+from jetstream_client.errors import InvalidValue, JetStreamError
 
 if TYPE_CHECKING:
     from airflow.cli.cli_config import ActionCommand, CLICommand, GroupCommand
 
-    from airflow_nats_jetstream.client.settings import ConnectionSettings
+    from jetstream_client.settings import ConnectionSettings
 
 FAILED = 1
 """Exit code of an error, which is said in one sentence. 2 is argparse's, 3 and 4 are the commands' own."""
@@ -69,7 +69,7 @@ def run(command: Command, args: argparse.Namespace) -> int:
 
 
 async def _connected(settings: ConnectionSettings, command: Command, args: argparse.Namespace) -> Answer:
-    from airflow_nats_jetstream.client import connect
+    from jetstream_client import connect
 
     async with connect(settings) as js:
         return await command.run(js, args)
@@ -83,7 +83,7 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
         return _of_airflow(args.conn_id or "nats_default")
     if args.conn_id is not None:
         raise InvalidValue("--conn-id", args.conn_id, "give a connection or a server, not both")
-    from airflow_nats_jetstream.client.settings import ConnectionSettings
+    from jetstream_client.settings import ConnectionSettings
 
     given = {name: getattr(args, name) for name in ("ledger", "domain") if getattr(args, name)}
     if args.credentials:

@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_nats_jetstream.client.errors import InvalidValue
+from jetstream_client.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from airflow_nats_jetstream.client.context import JetStream
-    from airflow_nats_jetstream.client.sequences import Sequences
-    from airflow_nats_jetstream.handoff.inspection import Seen
+    from jetstream_client.context import JetStream
+    from jetstream_client.sequences import Sequences
+    from jetstream_handoff.inspection import Seen
 
 UNKNOWN, REFUSED = 3, 4
 """Exit codes: no such claim; not without ``--yes``, or not possible."""
@@ -64,7 +64,7 @@ def flag(name: str, words: str) -> Argument:
 
 
 async def _claims(js: JetStream, args: argparse.Namespace) -> Answer:
-    from airflow_nats_jetstream.handoff import inspection
+    from jetstream_handoff import inspection
 
     found = await inspection.open_claims(js, args.stream, args.consumer, whatever_can_be_read=True)
     if not found:
@@ -92,7 +92,7 @@ async def _claims(js: JetStream, args: argparse.Namespace) -> Answer:
 
 
 async def _claim(js: JetStream, args: argparse.Namespace) -> Answer:
-    from airflow_nats_jetstream.handoff import inspection
+    from jetstream_handoff import inspection
 
     seen = await inspection.find(js, args.id)
     if seen is None:
@@ -132,7 +132,7 @@ async def _claim(js: JetStream, args: argparse.Namespace) -> Answer:
 
 
 async def _release(js: JetStream, args: argparse.Namespace) -> Answer:
-    from airflow_nats_jetstream.handoff import inspection
+    from jetstream_handoff import inspection
 
     seen = await inspection.find(js, args.id)
     if seen is None:
@@ -155,8 +155,8 @@ async def _release(js: JetStream, args: argparse.Namespace) -> Answer:
 
 
 async def _dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
-    from airflow_nats_jetstream.handoff.dead_letters import DeadLetters
-    from airflow_nats_jetstream.handoff.replay import select
+    from jetstream_handoff.dead_letters import DeadLetters
+    from jetstream_handoff.replay import select
 
     header = ["LETTER", "MESSAGE", "SUBJECT", "CONSUMER", "SINCE", "FAILED", "CLAIM", "CONFIRMED", "REASON"]
     data, rows = [], []
@@ -189,8 +189,8 @@ async def _dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
 
 
 async def _replay(js: JetStream, args: argparse.Namespace) -> Answer:
-    from airflow_nats_jetstream.handoff.dead_letters import DeadLetters
-    from airflow_nats_jetstream.handoff.replay import replay
+    from jetstream_handoff.dead_letters import DeadLetters
+    from jetstream_handoff.replay import replay
 
     done = await replay(DeadLetters(js, args.stream, args.name), _selection(args, listing=False), args.into)
     lines = [f"{done.published} dead letters of {args.stream} are published again"]
@@ -217,7 +217,7 @@ def _unknown(claim_id: str) -> Answer:
 
 
 def _selection(args: argparse.Namespace, *, listing: bool) -> Any:
-    from airflow_nats_jetstream.handoff.replay import Selection
+    from jetstream_handoff.replay import Selection
 
     chosen = {
         "sequences": _ranges(args.sequences) if args.sequences else None,
@@ -230,7 +230,7 @@ def _selection(args: argparse.Namespace, *, listing: bool) -> Any:
 
 
 def _ranges(text: str) -> Sequences:
-    from airflow_nats_jetstream.client.sequences import Sequences
+    from jetstream_client.sequences import Sequences
 
     try:
         ranges = [

@@ -18,8 +18,9 @@ from weakref import WeakKeyDictionary
 
 import airflow
 
-from airflow_nats_jetstream.client.errors import AlreadyDone, HoldLost, InvalidValue
-from airflow_nats_jetstream.client.settings import ConnectionSettings, environment_name
+from jetstream_client.errors import InvalidValue
+from jetstream_client.settings import ConnectionSettings, environment_name
+from jetstream_handoff.errors import AlreadyDone, HoldLost
 
 TO_LET_GO = 3.0
 """Seconds that a killed task waits for its claim to be released; Airflow ends the process soon after."""
@@ -39,21 +40,21 @@ from airflow.sdk.log import amask_secret, mask_secret  # noqa: E402
 
 from airflow_nats_jetstream import instruments  # noqa: E402
 from airflow_nats_jetstream.airflow_connection import masks, settings_of, tested  # noqa: E402
-from airflow_nats_jetstream.handoff import events  # noqa: E402
 from airflow_nats_jetstream.links import check_console  # noqa: E402
 from airflow_nats_jetstream.tracebacks import Brief  # noqa: E402
+from jetstream_handoff import events  # noqa: E402
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
     from anyio.from_thread import BlockingPortal
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_nats_jetstream.client.context import JetStream
-    from airflow_nats_jetstream.client.sequences import Sequences
-    from airflow_nats_jetstream.client.stored import StoredMessage
-    from airflow_nats_jetstream.handoff.claim import Claim
-    from airflow_nats_jetstream.handoff.hold import Hold
-    from airflow_nats_jetstream.handoff.record import Receipt
+    from jetstream_client.context import JetStream
+    from jetstream_client.sequences import Sequences
+    from jetstream_client.stored import StoredMessage
+    from jetstream_handoff.claim import Claim
+    from jetstream_handoff.hold import Hold
+    from jetstream_handoff.record import Receipt
 
 log = logging.getLogger(__name__)
 events.listen(instruments.heard)
@@ -103,7 +104,7 @@ class JetStreamHook(BaseHook):
     @asynccontextmanager
     async def context(self) -> AsyncIterator[JetStream]:
         """A JetStream context, for asynchronous tasks and triggers. Raises ConnectionFailed."""
-        from airflow_nats_jetstream.client import connect
+        from jetstream_client import connect
 
         async with connect(self._settings(await self._masked(self.nats_conn_id))) as js:
             yield js
@@ -113,7 +114,7 @@ class JetStreamHook(BaseHook):
         """:meth:`context` on one connection for all triggers of a process that have the same settings. It is closed
         with its last user. Raises ConnectionFailed."""
         settings = self._settings(await _asked(self.nats_conn_id, self._masked))
-        from airflow_nats_jetstream.client.shared import share
+        from jetstream_client.shared import share
 
         async with share(settings) as js:
             yield js
@@ -122,7 +123,7 @@ class JetStreamHook(BaseHook):
         """``await function(js)`` from a synchronous task, on a connection of its own: ``hook.run(lambda js: …)``."""
         from anyio.from_thread import start_blocking_portal
 
-        from airflow_nats_jetstream.client import connect
+        from jetstream_client import connect
 
         settings = self.settings
 
@@ -140,7 +141,7 @@ class JetStreamHook(BaseHook):
         """
 
         async def receipts(js: JetStream) -> list[Receipt]:
-            from airflow_nats_jetstream.handoff.ledger import Ledger
+            from jetstream_handoff.ledger import Ledger
 
             return await Ledger(js, stream, consumer).committed()
 
@@ -154,8 +155,8 @@ class JetStreamHook(BaseHook):
             StreamRecreated, DirectGetDisabled, ConnectionLost: while reading.
             MessagesMissing: after everything else was given.
         """
-        from airflow_nats_jetstream.handoff.claim import Claim
-        from airflow_nats_jetstream.handoff.messages import messages
+        from jetstream_handoff.claim import Claim
+        from jetstream_handoff.messages import messages
 
         return messages(self.settings, claim if isinstance(claim, Claim) else Claim.from_json(claim))
 
@@ -196,8 +197,8 @@ class JetStreamHook(BaseHook):
         """
         from anyio.from_thread import start_blocking_portal
 
-        from airflow_nats_jetstream.handoff.claim import Claim
-        from airflow_nats_jetstream.handoff.dead_letters import dead_letters_of
+        from jetstream_handoff.claim import Claim
+        from jetstream_handoff.dead_letters import dead_letters_of
 
         with Brief():
             settings = self.settings
@@ -337,7 +338,7 @@ class HeldClaim:
 
     def messages(self) -> Iterator[StoredMessage]:
         """Exactly the claimed messages, without Spark: for small claims. See :meth:`JetStreamHook.messages`."""
-        from airflow_nats_jetstream.handoff.messages import messages
+        from jetstream_handoff.messages import messages
 
         return messages(self._hold.settings, self._hold.claim)
 
@@ -376,7 +377,7 @@ class HeldClaim:
         return self._letting_go is not None
 
     def settle(self, value: Any = None) -> None:
-        """See :meth:`airflow_nats_jetstream.handoff.hold.Hold.settle`."""
+        """See :meth:`jetstream_handoff.hold.Hold.settle`."""
         self._end(self._hold.settle, value)
 
     def fail(self, reason: str = "", *, blame: bool = True) -> None:
@@ -452,7 +453,7 @@ def _is_dataframe(value: object) -> TypeGuard[DataFrame]:
 
 def _sequences(value: object) -> Sequences:
     """As a set of plain numbers: what comes out of a DataFrame may be NumPy's."""
-    from airflow_nats_jetstream.client.sequences import Sequences
+    from jetstream_client.sequences import Sequences
 
     if isinstance(value, Sequences):
         return value
@@ -481,9 +482,9 @@ def _cancel_jobs(spark: SparkSession) -> None:
 async def _hold(
     settings: ConnectionSettings, claim: Claim, try_number: int, longest_hold: timedelta, *, reprocess: bool
 ) -> AsyncIterator[Hold]:
-    from airflow_nats_jetstream.client import connect
-    from airflow_nats_jetstream.handoff.hold import Hold
-    from airflow_nats_jetstream.handoff.reprocess import Reprocess
+    from jetstream_client import connect
+    from jetstream_handoff.hold import Hold
+    from jetstream_handoff.reprocess import Reprocess
 
     async with connect(settings) as js, AsyncExitStack() as stack:
         try:

@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_nats_jetstream.client.errors import AlreadyDone
+from jetstream_handoff.errors import AlreadyDone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from opentelemetry.trace import Link, SpanKind, Tracer
 
-    from airflow_nats_jetstream.handoff.claim import Claim
-    from airflow_nats_jetstream.handoff.events import Event
+    from jetstream_handoff.claim import Claim
+    from jetstream_handoff.events import Event
 
 Carrier = dict[str, str]
 """W3C's headers of a span: ``traceparent`` and, where there is one, ``tracestate``."""

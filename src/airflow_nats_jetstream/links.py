@@ -7,8 +7,8 @@ from urllib.parse import quote, urlsplit
 
 from airflow.sdk import BaseHook, BaseOperatorLink
 
-from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.operators.template import claimed
+from jetstream_client.errors import InvalidValue
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.bases.notifier import BaseNotifier
 
-from airflow_nats_jetstream.client.errors import InvalidValue
-from airflow_nats_jetstream.client.names import check_stream_name, check_subject
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.template import templated
+from jetstream_client.errors import InvalidValue
+from jetstream_client.names import check_stream_name, check_subject
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_nats_jetstream.client.context import JetStream
-    from airflow_nats_jetstream.client.options import PublishOptions
+    from jetstream_client.context import JetStream
+    from jetstream_client.options import PublishOptions
 
 
 class JetStreamNotifier(BaseNotifier):
@@ -78,7 +78,7 @@ class JetStreamNotifier(BaseNotifier):
             await self._publish(js, context)
 
     async def _publish(self, js: JetStream, context: Context) -> None:
-        from airflow_nats_jetstream.client.publish import MessageIds
+        from jetstream_client.publish import MessageIds
 
         scope, about = _about(context)
         data = _data(about) if self.message is None else _data(self.message)

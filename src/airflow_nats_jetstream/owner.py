@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_nats_jetstream.handoff.record import Owner
+    from jetstream_handoff.record import Owner
 
 
 def owner_in_worker(context: Context) -> Owner:

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard
 from urllib.parse import quote, urlsplit
 
-from airflow_nats_jetstream.client.errors import InvalidValue, SparkMasterRefused, SparkMasterUnavailable
-from airflow_nats_jetstream.client.settings import ENVIRONMENT_PREFIX
+from airflow_nats_jetstream.errors import SparkMasterRefused, SparkMasterUnavailable
+from jetstream_client.errors import InvalidValue
+from jetstream_client.settings import ENVIRONMENT_PREFIX
 
 if TYPE_CHECKING:
     import httpx

@@ -10,11 +10,13 @@ import logging
 from types import TracebackType
 from typing import Self
 
-from airflow_nats_jetstream.client.errors import JetStreamError
+from jetstream_client.errors import JetStreamError
 
 log = logging.getLogger(__name__)
 
-_CARRIERS = frozenset({"airflow_nats_jetstream", "anyio", "asyncio", "concurrent", "contextlib"})
+_CARRIERS = frozenset(
+    {"airflow_nats_jetstream", "anyio", "asyncio", "concurrent", "contextlib", "jetstream_client", "jetstream_handoff"}
+)
 
 
 class Brief:

@@ -12,22 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_nats_jetstream.client.errors import (
-    ClaimInvalid,
-    InvalidValue,
-    JetStreamError,
-    SparkError,
-    Superseded,
-)
-from airflow_nats_jetstream.client.priority import Priority
+from airflow_nats_jetstream.errors import SparkError
 from airflow_nats_jetstream.owner import owner_in_triggerer
+from jetstream_client.errors import InvalidValue, JetStreamError
+from jetstream_client.priority import Priority
+from jetstream_handoff.errors import ClaimInvalid, Superseded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from airflow_nats_jetstream.client.context import JetStream
-    from airflow_nats_jetstream.handoff.take import Take
     from airflow_nats_jetstream.spark_master import SparkMaster
+    from jetstream_client.context import JetStream
+    from jetstream_handoff.take import Take
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +106,7 @@ class JetStreamTrigger(BaseTrigger):
     async def _complete(self, work: Callable[[], Awaitable[None]], within: float, what: str) -> None:
         """One after the other: ``asyncio.wait_for`` of Python 3.11 leaves an ``on_kill`` behind at the third
         cancellation, and the triggerer goes on to clean up."""
-        from airflow_nats_jetstream.handoff.completion import LEASE_ENDS, complete
+        from jetstream_handoff.completion import LEASE_ENDS, complete
 
         async def in_turn() -> None:
             async with self._ending:
@@ -122,7 +118,7 @@ class JetStreamTrigger(BaseTrigger):
 class JetStreamPullTrigger(JetStreamTrigger):
     """Take claims and hand them on in one event: ``{"status": "claims", "claims": […]}`` or ``{"status": "timeout"}``.
 
-    ``taking`` holds the fields of :class:`~airflow_nats_jetstream.handoff.take.Taking` as JSON, times in seconds. Where
+    ``taking`` holds the fields of :class:`~jetstream_handoff.take.Taking` as JSON, times in seconds. Where
     no worker came before (``start_from_trigger``), it has no owner, which is the trigger's own task instance then; and
     ``timeout`` seconds take the place of ``end``.
     """
@@ -141,7 +137,7 @@ class JetStreamPullTrigger(JetStreamTrigger):
         )
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
-        from airflow_nats_jetstream.handoff.take import Take
+        from jetstream_handoff.take import Take
 
         if "owner" not in self.taking:
             self.taking = {**self.taking, "owner": list(owner_in_triggerer(self.task_instance))}
@@ -181,7 +177,7 @@ class JetStreamPullTrigger(JetStreamTrigger):
 class JetStreamLagTrigger(JetStreamTrigger):
     """Wait until a consumer's lag is within its bound: ``{"status": "lag", "lag": {…}}`` or ``{"status": "timeout"}``.
 
-    ``bound`` holds the fields of :class:`~airflow_nats_jetstream.client.lag.Bound`, ``every`` is in seconds.
+    ``bound`` holds the fields of :class:`~jetstream_client.lag.Bound`, ``every`` is in seconds.
     """
 
     def __init__(self, nats_conn_id: str, bound: dict[str, Any], every: float, end: float) -> None:
@@ -196,7 +192,7 @@ class JetStreamLagTrigger(JetStreamTrigger):
         )
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
-        from airflow_nats_jetstream.client.lag import Bound
+        from jetstream_client.lag import Bound
 
         lag = await Bound(**self.bound).wait(js, self.left, self.every)
         return {"status": "timeout"} if lag is None else {"status": "lag", "lag": lag.to_json()}
@@ -244,7 +240,7 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
         )
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
-        from airflow_nats_jetstream.handoff.completion import LEASE_ENDS, complete
+        from jetstream_handoff.completion import LEASE_ENDS, complete
 
         master = await self._master()
         keeping = asyncio.create_task(kept(js, self.claim, self.left + _TO_ASK))
@@ -289,10 +285,10 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
 
     async def _release(self) -> None:
         """Of the lease that the keeper left, at once."""
-        from airflow_nats_jetstream.handoff.claim import Claim
-        from airflow_nats_jetstream.handoff.ledger import Ledger
-        from airflow_nats_jetstream.handoff.settle import release
         from airflow_nats_jetstream.hooks import JetStreamHook
+        from jetstream_handoff.claim import Claim
+        from jetstream_handoff.ledger import Ledger
+        from jetstream_handoff.settle import release
 
         claim = Claim.from_json(self.claim)
         async with JetStreamHook(self.nats_conn_id).shared() as js:
@@ -322,8 +318,8 @@ async def _stopped(*tasks: asyncio.Task[Any]) -> None:
 
 async def kept(js: JetStream, claim: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The event of :class:`JetStreamHoldTrigger`."""
-    from airflow_nats_jetstream.handoff.claim import Claim
-    from airflow_nats_jetstream.handoff.keep import keep
+    from jetstream_handoff.claim import Claim
+    from jetstream_handoff.keep import keep
 
     try:
         return {"status": await keep(js, Claim.from_json(claim), seconds) or "timeout"}
@@ -333,7 +329,7 @@ async def kept(js: JetStream, claim: dict[str, Any], seconds: float) -> dict[str
 
 def taking_of(values: dict[str, Any]) -> Any:
     """The frozen value that a trigger's flat JSON describes. Raises InvalidValue."""
-    from airflow_nats_jetstream.handoff.take import Taking
+    from jetstream_handoff.take import Taking
 
     fields = {**values, "owner": tuple(values["owner"])}
     for name in ("gather", "hand_off_timeout", "look_every"):

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_nats_jetstream.client.errors import InvalidValue
-from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
 from airflow_nats_jetstream.hooks import JetStreamHook
+from jetstream_client.errors import InvalidValue
+from jetstream_client.names import check_consumer_name, check_stream_name
 
 if TYPE_CHECKING:
-    from airflow_nats_jetstream.handoff.backlog import Backlog
+    from jetstream_handoff.backlog import Backlog
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         Airflow starts a failed watcher again at once, for ever. Here it waits: the connection may be mended meanwhile,
         and is read again for every attempt.
         """
-        from airflow_nats_jetstream.handoff import backlog
+        from jetstream_handoff import backlog
 
         consumer, stream = kwargs["consumer"], kwargs["stream"]
         pause = _FIRST_PAUSE

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from airflow_nats_jetstream.handoff.claim import Claim
+    from jetstream_handoff.claim import Claim
 
 __all__ = ["DefaultSource", "decoded", "read_claim", "spark_session"]
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from airflow_nats_jetstream.client.protocol import decode_headers, time_nanoseconds
+from jetstream_client.protocol import decode_headers, time_nanoseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_nats_jetstream.client.direct_message import DirectMessages
+    from jetstream_client.direct_message import DirectMessages
 
 
 def record_batch(messages: DirectMessages, stream: str, columns: Sequence[str]) -> pa.RecordBatch:

@@ -13,7 +13,7 @@ from fastavro import parse_schema, schemaless_reader
 from fastavro.read import LOGICAL_READERS
 from pyspark.sql.pandas.functions import arrow_udf
 
-from airflow_nats_jetstream.client.errors import InvalidValue
+from jetstream_client.errors import InvalidValue
 from pyspark_jetstream.payload import Decoding
 
 Type = tuple[str, pa.DataType]  # Spark's, as DDL, and Arrow's

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from airflow_nats_jetstream.client.errors import InvalidValue
-from airflow_nats_jetstream.client.protocol import time_nanoseconds
+from jetstream_client.errors import InvalidValue
+from jetstream_client.protocol import time_nanoseconds
 
 EARLIEST, LATEST = "earliest", "latest"
 _LARGEST_SEQUENCE = 2**63 - 1  # the column is a long

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue
-from airflow_nats_jetstream.client.names import check_filter, check_stream_name
-from airflow_nats_jetstream.client.settings import ConnectionSettings
-from airflow_nats_jetstream.handoff.claim import Claim
+from jetstream_client.errors import InvalidValue
+from jetstream_client.names import check_filter, check_stream_name
+from jetstream_client.settings import ConnectionSettings
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.errors import ClaimInvalid
 from pyspark_jetstream import offsets
 from pyspark_jetstream.offsets import EARLIEST, LATEST
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, DataType, StringType, StructField, StructType
 
-from airflow_nats_jetstream.client.errors import InvalidValue
+from jetstream_client.errors import InvalidValue
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from airflow_nats_jetstream.client import delivery, direct
-from airflow_nats_jetstream.client.direct_message import DirectMessages
-from airflow_nats_jetstream.client.errors import (
+from jetstream_client import delivery, direct
+from jetstream_client.direct_message import DirectMessages
+from jetstream_client.errors import (
     ConsumerRefused,
     MessageNotFound,
     MessagesMissing,
     StreamRecreated,
 )
-from airflow_nats_jetstream.client.sequences import Sequences
-from airflow_nats_jetstream.client.stream import StreamInfo
-from airflow_nats_jetstream.client.wire import Wire
+from jetstream_client.sequences import Sequences
+from jetstream_client.stream import StreamInfo
+from jetstream_client.wire import Wire
 from pyspark_jetstream.arrow import record_batch
 from pyspark_jetstream.offsets import EARLIEST, LATEST, Time
 from pyspark_jetstream.options import AUTO, CONSUMER

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 from pyspark.util import default_api_mode
 
-from airflow_nats_jetstream.client.errors import InvalidValue
-from airflow_nats_jetstream.client.settings import ENVIRONMENT_PREFIX, environment_name
+from jetstream_client.errors import InvalidValue
+from jetstream_client.settings import ENVIRONMENT_PREFIX, environment_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from airflow_nats_jetstream.client.direct import stream_info
-from airflow_nats_jetstream.client.errors import (
+from jetstream_client.direct import stream_info
+from jetstream_client.errors import (
     ConnectionDenied,
     ConnectionFailed,
     JetStreamNotEnabled,
@@ -21,15 +21,15 @@ from airflow_nats_jetstream.client.errors import (
     RequestTimeout,
     StreamRecreated,
 )
-from airflow_nats_jetstream.client.sequences import Sequences
-from airflow_nats_jetstream.client.wire import Wire
+from jetstream_client.sequences import Sequences
+from jetstream_client.wire import Wire
 from pyspark_jetstream.offsets import LATEST
 from pyspark_jetstream.reader import Reading, first_sequence
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from airflow_nats_jetstream.client.stream import StreamInfo
+    from jetstream_client.stream import StreamInfo
     from pyspark_jetstream.options import Options
 
 log = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_nats_jetstream.client.errors import InvalidValue
-from airflow_nats_jetstream.client.names import check_stream_name
-from airflow_nats_jetstream.client.settings import ConnectionSettings
+from jetstream_client.errors import InvalidValue
+from jetstream_client.names import check_stream_name
+from jetstream_client.settings import ConnectionSettings
 from pyspark_jetstream.options import option_name
 
 if TYPE_CHECKING:

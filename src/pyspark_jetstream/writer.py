@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from airflow_nats_jetstream.client.bulk import Publishable, publish_all
-from airflow_nats_jetstream.client.errors import (
+from jetstream_client.bulk import Publishable, publish_all
+from jetstream_client.errors import (
     InvalidValue,
     NoStreamResponse,
     PermissionDenied,
@@ -27,7 +27,7 @@ from airflow_nats_jetstream.client.errors import (
     StreamNotFound,
     WrongStream,
 )
-from airflow_nats_jetstream.client.position import Position
+from jetstream_client.position import Position
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,7 +19,18 @@ EXAMPLES = Path(__file__).parents[2] / "dags"
 RUN_HERE = ("flights_arriving", "flights_to_sql")  # flight_delays runs in tests/cluster
 
 # Whoever handles secrets: our own packages and theirs, and the processes that hand a connection to a task.
-HEARD = ["airflow_nats_jetstream", "pyspark_jetstream", "nats", "py4j", "pyspark", "asyncio", "httpx", "httpcore"]
+HEARD = [
+    "airflow_nats_jetstream",
+    "jetstream_client",
+    "jetstream_handoff",
+    "pyspark_jetstream",
+    "nats",
+    "py4j",
+    "pyspark",
+    "asyncio",
+    "httpx",
+    "httpcore",
+]
 HEARD += ["airflow.sdk", "airflow.jobs.triggerer_job_runner", "supervisor", "task"]
 
 # Airflow's defaults make a single kill cost from half a minute (triggerer) to ten (worker and retry).

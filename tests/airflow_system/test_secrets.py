@@ -17,12 +17,12 @@ import pytest
 from cryptography.fernet import Fernet
 from psycopg2 import sql
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
 from demo.nats_server import NatsServer
 from demo.service import free_port
 from demo.stack import Stack
+from jetstream_client import ConnectionSettings, connect
 from tests.airflow_system.conftest import database
-from tests.client.servers import Authority, Nkey, Operator
+from tests.jetstream_client.servers import Authority, Nkey, Operator
 
 COUNT = 20
 

@@ -10,9 +10,9 @@ import json
 import sys
 from typing import Any
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.handoff.claim import Claim
-from airflow_nats_jetstream.handoff.hold import Hold
+from jetstream_client import ConnectionSettings, connect
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.hold import Hold
 from tests.chaos import broken, windows
 from tests.chaos.work import read_and_write
 

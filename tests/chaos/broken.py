@@ -6,10 +6,10 @@ import asyncio
 import os
 from typing import Any
 
-from airflow_nats_jetstream.handoff import answers, hold, settle
-from airflow_nats_jetstream.handoff.claim import Claim
-from airflow_nats_jetstream.handoff.ledger import Ledger
-from airflow_nats_jetstream.handoff.record import Receipt
+from jetstream_handoff import answers, hold, settle
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.record import Receipt
 from tests.chaos import windows
 
 BREAK = "CHAOS_BREAK"

@@ -27,15 +27,15 @@ from typing import Any
 
 import psutil
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.client.bulk import publish_all
-from airflow_nats_jetstream.client.context import JetStream
-from airflow_nats_jetstream.client.errors import WrongLastSequence
-from airflow_nats_jetstream.handoff.claim import Claim
-from airflow_nats_jetstream.handoff.hold import Hold
-from airflow_nats_jetstream.handoff.ledger import Ledger
-from airflow_nats_jetstream.handoff.take import Take, Taking
 from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.bulk import publish_all
+from jetstream_client.context import JetStream
+from jetstream_client.errors import WrongLastSequence
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.hold import Hold
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.take import Take, Taking
 
 STREAM, CONSUMER = "CROWD", "work"
 

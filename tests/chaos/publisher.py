@@ -6,9 +6,9 @@ import asyncio
 import random
 from pathlib import Path
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.client.context import JetStream
-from airflow_nats_jetstream.client.errors import JetStreamError
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.context import JetStream
+from jetstream_client.errors import JetStreamError
 from tests.chaos.pipelines import Pipeline
 from tests.chaos.record import Record
 

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.handoff.claim import Claim
-from airflow_nats_jetstream.handoff.take import Take
 from demo.nats_server import NatsServer
 from demo.service import until
+from jetstream_client import ConnectionSettings, connect
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.take import Take
 from tests.chaos import broken, windows
 from tests.chaos.judge import Verdict, count, judge
 from tests.chaos.observer import Observer
 from tests.chaos.record import Record
-from tests.handoff.steps import taking
+from tests.jetstream_handoff.steps import taking
 
 STREAM = "SCENE"
 COUNT = 20

@@ -17,12 +17,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from airflow_nats_jetstream.client.errors import AlreadyDone, HoldLost, Superseded, Taken
-from airflow_nats_jetstream.client.sequences import Sequences
-from airflow_nats_jetstream.handoff import answers, settle
-from airflow_nats_jetstream.handoff.hold import Hold
-from airflow_nats_jetstream.handoff.ledger import Ledger
-from airflow_nats_jetstream.handoff.take import Take
+from jetstream_client.sequences import Sequences
+from jetstream_handoff import answers, settle
+from jetstream_handoff.errors import AlreadyDone, HoldLost, Superseded, Taken
+from jetstream_handoff.hold import Hold
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.take import Take
 from tests.chaos.record import Record
 
 FETCH, HAND_OFF, WORK, ACKNOWLEDGE = WINDOWS = (

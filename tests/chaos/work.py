@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from airflow_nats_jetstream.client import direct
-from airflow_nats_jetstream.client.sequences import Sequences
-from airflow_nats_jetstream.client.wire import Wire
+from jetstream_client import direct
+from jetstream_client.sequences import Sequences
+from jetstream_client.wire import Wire
 from tests.chaos import windows
 from tests.chaos.record import Record
 
 if TYPE_CHECKING:
-    from airflow_nats_jetstream.client import ConnectionSettings
     from airflow_nats_jetstream.hooks import HeldClaim
+    from jetstream_client import ConnectionSettings
 
 
 def output(folder: Path, stream: str, attempt_id: str) -> Path:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.client.bulk import publish_fast
 from demo.java import QUICK
 from demo.nats_server import NatsServer
 from demo.service import free_port
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.bulk import publish_fast
 from pyspark_jetstream import spark_session
 from tests.cluster.environment import PROJECT, environment, spark_home
 from tests.cluster.standalone import Standalone

@@ -14,10 +14,10 @@ import psutil
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_nats_jetstream.client import connect
-from airflow_nats_jetstream.client.sequences import Sequences
-from airflow_nats_jetstream.handoff.claim import Claim
 from demo.service import until
+from jetstream_client import connect
+from jetstream_client.sequences import Sequences
+from jetstream_handoff.claim import Claim
 from pyspark_jetstream import read_claim
 from tests.cluster.conftest import COUNT, STREAM, TOTALS, Secured
 from tests.cluster.standalone import Standalone, command
@@ -57,7 +57,7 @@ def test_executors_have_nothing_but_spark_and_the_wheel(spark: SparkSession, pyt
     def look(_: Iterable[int]) -> Iterator[tuple[int, str, list[str], list[str]]]:
         import sys
 
-        modules = ("airflow", "anyio", "cryptography", "nats", "pandas", "pyspark_jetstream", "airflow_nats_jetstream")
+        modules = ("airflow", "anyio", "cryptography", "nats", "pandas", "pyspark_jetstream", "jetstream_client")
         found = [name for name in modules if importlib.util.find_spec(name)]
         yield os.getppid(), sys.prefix, found, sorted(each.name for each in importlib.metadata.distributions())
 
@@ -66,7 +66,7 @@ def test_executors_have_nothing_but_spark_and_the_wheel(spark: SparkSession, pyt
     assert len({parent for parent, *_ in seen}) == 2
     for _, prefix, found, distributions in seen:
         assert prefix == str(python.parent.parent)
-        assert found == ["pyspark_jetstream", "airflow_nats_jetstream"]
+        assert found == ["pyspark_jetstream", "jetstream_client"]
         assert distributions == ["airflow-provider-nats-jetstream", "py4j", "pyarrow", "pyspark"]
 
 

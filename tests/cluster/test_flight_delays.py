@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_nats_jetstream.client import connect
+from jetstream_client import connect
+from tests.airflow_nats_jetstream.steps import execute
 from tests.cluster.conftest import Secured
 from tests.cluster.environment import PROJECT
 from tests.cluster.standalone import Standalone
-from tests.operators.steps import execute
 
 FILE = PROJECT / "dags" / "flight_delays.py"
 DEPARTURES = 6_000  # of 336,776

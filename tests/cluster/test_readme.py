@@ -5,8 +5,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
 from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings, connect
 from tests.cluster.environment import PROJECT
 
 STREAM = {"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True}

@@ -19,19 +19,20 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, A
 from airflow.sdk.serde import deserialize, serialize
 from pyarrow import parquet
 
-from airflow_nats_jetstream.client import connect
-from airflow_nats_jetstream.client.errors import SparkJobFailed, StreamNotFound
+from airflow_nats_jetstream.errors import SparkJobFailed
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.spark_submit import JetStreamSparkSubmitOperator
 from airflow_nats_jetstream.spark_master import SparkMaster
 from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger
 from demo.java import QUICK
 from demo.service import until
+from jetstream_client import connect
+from jetstream_client.errors import StreamNotFound
+from tests.airflow_nats_jetstream.steps import CONNECTION, Kept, claim, context_of, execute, info, receipt, sensor
+from tests.airflow_nats_jetstream.test_sensor import fired
 from tests.cluster.conftest import Secured
 from tests.cluster.environment import PROJECT
 from tests.cluster.standalone import Standalone, command
-from tests.operators.steps import CONNECTION, Kept, claim, context_of, execute, info, receipt, sensor
-from tests.operators.test_sensor import fired
 
 DRIVER = "org.apache.spark.deploy.worker.DriverWrapper"
 RUNS = """

@@ -8,9 +8,9 @@ from pathlib import Path
 import nats
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.client.errors import AuthenticationFailed
 from demo.stack import Stack
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.errors import AuthenticationFailed
 
 
 @pytest.fixture

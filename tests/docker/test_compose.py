@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from airflow_nats_jetstream.client import ConnectionSettings
+from jetstream_client import ConnectionSettings
 
 DOCKER = Path(__file__).parents[2] / "docker"
 LOCKED = {

@@ -13,11 +13,11 @@ from typing import TypeVar
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, bulk, connect
-from airflow_nats_jetstream.client.direct import read
-from airflow_nats_jetstream.client.errors import AuthenticationFailed, JetStreamError, PublishFailed
-from airflow_nats_jetstream.client.sequences import Sequences
 from demo.service import Service, free_port
+from jetstream_client import ConnectionSettings, bulk, connect
+from jetstream_client.direct import read
+from jetstream_client.errors import AuthenticationFailed, JetStreamError, PublishFailed
+from jetstream_client.sequences import Sequences
 
 Value = TypeVar("Value")
 CONFIG = Path(__file__).parents[2] / "docker" / "nats" / "cluster.conf"

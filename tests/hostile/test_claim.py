@@ -5,9 +5,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from airflow_nats_jetstream.client.errors import ClaimInvalid
-from airflow_nats_jetstream.client.sequences import Sequences
-from airflow_nats_jetstream.handoff.claim import Claim
+from jetstream_client.sequences import Sequences
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.errors import ClaimInvalid
 from tests.hostile.attack import attack
 from tests.hostile.values import DEEP, Json, changed
 

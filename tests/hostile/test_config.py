@@ -6,16 +6,17 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from airflow_nats_jetstream.client.config import check_consumer_config, check_stream_config, describe, difference, merge
-from airflow_nats_jetstream.client.errors import ConsumerUnsuitable, InvalidValue
-from airflow_nats_jetstream.client.names import (
+from jetstream_client.config import check_consumer_config, check_stream_config, describe, difference, merge
+from jetstream_client.errors import InvalidValue
+from jetstream_client.names import (
     check_consumer_name,
     check_filter,
     check_stream_name,
     check_subject,
     subject_matches,
 )
-from airflow_nats_jetstream.handoff.consumer import check_config
+from jetstream_handoff.consumer import check_config
+from jetstream_handoff.errors import ConsumerUnsuitable
 from tests.hostile.attack import attack
 from tests.hostile.values import Json, Texts, changed
 

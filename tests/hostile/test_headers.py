@@ -9,16 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect, delivery, direct
-from airflow_nats_jetstream.client.direct_message import DirectMessage, DirectMessages
-from airflow_nats_jetstream.client.position import Position, find
-from airflow_nats_jetstream.client.protocol import header_lines
-from airflow_nats_jetstream.client.sequences import Sequences
-from airflow_nats_jetstream.client.wire import Wire
 from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings, connect, delivery, direct
+from jetstream_client.direct_message import DirectMessage, DirectMessages
+from jetstream_client.position import Position, find
+from jetstream_client.protocol import header_lines
+from jetstream_client.sequences import Sequences
+from jetstream_client.wire import Wire
 from pyspark_jetstream.arrow import record_batch
-from tests.handoff.steps import take
 from tests.hostile import attack
+from tests.jetstream_handoff.steps import take
 
 NAMES = [
     "Status",

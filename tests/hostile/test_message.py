@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from airflow_nats_jetstream.client.consumer import ConsumerInfo
-from airflow_nats_jetstream.client.context import JetStream
-from airflow_nats_jetstream.client.errors import ApiError, JetStreamError, PublishFailed
-from airflow_nats_jetstream.client.message import Message
-from airflow_nats_jetstream.client.protocol import ProtocolError, Reply, decode_headers, decode_status
-from airflow_nats_jetstream.client.publish import Outgoing, PubAck, PublishWindow
-from airflow_nats_jetstream.client.stored import stored_message
-from airflow_nats_jetstream.client.stream import StreamInfo
+from jetstream_client.consumer import ConsumerInfo
+from jetstream_client.context import JetStream
+from jetstream_client.errors import ApiError, JetStreamError, PublishFailed
+from jetstream_client.message import Message
+from jetstream_client.protocol import ProtocolError, Reply, decode_headers, decode_status
+from jetstream_client.publish import Outgoing, PubAck, PublishWindow
+from jetstream_client.stored import stored_message
+from jetstream_client.stream import StreamInfo
 from tests.hostile.attack import attack
 from tests.hostile.values import DEEP, Json, Texts, changed
 

@@ -4,9 +4,9 @@ import time
 
 from hypothesis import strategies as st
 
-from airflow_nats_jetstream.client.authentication import check_credentials
-from airflow_nats_jetstream.client.credential import read_pem
-from airflow_nats_jetstream.client.errors import InvalidValue
+from jetstream_client.authentication import check_credentials
+from jetstream_client.credential import read_pem
+from jetstream_client.errors import InvalidValue
 from tests.hostile.attack import attack
 
 SECRET = "hidden-5e2"

@@ -7,14 +7,14 @@ import tracemalloc
 import pytest
 from hypothesis import strategies as st
 
-from airflow_nats_jetstream.client.errors import InvalidValue
-from airflow_nats_jetstream.client.parser import (
+from jetstream_client.errors import InvalidValue
+from jetstream_client.parser import (
     LONGEST_LINE,
     Frame,
     Parser,
     ServerLine,
 )
-from airflow_nats_jetstream.client.protocol import (
+from jetstream_client.protocol import (
     AckSubject,
     ProtocolError,
     decode_headers,

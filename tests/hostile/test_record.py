@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect
-from airflow_nats_jetstream.client.consumer import ConsumerInfo
-from airflow_nats_jetstream.client.errors import LedgerInvalid
-from airflow_nats_jetstream.client.sequences import Sequences
-from airflow_nats_jetstream.handoff import settle
-from airflow_nats_jetstream.handoff.claim import new_token
-from airflow_nats_jetstream.handoff.failures import Failure, failed, poison
-from airflow_nats_jetstream.handoff.hold import Hold
-from airflow_nats_jetstream.handoff.ledger import Ledger
-from airflow_nats_jetstream.handoff.record import DoneEntry, OpenEntry, Receipt, Record
-from airflow_nats_jetstream.handoff.settled import Settled
 from demo.nats_server import NatsServer
-from tests.handoff.steps import CONSUMER, publish, take
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.consumer import ConsumerInfo
+from jetstream_client.sequences import Sequences
+from jetstream_handoff import settle
+from jetstream_handoff.claim import new_token
+from jetstream_handoff.errors import LedgerInvalid
+from jetstream_handoff.failures import Failure, failed, poison
+from jetstream_handoff.hold import Hold
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.record import DoneEntry, OpenEntry, Receipt, Record
+from jetstream_handoff.settled import Settled
 from tests.hostile.attack import attack
 from tests.hostile.values import Json, changed
+from tests.jetstream_handoff.steps import CONSUMER, publish, take
 
 CREATED = "2026-11-21T03:00:00.5Z"
 RECORD = Record(

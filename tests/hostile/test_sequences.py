@@ -7,8 +7,8 @@ import zlib
 import pytest
 from hypothesis import strategies as st
 
-from airflow_nats_jetstream.client.errors import InvalidValue
-from airflow_nats_jetstream.client.sequences import MOST_RANGES, Sequences
+from jetstream_client.errors import InvalidValue
+from jetstream_client.sequences import MOST_RANGES, Sequences
 from tests.hostile.attack import attack
 from tests.hostile.values import Json, changed
 

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import strategies as st
 
-from airflow_nats_jetstream.client import ConnectionSettings, connect, wire
-from airflow_nats_jetstream.client.errors import ConnectionFailed, ConnectionLost, JetStreamError, RequestTimeout
-from airflow_nats_jetstream.client.protocol import encode_publish
-from airflow_nats_jetstream.client.wire import Wire
+from jetstream_client import ConnectionSettings, connect, wire
+from jetstream_client.errors import ConnectionFailed, ConnectionLost, JetStreamError, RequestTimeout
+from jetstream_client.protocol import encode_publish
+from jetstream_client.wire import Wire
 from tests.hostile.attack import attack
 
 PASSWORD = "hidden-5e1"

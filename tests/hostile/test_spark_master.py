@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_nats_jetstream import spark_master
-from airflow_nats_jetstream.client.errors import SparkMasterRefused, SparkMasterUnavailable
+from airflow_nats_jetstream.errors import SparkMasterRefused, SparkMasterUnavailable
 from airflow_nats_jetstream.spark_master import LOST, SparkMaster, Submission
 
 JOB = Submission("/job.py")

@@ -5,8 +5,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.operators.configuration_file import parse
+from jetstream_client.errors import InvalidValue
 from tests.hostile.attack import attack
 from tests.hostile.values import Json
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
-from airflow_nats_jetstream.client.config import Difference, difference
-from airflow_nats_jetstream.client.errors import (
+from airflow_nats_jetstream.operators.fields import Fields, Wrong
+from airflow_nats_jetstream.operators.template import templated
+from jetstream_client.config import Difference, difference
+from jetstream_client.errors import (
     ApiError,
     ConsumerNameInUse,
     ConsumerNotFound,
@@ -22,12 +24,10 @@ from airflow_nats_jetstream.client.errors import (
     StreamNotFound,
     UpdateRefused,
 )
-from airflow_nats_jetstream.operators.fields import Fields, Wrong
-from airflow_nats_jetstream.operators.template import templated
 
 if TYPE_CHECKING:
-    from airflow_nats_jetstream.client.consumer import Consumer
-    from airflow_nats_jetstream.client.stream import Stream
+    from jetstream_client.consumer import Consumer
+    from jetstream_client.stream import Stream
 
 Configuration = Mapping[str, Any] | object | str
 """A mapping, a dataclass, or the path of a file."""

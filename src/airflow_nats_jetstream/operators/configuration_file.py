@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from airflow_nats_jetstream.client.errors import InvalidValue
+from jetstream_client.errors import InvalidValue
 
 _DEEPEST = 100
 """Levels of a configuration; the server's have six."""

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_nats_jetstream.client.config import Difference, check_consumer_config, consumer_name, normalise
-from airflow_nats_jetstream.client.errors import ConsumerNotFound, InvalidValue
-from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
-from airflow_nats_jetstream.client.protocol import time_nanoseconds
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import fields
 from airflow_nats_jetstream.operators.configuration import Configuration, ConfigurationOperator, make
 from airflow_nats_jetstream.operators.fields import CONSUMER
 from airflow_nats_jetstream.operators.template import absent, templated, whole_number
+from jetstream_client.config import Difference, check_consumer_config, consumer_name, normalise
+from jetstream_client.errors import ConsumerNotFound, InvalidValue
+from jetstream_client.names import check_consumer_name, check_stream_name
+from jetstream_client.protocol import time_nanoseconds
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_nats_jetstream.client.consumer import ConsumerInfo
-    from airflow_nats_jetstream.client.context import JetStream
-    from airflow_nats_jetstream.handoff.deletion import Deletion
-    from airflow_nats_jetstream.handoff.reset import Reset
+    from jetstream_client.consumer import ConsumerInfo
+    from jetstream_client.context import JetStream
+    from jetstream_handoff.deletion import Deletion
+    from jetstream_handoff.reset import Reset
 
 
 class JetStreamCreateConsumerOperator(ConfigurationOperator):
@@ -172,7 +172,7 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
         self.despite_unprocessed = despite_unprocessed
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        from airflow_nats_jetstream.handoff.deletion import delete
+        from jetstream_handoff.deletion import delete
 
         self._check_names()
 
@@ -201,7 +201,7 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
 
     def dry_run(self) -> None:
         """Print what :meth:`execute` would delete."""
-        from airflow_nats_jetstream.handoff.deletion import plan
+        from jetstream_handoff.deletion import plan
 
         self._check_names()
 
@@ -386,8 +386,8 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
         return None if absent(self.sequence) else whole_number("sequence", self.sequence)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        from airflow_nats_jetstream.handoff.ledger import Ledger
-        from airflow_nats_jetstream.handoff.reset import reset, reset_unclaimed
+        from jetstream_handoff.ledger import Ledger
+        from jetstream_handoff.reset import reset, reset_unclaimed
 
         sequence = self._check()
 
@@ -398,8 +398,8 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
 
     def dry_run(self) -> None:
         """Print what :meth:`execute` would do now."""
-        from airflow_nats_jetstream.handoff.ledger import Ledger
-        from airflow_nats_jetstream.handoff.reset import plan
+        from jetstream_handoff.ledger import Ledger
+        from jetstream_handoff.reset import plan
 
         sequence = self._check()
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_nats_jetstream.client.errors import AlreadyDone, ClaimInvalid, HoldLost, Superseded, Taken
 from airflow_nats_jetstream.operators.template import OfClaim
 from airflow_nats_jetstream.tracebacks import Brief
+from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, Superseded, Taken
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.hooks import HeldClaim

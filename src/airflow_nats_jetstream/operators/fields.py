@@ -15,8 +15,8 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from airflow_nats_jetstream.client.config import Difference, nanoseconds
 from airflow_nats_jetstream.operators.template import templated
+from jetstream_client.config import Difference, nanoseconds
 
 Check = Callable[[Any], Any]
 """The value as the server takes it. Raises Wrong."""

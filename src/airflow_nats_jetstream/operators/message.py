@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_nats_jetstream.client.errors import (
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.links import JetStreamLink
+from airflow_nats_jetstream.operators.template import absent, templated, whole_number
+from jetstream_client.errors import (
     JetStreamError,
     MessageDeleteFailed,
     MessageNotFound,
     SequenceNotFound,
 )
-from airflow_nats_jetstream.client.names import check_filter, check_stream_name
-from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.operators.template import absent, templated, whole_number
+from jetstream_client.names import check_filter, check_stream_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_nats_jetstream.client.context import JetStream
-    from airflow_nats_jetstream.client.stored import StoredMessage
+    from jetstream_client.context import JetStream
+    from jetstream_client.stored import StoredMessage
 
 LARGEST_DATA = 256 << 10
 """Bytes of a message that may become an XCom: Airflow's database keeps each of them, for every run."""
@@ -85,7 +85,7 @@ class JetStreamGetMessageOperator(BaseOperator):
             self._selection()
 
     def _selection(self) -> dict[str, Any]:
-        from airflow_nats_jetstream.client.stored import selection
+        from jetstream_client.stored import selection
 
         check_stream_name(self.stream)
         which: dict[str, Any] = {

@@ -12,14 +12,15 @@ from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factor
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
 from airflow_nats_jetstream import lineage
-from airflow_nats_jetstream.client.errors import AlreadyDone, HoldLost, InvalidValue, MessagesMissing
-from airflow_nats_jetstream.client.names import check_stream_name
 from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
 from airflow_nats_jetstream.operators.template import duration, templated
 from airflow_nats_jetstream.tracebacks import brief
+from jetstream_client.errors import InvalidValue, MessagesMissing
+from jetstream_client.names import check_stream_name
+from jetstream_handoff.errors import AlreadyDone, HoldLost
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

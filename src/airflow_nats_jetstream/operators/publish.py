@@ -14,21 +14,21 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from airflow_nats_jetstream import instruments, lineage
-from airflow_nats_jetstream.client.errors import DuplicatesPossible, InvalidValue, PermissionDenied, RequestTimeout
-from airflow_nats_jetstream.client.names import check_stream_name, subject_matches
-from airflow_nats_jetstream.client.options import outgoing
-from airflow_nats_jetstream.client.schedule import Schedule, Ttl, ttl_text
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.template import absent, templated, whole_number
+from jetstream_client.errors import DuplicatesPossible, InvalidValue, PermissionDenied, RequestTimeout
+from jetstream_client.names import check_stream_name, subject_matches
+from jetstream_client.options import outgoing
+from jetstream_client.schedule import Schedule, Ttl, ttl_text
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.execution_time.context import TaskStateStoreAccessor
 
-    from airflow_nats_jetstream.client.options import PublishOptions
-    from airflow_nats_jetstream.client.position import Position
-    from airflow_nats_jetstream.client.settings import ConnectionSettings
+    from jetstream_client.options import PublishOptions
+    from jetstream_client.position import Position
+    from jetstream_client.settings import ConnectionSettings
 
 Messages = Iterable[Any] | str | Callable[[], Iterable[Any]]
 
@@ -132,8 +132,8 @@ class JetStreamPublishOperator(BaseOperator):
         return result
 
     def _publish(self, context: Context, headers: dict[str, str]) -> dict[str, Any]:
-        from airflow_nats_jetstream.client.bulk import publish_all
-        from airflow_nats_jetstream.client.position import Position
+        from jetstream_client.bulk import publish_all
+        from jetstream_client.position import Position
 
         ti = context["ti"]
         start = last = time.monotonic()
@@ -211,7 +211,7 @@ class JetStreamPublishOperator(BaseOperator):
 
     def _begin(self, settings: ConnectionSettings, state: TaskStateStoreAccessor, key: str) -> Position | None:
         """Where the stream ends now, kept where a retry finds it: XCom is cleared by then."""
-        from airflow_nats_jetstream.client.position import Position
+        from jetstream_client.position import Position
 
         try:
             position = Position.current(settings, self.stream)
@@ -253,9 +253,9 @@ class JetStreamPublishOperator(BaseOperator):
         added: dict[str, str],
     ) -> dict[str, Any]:
         """All or none. ``since`` is given to a later try: what the stream holds since then is looked for first."""
-        from airflow_nats_jetstream.client.position import find
-        from airflow_nats_jetstream.client.protocol import encode_headers
-        from airflow_nats_jetstream.client.publish import MessageIds
+        from jetstream_client.position import find
+        from jetstream_client.protocol import encode_headers
+        from jetstream_client.publish import MessageIds
 
         ids = MessageIds(scope)
         batch: list[tuple[str, bytes, dict[str, Any]]] = []
@@ -316,7 +316,7 @@ def _lines(path: Path) -> Iterator[Any]:
 
 
 def _check_size(count: int) -> None:
-    from airflow_nats_jetstream.client.batch import MAX_MESSAGES
+    from jetstream_client.batch import MAX_MESSAGES
 
     if not 1 <= count <= MAX_MESSAGES:
         remedy = f"an atomic batch has 1 to {MAX_MESSAGES} messages: several tasks, or atomic=False"

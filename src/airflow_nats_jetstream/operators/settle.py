@@ -9,11 +9,11 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream import sensors
-from airflow_nats_jetstream.client.errors import InvalidValue
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.decided import Decides
 from airflow_nats_jetstream.operators.template import claimed
+from jetstream_client.errors import InvalidValue
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg

@@ -14,15 +14,7 @@ from airflow.sdk import BaseHook, BaseOperator
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_nats_jetstream import lineage
-from airflow_nats_jetstream.client.errors import (
-    AlreadyDone,
-    ClaimInvalid,
-    HoldLost,
-    InvalidValue,
-    JetStreamError,
-    SparkJobFailed,
-    Superseded,
-)
+from airflow_nats_jetstream.errors import SparkJobFailed
 from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
 from airflow_nats_jetstream.operators import tries
@@ -31,6 +23,8 @@ from airflow_nats_jetstream.operators.template import absent, duration, template
 from airflow_nats_jetstream.spark_master import FINISHED, GOING, SparkMaster, Submission
 from airflow_nats_jetstream.tracebacks import Brief
 from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger
+from jetstream_client.errors import InvalidValue, JetStreamError
+from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, Superseded
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
@@ -183,9 +177,9 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
 
     def _begin(self, context: Context) -> Any:
         """Nothing is submitted for a claim that is settled or somebody else's."""
-        from airflow_nats_jetstream.handoff.claim import Claim
-        from airflow_nats_jetstream.handoff.record import check_value
-        from airflow_nats_jetstream.handoff.take import HAND_OFF_TIMEOUT
+        from jetstream_handoff.claim import Claim
+        from jetstream_handoff.record import check_value
+        from jetstream_handoff.take import HAND_OFF_TIMEOUT
 
         store: Any = context["task_state_store"]
         claim = Claim.from_json(self.claim).to_json()
@@ -242,7 +236,7 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
 
     def _job(self, store: Any, claim: dict[str, Any]) -> tuple[Job, str]:
         """The job of an earlier try that runs or has finished, or else a new one; and its state."""
-        from airflow_nats_jetstream.handoff.claim import new_token
+        from jetstream_handoff.claim import new_token
 
         master = self._master
         kept = store.get(_KEY)

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_nats_jetstream.client.config import Difference, check_stream_config
-from airflow_nats_jetstream.client.errors import InvalidValue, StreamNotFound
-from airflow_nats_jetstream.client.names import check_filter, check_stream_name
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.configuration import Configuration, ConfigurationOperator, make
 from airflow_nats_jetstream.operators.fields import STREAM
 from airflow_nats_jetstream.operators.template import absent, templated, whole_number
+from jetstream_client.config import Difference, check_stream_config
+from jetstream_client.errors import InvalidValue, StreamNotFound
+from jetstream_client.names import check_filter, check_stream_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_nats_jetstream.client.context import JetStream
-    from airflow_nats_jetstream.client.stream import StreamInfo
-    from airflow_nats_jetstream.handoff.deletion import Deletion
+    from jetstream_client.context import JetStream
+    from jetstream_client.stream import StreamInfo
+    from jetstream_handoff.deletion import Deletion
 
 
 class JetStreamCreateStreamOperator(ConfigurationOperator):
@@ -125,7 +125,7 @@ class JetStreamDeleteStreamOperator(BaseOperator):
             check_stream_name(stream)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        from airflow_nats_jetstream.handoff.deletion import delete
+        from jetstream_handoff.deletion import delete
 
         check_stream_name(self.stream)
 
@@ -146,7 +146,7 @@ class JetStreamDeleteStreamOperator(BaseOperator):
 
     def dry_run(self) -> None:
         """Print what :meth:`execute` would delete."""
-        from airflow_nats_jetstream.handoff.deletion import plan
+        from jetstream_handoff.deletion import plan
 
         check_stream_name(self.stream)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from airflow_nats_jetstream.client.errors import InvalidValue
+from jetstream_client.errors import InvalidValue
 
 
 def templated(value: Any) -> bool:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_nats_jetstream.client.errors import ClaimInvalid, InvalidValue
 from airflow_nats_jetstream.hooks import LONGEST_HOLD, JetStreamHook
 from airflow_nats_jetstream.operators.template import OfClaim
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.tracebacks import brief
 from airflow_nats_jetstream.triggers import JetStreamHoldTrigger, kept
+from jetstream_client.errors import InvalidValue
+from jetstream_handoff.errors import ClaimInvalid
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
@@ -57,7 +58,7 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
             raise InvalidValue("mode", self.mode, "leave it out: a claim is held all the time, best by deferring")
 
     def execute(self, context: Context) -> Any:
-        from airflow_nats_jetstream.handoff.claim import Claim
+        from jetstream_handoff.claim import Claim
 
         try:
             claim = Claim.from_json(cast("Mapping[str, Any]", self.claim)).to_json()

@@ -12,23 +12,23 @@ from airflow.sdk import PokeReturnValue
 from airflow.triggers.base import StartTriggerArgs
 
 from airflow_nats_jetstream import lineage
-from airflow_nats_jetstream.client.config import normalise
-from airflow_nats_jetstream.client.errors import InvalidValue
-from airflow_nats_jetstream.client.names import check_consumer_name, check_stream_name
-from airflow_nats_jetstream.client.priority import Priority
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.template import absent, duration, optional_number, templated, whole_number
 from airflow_nats_jetstream.owner import owner_in_worker
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger, function, taking_of
+from jetstream_client.config import normalise
+from jetstream_client.errors import InvalidValue
+from jetstream_client.names import check_consumer_name, check_stream_name
+from jetstream_client.priority import Priority
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_nats_jetstream.client.context import JetStream
-    from airflow_nats_jetstream.handoff.claim import Claim
-    from airflow_nats_jetstream.handoff.record import Owner
-    from airflow_nats_jetstream.handoff.take import Take
+    from jetstream_client.context import JetStream
+    from jetstream_handoff.claim import Claim
+    from jetstream_handoff.record import Owner
+    from jetstream_handoff.take import Take
 
 _PRIORITY = {each.name for each in dataclasses.fields(Priority)}
 _LATE = timedelta(minutes=1)  # how much later than the trigger itself Airflow ends it
@@ -44,11 +44,11 @@ class JetStreamPullSensor(JetStreamSensor):
     min_messages:        fewer do not end the wait. Default 1. (templated)
     gather:              how long to wait for more after the first message. Default 5 s.
     backlog:             the path of a function, ``package.module.function``, that is given the consumer's
-                         :class:`~airflow_nats_jetstream.client.consumer.ConsumerInfo` every ``poke_interval`` and says
+                         :class:`~jetstream_client.consumer.ConsumerInfo` every ``poke_interval`` and says
                          whether to pull: ``info.pending`` messages wait for their first delivery, ``info.ack_pending``
                          are not acknowledged. It runs where the sensor waits, in a thread. Default: pull at once.
     priority:            for a consumer with priority groups, the fields of
-                         :class:`~airflow_nats_jetstream.client.priority.Priority`: ``{"group": "batch", "level": 5}``.
+                         :class:`~jetstream_client.priority.Priority`: ``{"group": "batch", "level": 5}``.
                          (templated)
     hand_off_timeout:    messages are delivered again when no task has begun with their claim by then. Default 15 min.
     max_failures:        with it what failed before is claimed in smaller claims, down to single messages, and a message
@@ -191,7 +191,7 @@ class JetStreamPullSensor(JetStreamSensor):
 
     def _taking(self, owner: Owner) -> dict[str, Any]:
         """The flat JSON of what to take, checked; but for the function, which a parse of the DAG does not import."""
-        from airflow_nats_jetstream.handoff.consumer import check_config
+        from jetstream_handoff.consumer import check_config
 
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
@@ -227,8 +227,8 @@ async def _taken(
     js: JetStream, taking: dict[str, Any], wait: Callable[[Take], Awaitable[list[Claim]]]
 ) -> list[dict[str, Any]]:
     """What the trigger does, in the worker."""
-    from airflow_nats_jetstream.handoff.completion import LEASE_ENDS, complete
-    from airflow_nats_jetstream.handoff.take import Take
+    from jetstream_handoff.completion import LEASE_ENDS, complete
+    from jetstream_handoff.take import Take
 
     take = Take(js, taking_of(taking))
     try:

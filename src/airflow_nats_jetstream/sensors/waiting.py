@@ -9,8 +9,8 @@ from typing import Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException
 
-from airflow_nats_jetstream.client.errors import InvalidValue, JetStreamError
 from airflow_nats_jetstream.links import JetStreamLink
+from jetstream_client.errors import InvalidValue, JetStreamError
 
 
 class JetStreamSensor(BaseSensorOperator):

@@ -55,16 +55,24 @@ def refused(function: Any) -> None:
 
 
 def read_by_spark(claim: Any) -> None:
-    """With an event log. Each kind of connection is read by Spark in tests/spark/test_authentication.py."""
+    """With an event log. Each kind of connection is read by Spark in tests/pyspark_jetstream/test_authentication.py."""
     from pyspark_jetstream import spark_session
 
     log.info("inherited: %s", sorted(name for name in os.environ if name.startswith("JETSTREAM_SECRET")))
-    from airflow_nats_jetstream.client.settings import environment_name
+    from jetstream_client.settings import environment_name
 
     for connection in ("secret_password", "secret_token", "secret_nkey", "secret_certificate", "refused_nkey"):
         os.environ[environment_name(connection)] = JetStreamHook(connection).settings.to_json()
     written_out()
-    for name in ("py4j", "pyspark", "nats", "airflow_nats_jetstream", "pyspark_jetstream"):
+    for name in (
+        "py4j",
+        "pyspark",
+        "nats",
+        "airflow_nats_jetstream",
+        "jetstream_client",
+        "jetstream_handoff",
+        "pyspark_jetstream",
+    ):
         logging.getLogger(name).setLevel(logging.DEBUG)  # as a task may: Airflow's namespace_levels end before it
     events = Path(os.environ["PLANTED_EVENTS"])
     events.mkdir(parents=True, exist_ok=True)
@@ -96,7 +104,7 @@ def read_by_spark(claim: Any) -> None:
     frame.explain("formatted")
 
     def fails(batches: Any) -> Any:
-        from airflow_nats_jetstream.client import ConnectionSettings
+        from jetstream_client import ConnectionSettings
 
         for _ in batches:
             raise ValueError(f"in a worker: {ConnectionSettings.from_environment('secret_nkey')!r}")

@@ -1,0 +1,79 @@
+"""The account: what of JetStream it uses, and what it may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from jetstream_client.protocol import ProtocolError
+
+_USE = ("memory", "storage", "streams", "consumers")
+_LIMITS = ("max_memory", "max_storage", "max_streams", "max_consumers")
+
+
+@dataclass(frozen=True)
+class AccountLimits:
+    """What the account may use; -1 is no limit. ``raw`` has the rarer ones (``max_ack_pending``, …)."""
+
+    raw: dict[str, Any] = field(repr=False)
+    max_memory: int
+    """Bytes."""
+    max_storage: int
+    """Bytes."""
+    max_streams: int
+    max_consumers: int
+
+
+@dataclass(frozen=True)
+class AccountInfo:
+    """The answer to ``INFO`` (nats-server ``JetStreamAccountStats``): totals of all tiers, ``raw`` as it was sent."""
+
+    raw: dict[str, Any] = field(repr=False)
+    limits: AccountLimits
+    memory: int
+    """Bytes of messages in memory streams."""
+    storage: int
+    """Bytes of messages in file streams."""
+    streams: int
+    consumers: int
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> AccountInfo:
+        """Raises ProtocolError for less."""
+        try:
+            limits = AccountLimits(raw["limits"], *(int(raw["limits"][name]) for name in _LIMITS))
+            return cls(raw, limits, *(int(raw[name]) for name in _USE))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise ProtocolError("the answer to INFO is not what the API promises") from None
+
+    @property
+    def domain(self) -> str:
+        """The JetStream domain; empty without one."""
+        return str(self.raw.get("domain") or "")
+
+    @property
+    def api(self) -> dict[str, Any]:
+        """``total`` requests and ``errors`` since the server started, and ``level``, see :attr:`level`."""
+        api = self.raw.get("api")
+        return dict(api) if isinstance(api, dict) else {}
+
+    @property
+    def level(self) -> int:
+        """The API level (ADR-44) that the answering server implements: 1 from nats-server 2.11 on, 0 before."""
+        level = self.api.get("level")
+        return level if type(level) is int else 0
+
+    @property
+    def reserved_memory(self) -> int:
+        """Bytes that streams with ``max_bytes`` have reserved."""
+        return int(self.raw.get("reserved_memory") or 0)
+
+    @property
+    def reserved_storage(self) -> int:
+        """Bytes that streams with ``max_bytes`` have reserved."""
+        return int(self.raw.get("reserved_storage") or 0)
+
+    @property
+    def tiers(self) -> dict[str, Any]:
+        """Use and limits of each tier (``R1``, ``R3``), where the account has tiers."""
+        return dict(self.raw.get("tiers") or {})

@@ -1,0 +1,263 @@
+"""Publishing from a JetStream context: one message, many without waiting for each, and batches."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from jetstream_client import requirements
+from jetstream_client import route as routes
+from jetstream_client.batch import MAX_MESSAGES, Batch
+from jetstream_client.errors import (
+    InvalidValue,
+    JetStreamError,
+    NoStreamResponse,
+    WrongDomain,
+)
+from jetstream_client.fast_batch import FastBatch, FastWindow
+from jetstream_client.options import outgoing
+from jetstream_client.protocol import NO_RESPONDERS
+from jetstream_client.publish import RETRY_ATTEMPTS, RETRY_WAIT, PubAck
+from jetstream_client.publish_async import ACK_TIMEOUT, MAX_PENDING, AsyncPublisher
+from jetstream_client.quantities import check_count, check_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from typing import Unpack
+
+    from jetstream_client.connection import Connection
+    from jetstream_client.feed import Publishable
+    from jetstream_client.options import Headers, OutgoingMessage, PublishOptions
+    from jetstream_client.publish_async import OnAck, OnError, PublishFuture
+    from jetstream_client.requirements import Requirement
+    from jetstream_client.route import Route
+    from jetstream_client.settings import ConnectionSettings
+
+
+class Publishing:
+    """What :class:`JetStream` can do to publish."""
+
+    connection: Connection
+
+    @property
+    def settings(self) -> ConnectionSettings:
+        raise NotImplementedError
+
+    async def require(self, needed: Requirement | None) -> None:
+        raise NotImplementedError
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        headers: Headers | None = None,
+        timeout: float | None = None,
+        retry_attempts: int = RETRY_ATTEMPTS,
+        retry_wait: float = RETRY_WAIT,
+        **options: Unpack[PublishOptions],
+    ) -> PubAck:
+        """Publish one message and wait for the stream's answer.
+
+        headers: are copied. One that contradicts an option is refused.
+        timeout: seconds for the answer, by default ``settings.request_timeout`` (5 s).
+        retry_attempts, retry_wait: how often, and after how many seconds, it is sent again when nobody listens: a
+                 stream has no leader for a moment. 2 and 0.25 s, as in nats.go; 0: not again, or at once.
+        options: see :class:`PublishOptions`.
+
+        Raises:
+            InvalidValue: a subject, header or option that can be refused before anything is sent.
+            ServerTooOld: the server is too old for an option; nothing was sent.
+            NoStreamResponse: no stream listens on the subject.
+            WrongDomain: the connection has a domain, and a stream of another one was the first to answer.
+            WrongStream, WrongLastSequence, WrongLastMessageId: what was expected is not so.
+            ApiError: or another subclass, the stream refused it.
+            RequestTimeout, ConnectionLost: it may have been stored. Publish it again with the same ``msg_id``.
+        """
+        check_count("retry_attempts", retry_attempts, 0)
+        check_seconds("retry_wait", retry_wait, zero=True)
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        message = outgoing(subject, data, headers, options)
+        await self.require(requirements.of_headers(message.headers))
+        limit = self.settings.request_timeout if timeout is None else timeout
+        for attempt in range(retry_attempts + 1):
+            if attempt:
+                await asyncio.sleep(retry_wait)
+            reply = await self.connection.request(subject, data, headers=message.block, timeout=limit)
+            if reply.status != NO_RESPONDERS:
+                return self.acknowledged(subject, reply.data)
+        raise NoStreamResponse(subject)
+
+    @asynccontextmanager
+    async def publisher(
+        self,
+        *,
+        max_pending: int = MAX_PENDING,
+        stall_timeout: float | None = None,
+        ack_timeout: float = ACK_TIMEOUT,
+        on_error: OnError | None = None,
+        on_ack: OnAck | None = None,
+    ) -> AsyncIterator[AsyncPublisher]:
+        """A separate :class:`AsyncPublisher` with these settings. The end of the block waits until every message is
+        answered, and closes it; a block that ends with an exception closes it without waiting."""
+        publisher = AsyncPublisher(
+            self,
+            max_pending=max_pending,
+            stall_timeout=stall_timeout,
+            ack_timeout=ack_timeout,
+            on_error=on_error,
+            on_ack=on_ack,
+        )
+        try:
+            yield publisher
+            await publisher.complete()
+        finally:
+            await publisher.close()
+
+    async def publish_async(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        headers: Headers | None = None,
+        retry_attempts: int = RETRY_ATTEMPTS,
+        retry_wait: float = RETRY_WAIT,
+        **options: Unpack[PublishOptions],
+    ) -> PublishFuture:
+        """Send one message, and get a future of the stream's answer: :meth:`AsyncPublisher.publish`.
+
+        At most 4,000 are without an answer at a time, and each waits for it for at most 30 s; :meth:`publisher` takes
+        other values, and handlers for answers and errors.
+        """
+        return await self._publisher.publish(
+            subject, data, headers=headers, retry_attempts=retry_attempts, retry_wait=retry_wait, **options
+        )
+
+    @property
+    def publish_async_pending(self) -> int:
+        """Messages of :meth:`publish_async` without an answer."""
+        return self._publisher.pending
+
+    async def publish_async_complete(self, timeout: float | None = None) -> None:
+        """Wait until all of :meth:`publish_async` are answered: :meth:`AsyncPublisher.complete`."""
+        await self._publisher.complete(timeout)
+
+    async def publish_async_close(self) -> None:
+        """Stop listening for answers to :meth:`publish_async`: what has none fails as :class:`PublisherClosed`, and may
+        be stored. Publishing again afterwards is fine."""
+        publisher: AsyncPublisher | None = vars(self).pop("_publisher", None)
+        if publisher is not None:
+            await publisher.close()
+
+    @asynccontextmanager
+    async def batch(self, batch_id: str | None = None, *, max_messages: int = MAX_MESSAGES) -> AsyncIterator[Batch]:
+        """An atomic batch: all of its messages are stored, or none. The stream needs ``allow_atomic`` (2.12).
+
+        batch_id:     up to 64 bytes; random by default.
+        max_messages: how many it may have: 1,000, unless the server's ``max_batch_size`` is another.
+
+        The block has to end with :meth:`Batch.commit` or :meth:`Batch.discard`; an exception discards it, too.
+
+        Raises:
+            ServerTooOld: before anything is sent.
+            JetStreamError: at the end of the block: neither committed nor discarded.
+        """
+        batch = Batch(self, batch_id, max_messages)
+        try:
+            await self.require(requirements.ATOMIC_BATCHES)
+            yield batch
+            if not batch.ended:
+                raise JetStreamError(f"batch {batch.id} was neither committed nor discarded: nothing of it is stored")
+        finally:
+            await batch.close()
+
+    async def publish_batch(
+        self,
+        messages: Iterable[Publishable],
+        *,
+        batch_id: str | None = None,
+        expected_stream: str | None = None,
+        expected_last_sequence: int | None = None,
+        max_messages: int = MAX_MESSAGES,
+        timeout: float | None = None,
+    ) -> PubAck:
+        """Publish all of the messages or none, as one atomic batch: :meth:`batch`.
+
+        messages: ``(subject, data)`` or ``(subject, data, headers)``. Each is checked before the first is sent.
+        expected_stream: of every message.
+        expected_last_sequence: of the stream, before the batch.
+
+        Raises:
+            InvalidValue: a message, none at all, or more than ``max_messages``. Nothing was sent.
+            As :meth:`Batch.add` and :meth:`Batch.commit`. Unless it says otherwise nothing is stored.
+        """
+        check_count("max_messages", max_messages)
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        checked: list[OutgoingMessage] = []
+        for message in messages:
+            if not isinstance(message, tuple | list) or len(message) not in (2, 3):
+                raise InvalidValue("messages", type(message).__name__, "(subject, data) or (subject, data, headers)")
+            if len(checked) == max_messages:
+                raise InvalidValue("messages", f"more than {max_messages}", "an atomic batch has no more: make several")
+            headers = message[2] if len(message) == 3 else {}
+            checked.append(outgoing(message[0], message[1], headers, {"expected_stream": expected_stream}))
+        async with self.batch(batch_id, max_messages=max_messages) as batch:
+            expected = expected_last_sequence
+            for each in checked:
+                await batch.add(each.subject, each.data, headers=each.headers, expected_last_sequence=expected)
+                expected = None
+            return await batch.commit(timeout)
+
+    @asynccontextmanager
+    async def fast_batch(self) -> AsyncIterator[FastBatch]:
+        """A fast-ingest batch: any number of messages, few answers. The stream needs ``allow_batched`` (2.14).
+
+        For very many, :func:`bulk.publish_fast` is faster. The block has to end with :meth:`FastBatch.commit`; what was
+        added is stored also if it does not.
+
+        Raises:
+            ServerTooOld: before anything is sent.
+            JetStreamError: at the end of the block: it was not committed.
+        """
+        await self.require(requirements.FAST_BATCHES)
+        window = FastWindow(self.connection.new_inbox(), self.settings.domain)
+        batch = FastBatch(self, window)
+        async with self.connection.listen(window.answers, batch.deliver):
+            self.connection.when_lost.add(batch.lost)
+            keeper = asyncio.ensure_future(batch.keep_open())
+            try:
+                yield batch
+                if not batch.ended:
+                    raise JetStreamError(f"batch {batch.id} was not committed: how much of it is stored is not known")
+            finally:
+                self.connection.when_lost.discard(batch.lost)
+                keeper.cancel()
+
+    async def route(self, subject: str, data: bytes = b"", *, headers: Headers | None = None) -> Route:
+        """Where this message would go: which streams would get it. Nothing is stored or delivered (nats-server 2.11).
+
+        What a stream would say to its headers and size is not tried.
+
+        Raises:
+            ServerTooOld: before anything is sent: the server would store it.
+            InvalidValue: as :meth:`publish`.
+            RequestTimeout, PermissionDenied, ConnectionLost: not every server on the way has answered.
+        """
+        await self.require(requirements.MESSAGE_TRACING)
+        return await routes.find(self.connection, subject, data, headers, self.settings.request_timeout)
+
+    def acknowledged(self, subject: str, answer: bytes) -> PubAck:
+        """The PubAck in a stream's answer. Raises ApiError, WrongDomain, ProtocolError."""
+        ack = PubAck.parse(answer)
+        domain = self.settings.domain
+        if domain and ack.domain != domain:
+            raise WrongDomain(subject, ack.domain, domain)
+        return ack
+
+    @cached_property
+    def _publisher(self) -> AsyncPublisher:
+        return AsyncPublisher(self)

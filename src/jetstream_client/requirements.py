@@ -1,0 +1,116 @@
+"""Which nats-server a configuration field, a header or a request needs, where 2.10 does not have it.
+
+From 2.12 on a server refuses a field that it does not know (10025), and names only that one; an older one drops it
+without a word. No server refuses a header that it does not know: it stores the message and ignores it; one with a TTL
+would stay for ever, one that expects a sequence would be stored whatever the sequence is. So what is known to be too
+new is refused before it is sent.
+
+Sources: server/jetstream_versioning.go (API levels, ADR-44), and the structs ``StreamConfig``, ``StreamSource`` and
+``ConsumerConfig`` at the tags 2.10.0, 2.11.0, 2.12.0 and 2.14.0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jetstream_client.errors import ServerTooOld
+
+
+class Requirement(NamedTuple):
+    """``what`` needs this ``version`` of nats-server; ``level`` is its API level."""
+
+    level: int
+    version: tuple[int, int]
+    what: str
+
+    def check(self, version: str) -> None:
+        """Raises ServerTooOld, unless a nats-server of this version is new enough."""
+        if level_of(version) < self.level:
+            raise self.error(version)
+
+    def error(self, found: str) -> ServerTooOld:
+        return ServerTooOld(self.what, "{}.{}".format(*self.version), found)
+
+
+_2_11, _2_12, _2_14 = _LEVELS = (1, (2, 11)), (2, (2, 12)), (4, (2, 14))
+
+BATCHED_DIRECT_GET = Requirement(*_2_11, "batched direct get")
+START_TIME = Requirement(*_2_11, "start_time")
+PEDANTIC = Requirement(*_2_11, "pedantic")
+DATA_ALONE = Requirement(*_2_12, "direct get of the data alone")
+MIRROR_PROMOTION = Requirement(*_2_12, "an update that removes mirror")
+
+PAUSE, UNPIN, RESET = (
+    Requirement(*_2_11, "pausing a consumer"),
+    Requirement(*_2_11, "ending a pin"),
+    Requirement(*_2_14, "resetting a consumer"),
+)
+
+MESSAGE_TTL = Requirement(*_2_11, "message TTL")
+EXPECTED_LAST_SUBJECT = Requirement(*_2_11, "the expected last sequence of several subjects")
+MESSAGE_TRACING = Requirement(*_2_11, "message tracing")
+COUNTERS = Requirement(*_2_12, "counters")
+SCHEDULED_ONCE = Requirement(*_2_12, "scheduled messages")
+ATOMIC_BATCHES = Requirement(*_2_12, "atomic batches")
+SCHEDULED_AGAIN = Requirement(*_2_14, "schedules that repeat, sample, roll up or have a time zone")
+FAST_BATCHES = Requirement(*_2_14, "fast-ingest batches")
+
+_HEADERS = {
+    "Nats-TTL": MESSAGE_TTL,
+    "Nats-Expected-Last-Subject-Sequence-Subject": EXPECTED_LAST_SUBJECT,
+    "Nats-Trace-Dest": MESSAGE_TRACING,
+    "Nats-Trace-Only": MESSAGE_TRACING,
+    "Nats-Incr": COUNTERS,
+    "Nats-Schedule": SCHEDULED_ONCE,
+    "Nats-Schedule-Source": SCHEDULED_AGAIN,
+    "Nats-Schedule-Time-Zone": SCHEDULED_AGAIN,
+    "Nats-Schedule-Rollup": SCHEDULED_AGAIN,
+    "Nats-Batch-Id": ATOMIC_BATCHES,
+}
+
+_FIELDS = {
+    "allow_msg_ttl": _2_11,
+    "subject_delete_marker_ttl": _2_11,
+    "pause_until": _2_11,
+    "priority_groups": _2_11,
+    "priority_policy": _2_11,
+    "priority_timeout": _2_11,
+    "allow_msg_counter": _2_12,
+    "allow_atomic": _2_12,
+    "allow_msg_schedules": _2_12,
+    "persist_mode": _2_12,
+    "allow_batched": _2_14,
+}
+_VALUES = {("priority_policy", "prioritized"): _2_12, ("ack_policy", "flow_control"): _2_14}
+
+
+def level_of(version: str) -> int:
+    """The API level that a nats-server of this version has at least."""
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    return max((level for level, first in _LEVELS if numbers >= first), default=0)
+
+
+def of_headers(headers: Mapping[str, str | Sequence[str]]) -> Requirement | None:
+    """What of a message's headers needs the newest server; None where every server knows them."""
+    if _HEADERS.keys().isdisjoint(headers):
+        return None
+    found = [needed for name, needed in _HEADERS.items() if name in headers]
+    when = headers.get("Nats-Schedule", "@at ")
+    if any(not each.startswith("@at ") for each in ([when] if isinstance(when, str) else when)):
+        found.append(SCHEDULED_AGAIN)
+    return max(found, key=lambda needed: needed.level)
+
+
+def of_config(config: Mapping[str, Any]) -> Requirement | None:
+    """What of a configuration needs the newest server; None for one that every server knows, as far as we do."""
+    found = [Requirement(*_FIELDS[name], name) for name, value in config.items() if name in _FIELDS and value]
+    for (name, value), since in _VALUES.items():
+        if config.get(name) == value:
+            found.append(Requirement(*since, f"{name}={value!r}"))
+    sources = config.get("sources")
+    for place, source in [("mirror", config.get("mirror")), *(("sources", each) for each in sources or ())]:
+        if isinstance(source, Mapping) and source.get("consumer") is not None:
+            found.append(Requirement(*_2_14, f"{place}.consumer"))
+    return max(found, default=None)

@@ -1,0 +1,226 @@
+"""Sets of stream sequences as sorted, inclusive ranges."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jetstream_client.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MOST_RANGES = 1_000_000
+"""Ranges that a JSON value may hold: a text of a few kilobytes can unpack to gigabytes. A million take 200 MB."""
+_LARGEST = 2**64 - 1  # sequences are unsigned 64-bit on the server
+_LONGEST_RANGE = 2 * 10  # bytes of two variable-length numbers
+
+
+def check_sequence(sequence: object, field: str = "sequence") -> int:
+    """Raises InvalidValue for what is no sequence: they start at 1."""
+    if type(sequence) is not int or sequence < 1:
+        raise InvalidValue(field, sequence, "a sequence is a whole number from 1 on")
+    return sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """An immutable set of sequences. ``ranges`` are inclusive, ascending, and never touch."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, sequences: Iterable[int]) -> Sequences:
+        """From single sequences in any order; repeats count once."""
+        return cls.from_ranges((sequence, sequence) for sequence in sorted(sequences))
+
+    @classmethod
+    def from_ranges(cls, ranges: Iterable[tuple[int, int]]) -> Sequences:
+        """From inclusive ranges in any order, which may overlap or touch."""
+        joined: list[tuple[int, int]] = []
+        for first, last in sorted(ranges):
+            if joined and first <= joined[-1][1] + 1:
+                joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+            else:
+                joined.append((first, last))
+        return cls(tuple(joined))
+
+    @property
+    def count(self) -> int:
+        return sum(last - first + 1 for first, last in self.ranges)
+
+    @property
+    def first(self) -> int:
+        return self.ranges[0][0]
+
+    @property
+    def last(self) -> int:
+        return self.ranges[-1][1]
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
+
+    def __iter__(self) -> Iterator[int]:
+        for first, last in self.ranges:
+            yield from range(first, last + 1)
+
+    def __contains__(self, sequence: int) -> bool:
+        at = bisect_right(self.ranges, (sequence, _LARGEST + 1)) - 1
+        return at >= 0 and self.ranges[at][0] <= sequence <= self.ranges[at][1]
+
+    def __or__(self, other: Sequences) -> Sequences:
+        return Sequences.from_ranges(self.ranges + other.ranges)
+
+    def __and__(self, other: Sequences) -> Sequences:
+        common = []
+        mine, theirs = iter(self.ranges), iter(other.ranges)
+        a, b = next(mine, None), next(theirs, None)
+        while a and b:
+            first, last = max(a[0], b[0]), min(a[1], b[1])
+            if first <= last:
+                common.append((first, last))
+            if a[1] < b[1]:
+                a = next(mine, None)
+            else:
+                b = next(theirs, None)
+        return Sequences(tuple(common))
+
+    def __sub__(self, other: Sequences) -> Sequences:
+        left = []
+        holes = (self & other).ranges
+        at = 0
+        for first, last in self.ranges:
+            start = first
+            while at < len(holes) and holes[at][0] <= last:
+                if start < holes[at][0]:
+                    left.append((start, holes[at][0] - 1))
+                start = holes[at][1] + 1
+                at += 1
+            if start <= last:
+                left.append((start, last))
+        return Sequences(tuple(left))
+
+    def __str__(self) -> str:
+        shown = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in self.ranges[:10])
+        return shown + (f" and {len(self.ranges) - 10} more ranges" if len(self.ranges) > 10 else "")
+
+    def windows(self, size: int) -> Iterator[Sequences]:
+        """The same sequences in order, cut into sets of at most ``size``."""
+        window: list[tuple[int, int]] = []
+        room = size
+        for start, last in self.ranges:
+            first = start
+            while first <= last:
+                end = min(last, first + room - 1)
+                window.append((first, end))
+                room -= end - first + 1
+                first = end + 1
+                if not room:
+                    yield Sequences(tuple(window))
+                    window, room = [], size
+        if window:
+            yield Sequences(tuple(window))
+
+    def to_json(self, longest: int = 8192) -> list[list[int]] | str:
+        """A list of ``[first, last]``; past ``longest`` bytes one text instead: variable-length differences
+        (seven bits a byte, low first, the top bit meaning "more") of each start and length, zlib, base64.
+
+        Raises:
+            InvalidValue: for more ranges than :meth:`from_json` reads.
+        """
+        if len(self.ranges) > MOST_RANGES:
+            raise InvalidValue("ranges", len(self.ranges), f"at most {MOST_RANGES} ranges: take fewer messages at once")
+        ranges = [[first, last] for first, last in self.ranges]
+        if len(ranges) * 6 <= longest and len(str(ranges)) <= longest:
+            return ranges
+        packed = bytearray()
+        before = 0
+        for first, last in self.ranges:
+            for number in (first - before, last - first):
+                rest = number
+                while rest > 0x7F:
+                    packed.append(rest & 0x7F | 0x80)
+                    rest >>= 7
+                packed.append(rest)
+            before = last
+        return base64.b64encode(zlib.compress(bytes(packed), 9)).decode()
+
+    @classmethod
+    def from_json(cls, value: object, field: str = "ranges", most: int = MOST_RANGES) -> Sequences:
+        """The reverse. Checks that ranges ascend, never touch, start at 1 or later, and are at most ``most``.
+
+        Raises:
+            InvalidValue: for anything else.
+        """
+        pairs: Iterable[object]
+        if isinstance(value, str):
+            pairs = _unpack(value, field, most)
+        elif isinstance(value, list):
+            pairs = value
+        else:
+            raise InvalidValue(field, type(value).__name__, "a list of [first, last] or its packed text")
+        checked: list[tuple[int, int]] = []
+        before = -1
+        for pair in pairs:
+            if (
+                not isinstance(pair, list | tuple)
+                or len(pair) != 2
+                or not all(type(number) is int for number in pair)
+                or not 1 <= pair[0] <= pair[1] <= _LARGEST
+                or pair[0] <= before + 1
+            ):
+                raise InvalidValue(field, _shown(pair), "ranges are [first, last], ascending from 1, and do not touch")
+            if len(checked) >= most:
+                raise InvalidValue(field, "…", f"at most {most} ranges")
+            before = pair[1]
+            checked.append((pair[0], pair[1]))
+        return cls(tuple(checked))
+
+
+def inflated(text: str, most: int) -> bytes:
+    """What a text of zlib and base64 holds, which may be so many bytes. Raises ValueError for anything else."""
+    unzip = zlib.decompressobj()
+    try:
+        found = unzip.decompress(base64.b64decode(text, validate=True), most)
+    except (binascii.Error, zlib.error):
+        found = b""
+    if not unzip.eof or unzip.unconsumed_tail or unzip.unused_data:
+        raise ValueError("not packed")
+    return found
+
+
+def _unpack(text: str, field: str, most: int) -> Iterator[tuple[int, int]]:
+    try:
+        packed = inflated(text, most * _LONGEST_RANGE)
+    except ValueError:
+        raise InvalidValue(field, text[:40], "this is not a packed text of ranges") from None
+    start: int | None = None
+    number = shift = before = 0
+    for byte in packed:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte & 0x80:
+            if shift > 63:
+                break
+            continue
+        if start is None:
+            start = before + number
+        else:
+            before = start + number
+            yield start, before
+            start = None
+        number = shift = 0
+    if shift or start is not None:
+        raise InvalidValue(field, text[:40], "this text of ranges is cut")
+
+
+def _shown(value: object) -> object:
+    """In an error: a short value itself, of a long one only its type."""
+    try:
+        return value if len(repr(value)) <= 60 else type(value).__name__
+    except (ValueError, RecursionError):  # an integer that is too long to print
+        return type(value).__name__

@@ -1,0 +1,70 @@
+"""Request tracing: what is asked of the JetStream API, and what comes back. After nats.go's ``ClientTrace``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from jetstream_client.protocol import Reply
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RequestSent:
+    """A request, before it leaves. Credentials are in none: they travel in CONNECT, which is not traced."""
+
+    subject: str
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ResponseReceived:
+    """The answer to the request on ``subject``. It may hold a stored message: ``repr`` shows neither data nor headers.
+
+    status:   0, or the code of an answer without a body: 404, 503 when nobody listens.
+    seconds:  since the request.
+    """
+
+    subject: str
+    data: bytes = field(repr=False)
+    headers: Mapping[str, Sequence[str]] = field(repr=False)
+    status: int
+    seconds: float
+
+    @classmethod
+    def of(cls, subject: str, reply: Reply, seconds: float) -> ResponseReceived:
+        return cls(subject, reply.data, reply.headers, reply.status, seconds)
+
+
+_Event = TypeVar("_Event", RequestSent, ResponseReceived)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Callbacks for each request of a :class:`~jetstream_client.context.JetStream`.
+
+    They are called in the event loop, so they must be quick. One that raises is logged with its traceback and changes
+    nothing: a request that was answered stays answered. A request that is not answered in time has no response.
+    """
+
+    request_sent: Callable[[RequestSent], object] | None = None
+    response_received: Callable[[ResponseReceived], object] | None = None
+
+    def sent(self, event: RequestSent) -> None:
+        _call(self.request_sent, event)
+
+    def received(self, event: ResponseReceived) -> None:
+        _call(self.response_received, event)
+
+
+def _call(callback: Callable[[_Event], object] | None, event: _Event) -> None:
+    if callback is None:
+        return
+    try:
+        callback(event)
+    except Exception:
+        log.exception("a trace callback failed at %r", event)

@@ -1,0 +1,180 @@
+"""Which consumers can be claimed from: the rules of the contract, checked before anything is pulled."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from jetstream_client import config as configs
+from jetstream_client.errors import (
+    ApiError,
+    ConsumerNameInUse,
+    ConsumerNotFound,
+    DirectGetDisabled,
+    InvalidValue,
+    JetStreamError,
+)
+from jetstream_handoff.errors import ConsumerUnsuitable
+
+if TYPE_CHECKING:
+    from jetstream_client.consumer import ConsumerInfo
+    from jetstream_client.stream import Stream
+
+log = logging.getLogger(__name__)
+
+ACK_WAIT = timedelta(seconds=60)
+"""Default and shortest lease: a failover took up to 8 s, and heartbeats come at a fifth of it."""
+RUNS = 4
+"""How many runs may work or wait for a retry at once under the default ``max_ack_pending``."""
+
+
+def check_config(
+    consumer: str,
+    config: object,
+    *,
+    max_messages: int,
+    shortest_ack_wait: timedelta = ACK_WAIT,
+    group: str | None = None,
+) -> None:
+    """Refuse a ``consumer_config`` that breaks a rule. For DAG parsing; the rest is checked against the server.
+
+    ``group``: the priority group that pulls will name.
+
+    Raises:
+        ConsumerUnsuitable: which rule, its value, and what it must be.
+        InvalidValue: a name or subject that JetStream forbids.
+    """
+    wanted = configs.check_consumer_config({} if config is None else config)
+    for name in ("name", "durable_name"):
+        if wanted.get(name, consumer) != consumer:
+            raise InvalidValue(f"consumer_config[{name!r}]", wanted[name], f"the sensor's consumer is {consumer!r}")
+    _check_rules(consumer, _defaults(consumer, max_messages) | wanted, max_messages, shortest_ack_wait)
+    if "priority_groups" in wanted:
+        _check_group(consumer, wanted, group)
+
+
+async def ensure(
+    stream: Stream,
+    consumer: str,
+    config: configs.Config | None,
+    *,
+    max_messages: int,
+    shortest_ack_wait: timedelta,
+    group: str | None = None,
+) -> ConsumerInfo:
+    """The consumer, created if it is missing. ``group``: as :func:`check_config`.
+
+    Raises:
+        ConsumerUnsuitable: it exists and breaks a rule, or differs from what ``config`` says.
+        StreamNotFound: there is no such stream.
+        DirectGetDisabled: the stream's claims could not be read.
+    """
+    wanted = configs.check_consumer_config(config or {})
+    if not (await stream.info()).config.get("allow_direct"):
+        raise DirectGetDisabled(stream.name)
+    handle = stream.consumer(consumer)
+    try:
+        info = await handle.info()
+    except ConsumerNotFound:
+        complete = _defaults(consumer, max_messages) | wanted
+        _check_rules(consumer, complete, max_messages, shortest_ack_wait)
+        _check_group(consumer, complete, group)
+        try:
+            await stream.create_consumer(complete)
+            log.info("created consumer %s of stream %s", consumer, stream.name)
+        except ConsumerNameInUse:
+            log.info("consumer %s of stream %s was created by somebody else", consumer, stream.name)
+        except ApiError as error:
+            raise _refused(consumer, complete, error) from error
+        info = await handle.info()
+    try:
+        _check_same(consumer, configs.difference(info.config, wanted))
+        _check_rules(consumer, info.config, max_messages, shortest_ack_wait)
+        _check_group(consumer, info.config, group)
+    except ConsumerUnsuitable as unsuitable:
+        remedy = (
+            f"{unsuitable.remedy}. Change the consumer, which exists in stream {stream.name!r} "
+            "(JetStreamCreateConsumerOperator, `nats consumer edit`), or name another: the sensor creates it"
+        )
+        raise ConsumerUnsuitable(consumer, unsuitable.rule, unsuitable.value, remedy) from None
+    return info
+
+
+def _check_same(consumer: str, changes: configs.Difference) -> None:
+    for field, (value, asked) in changes.items():
+        remedy = f"consumer_config asks for {asked!r} (all: {configs.describe(changes)})"
+        raise ConsumerUnsuitable(consumer, field, value, remedy)
+
+
+def _defaults(consumer: str, max_messages: int) -> dict[str, Any]:
+    return {
+        "durable_name": consumer,
+        "name": consumer,
+        "ack_policy": "explicit",
+        "ack_wait": configs.nanoseconds(ACK_WAIT),
+        "max_deliver": -1,
+        "max_ack_pending": RUNS * max_messages,
+        "headers_only": True,  # a claim needs no payload: Nats-Msg-Size comes with the headers
+    }
+
+
+def _check_rules(consumer: str, config: configs.Config, max_messages: int, shortest_ack_wait: timedelta) -> None:
+    def refuse(rule: str, remedy: str) -> None:
+        raise ConsumerUnsuitable(consumer, rule, config.get(rule), remedy)
+
+    for number in ("max_deliver", "ack_wait", "max_ack_pending"):
+        if type(config.get(number, 0)) is not int:
+            refuse(number, "must be a whole number; give a timedelta, or nanoseconds, for a duration")
+    if config.get("deliver_subject"):
+        refuse("deliver_subject", "claims need a pull consumer: leave it out")
+    if not config.get("durable_name"):
+        refuse("durable_name", "claims need a durable consumer: it must outlive every sensor")
+    if config.get("ack_policy") != "explicit":
+        refuse("ack_policy", "claims need 'explicit': any other acknowledges messages that were not processed")
+    if config.get("max_deliver", -1) > 0:
+        refuse("max_deliver", "must be -1: when deliveries are used up the server hides the message for good")
+    if config.get("backoff"):
+        refuse("backoff", "must be absent: it shortens the lease of a claim")
+    if config.get("inactive_threshold"):
+        refuse("inactive_threshold", "must be absent: it deletes the consumer, and with it what is not acknowledged")
+    shortest = configs.nanoseconds(shortest_ack_wait)
+    if (ack_wait := config.get("ack_wait", 30 * 10**9)) < shortest:
+        least = f"timedelta(seconds={shortest_ack_wait.total_seconds():g})"
+        refuse("ack_wait", f"{ack_wait / 1e9:g} s are too short to survive a failover: must be at least {least}")
+    allowed = config.get("max_ack_pending", 1000)
+    if 0 < allowed < max_messages:
+        batch = f"max_messages={max_messages}"
+        refuse("max_ack_pending", f"no batch of {batch} fits: give {batch} times the runs at work, or -1 (no limit)")
+
+
+def _check_group(consumer: str, config: configs.Config, group: str | None) -> None:
+    groups = config.get("priority_groups") or []
+    if group is None and groups:
+        raise ConsumerUnsuitable(consumer, "priority_groups", groups, "pulls must name one of them: give priority")
+    if group is not None and group not in groups:
+        raise ConsumerUnsuitable(
+            consumer, "priority_groups", groups, f"must contain {group!r}, which priority names: correct one of the two"
+        )
+
+
+_WORK_QUEUE = (
+    "each message of a work-queue stream belongs to one consumer, and another one takes {}; let the sensor use that "
+    "consumer, or give both filters that do not overlap"
+)
+# What the server refuses when a consumer is created: the field, and what to do (``server/errors.json`` in nats-server).
+_REFUSED = {
+    10099: ("filter_subject", _WORK_QUEUE.format("them all")),
+    10100: ("filter_subject", _WORK_QUEUE.format("some of these")),
+    10101: ("deliver_policy", "a work-queue stream delivers everything; leave it out of consumer_config"),
+    10121: ("max_ack_pending", "give a smaller one in consumer_config, and a max_messages that is not above it"),
+    10026: ("name", "delete a consumer that nobody uses (`nats consumer ls`), or raise max_consumers"),
+}
+
+
+def _refused(consumer: str, config: configs.Config, error: ApiError) -> JetStreamError:
+    """The server's refusal to create a consumer, with the field that it is about and a remedy."""
+    if error.err_code not in _REFUSED:
+        return error
+    field, remedy = _REFUSED[error.err_code]
+    return ConsumerUnsuitable(consumer, field, config.get(field), f"the server says {error.description!r}: {remedy}")

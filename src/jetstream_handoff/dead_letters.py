@@ -1,0 +1,506 @@
+"""Dead letters: messages that no attempt could process, copied with the reason before they are terminated.
+
+One letter for one message of one consumer: its subject in the dead-letter stream is made of both, and it is written by
+compare-and-set on that subject. So a copy that is tried again, after whatever kill and however late, finds the first;
+a window of message ids would forget it, and would take for stored what has been replayed and removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jetstream_client.errors import (
+    ApiError,
+    ConnectionLost,
+    InvalidValue,
+    JetStreamError,
+    MessageNotFound,
+    NoStreamResponse,
+    RequestTimeout,
+    StreamNameInUse,
+    StreamNotFound,
+    TooManyRequests,
+    WrongLastSequence,
+)
+from jetstream_client.names import check_consumer_name, check_stream_name
+from jetstream_client.protocol import (
+    HEADER_LINE,
+    NO_RESPONDERS,
+    decode_headers,
+    decode_status,
+    encode_publish,
+    inbox_number,
+    time_nanoseconds,
+)
+from jetstream_client.publish import PubAck
+from jetstream_client.sequences import Sequences
+from jetstream_client.wire import Wire
+from jetstream_handoff.claim import is_claim_id
+from jetstream_handoff.errors import DeadLettersUnsuitable, HoldLost
+from jetstream_handoff.failures import Failures, times_alone
+from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger
+
+if TYPE_CHECKING:
+    from jetstream_client.context import JetStream
+    from jetstream_client.settings import ConnectionSettings
+    from jetstream_handoff.claim import Claim
+
+log = logging.getLogger(__name__)
+
+LONGEST_REASON = 1 << 10
+PREFIX = "Nats-Dead-Letter-"
+"""Of the headers that a letter adds. All that begin with ``Nats-`` are ours, all others are the message's own."""
+ORIGINAL = f"{PREFIX}Original-"
+"""Before the message's own ``Nats-`` headers: they told the server what to do when it was published first (an id, a
+condition, a roll-up, a time to live), and would do it again to the letter."""
+MARK = f"{PREFIX}Replay"
+"""Header of a dead letter that is being replayed: the id under which it is published, the creation time of the stream
+that it is published to, and that stream's last sequence."""
+_AT_ONCE = 50  # dead letters on their way together: their payloads are in memory
+_BYTES_AT_ONCE = 16 << 20  # the server closes a connection for which more than max_pending (64 MiB) waits
+_LONGEST_ADDRESS = 1 << 10  # a line of the protocol holds 4,096 bytes by default (max_control_line)
+_ANSWERED_WITHIN = 10.0
+_SUBJECTS_OVERLAP = 10065  # nats-server's JSStreamSubjectOverlapErr
+
+Rejected = Mapping[str, Sequences]
+"""What goes to the dead letters, by reason."""
+
+
+def dead_letters_of(stream: str, name: str | None = None) -> str:
+    """The name of the stream's dead-letter stream: ``DEAD_<stream>``, or the given one.
+
+    Raises:
+        InvalidValue: no stream name, or the stream itself.
+    """
+    if name is not None and check_stream_name(name, "dead_letters") == stream:
+        raise InvalidValue("dead_letters", name, "it must be another stream than the one that is processed")
+    return name or check_stream_name(f"DEAD_{stream}", "dead_letters")
+
+
+def check_reason(reason: object) -> str:
+    """The reason on one line, cut to 1 KiB. Raises InvalidValue for anything but a text that says something."""
+    line = " ".join(reason.split()) if isinstance(reason, str) else ""
+    if not line:
+        raise InvalidValue("reason", reason, "say in one line why the message cannot be processed")
+    return line.encode()[:LONGEST_REASON].decode(errors="ignore")
+
+
+def address_of(stream: str, consumer: str, sequence: int, created: str, subject: str, *, hashed: bool) -> str:
+    """The subject of a dead letter; ``hashed``: for an original subject that is too long to be part of it."""
+    end = f"sha256-{hashlib.sha256(subject.encode()).hexdigest()}" if hashed else subject
+    return f"dead.{stream}.{consumer}.{sequence}.{time_nanoseconds(created)}.{end}"
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One dead letter. Times are the server's, RFC 3339.
+
+    ``number`` is its sequence in the dead-letter stream. ``stream``, ``sequence``, ``subject`` and ``time`` are the
+    message's own, ``failures`` counts how often it had failed alone. ``attempt`` is the claim and token that copied it.
+    """
+
+    number: int
+    stored_at: str
+    stream: str
+    stream_created: str
+    sequence: int
+    subject: str
+    time: str
+    consumer: str
+    reason: str
+    claim_id: str
+    token: str
+    failures: int
+    size: int
+    address: str = field(repr=False)
+    """Its subject in the dead-letter stream."""
+    header: bytes = field(repr=False)
+    data: bytes = field(repr=False)
+    mark: str = field(default="", repr=False)
+    """Of a replay that began; empty before (:data:`MARK`)."""
+
+    @classmethod
+    def from_stored(cls, message: Mapping[str, Any]) -> Letter:
+        """From the ``message`` of a STREAM.MSG.GET answer.
+
+        Raises:
+            InvalidValue: it is no dead letter. Names the header that is missing or wrong.
+        """
+        header, data = content(message)
+        values = {name: each[-1] for name, each in decode_headers(header).items() if name.startswith(PREFIX)}
+
+        def valid(name: str, check: Callable[[str], Any]) -> Any:
+            value = values.get(f"{PREFIX}{name}", "")
+            try:
+                return check(value)
+            except ValueError as wrong:
+                remedy = wrong.remedy if isinstance(wrong, InvalidValue) else "not what a dead letter has there"
+                raise InvalidValue(f"{PREFIX}{name}", value, remedy) from None
+
+        letter = cls(
+            message["seq"],
+            message["time"],
+            valid("Stream", check_stream_name),
+            valid("Stream-Created", _time),
+            valid("Sequence", _number),
+            valid("Subject", _literal),
+            valid("Time-Stamp", _time),
+            valid("Consumer", check_consumer_name),
+            valid("Reason", check_reason),
+            valid("Claim", _claim_id),
+            valid("Token", _token),
+            valid("Failures", _number),
+            len(data),
+            message["subject"],
+            header,
+            data,
+            valid("Replay", _mark),
+        )
+        identity = (letter.stream, letter.consumer, letter.sequence, letter.stream_created, letter.subject)
+        if letter.address not in (address_of(*identity, hashed=False), address_of(*identity, hashed=True)):
+            raise InvalidValue("address", letter.address, "not the address of the message that its headers name")
+        return letter
+
+    @property
+    def own_lines(self) -> list[bytes]:
+        """The header lines of the message itself, byte by byte, but those that were for the server."""
+        return own_lines(self.header)
+
+
+def content(message: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Header block and data of the ``message`` of a STREAM.MSG.GET answer."""
+    return base64.b64decode(message.get("hdrs", "")), base64.b64decode(message.get("data", ""))
+
+
+def own_lines(header: bytes) -> list[bytes]:
+    """The lines of a header block, byte by byte, except those whose names begin with ``Nats-``."""
+    return [line for line in header.split(b"\r\n")[1:] if line and not _is_ours(line)]
+
+
+def _literal(text: str) -> str:
+    tokens = text.split(".")
+    if not all(tokens) or {"*", ">"}.intersection(tokens) or any(each.isspace() or each == "\0" for each in text):
+        raise InvalidValue("subject", text, "a message has a literal subject, without white space or empty tokens")
+    return text
+
+
+def _time(text: str) -> str:
+    time_nanoseconds(text)
+    return text
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(text)
+    return int(text)
+
+
+def _claim_id(text: str) -> str:
+    if not is_claim_id(text):
+        raise ValueError(text)
+    return text
+
+
+def _token(text: str) -> str:
+    if not text:
+        raise ValueError(text)
+    return text
+
+
+def _mark(text: str) -> str:
+    if text:
+        message_id, created, position = text.split(" ")
+        return f"{message_id} {_time(created)} {_number(position)}"
+    return ""
+
+
+class DeadLetters:
+    """The dead-letter stream of one source stream."""
+
+    def __init__(self, js: JetStream, source: str, name: str | None = None) -> None:
+        self.js = js
+        self.source = js.stream(source)
+        self.stream = js.stream(dead_letters_of(source, name))
+        self.name = self.stream.name
+        self.named = name is not None
+
+    @property
+    def subjects(self) -> str:
+        """``dead.<stream>.<consumer>.<sequence>.<stream created, ns>.<original subject, or its hash>`` are under it."""
+        return f"dead.{self.source.name}.>"
+
+    async def ensure(self) -> None:
+        """Create the stream where it is missing: on file, with the source's number of replicas, limits retention.
+
+        Raises:
+            DeadLettersUnsuitable: it breaks a rule, or its subjects overlap with another stream's.
+            StreamNotFound: there is no source stream.
+        """
+        try:
+            config = (await self.stream.info(patience=PATIENCE)).config
+        except StreamNotFound:
+            replicas = (await self.source.info(patience=PATIENCE)).config.get("num_replicas", 1)
+            try:
+                await self.js.create_stream(self._config(replicas))
+                log.info("created the dead-letter stream %s", self.name)
+            except StreamNameInUse:
+                log.info("the dead-letter stream %s was created by somebody else", self.name)
+            except ApiError as error:
+                if error.err_code != _SUBJECTS_OVERLAP:
+                    raise
+                raise DeadLettersUnsuitable(
+                    self.name,
+                    "subjects",
+                    self.subjects,
+                    "another stream takes them (the source itself, with > or dead.>?): narrow its subjects",
+                ) from error
+            config = (await self.stream.info(patience=PATIENCE)).config
+        self._check(config)
+
+    def _config(self, replicas: int) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "description": f"dead letters of {self.source.name}: airflow-provider-nats-jetstream",
+            "subjects": [self.subjects],
+            "storage": "file",
+            "num_replicas": replicas,
+            "retention": "limits",
+            "max_msgs_per_subject": 1,  # a letter that is written anew replaces the old one
+            "discard": "new",  # full, it refuses; it never drops a letter for another
+            "allow_direct": True,
+        }
+
+    def _check(self, config: Mapping[str, Any]) -> None:
+        def refuse(rule: str, remedy: str) -> None:
+            raise DeadLettersUnsuitable(self.name, rule, config.get(rule), remedy)
+
+        if not any(_covers(each, self.subjects) for each in config.get("subjects") or ()):
+            refuse("subjects", f"must cover {self.subjects!r}")
+        if config.get("retention", "limits") != "limits":
+            refuse("retention", "must be 'limits': any other removes letters that somebody consumes")
+        if config.get("max_msgs_per_subject", -1) != 1:
+            refuse("max_msgs_per_subject", "must be 1: there is one letter for one message")
+        if config.get("discard") != "new":
+            refuse("discard", "must be 'new': a full stream refuses a letter, and never drops another one for it")
+        if config.get("no_ack"):
+            refuse("no_ack", "must be off: a message is terminated only when its letter is confirmed")
+        if config.get("subject_transform"):
+            refuse("subject_transform", "must be absent: a letter is found by its subject")
+
+    async def copy(self, holder: Holder, rejected: Rejected) -> None:
+        """Write a letter for each rejected message of the held claim, all of them confirmed. May be repeated.
+
+        Messages that the source stream does not hold any more (purged, expired) get none: there is nothing to copy.
+
+        Raises:
+            HoldLost: the claim is not held by this token any more.
+            InvalidValue: a message with its letter's headers is over the server's ``max_payload``.
+            ApiError: the dead-letter stream refuses, e.g. because it is full.
+        """
+        claim = holder.claim
+        failures = await holder.check()
+        # How large each message is nobody knows yet: any may be the largest that the server takes.
+        largest = min(self.js.connection.max_payload, claim.bytes)
+        at_once = _AT_ONCE if claim.bytes <= _BYTES_AT_ONCE else max(1, min(_AT_ONCE, _BYTES_AT_ONCE // largest))
+        for reason, sequences in rejected.items():
+            gone = Sequences()
+            for window in sequences.windows(at_once):
+                found = await asyncio.gather(*[self.original(sequence) for sequence in window])
+                originals = {message["seq"]: message for message in found if message is not None}
+                gone |= window - Sequences.of(originals)
+                await self._write(holder, failures, reason, originals)
+            copied = sequences.count - gone.count
+            log.info("claim %s: %d messages copied to %s: %s", claim.id, copied, self.name, reason)
+            if gone:
+                log.error("claim %s: rejected, but gone from stream %s: %s", claim.id, claim.stream, gone)
+
+    async def original(self, sequence: int) -> dict[str, Any] | None:
+        """The ``message`` that the source stream holds at this sequence, from its leader; None when there is none."""
+        try:
+            answer = await self.js.api(f"STREAM.MSG.GET.{self.source.name}", {"seq": sequence}, patience=PATIENCE)
+        except MessageNotFound:
+            return None
+        message: dict[str, Any] = answer["message"]
+        return message
+
+    async def _write(
+        self, holder: Holder, failures: Failures, reason: str, originals: Mapping[int, Mapping[str, Any]]
+    ) -> None:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + PATIENCE
+        expected = dict.fromkeys(originals, 0)
+        while expected:
+            letters = [
+                self._letter(holder, originals[sequence], revision, reason, times_alone(failures, sequence))
+                for sequence, revision in expected.items()
+            ]
+            outcomes = await publish(self.js.settings, letters, deadline)
+            again: dict[int, int] = {}
+            for (address, _, _), sequence, outcome in zip(letters, expected, outcomes, strict=True):
+                if isinstance(outcome, WrongLastSequence):
+                    number, there = await self.last(address)
+                    if there is None or (there.claim_id, there.token) != (holder.claim.id, holder.token):
+                        again[sequence] = number
+                elif isinstance(outcome, JetStreamError):
+                    raise outcome.about(f"message {sequence} of {self.source.name} is not copied to {self.name}")
+            if again:
+                # An earlier attempt's letter is replaced, but only by who holds the claim after it was seen.
+                await holder.check()
+                if clock() > deadline:
+                    raise RequestTimeout(f"others write the same letters of {self.name} again and again")
+            expected = again
+
+    def _letter(
+        self, holder: Holder, original: Mapping[str, Any], revision: int, reason: str, alone: int
+    ) -> tuple[str, bytes, bytes]:
+        """Subject, header block and data of a letter that is stored in the place of ``revision`` only."""
+        claim = holder.claim
+        ours = {
+            "Stream": claim.stream,
+            "Stream-Created": claim.stream_created,
+            "Sequence": original["seq"],
+            "Subject": original["subject"],
+            "Time-Stamp": original["time"],
+            "Consumer": claim.consumer,
+            "Reason": reason,
+            "Claim": claim.id,
+            "Token": holder.token,
+            "Failures": alone,
+        }
+        header, data = content(original)
+        lines = [_marked(line) for line in header.split(b"\r\n")[1:] if line]
+        lines += [f"{PREFIX}{name}: {value}".encode() for name, value in ours.items()]
+        identity = (claim.stream, claim.consumer, original["seq"], claim.stream_created, original["subject"])
+        address = address_of(*identity, hashed=False)
+        if len(address.encode()) > _LONGEST_ADDRESS:
+            address = address_of(*identity, hashed=True)
+        return address, block(lines + self.conditions(revision)), data
+
+    def conditions(self, revision: int) -> list[bytes]:
+        """Header lines under which a letter is stored: in this stream, in the place of that revision (0: of none)."""
+        return [
+            f"Nats-Expected-Stream: {self.name}".encode(),
+            f"Nats-Expected-Last-Subject-Sequence: {revision}".encode(),
+        ]
+
+    async def last(self, address: str) -> tuple[int, Letter | None]:
+        """The sequence (0: none) of what is stored under this subject, and the dead letter if it is one."""
+        try:
+            answer = await self.js.api(f"STREAM.MSG.GET.{self.name}", {"last_by_subj": address}, patience=PATIENCE)
+        except MessageNotFound:
+            return 0, None
+        try:
+            return answer["message"]["seq"], Letter.from_stored(answer["message"])
+        except InvalidValue:
+            return answer["message"]["seq"], None
+
+
+class Holder(NamedTuple):
+    """Who copies: the attempt that holds the claim."""
+
+    ledger: Ledger
+    claim: Claim
+    token: str
+
+    async def check(self) -> Failures:
+        """That this token holds the claim, and the failures so far. Bad news is read again, as everywhere.
+
+        Raises:
+            HoldLost: it does not.
+        """
+        for again in (True, False):
+            record, _ = await self.ledger.read()
+            entry = record.open.get(self.claim.id) if record else None
+            if record is not None and entry is not None and entry.token == self.token:
+                return record.failures
+            if again:
+                await asyncio.sleep(SECOND_READ)
+        raise HoldLost(f"claim {self.claim.id} is not held by attempt {self.token} any more: it copies no letters")
+
+
+async def publish(
+    settings: ConnectionSettings, messages: list[tuple[str, bytes, bytes]], deadline: float
+) -> list[PubAck | JetStreamError]:
+    """Subject, header block and data of each message, sent as they are; the answer to each, in order.
+
+    Sent again while answers are missing, until the event loop's clock shows ``deadline``. So each needs a condition or
+    an id that makes a second storing harmless.
+
+    Raises:
+        ConnectionLost, RequestTimeout: not all were answered in time.
+    """
+    answers: dict[int, PubAck | JetStreamError] = {}
+    while True:
+        try:
+            await asyncio.to_thread(_publish, settings, messages, answers)
+        except (ConnectionLost, RequestTimeout) as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            log.warning("writing letters was interrupted, trying again: %s", error)
+            await asyncio.sleep(0.2)
+        else:
+            return [answers[position] for position in range(len(messages))]
+
+
+def _publish(
+    settings: ConnectionSettings,
+    messages: list[tuple[str, bytes, bytes]],
+    answers: dict[int, PubAck | JetStreamError],
+) -> None:
+    with Wire.open(settings) as wire:
+        inbox = wire.new_inbox()
+        wire.subscribe(f"{inbox}.*")
+        for position, (subject, header, data) in enumerate(messages):
+            if position in answers:
+                continue
+            if len(header) + len(data) > wire.max_payload:
+                remedy = f"with the letter's headers it is over max_payload ({wire.max_payload}): raise that"
+                answers[position] = InvalidValue("data", f"{len(header) + len(data)} bytes", remedy)
+            else:
+                wire.send(encode_publish(subject, f"{inbox}.{position}", data, header))
+        while len(answers) < len(messages):
+            for frame in wire.receive(_ANSWERED_WITHIN):
+                position = inbox_number(frame.subject)
+                if not 0 <= position < len(messages):
+                    continue
+                if decode_status(frame.header)[0] == NO_RESPONDERS:
+                    answers[position] = NoStreamResponse(messages[position][0])
+                    continue
+                try:
+                    ack = PubAck.parse(frame.data)
+                    if ack.domain == (settings.domain or ack.domain):  # another domain's stream may listen, too
+                        answers[position] = ack
+                except TooManyRequests as busy:
+                    raise RequestTimeout(str(busy)) from busy
+                except JetStreamError as refusal:
+                    answers[position] = refusal
+
+
+def block(lines: list[bytes]) -> bytes:
+    """A header block of these lines."""
+    return b"\r\n".join([HEADER_LINE, *lines, b"", b""])
+
+
+def _is_ours(line: bytes) -> bool:
+    return line[:5].lower() == b"nats-"
+
+
+def _marked(line: bytes) -> bytes:
+    return ORIGINAL.encode() + line if _is_ours(line) else line
+
+
+def _covers(pattern: str, subjects: str) -> bool:
+    """Whether every subject under ``subjects`` falls under ``pattern``; both may have wildcards."""
+    wanted = subjects.split(".")
+    for index, part in enumerate(pattern.split(".")):
+        if part == ">":
+            return index < len(wanted)
+        if index >= len(wanted) or wanted[index] == ">" or part not in ("*", wanted[index]):
+            return False
+    return len(pattern.split(".")) == len(wanted)

@@ -1,0 +1,297 @@
+"""Hold: one attempt owns a claim while its work runs, shown by a token and kept by heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from jetstream_client.errors import ConsumerNotFound, InvalidValue, JetStreamError, StreamNotFound
+from jetstream_client.protocol import time_nanoseconds
+from jetstream_client.sequences import Sequences
+from jetstream_handoff import answers, settle
+from jetstream_handoff.claim import KEEPER, new_token
+from jetstream_handoff.completion import LEASE_ENDS, complete
+from jetstream_handoff.dead_letters import DeadLetters, Holder, check_reason
+from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, Superseded, Taken
+from jetstream_handoff.events import tell
+from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen
+from jetstream_handoff.record import Record, check_value
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from jetstream_client.consumer import ConsumerInfo
+    from jetstream_client.context import JetStream
+    from jetstream_client.settings import ConnectionSettings
+    from jetstream_handoff.claim import Claim
+
+log = logging.getLogger(__name__)
+
+LONGEST_HOLD = timedelta(hours=24)
+"""A heartbeat that outlives its work would hold for ever."""
+_TO_RELEASE = 10.0  # seconds for giving back on the way out
+
+
+class Hold:
+    """A held claim. Get one from :meth:`begin`; end it with one of :meth:`settle`, :meth:`fail`, :meth:`release`."""
+
+    def __init__(self, ledger: Ledger, claim: Claim, token: str, ack_wait: float, longest_hold: timedelta) -> None:
+        self.claim = claim
+        self.token = token
+        self._ledger = ledger
+        self._ack_wait = ack_wait
+        self._longest = longest_hold.total_seconds()
+        self._ended = False
+        self._lost = ""
+        self._when_lost: list[Callable[[str], None]] = []
+        self._beats: asyncio.Task[None] | None = None
+        self._rejected: dict[str, Sequences] = {}
+        self._dead_letters: DeadLetters | None = None
+        self._end: asyncio.TimerHandle | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def begin(
+        cls, js: JetStream, claim: Claim, *, try_number: int, longest_hold: timedelta = LONGEST_HOLD
+    ) -> AsyncIterator[Hold]:
+        """Take the claim over from whoever held it, and keep it until the end of the block.
+
+        Leaving without an end releases it without delay. A ``KEEPER`` takes it over from nobody but another one.
+
+        Raises:
+            AlreadyDone: it was settled; carries the value. What was left unacknowledged is acknowledged first.
+            Superseded: stream or consumer were recreated, or its messages belong to another claim.
+            Taken: an attempt holds what was to be kept.
+            LedgerUnavailable: buckets missing or not permitted.
+            PermissionDenied: the account may not acknowledge for this consumer, so the work is not begun.
+        """
+        ledger = Ledger(js, claim.stream, claim.consumer)
+        await ledger.check()
+        info = await check_unchanged(ledger, claim)
+        token = new_token(try_number)
+
+        def take_over(record: Record | None, info: ConsumerInfo) -> Record:  # noqa: ARG001
+            entry = record.open.get(claim.id) if record else None
+            if record is None or entry is None:
+                raise NotOpen(record)
+            if entry.sequences != claim.sequences:
+                raise ClaimInvalid(f"claim {claim.id}: its ranges are not those that the ledger entered")
+            if try_number == KEEPER and not (entry.token or token).startswith(f"{KEEPER}-"):
+                raise Taken(f"claim {claim.id} is held by attempt {claim.id}-{entry.token}; wait until its work ends")
+            return replace(record, open={**record.open, claim.id: replace(entry, token=token)})
+
+        try:
+            await ledger.decide(take_over, claim.id)
+        except AlreadyDone:
+            await settle.acknowledge_again(ledger, claim)
+            raise
+        ack_wait = info.config["ack_wait"] / 1e9
+        await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
+        log.info("claim %s is held by attempt %s: %d messages", claim.id, token, claim.count)
+        waited = (time_nanoseconds(info.now) - time_nanoseconds(claim.taken_at)) / 1e9
+        tell("kept" if try_number == KEEPER else "held", claim, claim.count, claim=claim.id, seconds=waited)
+        async with Hold(ledger, claim, token, ack_wait, longest_hold)._kept() as hold:
+            yield hold
+
+    @asynccontextmanager
+    async def _kept(self) -> AsyncIterator[Self]:
+        """Heartbeats until the end of the block, and a release if the block did not end the hold."""
+        longest = self._longest
+        self._beats = asyncio.create_task(self._keep())
+        self._end = asyncio.get_running_loop().call_later(longest, self._lose, f"held for longer than {longest:g} s")
+        try:
+            yield self
+        finally:
+            if not self._ended:
+                await complete(self._let_go(), _TO_RELEASE, f"releasing claim {self.claim.id}", LEASE_ENDS)
+
+    @property
+    def settings(self) -> ConnectionSettings:
+        """Of the connection that it is held on."""
+        return self._ledger.js.settings
+
+    @property
+    def attempt_id(self) -> str:
+        """The key for the output of this attempt: two attempts that overlap never share it."""
+        return f"{self.claim.id}-{self.token}"
+
+    @property
+    def lost(self) -> str:
+        """Why the hold was lost; empty while it is not."""
+        return self._lost
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was settled, failed or released."""
+        return self._ended
+
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        """Call ``callback(reason)`` in the event loop when the hold is lost."""
+        self._when_lost.append(callback)
+        if self._lost:
+            callback(self._lost)
+
+    @property
+    def rejected(self) -> Sequences:
+        """What was rejected so far."""
+        return Sequences.from_ranges(each for some in self._rejected.values() for each in some.ranges)
+
+    async def reject(self, sequences: Sequences, reason: str, dead_letters: str | None = None) -> None:
+        """These messages cannot be processed: settling copies them, with the reason, to the dead-letter stream
+        (``DEAD_<stream>`` by default, created here if it is missing) and terminates them. Only settling does.
+
+        The first reason of a message stands.
+
+        Raises:
+            InvalidValue: a sequence that the claim does not hold, or no reason.
+            DeadLettersUnsuitable: the stream breaks a rule.
+            HoldLost: the hold was lost, or ended before.
+        """
+        self._still_held()
+        reason = check_reason(reason)
+        if foreign := sequences - self.claim.sequences:
+            raise InvalidValue("sequences", str(foreign), f"claim {self.claim.id} does not hold them")
+        if self._dead_letters is None:
+            letters = DeadLetters(self._ledger.js, self.claim.stream, dead_letters)
+            await letters.ensure()
+            self._dead_letters = letters
+        self._rejected[reason] = self._rejected.get(reason, Sequences()) | (sequences - self.rejected)
+
+    async def settle(self, value: Any = None) -> None:
+        """The work succeeded: record it with its JSON value, then acknowledge. See :func:`settle.settle_done`.
+
+        What was rejected is copied to the dead-letter stream first.
+
+        Raises:
+            HoldLost: the hold was lost, or ended before.
+        """
+        check_value(value)
+        self._still_held()
+        if self._dead_letters is not None:
+            holder = Holder(self._ledger, self.claim, self.token)
+            await self._dead_letters.copy(holder, self._rejected)  # heartbeats go on
+            self._still_held()
+        await self._stop_beats()
+        with self._fenced():
+            await settle.settle_done(self._ledger, self.claim, self.token, value, self.rejected)
+        self._ended = True
+
+    async def fail(self, reason: str = "", *, blame: bool = True) -> None:
+        """The work failed for the last time: the messages are delivered again to whoever takes next.
+
+        Unless ``blame`` is off this is counted against them, see :mod:`jetstream_handoff.failures`.
+        """
+        self._still_held()
+        await self._stop_beats()
+        with self._fenced():
+            await settle.settle_failed(self._ledger, self.claim, self.token, reason, blame=blame)
+        self._ended = True
+
+    async def release(self, delay: timedelta | None = None) -> None:
+        """Let go: another attempt may hold the claim; without one its messages come again after ``delay``."""
+        await self._stop_beats()
+        self._ended = True
+        await settle.release(self._ledger, self.claim, self.token, delay)
+
+    async def _let_go(self) -> None:
+        """Release it, and do not hide what ended the block."""
+        try:
+            await self.release()
+        except JetStreamError as error:
+            log.warning("claim %s could not be released, its lease will end: %s", self.claim.id, error)
+
+    @contextmanager
+    def _fenced(self) -> Iterator[None]:
+        """An end that comes too late: the claim is somebody else's, or settled."""
+        try:
+            yield
+        except (AlreadyDone, Superseded, Taken):
+            tell("lost", self.claim, self.claim.count, claim=self.claim.id)
+            raise
+
+    def _still_held(self) -> None:
+        if self._lost:
+            raise HoldLost(f"claim {self.claim.id} is not held any more: {self._lost}")
+        if self._ended:
+            raise HoldLost(f"claim {self.claim.id} was released or settled before by this attempt")
+
+    async def _stop_beats(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+        beats, self._beats = self._beats, None
+        if beats is not None:
+            beats.cancel()
+            await asyncio.wait([beats])
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._ack_wait / 5)
+            if self._lost:
+                return
+            try:
+                await self._beat()
+                reason = await self._why_lost()
+                if reason:
+                    await asyncio.sleep(SECOND_READ)
+                    reason = await self._why_lost()
+                if reason:
+                    self._lose(reason)
+            except Exception as error:
+                if self._ledger.js.connection.closed:
+                    self._lose(str(error))
+                else:  # whatever it was: without heartbeats the messages go to somebody else
+                    expected = isinstance(error, JetStreamError)
+                    text = "claim %s: a heartbeat failed, trying again: %s"
+                    log.warning(text, self.claim.id, error, exc_info=not expected)
+
+    async def _beat(self) -> None:
+        await answers.in_progress(self._ledger, self.claim.sequences, self.claim.consumer_sequence)
+
+    async def _why_lost(self) -> str:
+        record, _ = await self._ledger.read()
+        entry = record.open.get(self.claim.id) if record else None
+        if entry is None:
+            return "the ledger does not hold it open any more"
+        return "" if entry.token == self.token else f"attempt {entry.token} holds it"
+
+    def _lose(self, reason: str) -> None:
+        if self._lost:
+            return
+        log.error("claim %s is lost: %s", self.claim.id, reason)
+        self._lost = reason
+        if not self.token.startswith(f"{KEEPER}-"):  # it gives way to every attempt, and to the end
+            tell("lost", self.claim, self.claim.count, claim=self.claim.id)
+        for callback in self._when_lost:
+            callback(reason)
+
+
+async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
+    """The consumer's INFO, when stream and consumer are the ones that the claim was taken from."""
+    try:
+        stream = await ledger.stream.info(patience=PATIENCE)
+        consumer = await ledger.consumer.info(patience=PATIENCE)
+    except (StreamNotFound, ConsumerNotFound) as gone:
+        raise Superseded(
+            f"claim {claim.id} of consumer {claim.consumer!r}, stream {claim.stream!r}: {gone.description}; "
+            "its messages cannot be settled"
+        ) from gone
+    for kind, created, claimed in (
+        ("stream", stream.created, claim.stream_created),
+        ("consumer", consumer.created, claim.consumer_created),
+    ):
+        if created != claimed:
+            raise Superseded(
+                f"claim {claim.id} of consumer {claim.consumer!r}: the {kind} was recreated at {created}; the claim "
+                f"is of the one that was created at {claimed}; its messages are delivered again, so run the sensor "
+                "instead of this task"
+            )
+    address = await ledger.locate()
+    if claim.address != address:
+        raise ClaimInvalid(
+            f"claim {claim.id}: its ack_prefix is {claim.address.prefix!r}, the consumer's {address.prefix!r}"
+        )
+    return consumer

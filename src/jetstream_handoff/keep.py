@@ -1,0 +1,68 @@
+"""Keep: hold a claim for work that others do, in several tasks or in another engine, until the claim is decided."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from jetstream_handoff.claim import KEEPER
+from jetstream_handoff.completion import LEASE_ENDS, complete
+from jetstream_handoff.errors import AlreadyDone, Superseded, Taken
+from jetstream_handoff.hold import Hold
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.take import HAND_OFF_TIMEOUT
+
+if TYPE_CHECKING:
+    from jetstream_client.context import JetStream
+    from jetstream_handoff.claim import Claim
+
+log = logging.getLogger(__name__)
+
+_LOOK = 2.0  # seconds before a claim that an attempt holds is looked at again
+_TO_RELEASE = 5.0
+
+
+async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
+    """``"done"`` or ``"failed"``, as is decided by whoever settles the claim; None when ``seconds`` are over, and it is
+    let go.
+
+    An attempt takes the claim over from its keeper, never the reverse: while an attempt holds it the keeper looks on,
+    and goes on keeping it when the attempt lets go. A keeper that is stopped leaves a lease, for the next one.
+
+    Raises:
+        Superseded: its messages belong to another claim; the work is for nothing.
+        ClaimInvalid, LedgerUnavailable, PermissionDenied: as :meth:`Hold.begin`.
+        ConnectionEnded: the connection has ended for good.
+    """
+    clock = asyncio.get_running_loop().time
+    end = clock() + seconds
+    while (left := end - clock()) > 0:
+        try:
+            async with Hold.begin(js, claim, try_number=KEEPER, longest_hold=timedelta(seconds=left)) as hold:
+                await _lost(hold, js)
+        except AlreadyDone:
+            return "done"
+        except Superseded:
+            receipt = await Ledger(js, claim.stream, claim.consumer).receipt(claim.id)
+            if receipt is not None and receipt.state == "failed":
+                return "failed"
+            raise
+        except Taken:
+            log.info("claim %s is being settled", claim.id)
+            await asyncio.sleep(min(left, _LOOK))
+    return None
+
+
+async def _lost(hold: Hold, js: JetStream) -> None:
+    """Until an attempt holds the claim, or its end."""
+    lost = asyncio.Event()
+    hold.on_lost(lambda _: lost.set())
+    try:
+        async with js.connection.timeout(None):  # without a connection no heartbeat arrives
+            await lost.wait()
+    except asyncio.CancelledError:
+        release = hold.release(HAND_OFF_TIMEOUT)  # the work goes on, and so may another keeper
+        await complete(release, _TO_RELEASE, f"releasing claim {hold.claim.id}", LEASE_ENDS)
+        raise

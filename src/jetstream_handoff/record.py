@@ -1,0 +1,373 @@
+"""What the ledger writes: a record for each consumer, a receipt for each claim. Values; no I/O."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from jetstream_client.errors import InvalidValue
+from jetstream_client.protocol import time_nanoseconds
+from jetstream_client.sequences import Sequences
+from jetstream_handoff.errors import LedgerInvalid
+from jetstream_handoff.failures import Failure, without
+from jetstream_handoff.settled import Settled
+
+if TYPE_CHECKING:
+    from jetstream_client.consumer import ConsumerInfo
+
+VERSION = 1
+LARGEST_VALUE = 8 << 10
+BELIEVED = 10**9
+"""Nanoseconds that counters must have stood, and an entry must be old: a killed server forgets its last moments."""
+
+ABANDONED = 7 * 24 * 3600 * 10**9
+"""Nanoseconds after which a claim that no task holds, and whose messages never come again, is forgotten."""
+
+Owner = tuple[str | int, ...]
+"""Whom a claim was taken for; the orchestrator chooses it. The leading strings name the owner for people, a number that
+follows them is its index unless it is negative, and the rest only distinguishes owners. What an owner took and nobody
+holds is handed on to whoever waits for an equal owner, so an owner must survive a retry and differ between deployments.
+"""
+_LONGEST_OWNER = 16
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEntry:
+    """A claim on its way. ``counter`` is its highest consumer sequence.
+
+    ``at`` is the server's time at which it was entered, or handed on again to a later try of its owner.
+    """
+
+    sequences: Sequences
+    counter: int
+    bytes: int
+    at: str
+    owner: Owner
+    token: str | None = None
+
+    @property
+    def taken_by(self) -> str:
+        """The owner for people: ``dag / run / task[3]``."""
+        names = list(itertools.takewhile(lambda each: isinstance(each, str), self.owner))
+        index = self.owner[len(names)] if len(names) < len(self.owner) else -1
+        return " / ".join(map(str, names)) + (f"[{index}]" if isinstance(index, int) and index >= 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class DoneEntry:
+    """A claim that was settled, until its receipt says so. ``at``: the server's time of settling.
+
+    ``rejected`` are those of its sequences that went to the dead letters instead of being processed.
+    """
+
+    sequences: Sequences
+    counter: int
+    token: str
+    value: Any
+    rejected: Sequences = field(default_factory=Sequences)
+    at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that is known of one consumer in one life.
+
+    ``done`` are claims of which the receipts may not be written yet, ``settled`` the messages of the others above the
+    floor: their acknowledgements may still be on their way. ``resetting``: our own reset under way, and since when.
+    """
+
+    created: str
+    n: int = 0
+    floor: int = 0
+    counter: int = 0
+    candidate: tuple[int, int, str] | None = None
+    last_counter: int = 0
+    open: Mapping[str, OpenEntry] = field(default_factory=dict)
+    done: Mapping[str, DoneEntry] = field(default_factory=dict)
+    settled: Settled = field(default_factory=Settled)
+    failures: Mapping[str, Failure] = field(default_factory=dict)
+    resetting: tuple[str, str] | None = None
+
+    def new_life(self, info: ConsumerInfo) -> bool:
+        """Whether the consumer was recreated, reset or rolled back since this record was written."""
+        return (
+            info.created != self.created
+            or info.counter < self.counter
+            or info.floor < self.floor
+            or (info.counter == 0 and self.last_counter > 0)
+        )
+
+    def reborn(self, info: ConsumerInfo) -> Record:
+        """The fresh record of the next life: everything open is superseded."""
+        return Record(info.created, self.n + 1, resetting=self.resetting)
+
+    def note(self, info: ConsumerInfo) -> Record:
+        """Remember the counters; believe them once they have stood for a second.
+
+        A candidate of the future is replaced: the server's clock was set back, or its leader is another server.
+        """
+        floor, counter, candidate = self.floor, self.counter, self.candidate
+        fresh = (info.floor, info.counter, info.now)
+        stood = time_nanoseconds(info.now) - time_nanoseconds(candidate[2]) if candidate else 0
+        if candidate is None or info.floor < candidate[0] or info.counter < candidate[1] or stood < 0:
+            candidate = fresh
+        elif stood >= BELIEVED:
+            floor, counter = max(floor, candidate[0]), max(counter, candidate[1])
+            candidate = fresh
+        return replace(self, floor=floor, counter=counter, candidate=candidate, last_counter=info.counter)
+
+    @property
+    def all_settled(self) -> Settled:
+        """Every message that is known to be settled in this life."""
+        found = self.settled
+        for entry in self.done.values():
+            found = found.add(entry.sequences, entry.counter)
+        return found
+
+    def tidied(self, info: ConsumerInfo) -> Record:
+        """Without what the server holds as acknowledged, because it lies wholly at or below the floor; how the claims
+        above it were settled is left to their receipts.
+
+        An open entry stays: its messages were acknowledged by somebody else, or are gone, and never come again, so it
+        is the last that knows of them. Only one that nobody has held for ``ABANDONED`` is forgotten.
+        """
+        oldest = time_nanoseconds(info.now) - ABANDONED
+        return replace(
+            self,
+            open={
+                claim_id: entry
+                for claim_id, entry in self.open.items()
+                if entry.sequences.last > self.floor or entry.token is not None or time_nanoseconds(entry.at) > oldest
+            },
+            done={},
+            settled=self.all_settled.above(self.floor),
+            failures=without(self.failures, Sequences.from_ranges([(1, self.floor)] if self.floor else [])),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "v": VERSION,
+            "life": [self.created, self.n],
+            "floor": self.floor,
+            "counter": self.counter,
+            "candidate": list(self.candidate) if self.candidate else None,
+            "last_counter": self.last_counter,
+            "open": {
+                claim_id: {
+                    "ranges": entry.sequences.to_json(),
+                    "counter": entry.counter,
+                    "bytes": entry.bytes,
+                    "at": entry.at,
+                    "token": entry.token,
+                    "owner": list(entry.owner),
+                }
+                for claim_id, entry in self.open.items()
+            },
+            "done": {
+                claim_id: {
+                    "ranges": entry.sequences.to_json(),
+                    "counter": entry.counter,
+                    "token": entry.token,
+                    "value": entry.value,
+                    "rejected": entry.rejected.to_json(),
+                    "at": entry.at,
+                }
+                for claim_id, entry in self.done.items()
+            },
+            "settled": self.settled.to_json(),
+            "failed": {claim_id: failure.to_json() for claim_id, failure in self.failures.items()},
+            "resetting": list(self.resetting) if self.resetting else None,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Record:
+        """Raises LedgerInvalid for a record that this version did not write: guessing could lose messages."""
+        try:
+            if value["v"] != VERSION:
+                version = str(value["v"])[:20]
+                raise LedgerInvalid(
+                    "record", f"its version is {version}, this release reads {VERSION}: docs/upgrading.md"
+                )
+            _check_record(value)
+            candidate, resetting = value["candidate"], value["resetting"]
+            return cls(
+                created=value["life"][0],
+                n=value["life"][1],
+                floor=value["floor"],
+                counter=value["counter"],
+                candidate=(candidate[0], candidate[1], candidate[2]) if candidate else None,
+                last_counter=value["last_counter"],
+                open={
+                    claim_id: OpenEntry(
+                        Sequences.from_json(entry["ranges"]),
+                        entry["counter"],
+                        entry["bytes"],
+                        entry["at"],
+                        tuple(entry["owner"]),
+                        entry["token"],
+                    )
+                    for claim_id, entry in value["open"].items()
+                },
+                done={
+                    claim_id: DoneEntry(
+                        Sequences.from_json(entry["ranges"]),
+                        entry["counter"],
+                        entry["token"],
+                        entry["value"],
+                        Sequences.from_json(entry["rejected"]),
+                        entry["at"],
+                    )
+                    for claim_id, entry in value["done"].items()
+                },
+                settled=Settled.from_json(value["settled"]),
+                failures={claim_id: Failure.from_json(failure) for claim_id, failure in value["failed"].items()},
+                resetting=(resetting[0], resetting[1]) if resetting else None,
+            )
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise LedgerInvalid("record", type(error).__name__) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of a claim: ``state`` is ``done``, ``failed`` or ``superseded``.
+
+    ``rejected`` are those of its sequences that are dead letters: they are not in the attempt's output.
+
+    ``token`` names the attempt whose output counts, ``at`` the server's time of its settling; ``again`` the attempt
+    that processes the messages of a settled claim once more (:mod:`~jetstream_handoff.reprocess`).
+    """
+
+    claim_id: str
+    state: str
+    stream: str
+    consumer: str
+    sequences: Sequences
+    token: str | None = None
+    value: Any = None
+    rejected: Sequences = field(default_factory=Sequences)
+    at: str = ""
+    again: str | None = None
+
+    @property
+    def processed(self) -> Sequences:
+        """The sequences that the attempt's output holds."""
+        return self.sequences - self.rejected
+
+    @property
+    def attempt_id(self) -> str:
+        """The key of the attempt's output."""
+        return f"{self.claim_id}-{self.token}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "state": self.state,
+            "stream": self.stream,
+            "consumer": self.consumer,
+            "ranges": self.sequences.to_json(),
+            "token": self.token,
+            "value": self.value,
+            "rejected": self.rejected.to_json(),
+            "at": self.at,
+            "again": self.again,
+        }
+
+    @classmethod
+    def from_json(cls, claim_id: str, value: Mapping[str, Any]) -> Receipt:
+        """The reverse. Raises LedgerInvalid."""
+        _check_receipt(value)
+        return cls(
+            claim_id,
+            value["state"],
+            value["stream"],
+            value["consumer"],
+            Sequences.from_json(value["ranges"]),
+            value["token"],
+            value["value"],
+            Sequences.from_json(value["rejected"]),
+            value["at"],
+            value["again"],
+        )
+
+
+def _check_record(value: Any) -> None:
+    """Raises what reading a foreign value raises: KeyError, TypeError, ValueError, AttributeError."""
+    (created, n), candidate = value["life"], value["candidate"]
+    _check(created, str)
+    _check_counts(n, value["floor"], value["counter"], value["last_counter"])
+    if candidate is not None:
+        floor, counter, at = candidate
+        _check_counts(floor, counter)
+        time_nanoseconds(at)
+    if value["resetting"] is not None:
+        token, since = value["resetting"]
+        _check(token, str)
+        time_nanoseconds(since)
+    for claim_id, entry in (*value["open"].items(), *value["done"].items()):
+        _check(claim_id, str)
+        _check_counts(entry["counter"])
+        if not entry["ranges"]:
+            raise ValueError("no ranges")
+    for entry in value["open"].values():
+        _check_counts(entry["bytes"])
+        time_nanoseconds(entry["at"])
+        _check(entry["token"], str | None)
+        _check(entry["owner"], list)
+        if not 1 <= len(entry["owner"]) <= _LONGEST_OWNER:
+            raise ValueError("no owner")
+        for each in entry["owner"]:
+            _check(each, str | int)
+    for entry in value["done"].values():
+        _check(entry["token"], str)
+        _check_settled(entry["at"])
+    for _, size, alone, reason in value["failed"].values():
+        _check(size, int)
+        _check_counts(size - 1, alone)
+        _check(reason, str)
+
+
+def _check_receipt(value: Any) -> None:
+    try:
+        for name in ("stream", "consumer"):
+            _check(value[name], str)
+        for name in ("token", "again"):
+            _check(value[name], str | None)
+        if value["state"] not in ("done", "failed", "superseded"):
+            raise ValueError("no state")  # noqa: TRY301 - as what it reads raises
+        _check_settled(value["at"])
+        for name in ("ranges", "rejected"):
+            Sequences.from_json(value[name])
+        value["value"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LedgerInvalid("receipt", type(error).__name__) from None
+
+
+def _check_settled(at: str) -> None:
+    if at != "":  # where the time is not known
+        time_nanoseconds(at)
+
+
+def _check(value: object, kind: Any) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(type(value).__name__)
+
+
+def _check_counts(*values: object) -> None:
+    for value in values:
+        _check(value, int)
+        if not 0 <= value < 2**64:  # type: ignore[operator] # an int, checked
+            raise ValueError("no count")
+
+
+def check_value(value: object) -> None:
+    """Raises InvalidValue for a value that the ledger cannot record."""
+    try:
+        size = len(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InvalidValue("value", type(value).__name__, f"the work must return JSON: {error}") from None
+    if size > LARGEST_VALUE:
+        raise InvalidValue(
+            "value", f"{size} bytes", f"the ledger records at most {LARGEST_VALUE} bytes: return a count or a path"
+        )

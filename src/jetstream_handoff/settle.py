@@ -1,0 +1,208 @@
+"""Settle: recorded as done by one compare-and-set, then acknowledged; or given back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from jetstream_client.errors import ConsumerNotFound, JetStreamError, PermissionDenied, StreamNotFound
+from jetstream_client.message import term
+from jetstream_client.protocol import time_nanoseconds
+from jetstream_client.sequences import Sequences
+from jetstream_handoff import answers, failures
+from jetstream_handoff.errors import AlreadyDone, LedgerFull, Superseded, Taken
+from jetstream_handoff.events import tell
+from jetstream_handoff.ledger import PATIENCE, Ledger, NotOpen
+from jetstream_handoff.record import BELIEVED, DoneEntry, OpenEntry, Receipt, Record, check_value
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from jetstream_client.consumer import ConsumerInfo
+    from jetstream_handoff.claim import Claim
+
+log = logging.getLogger(__name__)
+
+_NONE = Sequences()
+
+
+async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = None, rejected: Sequences = _NONE) -> None:
+    """Record the claim as done, then acknowledge its messages, confirmed.
+
+    The ``rejected`` ones are terminated instead; their letters must be there by now (:meth:`DeadLetters.copy`).
+
+    Returns when the ledger's record holds the decision. Acknowledgements that stay unconfirmed, none for 30 s, and a
+    receipt that cannot be written are made good by the next take.
+
+    Raises:
+        InvalidValue: the value is not JSON, or over 8 KiB; nothing was settled.
+        Taken: a newer attempt holds the claim.
+        AlreadyDone: another attempt settled it.
+        Superseded: its messages belong to another claim, or to another life of the consumer.
+    """
+    check_value(value)
+    start = time.monotonic()
+    await ledger.check()
+    await _old_enough(ledger, claim)
+
+    def done(record: Record | None, info: ConsumerInfo) -> Record:
+        if record and (mine := record.done.get(claim.id)) and mine.token == token:
+            return record  # our own write, whose answer got lost
+        record, entry = _held(record, claim, token)
+        if record.new_life(info) or info.counter < entry.counter or info.delivered < entry.sequences.last:
+            raise Superseded(f"claim {claim.id}: the consumer began a new life; its messages are delivered again")
+        settled = {claim.id: DoneEntry(entry.sequences, entry.counter, token, value, rejected, info.now)}
+
+        def decided(record: Record) -> Record:
+            still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
+            failed = failures.without(record.failures, entry.sequences)
+            return replace(record, open=still_open, done={**record.done, **settled}, failures=failed).note(info)
+
+        # Where there is no room for it among what else is done, that is left to its receipts, as by a take.
+        for new in (decided(record), decided(record.tidied(info))):
+            if ledger.can_be_written(new):
+                return new
+        raise LedgerFull(
+            f"claim {claim.id} cannot be settled: with what the work returned and rejected the record of consumer "
+            f"{claim.consumer!r} is larger than the {ledger.largest_value} bytes that the server takes: return less or "
+            "raise the server's max_payload"
+        )
+
+    try:
+        record = await ledger.decide(done, claim.id)
+    except AlreadyDone as already:
+        if already.token != token:
+            raise
+        await acknowledge_again(ledger, claim)  # our own write, whose answer got lost, and a take has been since
+        return
+    entry = record.done[claim.id]
+    await _write_receipt(ledger, ledger.done_receipt(claim.id, entry))
+    log.info("claim %s is done in the ledger: acknowledging %d messages", claim.id, claim.count - rejected.count)
+    processed = answers.Delivered.of(record, claim.sequences - rejected, entry.counter)
+    left = claim.sequences
+    try:
+        left = await answers.acknowledge(ledger, processed)
+        if rejected:
+            log.info("claim %s: terminating %d messages, which are dead letters now", claim.id, rejected.count)
+            tell("dead_lettered", claim, rejected.count, claim=claim.id)
+            dead = answers.Delivered.of(record, rejected, entry.counter)
+            left |= await answers.acknowledge(ledger, dead, body=term("dead letter"))
+    except PermissionDenied as denied:  # withdrawn since hold, which needs the same
+        log.error("claim %s is done, but its messages come again: %s", claim.id, denied)  # noqa: TRY400
+        return
+    finally:
+        tell("done", claim, claim.count - rejected.count, claim=claim.id, seconds=time.monotonic() - start)
+        if left:
+            tell("unconfirmed", claim, left.count, claim=claim.id)
+    if left:
+        log.warning("claim %s: %d acknowledgements are unconfirmed; the next take repeats them", claim.id, left.count)
+    else:
+        log.info(
+            "claim %s is acknowledged: %d messages, and %d that are dead letters",
+            claim.id,
+            claim.count - rejected.count,
+            rejected.count,
+        )
+
+
+async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = "", *, blame: bool = True) -> None:
+    """Give the claim up: its messages are delivered again, to whoever takes next.
+
+    Unless ``blame`` is off the failure is counted against its messages; ``reason`` is what a dead letter would say.
+
+    Raises:
+        Taken, AlreadyDone, Superseded: as :func:`settle_done`.
+    """
+    removed = False
+
+    def failed(record: Record | None, info: ConsumerInfo) -> Record:
+        nonlocal removed
+        if record and removed and claim.id not in record.open and claim.id not in record.done:
+            return record  # our own write, whose answer got lost
+        record, _ = _held(record, claim, token)
+        removed = True
+        still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
+        counted = failures.failed(record.failures, claim.id, claim.sequences, reason) if blame else record.failures
+        new = replace(record, open=still_open, failures=counted).note(info)
+        return (
+            new if ledger.can_be_written(new) else replace(new, failures=record.failures)
+        )  # costs a round, no message
+
+    await ledger.decide(failed, claim.id)
+    await _write_receipt(ledger, Receipt(claim.id, "failed", claim.stream, claim.consumer, claim.sequences, token))
+    log.info("claim %s failed for good: %d messages are delivered again", claim.id, claim.count)
+    tell("failed", claim, claim.count, claim=claim.id)
+    await answers.negative(ledger, claim.sequences)
+
+
+async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timedelta | None = None) -> bool:
+    """Let go of the claim between attempts; its messages are delivered again after ``delay`` unless it is held before.
+
+    Idempotent: when the token is not ours any more, or the consumer is gone, nothing is done at all; returns False.
+    """
+    written = ours = False
+
+    def let_go(record: Record | None, info: ConsumerInfo) -> Record | None:  # noqa: ARG001
+        nonlocal written, ours
+        entry = record.open.get(claim.id) if record else None
+        ours = entry is not None and (entry.token == token or (written and entry.token is None))
+        if record is None or entry is None or not ours:
+            return record
+        written = True
+        return replace(record, open={**record.open, claim.id: replace(entry, token=None)})
+
+    try:
+        await ledger.change(let_go)
+    except (ConsumerNotFound, StreamNotFound) as gone:
+        log.warning("claim %s: nothing to release, %s", claim.id, gone.description)
+        return False
+    if ours:
+        await answers.negative(ledger, claim.sequences, delay)
+        log.info("claim %s is released: %d messages", claim.id, claim.count)
+        tell("released", claim, claim.count, claim=claim.id)
+    return ours
+
+
+async def acknowledge_again(ledger: Ledger, claim: Claim) -> None:
+    """What may be left of a claim that is done. What cannot be acknowledged now is left to the next take."""
+    try:
+        record, _ = await ledger.read()
+        if record is not None and (done := record.all_settled & claim.sequences):
+            await answers.acknowledge(ledger, answers.Delivered.of(record, done.sequences, done.counter))
+    except JetStreamError as error:
+        log.error("claim %s is done, but cannot be acknowledged now: %s", claim.id, error)  # noqa: TRY400
+
+
+async def _write_receipt(ledger: Ledger, receipt: Receipt) -> None:
+    """The record has decided: a full or missing bucket does not turn that into a failure. The receipt of a done claim
+    is written by the take that forgets it, which fails while it cannot be."""
+    try:
+        await ledger.write_receipt(receipt)
+    except JetStreamError as error:
+        log.error("claim %s is %s, but its receipt is not written yet: %s", receipt.claim_id, receipt.state, error)  # noqa: TRY400
+
+
+def _held(record: Record | None, claim: Claim, token: str) -> tuple[Record, OpenEntry]:
+    entry = record.open.get(claim.id) if record else None
+    if record is None or entry is None:
+        raise NotOpen(record)
+    if entry.token != token:
+        raise Taken(f"claim {claim.id} is held by attempt {entry.token}, not by {token}")
+    return record, entry
+
+
+async def _old_enough(ledger: Ledger, claim: Claim) -> None:
+    """Wait until the entry has stood for a second: a server killed within its first moments may have forgotten it."""
+    record, _ = await ledger.read()
+    entry = record.open.get(claim.id) if record else None
+    if entry is not None:
+        try:
+            now = (await ledger.consumer.info(patience=PATIENCE)).now
+        except (ConsumerNotFound, StreamNotFound):
+            return  # the decision will say so
+        age = time_nanoseconds(now) - time_nanoseconds(entry.at)
+        # The server's clock may have been set back since: whatever it says, the entry is old enough a second from now.
+        await asyncio.sleep(min(BELIEVED, max(0, BELIEVED - age)) / 1e9)

@@ -1,0 +1,118 @@
+"""What is settled above the acknowledgement floor, as small as it can be kept.
+
+One message that is held for hours holds the floor for all of this time, and whatever is settled above it must be
+recognised should it come again. So of a settled claim the record keeps no more than that takes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jetstream_client.sequences import MOST_RANGES, Sequences, inflated
+
+_LONGEST = 8 << 10  # bytes of JSON; more is packed
+_MOST = 4 * MOST_RANGES
+_LARGEST = 64 * _MOST  # bytes of JSON that a packed text may have
+_HIGHEST = 2**64 - 1
+
+Span = tuple[int, int, int]
+"""First and last sequence of a claim's range, and the highest consumer sequence of the claim."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """An immutable set of settled messages, each with the highest consumer sequence of its claim.
+
+    ``spans`` ascend and do not overlap.
+    """
+
+    spans: tuple[Span, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.spans)
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        return Sequences.from_ranges((first, last) for first, last, _ in self.spans)
+
+    def __and__(self, wanted: Sequences) -> Settled:
+        """Those of the messages that are settled."""
+        return Settled(tuple(self._among(wanted)))
+
+    def _among(self, wanted: Sequences) -> Iterator[Span]:
+        for first, last in wanted.ranges:
+            at = max(0, bisect_right(self.spans, (first, _HIGHEST + 1, 0)) - 1)
+            while at < len(self.spans) and self.spans[at][0] <= last:
+                start, end, counter = self.spans[at]
+                if end >= first:
+                    yield max(first, start), min(last, end), counter
+                at += 1
+
+    @property
+    def first(self) -> int:
+        return self.spans[0][0]
+
+    @property
+    def counter(self) -> int:
+        """The highest consumer sequence of them all; 0 when there are none."""
+        return max((counter for _, _, counter in self.spans), default=0)
+
+    def add(self, sequences: Sequences, counter: int) -> Settled:
+        """With a claim's messages. What is there already stays as it is."""
+        new = sequences - (self & sequences).sequences
+        return Settled(tuple(sorted((*self.spans, *((first, last, counter) for first, last in new.ranges)))))
+
+    def above(self, floor: int) -> Settled:
+        """Without what lies wholly at or below the floor."""
+        at = bisect_left(self.spans, floor + 1, key=lambda span: span[1])
+        return Settled(self.spans[at:]) if at else self
+
+    def to_json(self) -> list[int] | str:
+        """Differences: of each span the distance of its start from the last end, its length less one, and its counter
+        less the counter before. As a list; packed (JSON, zlib, base64) where that is long."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> list[int] | str:
+        numbers: list[int] = []
+        end = reached = 0
+        for first, last, counter in self.spans:
+            numbers += (first - end, last - first, counter - reached)
+            end, reached = last, counter
+        text = json.dumps(numbers, separators=(",", ":"))
+        if len(text) <= _LONGEST:
+            return numbers
+        return base64.b64encode(zlib.compress(text.encode())).decode()
+
+    @classmethod
+    def from_json(cls, value: Any) -> Settled:
+        """The reverse. Raises ValueError for anything else."""
+        numbers = _unpacked(value) if isinstance(value, str) else value
+        if not isinstance(numbers, list) or len(numbers) % 3 or len(numbers) > 3 * _MOST:
+            raise ValueError("no settled messages")
+        spans: list[Span] = []
+        end = counter = 0
+        for at in range(0, len(numbers), 3):
+            distance, length, more = numbers[at : at + 3]
+            if not (type(distance) is type(length) is type(more) is int) or distance < 1 or length < 0:
+                raise ValueError("no settled messages")
+            first = end + distance
+            end, counter = first + length, counter + more
+            if counter < 0 or counter > _HIGHEST or end > _HIGHEST:
+                raise ValueError("no settled messages")
+            spans.append((first, end, counter))
+        return cls(tuple(spans))
+
+
+def _unpacked(text: str) -> Any:
+    try:
+        return json.loads(inflated(text, _LARGEST))
+    except RecursionError:
+        raise ValueError("not packed") from None

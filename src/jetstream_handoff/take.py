@@ -1,0 +1,628 @@
+"""Take: pull without acknowledging, enter the claims in the ledger, and lease the messages until the work starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from jetstream_client.errors import (
+    ConnectionLost,
+    ConsumerNotFound,
+    HeartbeatMissed,
+    InvalidValue,
+    JetStreamError,
+    JetStreamNotEnabled,
+    LeadershipChanged,
+    PinLost,
+    RequestTimeout,
+    StreamNotFound,
+)
+from jetstream_client.sequences import Sequences
+from jetstream_handoff import answers, consumer, failures, settle
+from jetstream_handoff.claim import Claim, new_claim_id, new_token
+from jetstream_handoff.dead_letters import DeadLetters, Holder, dead_letters_of
+from jetstream_handoff.errors import LedgerFull
+from jetstream_handoff.events import tell
+from jetstream_handoff.ledger import PATIENCE, Ledger
+from jetstream_handoff.moment import Moment
+from jetstream_handoff.record import BELIEVED, OpenEntry, Owner, Record
+from jetstream_handoff.settled import Settled
+from jetstream_handoff.waiting import Waiting
+
+if TYPE_CHECKING:
+    from jetstream_client.config import Config
+    from jetstream_client.consumer import ConsumerInfo
+    from jetstream_client.context import JetStream
+    from jetstream_client.fetch import Pull
+    from jetstream_client.message import Message
+    from jetstream_client.priority import Priority
+
+log = logging.getLogger(__name__)
+
+HAND_OFF_TIMEOUT = timedelta(minutes=15)
+"""How long a claim may wait for its task before its messages are delivered again."""
+GATHER = timedelta(seconds=5)
+"""How long a batch waits for more after its first message."""
+LOOK_EVERY = timedelta(minutes=1)
+"""Between two looks at the backlog."""
+# Seconds. Renewing a pull is most of what a waiting sensor costs; past two minutes a server unpins a client (ADR-42).
+_LONGEST_PULL = 100.0
+_HEARTBEAT = 15.0  # seconds between the server's, as nats.go's consuming has it; two missed ones are a lost pull
+_REFUSED = 1.0  # a pull that the server does not permit is known by then
+_LOOK = 1.0  # seconds that the pull of a look waits on the server for a first message
+_STALLED = 3.0  # what the server has and does not send for so long waits for acknowledgements, or for somebody else
+_TO_TELL = 5.0  # seconds for finding out what is waited for
+_SMALLEST_BATCH = 100  # below this, a record that is still too large is not the batch's fault
+_LEASED = 0.75  # of ack_wait: an older batch could be delivered to somebody else while it is entered
+
+
+class _LeaseOver(Exception):
+    """Some of the pulled messages may have been delivered to somebody else."""
+
+
+class Delivery(NamedTuple):
+    """What the hand-off needs of a message. ``counter`` is its consumer sequence, ``first``: delivered once so far."""
+
+    sequence: int
+    counter: int
+    size: int
+    first: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taking:
+    """What to take, and for whom. Times are ``timedelta``.
+
+    Ends with ``max_messages``, or ``gather`` after the first message once there are ``min_messages``.
+    One batch is cut into claims of at most ``messages_per_claim`` (default: one claim).
+
+    With ``backlog`` nothing is pulled until that function says so of the consumer's INFO. It is asked every
+    ``look_every``, in a thread of its own; what is there then is taken, and if it is not enough it is asked again.
+    ``priority`` goes with every pull, for a consumer with priority groups.
+
+    With ``max_failures`` what failed before is claimed in smaller claims, and a message that failed so often alone goes
+    to the dead letters (``DEAD_<stream>`` by default), see :mod:`jetstream_handoff.failures`.
+    """
+
+    stream: str
+    consumer: str
+    owner: Owner
+    max_messages: int
+    messages_per_claim: int | None = None
+    min_messages: int = 1
+    gather: timedelta = GATHER
+    hand_off_timeout: timedelta = HAND_OFF_TIMEOUT
+    consumer_config: Config | None = None
+    max_failures: int | None = None
+    dead_letters: str | None = None
+    backlog: Callable[[ConsumerInfo], bool] | None = None
+    look_every: timedelta = LOOK_EVERY
+    priority: Priority | None = None
+
+    def __post_init__(self) -> None:
+        dead_letters_of(self.stream, self.dead_letters)
+        for name in ("max_messages", "messages_per_claim", "min_messages", "max_failures"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise InvalidValue(name, number, "give 1 or more")
+        if self.min_messages > self.max_messages:
+            raise InvalidValue("min_messages", self.min_messages, f"at most max_messages={self.max_messages}")
+        if self.gather < timedelta(0):
+            raise InvalidValue("gather", self.gather, "give a duration of 0 or more")
+        if self.look_every < timedelta(0):
+            raise InvalidValue("look_every", self.look_every, "give a duration of 0 or more")
+        if self.hand_off_timeout < timedelta(seconds=1):
+            raise InvalidValue("hand_off_timeout", self.hand_off_timeout, "give at least a second")
+
+
+class Take:
+    """One taking at work. What it holds and has not handed on is given back by :meth:`put_back`."""
+
+    def __init__(self, js: JetStream, taking: Taking) -> None:
+        self.taking = taking
+        self.ledger = Ledger(js, taking.stream, taking.consumer)
+        self._dead_letters = DeadLetters(js, taking.stream, taking.dead_letters)
+        self._clock = asyncio.get_running_loop().time
+        self._ack_wait = 60.0
+        self._longest_pull = _LONGEST_PULL
+        self._waiting = Waiting(self.ledger, taking)
+        self._pulled: dict[int, Delivery] = {}
+        self._entered: list[Claim] = []
+        self._began = 0.0
+        """When the first message of the batch came."""
+        self._origin = ""
+
+    async def prepare(self) -> None:
+        """:meth:`create`, and find what would stop those who hold and settle the claims, as far as this user can know.
+
+        Raises: before anything is pulled, and beside the errors of :meth:`create`
+            LedgerUnavailable: this user may not write records or receipts.
+            PermissionDenied: it may not acknowledge for this consumer.
+        """
+        await self.create()
+        with suppress(ConnectionLost, JetStreamNotEnabled, RequestTimeout):  # then taking finds out
+            await self.ledger.check_writable()
+            await answers.check_permitted(self.ledger)
+
+    async def create(self) -> None:
+        """Create the buckets and the consumer where they are missing, with ``max_failures`` the dead-letter stream.
+
+        Raises:
+            StreamNotFound, DirectGetDisabled, ConsumerUnsuitable, DeadLettersUnsuitable, LedgerUnavailable.
+            AddressUnknown: in a domain.
+        """
+        taking = self.taking
+        info = await consumer.ensure(
+            self.ledger.stream,
+            taking.consumer,
+            taking.consumer_config,
+            max_messages=taking.max_messages,
+            shortest_ack_wait=timedelta(seconds=self.ledger.js.settings.shortest_ack_wait),
+            group=taking.priority.group if taking.priority else None,
+        )
+        self._ack_wait = info.config["ack_wait"] / 1e9
+        if longest := info.config.get("max_expires"):
+            self._longest_pull = min(_LONGEST_PULL, longest / 1e9)
+        await self.ledger.locate()
+        await self.ledger.create()
+        if taking.max_failures is not None:
+            await self._dead_letters.ensure()
+
+    async def take(self, wait: float) -> list[Claim]:
+        """The claims of one batch; ``[]`` when fewer than ``min_messages`` came within ``wait`` seconds.
+
+        Claims that an earlier try of this owner entered and that nobody holds are handed on first, without a pull; so
+        are those that another try which is still alive enters meanwhile.
+
+        Raises:
+            PullError: the consumer is gone, or refuses the pull.
+            LedgerUnavailable, LedgerFull: see the ledger.
+        """
+        deadline = self._clock() + wait
+        while True:
+            if mine := await self._mine():
+                return mine
+            if await self._enough() and (claims := await self._batch(deadline, look=self.taking.backlog is not None)):
+                return claims
+            left = deadline - self._clock()
+            if left <= 0:
+                return []
+            if self.taking.backlog is not None:
+                await asyncio.sleep(min(left, max(_LOOK, self.taking.look_every.total_seconds())))
+
+    async def look(self) -> list[Claim]:
+        """The claims of what can be delivered now; ``[]`` when that is less than ``min_messages``, which is given back.
+
+        Waits for more only until ``gather`` after the first message. Raises as :meth:`take`.
+        """
+        if mine := await self._mine():
+            return mine
+        return await self._batch(math.inf, look=True) if await self._enough() else []
+
+    async def _enough(self) -> bool:
+        """Whether the backlog is worth a pull."""
+        if self.taking.backlog is None:
+            return True
+        info = await self.ledger.consumer.info(patience=PATIENCE)
+        enough = bool(await asyncio.to_thread(self.taking.backlog, info))
+        if not enough:
+            self._waiting.tell_backlog(info)
+        return enough
+
+    async def _batch(self, deadline: float, *, look: bool) -> list[Claim]:
+        """Pull once and enter it; what is too little goes back, and after an interruption there is nothing."""
+        try:
+            since = await self._gather(deadline, look=look)
+        except _LeaseOver as over:
+            self._drop(len(self._pulled), str(over))
+            self._pulled.clear()
+            return []
+        except (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout) as error:
+            if self.ledger.js.connection.ended:
+                raise  # there is nothing to try again on
+            log.warning("pull interrupted, trying again: %s", error)
+            self._pulled.clear()  # comes again when ack_wait is over
+            await asyncio.sleep(0.2)
+            return []
+        if len(self._pulled) >= self.taking.min_messages:
+            return await self._enter(since)
+        if self._pulled:
+            await self.put_back()
+        return []
+
+    def handed_on(self) -> None:
+        """The claims are the event's now: nothing of this taking is to be given back."""
+        self._entered = []
+
+    async def put_back(self) -> None:
+        """Give back what was pulled and not entered, and what was entered and not handed on. May be called twice."""
+        pulled, self._pulled = Sequences.of(self._pulled), {}
+        claims, self._entered = self._entered, []
+        entered = {claim.id: claim.taken_at for claim in claims}
+        if entered:
+
+            def withdraw(record: Record | None, info: ConsumerInfo) -> Record | None:  # noqa: ARG001
+                if record is None:
+                    return None
+                return replace(
+                    record,
+                    open={
+                        claim_id: entry
+                        for claim_id, entry in record.open.items()
+                        # Another try of this owner that has handed it on has changed the time.
+                        if entry.token is not None or entered.get(claim_id) != entry.at
+                    },
+                )
+
+            try:
+                record, _ = await self.ledger.change(withdraw)
+            except (ConsumerNotFound, StreamNotFound):
+                return  # and with them everything that could be given back
+            withdrawn = Sequences()
+            for claim in claims:
+                withdrawn |= claim.sequences
+            for entry in record.open.values() if record else ():
+                withdrawn -= entry.sequences  # on their way in a claim, whoever handed it on
+            pulled |= withdrawn
+        if pulled:
+            log.info("giving back %d messages that were not handed on", pulled.count)
+            tell("given_back", self.taking, pulled.count)
+            with suppress(ConsumerNotFound, StreamNotFound):
+                await answers.negative(self.ledger, pulled)
+
+    async def _look(self) -> tuple[Record | None, ConsumerInfo]:
+        """Begin a new life in the record if the consumer did."""
+
+        def look(record: Record | None, info: ConsumerInfo) -> Record | None:
+            return record.reborn(info) if record and record.new_life(info) else record
+
+        record, _ = await self.ledger.read()
+        info = await self.ledger.consumer.info(patience=PATIENCE)
+        if record is None or not record.new_life(info):
+            return record, info  # looked, without waiting for a turn to change it
+        return await self.ledger.change(look)
+
+    def _drop(self, count: int, reason: str) -> None:
+        log.warning("dropped a batch of %d messages, which are redelivered: %s", count, reason)
+        tell("dropped", self.taking, count)
+
+    def _check_lease(self, since: Moment, info: ConsumerInfo) -> None:
+        """Raises _LeaseOver when what is leased since then may have been delivered again by the time of this INFO."""
+        if since.age(info, self._clock()) > _LEASED * self._ack_wait:
+            raise _LeaseOver(
+                f"it is older than {_LEASED:.0%} of ack_wait ({self._ack_wait:g} s), so that it could have been "
+                "delivered again; if this goes on, raise ack_wait, or lower min_messages or max_messages"
+            )
+
+    async def _mine(self) -> list[Claim]:
+        """Hand on what another try of this owner entered and nobody holds, under a new lease.
+
+        The entry's time is changed first: from then on the other try cannot withdraw it any more. What is handed on
+        here is never withdrawn from here either, because the other try may have handed it on as well.
+        """
+        record, _ = await self._look()
+        if not self._of_this_owner(record):
+            return []
+        created = (await self.ledger.stream.info(patience=PATIENCE)).created
+        mine: dict[str, OpenEntry] = {}
+
+        def hand_on(record: Record | None, info: ConsumerInfo) -> Record | None:
+            mine.clear()
+            if record is None or record.new_life(info):
+                return record
+            found = self._of_this_owner(record)
+            mine.update((claim_id, replace(entry, at=info.now)) for claim_id, entry in found.items())
+            return replace(record, open={**record.open, **mine})
+
+        record, _ = await self.ledger.change(hand_on)
+        if record is None or not mine:
+            return []
+        claims = [self._claim(claim_id, entry, created, record.created) for claim_id, entry in mine.items()]
+        log.info("handing on %d claims that an earlier try took: %s", len(claims), ", ".join(mine))
+        for claim in claims:
+            await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
+        return claims
+
+    def _of_this_owner(self, record: Record | None) -> dict[str, OpenEntry]:
+        """The claims that were taken for this owner and that nobody holds."""
+        open_claims = record.open if record else {}
+        return {
+            claim_id: entry
+            for claim_id, entry in open_claims.items()
+            if entry.owner == self.taking.owner and entry.token is None
+        }
+
+    def _claim(self, claim_id: str, entry: OpenEntry, stream_created: str, consumer_created: str) -> Claim:
+        return Claim(
+            id=claim_id,
+            stream=self.taking.stream,
+            stream_created=stream_created,
+            consumer=self.taking.consumer,
+            consumer_created=consumer_created,
+            sequences=entry.sequences,
+            bytes=entry.bytes,
+            consumer_sequence=entry.counter,
+            taken_at=entry.at,
+            domain=self.ledger.address.domain,
+            account=self.ledger.address.account,
+        )
+
+    async def _gather(self, deadline: float, *, look: bool = False) -> Moment:
+        """Pull until the batch is complete or the time is over; the moment since which all of it is surely leased.
+
+        ``look``: what is there now, and what follows it within ``gather``.
+
+        Raises:
+            _LeaseOver: the batch was gathered too slowly.
+        """
+        taking, clock = self.taking, self._clock
+        self._pulled.clear()
+        first, heard, waiting = 0.0, 0.0, 0
+        since = Moment(clock(), 0)
+        end, life = deadline, None
+        while clock() < end and len(self._pulled) < taking.max_messages:
+            record, info = await self._look()
+            seen = Moment.of(info, clock())
+            before, life = life, (record.created, record.n) if record else (info.created, 0)
+            if life != before:
+                self._pulled.clear()  # of an earlier life: it is delivered again
+            if self._pulled:
+                self._check_lease(since, info)
+            elif self._of_this_owner(record):
+                break  # another try of this owner, which is still alive, has entered them meanwhile
+            elif look:
+                end = min(deadline, seen.ours + _LOOK)
+            # A look is shorter than its request: heartbeats that a busy machine misses in a second mean nothing.
+            expires = min(self._longest_pull, max(5.0 if look else 1.0, end - clock()))
+            missing = taking.max_messages - len(self._pulled)
+            quiet = _REFUSED
+            heartbeat = min(_HEARTBEAT, expires / 2.5, self._ack_wait / 4)
+            pulling = self.ledger.consumer.pull(missing, expires=expires, heartbeat=heartbeat, priority=taking.priority)
+            async with pulling as pull:
+                while not pull.ended and clock() < end and len(self._pulled) < taking.max_messages:
+                    wait = min(1.0, self._ack_wait / 10) if self._pulled else quiet
+                    empty = not self._pulled
+                    messages = await pull.receive(max(0.01, min(wait, end - clock())))
+                    now, quiet = clock(), expires
+                    if messages:
+                        waiting, heard = self._add(messages), now
+                    elif len(self._pulled) < taking.min_messages:
+                        await self._waiting.tell(len(self._pulled), min(_TO_TELL, self._ack_wait / 4))
+                    if not self._pulled:
+                        continue
+                    if empty:
+                        since = seen.at(now - pull.silence)
+                    first = first or now
+                    if now - since.ours > self._ack_wait / 5:
+                        since = await self._renew(pull, since)
+                        heard += clock() - now  # hundreds of thousands take seconds, in which nothing was received
+                    if look or len(self._pulled) >= taking.min_messages:
+                        end = min(deadline, self._gathered(first, heard, waiting, since))
+                empty = not self._pulled
+                self._add(await pull.stop())
+                if empty:
+                    since = seen.at(clock() - pull.silence)
+            if look and not self._pulled:
+                break
+        return since
+
+    def _gathered(self, first: float, heard: float, waiting: int, since: Moment) -> float:
+        """When the batch has been gathered that is large enough, and began at ``first``.
+
+        What the server has is fetched as long as it comes, and what it does not have is waited for; but when renewing
+        the leases took so long that the next round is due, more messages would have them end before they are entered.
+        """
+        if self._clock() - since.ours > self._ack_wait / 5:
+            return first
+        gathered = first + self.taking.gather.total_seconds()
+        return max(gathered, heard + _STALLED) if waiting else gathered
+
+    async def _renew(self, pull: Pull, since: Moment) -> Moment:
+        """Lease all that was pulled anew. Returns the moment since which all of it is, and whatever comes later.
+
+        What the server had delivered before it answered INFO has arrived before the answer, so it is renewed as well.
+        """
+        asked = self._clock()
+        info = await self.ledger.consumer.info(patience=PATIENCE)
+        renewed = Moment.of(info, self._clock()).at(asked)
+        self._add(await pull.receive(0))
+        counter = max(delivery.counter for delivery in self._pulled.values())
+        await answers.in_progress(self.ledger, Sequences.of(self._pulled), counter)
+        self._check_lease(since, await self.ledger.consumer.info(patience=PATIENCE))
+        return renewed
+
+    def _add(self, messages: Iterable[Message]) -> int:
+        """Keep what arrived; how many more the server has at once."""
+        waiting = 0
+        address = self.ledger.address
+        for message in messages:
+            meta = message.metadata
+            if not self._pulled:
+                self._began, self._origin = self._clock(), "".join(message.headers.get("traceparent", ())[:1])
+            if not address.covers(meta):
+                raise InvalidValue(
+                    "reply", message.reply, f"this is no delivery of the consumer under {address.prefix}"
+                )
+            before = self._pulled.get(meta.sequence)
+            first = meta.delivered == 1 or (before is not None and before.first)
+            self._pulled[meta.sequence] = Delivery(meta.sequence, meta.consumer_sequence, message.size, first)
+            waiting = meta.pending
+        return waiting
+
+    async def _enter(self, since: Moment) -> list[Claim]:
+        """Enter the batch as claims, acknowledge again what is done, lease the rest. ``[]``: nothing was entered."""
+        pulled, self._pulled = self._pulled, {}
+        batch = sorted(pulled.values())
+        stream_created = (await self.ledger.stream.info(patience=PATIENCE)).created
+        while True:
+            entering = _Entering(self, batch, since)
+            record, _ = await self.ledger.change(entering.change)
+            if not entering.too_large:
+                break
+            if len(batch) <= _SMALLEST_BATCH:
+                log.info("giving back %d messages: no room in the record", len(pulled))
+                await answers.negative(self.ledger, Sequences.of(pulled))
+                if entering.full:
+                    raise LedgerFull(
+                        f"the record of consumer {self.taking.consumer!r} would pass its limit; settle the open claims "
+                        f"that `airflow jetstream claims --stream {self.taking.stream}` lists"
+                    )
+                await asyncio.sleep(BELIEVED / 1e9)  # then what is done is forgotten as far as it is acknowledged
+                return []
+            batch = batch[: len(batch) // 2]
+        if entering.dropped or record is None:
+            self._drop(len(pulled), entering.dropped)
+            return []
+        entered = {
+            claim_id: self._claim(claim_id, entry, stream_created, record.created)
+            for claim_id, entry in entering.entries.items()
+        }
+        poisoned = entered.pop(entering.poisoned, None)
+        claims = list(entered.values())
+        self._entered = claims
+        for claim_id, entry in entering.superseded.items():
+            log.warning("claim %s is superseded: its messages are delivered again", claim_id)
+            tell("superseded", self.taking, entry.sequences.count, claim=claim_id)
+        if entering.again:
+            log.info("acknowledging %d messages again that are done", entering.again.count)
+            tell("repeated", self.taking, entering.again.count)
+            again = answers.Delivered.of(record, entering.again, entering.counter)
+            await answers.acknowledge(self.ledger, again)
+        for claim in claims:
+            log.info(
+                "claim %s is taken: %d messages of %s by consumer %s, sequences %s, %d bytes",
+                claim.id,
+                claim.count,
+                claim.stream,
+                claim.consumer,
+                claim.sequences,
+                claim.bytes,
+            )
+            await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
+            seconds = self._clock() - self._began
+            tell("taken", claim, claim.count, claim=claim.id, seconds=seconds, origin=self._origin)
+        tail = entering.left | Sequences.of(pulled) - Sequences.of(delivery.sequence for delivery in batch)
+        if tail:
+            log.info("giving back %d messages: too many claims of what failed, or no room in the record", tail.count)
+            tell("given_back", self.taking, tail.count)
+            await answers.negative(self.ledger, tail)
+        if poisoned is not None:
+            await self._bury(poisoned, entering.token, record)
+        return claims
+
+    async def _bury(self, claim: Claim, token: str, record: Record) -> None:
+        """Settle the claim of what failed too often: as any claim of which everything is rejected."""
+        log.warning("claim %s: %d messages failed too often: %s", claim.id, claim.count, claim.sequences)
+        await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
+        rejected = {
+            f"failed {failure.alone} times alone, the last time: {failure.reason}": failure.sequences & claim.sequences
+            for failure in record.failures.values()
+            if failure.sequences & claim.sequences
+        }
+        try:
+            await self._dead_letters.copy(Holder(self.ledger, claim, token), rejected)
+            await settle.settle_done(self.ledger, claim, token, None, claim.sequences)
+        except JetStreamError as error:
+            # Nothing else may wait for it: its lease ends, and a later taking tries again.
+            log.error("claim %s could not be dead-lettered, trying again later: %s", claim.id, error)  # noqa: TRY400
+            await settle.release(self.ledger, claim, token, self.taking.hand_off_timeout)
+
+
+class _Entering:
+    """The change that enters a batch. It may be applied several times; what it decided last stands."""
+
+    def __init__(self, take: Take, batch: list[Delivery], since: Moment) -> None:
+        self._take = take
+        self._batch = {delivery.sequence: delivery for delivery in batch}
+        self._since = since
+        self.counter = max(delivery.counter for delivery in batch)
+        self.entries: dict[str, OpenEntry] = {}
+        self.poisoned = new_claim_id()
+        """The claim among ``entries`` that is not handed on, if there is one: ``token`` holds it."""
+        self.token = new_token(0)
+        self.left = Sequences()
+        self.again = Sequences()
+        self.superseded: dict[str, OpenEntry] = {}
+        self.dropped = ""
+        self.too_large = False
+        self.full = False
+        """Too large even when everything done will be forgotten."""
+
+    def change(self, old: Record | None, info: ConsumerInfo) -> Record | None:
+        if old and self.entries and self.entries.keys() <= old.open.keys():
+            return old  # our own write, whose answer got lost
+        if (reason := self._stale(info)) is not None:
+            self.dropped = reason
+            return old
+        record = old or Record(info.created)
+        pulled = Sequences.of(self._batch)
+        done = record.all_settled
+        if record.new_life(info) or self._delivered_anew(done & pulled):
+            record, done = record.reborn(info), Settled()
+        without_the_batch = record
+        before = old.open if old else {}
+        batch = pulled - Sequences.from_ranges([(1, record.floor)] if record.floor else [])
+        self.again = (done & batch).sequences
+        rest = batch - self.again
+        superseded = {claim_id: entry for claim_id, entry in record.open.items() if entry.sequences & rest}
+        opened = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in superseded}
+        self.superseded = {claim_id: entry for claim_id, entry in before.items() if claim_id not in opened}
+        for claim_id, entry in superseded.items():
+            if entry.token is not None:
+                counted = failures.failed(record.failures, claim_id, entry.sequences, "its holder died, or lost it")
+                record = replace(record, failures=counted)
+        self.entries = self._cut(record.failures, rest, info.now)
+        self.left = rest - Sequences.from_ranges(
+            each for entry in self.entries.values() for each in entry.sequences.ranges
+        )
+        new = replace(record, open=opened | self.entries).note(info).tidied(info)
+        ledger = self._take.ledger
+        # What is done is forgotten when the floor passes it: what holds the floor must find room, or nothing would.
+        holds_the_floor = bool(done and rest) and rest.first < done.first
+        self.too_large = not ledger.fits(new, reserve=holds_the_floor and len(self._batch) <= _SMALLEST_BATCH)
+        self.full = self.too_large and not ledger.fits(replace(new, settled=Settled()))
+        return without_the_batch.note(info).tidied(info) if self.too_large else new
+
+    def _stale(self, info: ConsumerInfo) -> str | None:
+        try:
+            self._take._check_lease(self._since, info)
+        except _LeaseOver as over:
+            return str(over)
+        if info.counter < self.counter:
+            return "the consumer was reset or rolled back since it was pulled"
+        return None
+
+    def _delivered_anew(self, done: Settled) -> bool:
+        """Whether a done message arrives as if it had never been delivered: the consumer began a new life."""
+        return any(
+            self._batch[sequence].first or self._batch[sequence].counter <= counter
+            for first, last, counter in done.spans
+            for sequence in range(first, last + 1)
+        )
+
+    def _cut(self, failed: failures.Failures, rest: Sequences, now: str) -> dict[str, OpenEntry]:
+        taking = self._take.taking
+        size = taking.messages_per_claim or taking.max_messages
+        if taking.max_failures is None:
+            return {new_claim_id(): self._entry(part, now) for part in rest.windows(size)}
+        poison = rest & failures.poison(failed, taking.max_failures)
+        entries = {new_claim_id(): self._entry(part, now) for part in failures.parts(failed, rest - poison, size)}
+        if poison:
+            entries[self.poisoned] = replace(self._entry(poison, now), token=self.token)
+        return entries
+
+    def _entry(self, part: Sequences, now: str) -> OpenEntry:
+        deliveries = [self._batch[sequence] for sequence in part]
+        return OpenEntry(
+            part,
+            max(delivery.counter for delivery in deliveries),
+            sum(delivery.size for delivery in deliveries),
+            now,
+            self._take.taking.owner,
+        )

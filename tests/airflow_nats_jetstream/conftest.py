@@ -1,0 +1,41 @@
+"""A connection to the run's nats-server under Airflow's own rules, and a fresh stream in it."""
+
+import json
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from airflow_nats_jetstream.hooks import JetStreamHook
+from demo.nats_server import NatsServer
+from tests.airflow_nats_jetstream.steps import CONNECTION
+
+
+def set_connection(monkeypatch: pytest.MonkeyPatch, **extra: Any) -> None:
+    """What a user writes into the environment for the connection of the tests."""
+    connection = {"conn_type": "nats", "extra": extra}
+    monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", json.dumps(connection))
+
+
+@pytest.fixture
+def hook(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> JetStreamHook:
+    # A ledger of its own for each test: the tests ask the buckets what is in them.
+    ledger = f"test_{secrets.token_hex(4)}"
+    set_connection(
+        monkeypatch,
+        servers=nats_server.url,
+        shortest_ack_wait=0.5,
+        ledger=ledger,
+        console="https://c/{stream}/{consumer}",
+    )
+    return JetStreamHook(CONNECTION)
+
+
+@pytest.fixture
+def stream(hook: JetStreamHook) -> Iterator[str]:
+    """The name of a stream that takes in `<name>.>`."""
+    name = f"S{secrets.token_hex(4)}"
+    hook.run(lambda js: js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True}))
+    yield name
+    hook.run(lambda js: js.stream(name).delete())

@@ -1,0 +1,174 @@
+"""What the tests of the operators do again and again: run one as Airflow's task runner does, and ask the server."""
+
+import contextvars
+import json
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.bases.operator import ExecutorSafeguard
+from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.context import NEVER_EXPIRE, OutletEventAccessors
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.sdk.execution_time.timeout import timeout
+
+from airflow_nats_jetstream.hooks import LONGEST_HOLD, JetStreamHook
+from airflow_nats_jetstream.sensors import JetStreamPullSensor
+from jetstream_client.consumer import ConsumerInfo
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.record import Receipt, Record
+
+CONNECTION = "nats_test"
+CONSUMER = "work"
+ACK_WAIT = timedelta(seconds=1)
+
+
+class State:
+    """What a task keeps between its tries. Airflow's own is behind its API server: tests/airflow_system."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def get(self, key: str) -> Any:
+        return self.values.get(key)
+
+    def set(self, key: str, value: Any, *, retention: timedelta) -> None:
+        assert retention == NEVER_EXPIRE  # a task may be cleared years later
+        self.values[key] = json.loads(json.dumps(value))
+
+
+class Kept(State):
+    """The task state store. A worker may die where it would have written once more than it was able to."""
+
+    def __init__(self, writes: int = 100) -> None:
+        super().__init__()
+        self.writes = writes
+
+    def set(self, key: str, value: Any, *, retention: timedelta) -> None:
+        assert retention > LONGEST_HOLD
+        if not self.writes:
+            raise SystemExit("the worker died")
+        self.writes -= 1
+        self.values[key] = json.loads(json.dumps(value))
+
+
+def context_of(
+    task: BaseOperator,
+    *,
+    run_id: str = "run",
+    try_number: int = 1,
+    max_tries: int = 0,
+    map_index: int = -1,
+    state: State | None = None,
+    run_start: datetime | None = None,
+) -> Any:
+    """The part of Airflow's context that operators look at, with the task runner's own kind of task instance."""
+    ti = RuntimeTaskInstance.model_construct(
+        id=uuid4(),
+        dag_id="dag",
+        run_id=run_id,
+        task_id=task.task_id,
+        map_index=map_index,
+        try_number=try_number,
+        max_tries=max_tries,
+        task=task,
+    )
+    return {
+        "dag_run": SimpleNamespace(conf={}, start_date=run_start),
+        "ti": ti,
+        "task_instance": ti,
+        "task": task,
+        "outlet_events": OutletEventAccessors(),
+        "task_state_store": state or State(),
+    }
+
+
+def execute(task: BaseOperator, **instance: Any) -> Any:
+    """Run a task with the function that Airflow's task runner calls: time-out and on_kill included."""
+    run = getattr(task_runner, "_run_execute_callable", _run_as_in_3_3_0)
+    return run(context=context_of(task, **instance), execute=task.execute, task=task)
+
+
+def _run_as_in_3_3_0(context: Any, execute: Any, task: BaseOperator) -> Any:
+    """The lines of Airflow 3.3.0's ``_execute_task`` that became a function of their own in 3.3.1."""
+    inside = contextvars.copy_context()
+    inside.run(ExecutorSafeguard.tracker.set, task)
+    if not task.execution_timeout:
+        return inside.run(execute, context=context)
+    try:
+        with timeout(task.execution_timeout.total_seconds()):  # type: ignore[no-untyped-call]
+            return inside.run(execute, context=context)
+    except AirflowTaskTimeout:
+        task.on_kill()
+        raise
+
+
+def rendered(task: Any, params: Mapping[str, Any], map_index: int = -1) -> Any:
+    """The task with its fields rendered, as Airflow does it before it runs: ``{{ params.… }}`` of these. Of a mapped
+    task that with this index."""
+    task = task.prepare_for_execution()
+    environment = task.dag.get_template_env() if task.has_dag() else None
+    context = {**context_of(task, map_index=map_index), "params": params}
+    if task.has_dag():
+        context["dag"] = task.dag
+    task.render_template_fields(context, environment)
+    return context["task"]
+
+
+def publish(hook: JetStreamHook, stream: str, count: int) -> None:
+    async def messages(js: Any) -> None:
+        for number in range(count):
+            await js.connection.publish(f"{stream}.{number % 3}", b"x" * 10)
+        await js.connection.flush()
+
+    hook.run(messages)
+
+
+def sensor(stream: str, **changes: Any) -> JetStreamPullSensor:
+    """A sensor that waits in the worker, quickly."""
+    values: dict[str, Any] = {
+        "task_id": "claims",
+        "stream": stream,
+        "consumer": CONSUMER,
+        "max_messages": 1_000,
+        "gather": timedelta(seconds=0.1),
+        "consumer_config": {"ack_wait": ACK_WAIT},
+        "deferrable": False,
+        "timeout": 5,
+        "nats_conn_id": CONNECTION,
+    }
+    return JetStreamPullSensor(**{**values, **changes})
+
+
+def claim(hook: JetStreamHook, stream: str, count: int = 10) -> dict[str, Any]:
+    """Publish messages and let a sensor claim them: what it hands on."""
+    publish(hook, stream, count)
+    (claim,) = execute(sensor(stream))
+    return dict(claim)
+
+
+def info(hook: JetStreamHook, stream: str) -> ConsumerInfo:
+    """The consumer, as the server has it."""
+    return hook.run(lambda js: js.stream(stream).consumer(CONSUMER).info())
+
+
+def record(hook: JetStreamHook, stream: str) -> Record | None:
+    """The ledger's record of the consumer."""
+
+    async def read(js: Any) -> Record | None:
+        return (await Ledger(js, stream, CONSUMER).read())[0]
+
+    return hook.run(read)
+
+
+def receipt(hook: JetStreamHook, stream: str, claim_id: str) -> Receipt | None:
+    """What the ledger says became of a claim."""
+
+    async def read(js: Any) -> Receipt | None:
+        return await Ledger(js, stream, CONSUMER).receipt(claim_id)
+
+    return hook.run(read)

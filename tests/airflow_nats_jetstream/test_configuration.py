@@ -1,0 +1,261 @@
+"""A configuration as mapping, dataclass or file: what a DAG may say, and that the server hears it."""
+
+import json
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.operators.consumer import JetStreamCreateConsumerOperator
+from airflow_nats_jetstream.operators.fields import CONSUMER, STREAM, Fields, Wrong, duration, duration_text
+from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
+from jetstream_client.errors import ApiError, InvalidRequest, InvalidValue
+from tests.airflow_nats_jetstream.steps import CONNECTION, execute, rendered
+from tests.jetstream_client import test_configuration as client
+
+HOUR = 3_600 * 10**9
+
+
+def creation(config: Any, **changes: Any) -> JetStreamCreateStreamOperator:
+    values = {"task_id": "stream", "config": config, "nats_conn_id": CONNECTION}
+    return JetStreamCreateStreamOperator(**values | changes)
+
+
+@pytest.fixture
+def dag(tmp_path: Path) -> DAG:
+    """A DAG whose file would be in the test's folder."""
+    dag = DAG("dag", schedule=None)
+    dag.fileloc = str(tmp_path / "dag.py")
+    return dag
+
+
+def config_of(hook: JetStreamHook, stream: str) -> dict[str, Any]:
+    return hook.run(lambda js: js.stream(stream).info()).config
+
+
+@dataclass
+class Orders:
+    name: str
+    max_age: timedelta = timedelta(hours=1)
+    subjects: list[str] = field(default_factory=lambda: ["{{ params.subject }}"])
+    description: str | None = None
+
+
+YAML = """\
+# One stream, as its team describes it.
+name: {name}
+subjects: [{subject}]
+max_age: 1h
+description: no   # a text, not false
+mirror: null
+consumer_limits:
+  inactive_threshold: 1m30s
+"""
+
+
+@pytest.mark.parametrize("form", ["mapping", "dataclass", "yaml", "yml", "json"])
+@pytest.mark.parametrize("known", [True, False], ids=["known", "templated"])
+def test_every_form_arrives(hook: JetStreamHook, stream: str, dag: DAG, form: str, known: bool) -> None:
+    """Read beside the DAG's file, rendered, and the same on the server whatever its form."""
+    params = {"name": stream, "subject": f"{stream}.files.json"}  # a subject that looks like a file
+    name, subject = params.values() if known else ("{{ params.name }}", "{{ params.subject }}")
+    mapping = {"name": name, "subjects": [subject], "max_age": "1h"}
+    config: Any = {"mapping": mapping, "dataclass": Orders(name, subjects=[subject])}.get(form, f"it.{form}")
+    yaml = form in ("yaml", "yml")
+    if yaml:
+        Path(dag.folder, config).write_text(YAML.format(name=name, subject=subject))
+    elif form == "json":
+        Path(dag.folder, config).write_text(json.dumps(mapping, indent="\t"))
+    with dag:
+        task, again = creation(config), creation(config, task_id="again")
+    changed = ["consumer_limits", "description", "max_age", "subjects"] if yaml else ["max_age", "subjects"]
+    assert execute(rendered(task, params)) == {"stream": stream, "created": False, "changed": changed}
+    now = config_of(hook, stream)
+    assert (now["max_age"], now["subjects"]) == (HOUR, [f"{stream}.files.json"])
+    if yaml:
+        assert (now["description"], now["consumer_limits"]["inactive_threshold"]) == ("no", 90 * 10**9)
+    assert execute(rendered(again, params)) == {"stream": stream, "created": False, "changed": []}
+
+
+BROKEN = {
+    "unknown.yaml": (
+        "name: A\nmax_mesages: 5\n",
+        r"unknown.yaml:2: max_mesages=5: streams have.*did you mean max_",
+    ),
+    "inside.yml": (
+        "name: A\nsources:\n- name: B\n- name: C\n  filter: a\n",
+        r"inside.yml:5: sources\[1\]\['filter'\].*filter_subject",
+    ),
+    "value.json": ('{"name": "A",\n "max_age": "soon"}', r"value.json:2: max_age='soon': give a duration"),
+    "type.yaml": ("name: A\nsubjects: a\n", r"type.yaml:2: subjects='a': give a list"),
+    "number.yaml": ("name: 7\n", r"number.yaml:1: name=7: give a text; quote it"),
+    "choice.yaml": ("name: A\n\nstorage: disk\n", r"choice.yaml:3: storage='disk': one of file, memory"),
+    "subject.yaml": ("name: A\nsubjects:\n - a..b\n", r"subject.yaml:2: subjects='a..b': a subject has no empty token"),
+    "name.yaml": ("description: x\nname: a.b\n", r"name.yaml:2: name='a.b'"),
+    "nameless.yaml": ("description: x\n", r"nameless.yaml: name=None"),
+    "twice.yaml": ("name: A\nmax_age: 1h\nmax_age: 2h\n", r"twice.yaml:3='max_age': is there twice"),
+    "twice.json": ('{"name": "A",\n"name": "B"}', r"twice.json:2='name': is there twice"),
+    "yaml.yaml": ("name: A\n  b: [\n", r"yaml.yaml:2.*is not YAML"),
+    "json.json": ('{"name":\n}', r"json.json:2.*is not JSON"),
+    "nan.json": ('{"name": "A", "max_msgs": NaN}', r"nan.json.*no number of JSON"),
+    "list.yaml": ("- name: A\n", r"list.yaml: config='list': a stream configuration is a mapping"),
+    "empty.yaml": ("", r"empty.yaml: config='NoneType': a stream configuration is a mapping"),
+    "tag.yaml": ("name: !!python/name:os.system a\n", r"tag.yaml.*is not YAML"),
+    "deep.json": ("[" * 100_000, r"deep.json"),
+    "two.yaml": ("name: A\n---\nname: B\n", r"two.yaml.*is not YAML"),
+    "missing.yaml": (None, r"config='missing.yaml': a readable YAML or JSON file .*No such file"),
+    "bytes.yaml": (b"\xff\xfe\xff", r"bytes.yaml.*UTF-8"),
+    "orders.txt": ("name: A", r"config='orders.txt': a mapping, a dataclass, or the path of a file"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_wrong_in_a_file_is_said_when_the_dag_is_parsed(dag: DAG, tmp_path: Path, name: str) -> None:
+    text, says = BROKEN[name]
+    if text is not None:
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with dag, pytest.raises(InvalidValue, match=says):
+        creation(name)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"name": "A", "retain": "limits"}, r"config\['retain'\]='limits': streams have no .*: did you mean retention"),
+        ({"name": "A", "max_age": 1.5}, r"config\['max_age'\]=1.5: give a duration"),
+        ({"name": "A", "max_msgs": -2}, r"config\['max_msgs'\]=-2: give a whole number from -1"),
+        ({"name": "A", "num_replicas": 7}, "from 0 to 5"),
+        ({"name": "A", "allow_direct": "yes"}, r"config\['allow_direct'\]='yes': give true or false"),
+        ({"name": "A", "metadata": {"a": 1}}, r"config\['metadata'\]\['a'\]=1: give a text"),
+        ({"name": "{{ x }}", "max_mgs": 1}, "did you mean max_msgs"),
+        ({"name": "{{ x }}", "max_msgs": "many"}, r"config\['max_msgs'\]"),
+        (Orders("A", max_age=timedelta(-1)), r"config\['max_age'\]"),
+        (Orders, "a mapping, a dataclass"),
+        (7, "a mapping, a dataclass"),
+    ],
+)
+def test_what_is_wrong_in_a_mapping_is_said_when_the_dag_is_parsed(config: Any, says: str) -> None:
+    with pytest.raises(InvalidValue, match=says):
+        creation(config)
+
+
+def test_a_templated_file_is_checked_when_it_is_rendered(dag: DAG, tmp_path: Path) -> None:
+    (tmp_path / "it.yaml").write_text("name: A\nmax_msgs: {{ params.most }}\n")
+    with dag:
+        task = rendered(creation("it.yaml"), {"most": "plenty"})
+    with pytest.raises(InvalidValue, match=r"it.yaml:2: max_msgs='plenty': give a whole number"):
+        execute(task)
+
+
+def test_an_operator_without_a_dag_reads_its_file_when_the_dag_is_complete(dag: DAG, tmp_path: Path) -> None:
+    """Airflow's DAG processor calls what this calls, and makes an import error of what it raises."""
+    task = creation("it.yaml")
+    task.dag = dag
+    (tmp_path / "it.yaml").write_text("name: A\nmax_mgs: 7\n")
+    with pytest.raises(InvalidValue, match=r"it.yaml:2"):
+        dag.resolve_template_files()  # type: ignore[no-untyped-call]
+    (tmp_path / "it.yaml").write_text("name: A\nmax_msgs: 7\n")
+    dag.resolve_template_files()  # type: ignore[no-untyped-call]
+    assert task.config == {"name": "A", "max_msgs": 7}
+    assert creation(str(tmp_path / "it.yaml")).config == {"name": "A", "max_msgs": 7}
+    dag.template_searchpath = [str(tmp_path)]
+    dag.fileloc = "/elsewhere/dag.py"
+    assert creation("it.yaml", dag=dag, task_id="found").config == {"name": "A", "max_msgs": 7}
+
+
+def test_a_path_from_a_template_is_read_when_it_is_known(hook: JetStreamHook, stream: str, dag: DAG) -> None:
+    Path(dag.folder, "it.yaml").write_text(f"name: {stream}\nmax_msgs: 7\n")
+    with dag:
+        task = rendered(creation("{{ params.file }}"), {"file": "it.yaml"})
+    assert execute(task)["changed"] == ["max_msgs"]
+    assert config_of(hook, stream)["max_msgs"] == 7
+
+
+def test_a_consumer_needs_a_name_that_lasts() -> None:
+    def consumer(config: Any) -> JetStreamCreateConsumerOperator:
+        return JetStreamCreateConsumerOperator(task_id="consumer", stream="S", config=config)
+
+    with pytest.raises(InvalidValue, match="deletes it 5 s after"):
+        consumer({"name": "c"})
+    with pytest.raises(InvalidValue, match=r"config\['name'\]"):
+        consumer({"ack_policy": "explicit"})
+    with pytest.raises(InvalidValue, match="consumers have no such field: did you mean ack_wait"):
+        consumer({"durable_name": "c", "ackwait": "1m"})
+    consumer({"name": "c", "inactive_threshold": "1h"})
+    consumer({"durable_name": "c"})
+
+
+@pytest.mark.parametrize("fields", [STREAM, CONSUMER], ids=["stream", "consumer"])
+def test_the_server_knows_every_field_and_refuses_what_we_refuse(
+    hook: JetStreamHook, stream: str, fields: Fields
+) -> None:
+    """No field is made up, and a value that we refuse, nats-server refuses."""
+
+    def answer(field: str, value: Any) -> str:
+        config = {"name": "x" if fields is STREAM else "c", "durable_name": "c", field: value}
+        if fields is STREAM:
+            config.pop("durable_name", None)
+            request, body = "STREAM.CREATE.x", config
+        else:
+            request, body = f"CONSUMER.CREATE.{stream}.c", {"stream_name": stream, "config": config, "action": "create"}
+        try:
+            hook.run(lambda js: js.api(request, body))
+        except ApiError as error:
+            return f"{type(error).__name__}: {error.description}"
+        return "taken"
+
+    assert answer("max_mgs", 5).startswith(InvalidRequest.__name__)
+    for name in fields.table:
+        wrong: Any = 7 if name == "name" else {"no": 1.5}  # the kind of value that no field has
+        refused = answer(name, wrong)
+        assert refused.startswith(InvalidRequest.__name__), (name, refused)
+        assert "unknown field" not in refused or '"no"' in refused, (name, refused)
+        with pytest.raises(Wrong):
+            fields.check({name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("fields", "configs"),
+    [(STREAM, [client.STREAM, *client.STREAM_FIELDS]), (CONSUMER, [client.CONSUMER, *client.CONSUMER_FIELDS])],
+    ids=["stream", "consumer"],
+)
+def test_every_field_that_arrives_at_the_server_is_known(fields: Fields, configs: list[dict[str, Any]]) -> None:
+    """Those of the client's tests, which ask the server for each of them."""
+    for config in configs:
+        assert fields.check(config) == {name: value for name, value in config.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("text", "nanoseconds"),
+    [
+        ("24h", 24 * HOUR),
+        ("1h30m", HOUR * 3 // 2),
+        ("1.5s", 1_500_000_000),
+        ("0.1ms", 100_000),
+        ("7d", 168 * HOUR),
+        ("5", 5),
+    ],
+)
+def test_durations_as_people_write_them(text: str, nanoseconds: int) -> None:
+    assert duration(text) == nanoseconds
+    assert duration(duration_text(nanoseconds)) == nanoseconds
+
+
+@pytest.mark.parametrize("value", ["", "h", "1x", "-1h", "1h ", "1,5h", 1.0, True, -1, None, 2**63, "1" * 5000])
+def test_what_is_no_duration_is_refused(value: Any) -> None:
+    with pytest.raises(Wrong, match="24h"):
+        duration(value)
+
+
+def test_what_came_from_another_task_stays_the_object_by_which_airflow_knows_it() -> None:
+    """Airflow renders no text that another task handed on, and tells it by its identity."""
+    config = {"name": "A", "description": "{{ this is text }}"}
+    assert creation(config).config is config
+    execute_only = creation(config)
+    assert execute_only._wanted()["description"] == "{{ this is text }}"
+    with pytest.raises(InvalidValue, match="white space"):
+        creation({"name": "{{ this is no name }}"})._wanted()

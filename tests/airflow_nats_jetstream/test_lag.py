@@ -1,0 +1,97 @@
+"""Waiting for a consumer's lag: in the worker and in the triggerer."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
+from airflow.sdk.serde import deserialize, serialize
+
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.sensors import JetStreamLagSensor
+from airflow_nats_jetstream.triggers import JetStreamLagTrigger
+from jetstream_client.errors import ConsumerNotFound, InvalidValue, JetStreamError
+from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, context_of, execute, publish, sensor
+from tests.airflow_nats_jetstream.test_sensor import fired
+
+
+def lag(stream: str, **changes: Any) -> JetStreamLagSensor:
+    values: dict[str, Any] = {"stream": stream, "consumer": CONSUMER, "deferrable": False, "poke_interval": 0.1}
+    return JetStreamLagSensor(task_id="lag", nats_conn_id=CONNECTION, **{**values, "timeout": 60, **changes})
+
+
+def settle(hook: JetStreamHook, claimed: dict[str, Any]) -> None:
+    with hook.processing(claimed):
+        pass
+
+
+def test_the_lag_is_what_waits_and_what_is_not_acknowledged(hook: JetStreamHook, stream: str) -> None:
+    claimed = claim(hook, stream, 6)
+    publish(hook, stream, 4)
+    assert execute(lag(stream, above=9)) == {"lag": 10, "pending": 4, "unacknowledged": 6}
+    with pytest.raises(AirflowSensorTimeout):
+        execute(lag(stream, below=10, timeout=0))
+    with pytest.raises(AirflowSkipException):
+        execute(lag(stream, above=10, timeout=0, soft_fail=True))
+    with pytest.raises(AirflowRescheduleException):
+        execute(lag(stream, below=10, mode="reschedule"))
+    settle(hook, claimed)
+    assert execute(lag(stream, below=5)) == {"lag": 4, "pending": 4, "unacknowledged": 0}
+    settle(hook, execute(sensor(stream))[0])
+    assert execute(lag(stream, below=1)) == {"lag": 0, "pending": 0, "unacknowledged": 0}
+
+
+def deferred(stream: str, **changes: Any) -> JetStreamLagTrigger:
+    """The trigger that a deferring sensor leaves behind, as it comes back from Airflow's database."""
+    with pytest.raises(TaskDeferred) as deferring:
+        execute(lag(stream, deferrable=True, **changes))
+    path, values = deferring.value.trigger.serialize()
+    assert path == "airflow_nats_jetstream.triggers.JetStreamLagTrigger"
+    stored: Any = deserialize(json.loads(json.dumps(serialize(values))))
+    return JetStreamLagTrigger(**stored)
+
+
+def resumed(stream: str, event: dict[str, Any], **changes: Any) -> Any:
+    task = lag(stream, deferrable=True, **changes)
+    return task.resume_execution("resume", {"event": event}, context_of(task))
+
+
+async def test_the_triggerer_waits_for_it(hook: JetStreamHook, stream: str) -> None:
+    claimed = await asyncio.to_thread(claim, hook, stream, 6)
+    waiting = asyncio.create_task(fired(await asyncio.to_thread(deferred, stream, below="1")))
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    await asyncio.to_thread(settle, hook, claimed)
+    assert resumed(stream, await waiting, below=1)["lag"] == 0
+    never = await fired(await asyncio.to_thread(deferred, stream, above=0, timeout=0))
+    with pytest.raises(AirflowSensorTimeout, match="was not above 0 within"):
+        resumed(stream, never, above=0)
+    with pytest.raises(AirflowSkipException):
+        resumed(stream, never, above=0, soft_fail=True)
+
+
+async def test_a_consumer_that_is_not_there_is_an_error(hook: JetStreamHook, stream: str) -> None:
+    event = await fired(await asyncio.to_thread(deferred, stream, below=1))
+    with pytest.raises(JetStreamError, match="ConsumerNotFound"):
+        resumed(stream, event, below=1, soft_fail=True)
+    with pytest.raises(ConsumerNotFound):
+        await asyncio.to_thread(execute, lag(stream, below=1, soft_fail=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "below, above=.*give one"),
+        ({"below": 1, "above": 1}, "below, above=.*give one"),
+        ({"below": 0}, "below=0"),
+        ({"above": -1}, "above=-1"),
+        ({"below": "few"}, "whole number"),
+        ({"below": 1, "stream": "a.b"}, r"stream='a\.b'"),
+        ({"below": 1, "consumer": "a b"}, "consumer='a b'"),
+        ({"below": 1, "mode": "reschedule", "deferrable": True}, "mode='reschedule'"),
+    ],
+)
+def test_what_is_wrong_is_said_when_the_dag_is_parsed(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidValue, match=says):
+        lag(**{"stream": "A", **changes})

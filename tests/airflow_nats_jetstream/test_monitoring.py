@@ -1,0 +1,280 @@
+"""Metrics, as a statsd server receives them, and spans, as an exporter does: one life of some messages."""
+
+import os
+import re
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
+
+import pytest
+from airflow._shared.observability.metrics.base_stats_logger import NoStatsLogger as NoStatsOfTheCore
+from airflow._shared.observability.metrics.stats import _get_backend as backend_of_the_core
+from airflow.observability import stats as of_the_core
+from airflow.observability.metrics.stats_utils import get_stats_factory as factory_of_the_core
+from airflow.sdk._shared.observability.metrics.base_stats_logger import NoStatsLogger
+from airflow.sdk._shared.observability.metrics.stats import _get_backend
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.observability import stats
+from airflow.sdk.observability.metrics import stats_utils
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from airflow_nats_jetstream import instruments
+from airflow_nats_jetstream.hooks import HeldClaim, JetStreamHook
+from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
+from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
+from jetstream_handoff import events
+from jetstream_handoff.events import Event
+from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, State, execute, sensor
+
+PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
+PAYLOAD = "of nobody else's business"
+LEASE = {"ack_wait": timedelta(seconds=5)}
+
+
+def publishing(stream: str, **changes: Any) -> JetStreamPublishOperator:
+    messages = [(f"{stream}.{number}", PAYLOAD) for number in range(10)]
+    values = {"task_id": "publish", "stream": stream, "messages": messages, "nats_conn_id": CONNECTION}
+    return JetStreamPublishOperator(**{**values, **changes})
+
+
+def work(body: Callable[[HeldClaim], Any], claim: Any) -> JetStreamProcessOperator:
+    return JetStreamProcessOperator(
+        task_id="work", python_callable=body, op_kwargs={"claim": claim}, nats_conn_id=CONNECTION
+    )
+
+
+class Statsd:
+    """What a statsd server was sent, in InfluxDB's form: it shows the tags."""
+
+    def __init__(self, socket_: socket.socket) -> None:
+        self._socket = socket_
+        self.counters: Counter[tuple[str, str]] = Counter()
+        self.milliseconds: dict[str, list[float]] = {}
+        self.text = ""
+
+    def read(self) -> None:
+        """Take what has come: on this machine a datagram has arrived when it is sent."""
+        while True:
+            try:
+                datagram = self._socket.recv(65_536).decode()
+            except BlockingIOError:
+                return
+            self.text += datagram
+            match = re.fullmatch(r"airflow\.([\w.]+)((?:,[\w-]+=[^,:]+)*):([\d.]+)\|(c|ms)", datagram)
+            assert match, datagram
+            name, tags, number, kind = match.groups()
+            if kind == "c":
+                self.counters[name, tags] += int(number)
+            else:
+                self.milliseconds.setdefault(name, []).append(float(number))
+
+
+@pytest.fixture
+def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Statsd]:
+    """Airflow's metrics, set up as its task runner does."""
+    monkeypatch.delitem(sys.modules, "airflow.jobs.triggerer_job_runner", raising=False)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        server.setblocking(False)
+        settings = {"ON": "True", "HOST": "127.0.0.1", "PORT": str(server.getsockname()[1]), "INFLUXDB_ENABLED": "True"}
+        for name, value in settings.items():
+            monkeypatch.setenv(f"AIRFLOW__METRICS__STATSD_{name}", value)
+        stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=False)
+        yield Statsd(server)
+        _get_backend().statsd.close()  # type: ignore[union-attr]
+        stats.initialize(factory=NoStatsLogger, export_legacy_names=False)
+
+
+def test_the_metrics_of_some_messages(hook: JetStreamHook, stream: str, statsd: Statsd) -> None:
+    kept = State()
+    for _ in range(2):
+        execute(publishing(stream), state=kept)
+    first, second = execute(sensor(stream, messages_per_claim=5, consumer_config=LEASE))
+
+    def rejects(claim: HeldClaim) -> None:
+        claim.reject(claim.sequences.first, "no date")
+
+    def raises(claim: HeldClaim) -> None:
+        raise AirflowFailException("no")
+
+    def overtaken(claim: HeldClaim) -> None:
+        with hook.holding(third, try_number=2) as newer:
+            newer.settle()
+
+    execute(work(rejects, first))
+    with pytest.raises(AirflowFailException):
+        execute(work(raises, second))
+    lease = {"hand_off_timeout": timedelta(seconds=1), "consumer_config": LEASE, "timeout": 60}
+    execute(sensor(stream, **lease), run_id="dies before its work")
+    (third,) = execute(sensor(stream, **lease), run_id="third")
+    execute(work(overtaken, third))
+
+    statsd.read()
+    tags = f",stream={stream},consumer={CONSUMER}"
+    counted = {name: count for (name, with_), count in statsd.counters.items() if with_ == tags}
+    assert counted == {
+        "jetstream.claims.taken": 4,
+        "jetstream.messages.taken": 20,
+        "jetstream.claims.held": 4,
+        "jetstream.messages.held": 20,
+        "jetstream.claims.done": 2,
+        "jetstream.messages.done": 9,
+        "jetstream.claims.dead_lettered": 1,
+        "jetstream.messages.dead_lettered": 1,
+        "jetstream.claims.failed": 1,
+        "jetstream.messages.failed": 5,
+        "jetstream.claims.superseded": 1,
+        "jetstream.messages.superseded": 5,
+        "jetstream.claims.lost": 1,
+        "jetstream.messages.lost": 5,
+    }
+    published = {name: count for (name, with_), count in statsd.counters.items() if with_ == f",stream={stream}"}
+    assert published == {"jetstream.messages.published": 10, "jetstream.messages.published_before": 10}
+    durations = {name: len(times) for name, times in statsd.milliseconds.items()}
+    assert durations == {
+        "jetstream.publish.duration": 2,
+        "jetstream.claims.taken.duration": 4,
+        "jetstream.claims.held.duration": 4,
+        "jetstream.claims.done.duration": 2,
+    }
+    assert min(statsd.milliseconds["jetstream.claims.held.duration"]) > 0
+    assert PAYLOAD not in statsd.text
+
+
+def test_a_triggerer_counts_where_airflow_counts_there(statsd: Statsd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core's metrics, which are not those of tasks; tests/airflow_system/test_handoff.py has a real triggerer."""
+    monkeypatch.setitem(sys.modules, "airflow.jobs.triggerer_job_runner", ModuleType("triggerer_job_runner"))
+    instruments.heard(Event("taken", "S", "c", 10, claim="5f0c9a7be21d", seconds=1.5))
+    statsd.read()
+    assert statsd.text == ""
+    of_the_core.initialize(factory=factory_of_the_core(), export_legacy_names=False)
+    instruments.heard(Event("taken", "S", "c", 10, claim="5f0c9a7be21d", seconds=1.5))
+    statsd.read()
+    tags = ",stream=S,consumer=c"
+    assert statsd.counters == {("jetstream.claims.taken", tags): 1, ("jetstream.messages.taken", tags): 10}
+    assert statsd.milliseconds == {"jetstream.claims.taken.duration": [1_500]}
+    backend_of_the_core().statsd.close()  # type: ignore[union-attr]
+    of_the_core.initialize(factory=NoStatsOfTheCore, export_legacy_names=False)
+
+
+def test_the_page_lists_every_metric() -> None:
+    listed = re.findall(r"^\| `jetstream\.(?:claims|messages)\.(\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(get_args(events.Name))
+
+
+def by_name(exporter: InMemorySpanExporter) -> dict[str, list[ReadableSpan]]:
+    found: dict[str, list[ReadableSpan]] = {}
+    for span in exporter.get_finished_spans():
+        found.setdefault(span.name.split()[0], []).append(span)
+    return found
+
+
+def header(span: ReadableSpan) -> str:
+    context = span.get_span_context()
+    assert context
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def traceparents(hook: JetStreamHook, stream: str) -> set[str]:
+    """What the stored messages say."""
+
+    async def ask(js: Any) -> set[str]:
+        last = (await js.stream(stream).info()).state["last_seq"]
+        messages = [await js.stream(stream).get_message(sequence) for sequence in range(1, last + 1)]
+        return {each.headers.get("traceparent", [""])[0] for each in messages}
+
+    return hook.run(ask)
+
+
+def test_the_trace_of_some_messages(hook: JetStreamHook, stream: str, spans: InMemorySpanExporter) -> None:
+    kept = State()
+    with trace.get_tracer("test").start_as_current_span("worker.publish"):
+        assert execute(publishing(stream), state=kept)["stored"] == 10
+    # The next try has another span, and stores nothing twice.
+    with trace.get_tracer("test").start_as_current_span("worker.publish"):
+        again = execute(publishing(stream), state=kept, try_number=2)
+    assert (again["stored"], again["duplicates"]) == (0, 10)
+    first, second = by_name(spans)["publish"]
+    assert traceparents(hook, stream) == {header(first)}
+    assert first.parent
+    assert (first.kind, first.status.status_code) == (trace.SpanKind.PRODUCER, trace.StatusCode.UNSET)
+    assert dict(first.attributes or {}) == {
+        "messaging.system": "nats",
+        "messaging.operation.type": "send",
+        "messaging.operation.name": "publish",
+        "messaging.destination.name": stream,
+        "messaging.batch.message_count": 10,
+    }
+    assert header(second) != header(first)
+
+    one, other = execute(sensor(stream, messages_per_claim=5, consumer_config=LEASE))
+    seen: list[str] = []
+
+    def settles(claim: HeldClaim) -> None:
+        seen.extend([os.environ["TRACEPARENT"], claim.trace_context["traceparent"]])
+
+    def fails(claim: HeldClaim) -> None:
+        raise AirflowFailException(PAYLOAD)
+
+    execute(work(settles, one))
+    with pytest.raises(AirflowFailException):
+        execute(work(fails, other))
+    assert "TRACEPARENT" not in os.environ
+    found = by_name(spans)
+    assert sorted(found) == ["fail", "hold", "publish", "settle", "take", "worker.publish"]
+    of_the_claim = {
+        "messaging.system": "nats",
+        "messaging.destination.name": stream,
+        "messaging.consumer.group.name": CONSUMER,
+        "messaging.batch.message_count": 5,
+        "jetstream.claim.id": one["id"],
+    }
+    take, hold, settle = found["take"][0], found["hold"][0], found["settle"][0]
+    operations = {"take": ("receive", take), "hold": ("process", hold), "settle": ("settle", settle)}
+    for name, (kind, span) in operations.items():
+        expected = {**of_the_claim, "messaging.operation.type": kind, "messaging.operation.name": name}
+        assert dict(span.attributes or {}) == expected
+    publisher = first.get_span_context()
+    assert publisher
+    (link,) = take.links
+    assert (link.context.trace_id, link.context.span_id) == (publisher.trace_id, publisher.span_id)
+    assert seen == [header(hold)] * 2
+    assert settle.parent == hold.get_span_context()
+    failed = found["hold"][1]
+    assert (failed.attributes or {})["error.type"] == "AirflowFailException"
+    assert found["fail"][0].parent == failed.get_span_context()
+    assert all(PAYLOAD not in span.to_json() for each in found.values() for span in each)
+
+
+def test_no_header_where_nobody_records(hook: JetStreamHook, stream: str) -> None:
+    execute(publishing(stream))
+    assert traceparents(hook, stream) == {""}
+
+
+def test_no_header_where_it_is_not_wanted(hook: JetStreamHook, stream: str, spans: InMemorySpanExporter) -> None:
+    execute(publishing(stream, trace_context=False))
+    assert traceparents(hook, stream) == {""}
+    own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    execute(publishing(stream, messages=[(f"{stream}.a", "", {"traceparent": own})]), run_id="other")
+    assert traceparents(hook, stream) == {"", own}
+
+
+def test_a_batch_has_the_header_too(hook: JetStreamHook, stream: str, spans: InMemorySpanExporter) -> None:
+    hook.run(lambda js: js.update_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_atomic": True}))
+    kept = State()
+    execute(publishing(stream, atomic=True), state=kept)
+    assert execute(publishing(stream, atomic=True), state=kept, try_number=2)["duplicates"] == 10
+    assert traceparents(hook, stream) == {header(by_name(spans)["publish"][0])}
+
+
+def test_a_header_that_is_none_leads_nowhere(hook: JetStreamHook, stream: str, spans: InMemorySpanExporter) -> None:
+    execute(publishing(stream, messages=[(f"{stream}.a", "", {"traceparent": "00-nonsense\x7f"})]))
+    execute(sensor(stream, consumer_config=LEASE))
+    assert not by_name(spans)["take"][0].links

@@ -1,0 +1,183 @@
+"""docs/reference/operators.md: its table says of every operator what is true of it."""
+
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, BaseOperator, BaseSensorOperator
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+from airflow_nats_jetstream.get_provider_info import get_provider_info
+from airflow_nats_jetstream.hooks import JetStreamHook
+from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, rendered
+from tests.snippets import sections
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "operators.md"
+
+
+class Row(NamedTuple):
+    """One line of the table, as it stands there."""
+
+    operator: str
+    template_fields: str
+    mapping: str
+    dry_run: str
+    xcom: str
+    link: str
+
+
+def table() -> dict[str, Row]:
+    """The rows of the first table, by operator."""
+    first, *_ = PAGE.read_text().split("\n\n## ")
+    lines = [line for line in first.splitlines() if line.startswith("| `JetStream")]
+    rows = [Row(*(cell.strip() for cell in line.strip("|").split("|"))) for line in lines]
+    return {row.operator.strip("`"): row for row in rows}
+
+
+def classes() -> Iterator[type[BaseOperator]]:
+    """Every operator and sensor in the modules that the provider names."""
+    info: Any = get_provider_info()
+    modules = [name for kind in ("operators", "sensors") for each in info[kind] for name in each["python-modules"]]
+    for module in map(importlib.import_module, modules):
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, BaseOperator) and value.__name__.startswith("JetStream"):
+                yield value
+
+
+def attempted(claim: Any) -> dict[str, str]:
+    """What a job on a cluster would have recorded."""
+    return {"attempt": claim.attempt_id, "driver": "driver-20261122023511-0000"}
+
+
+class Scene(NamedTuple):
+    """How an operator is run once, as one of two mapped tasks: what it is mapped over, and with what else."""
+
+    over: str
+    value: Any
+    partial: dict[str, Any]
+
+
+def scenes(hook: JetStreamHook, stream: str) -> dict[str, Scene]:
+    """In this order: each leaves what the next needs. The stream holds nine messages, of which eight are claimed."""
+    here = {"stream": stream}
+    of_it = {**here, "consumer": CONSUMER}
+    claimed = claim(hook, stream, 9)
+    other = {"name": f"{stream}x", "subjects": [f"{stream}x"]}
+    return {
+        "JetStreamCreateStreamOperator": Scene("config", {**other, "max_age": "1h"}, {}),
+        "JetStreamCreateConsumerOperator": Scene("config", {"durable_name": "other"}, here),
+        "JetStreamPublishOperator": Scene("messages", [[f"{stream}.a", "one"]], here),
+        "JetStreamGetMessageOperator": Scene("sequence", 2, here),
+        "JetStreamDeleteMessageOperator": Scene("sequence", 10, here),
+        "JetStreamPauseConsumerOperator": Scene("duration", "1h", {**here, "consumer": "other"}),
+        "JetStreamResumeConsumerOperator": Scene("consumer", "other", here),
+        "JetStreamProcessOperator": Scene("op_kwargs", {"claim": claimed}, {"python_callable": attempted}),
+        "JetStreamSparkSubmitOperator": Scene("claim", claimed, {"application": "/opt/delays.py"}),
+        "JetStreamHoldSensor": Scene("claim", claimed, {"deferrable": False, "timeout": 5}),
+        "JetStreamSettleOperator": Scene("claim", claimed, {"value": "settled before"}),
+        "JetStreamResetConsumerOperator": Scene("sequence", 1, of_it),
+        "JetStreamPullSensor": Scene("max_messages", 8, {**of_it, "deferrable": False, "timeout": 5}),
+        "JetStreamLagSensor": Scene("below", 10, {**of_it, "deferrable": False, "timeout": 5}),
+        "JetStreamDeleteConsumerOperator": Scene("consumer", CONSUMER, {**here, "despite_open_claims": True}),
+        "JetStreamPurgeOperator": Scene("keep", 2, here),
+        "JetStreamDeleteStreamOperator": Scene("stream", f"{stream}x", {}),
+    }
+
+
+def snapshot(hook: JetStreamHook, stream: str) -> list[Any]:
+    """Everything that the server says of the test's streams and consumers, but when it was asked."""
+
+    async def ask(js: Any) -> list[Any]:
+        found = []
+        for name in (stream, f"{stream}x", f"KV_{js.settings.ledger}_claims", f"KV_{js.settings.ledger}_receipts"):
+            for request in ("STREAM.INFO", "CONSUMER.LIST"):
+                try:
+                    answer = await js.api(f"{request}.{name}")
+                except Exception as error:  # noqa: BLE001 - it is not there
+                    answer = {"error": str(error)}
+                text = json.dumps(answer)
+                found.append(re.sub(r'"(ts|pause_remaining)": ("[^"]*"|\d+)', "", text))
+        return found
+
+    return hook.run(ask)
+
+
+def shape(value: Any) -> Any:
+    """A value's shape: texts, numbers and flags are examples, lists show their first item."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [shape(each) for each in value[:1]]
+    return {str: "…", bool: True}.get(type(value), 0 if isinstance(value, int) else value)
+
+
+def fits(found: Any, told: Any) -> bool:
+    """Whether a value has the shape that the page tells; a list may be empty, and what is told as null may be more."""
+    if isinstance(told, dict) and isinstance(found, dict):
+        if "…" in told:  # any names
+            return all(fits(each, told["…"]) for each in found.values())
+        return told.keys() == found.keys() and all(fits(found[name], each) for name, each in told.items())
+    if isinstance(told, list) and isinstance(found, list):
+        return all(fits(each, told[0]) for each in found)
+    return told == "anything" or type(found) is type(told)
+
+
+def test_every_operator_has_its_row() -> None:
+    assert sorted(table()) == sorted({each.__name__ for each in classes()})
+
+
+@pytest.mark.parametrize("operator", list(classes()), ids=lambda each: each.__name__)
+def test_template_fields_and_link_are_those_of_the_class(operator: type[BaseOperator]) -> None:
+    row = table()[operator.__name__]
+    assert row.template_fields == ", ".join(f"`{field}`" for field in operator.template_fields)
+    links: Any = operator.operator_extra_links
+    assert row.link == ", ".join(link.name for link in links)
+    own = operator.dry_run not in (BaseOperator.dry_run, BaseSensorOperator.dry_run)
+    assert (row.dry_run == "the fields") is not own
+
+
+def test_each_is_mapped_run_dry_and_run(
+    hook: JetStreamHook, stream: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one of two mapped tasks whose fields are rendered; the dry run prints, and leaves the server as it was."""
+    monkeypatch.setattr("jetstream_handoff.reset.QUIET", 0.5)
+    states = staticmethod(lambda **_: {"run": {"before": "success"}})
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", states)
+    rows, kinds = table(), {each.__name__: each for each in classes()}
+    made = scenes(hook, stream)
+    assert made.keys() == rows.keys()
+    for name, (over, value, partial) in made.items():
+        with DAG(f"dag_{name}", schedule=None):
+            mapped = kinds[name].partial(task_id=name, nats_conn_id=CONNECTION, **partial)
+            task = mapped.expand(**{over: [None if over != "config" else {}, value]})
+            EmptyOperator(task_id="before") >> task
+        assert rows[name].mapping == f"`{over}`"
+        one = rendered(task, {}, map_index=1)
+        before = snapshot(hook, stream)
+        capsys.readouterr()
+        one.dry_run()
+        assert issubclass(kinds[name], BaseSensorOperator) or capsys.readouterr().out
+        assert snapshot(hook, stream) == before, name
+        answer = execute(one, map_index=1)
+        assert json.loads(json.dumps(answer)) == answer
+        told = json.dumps(shape(answer), ensure_ascii=False)
+        assert fits(answer, json.loads(rows[name].xcom.strip("`"))), f"{name}: {told}"
+        link, *_ = one.operator_extra_links
+        assert link.get_link(one, ti_key=None) == f"https://c/{one.stream}/{getattr(one, 'consumer', '')}"
+
+
+def test_the_pages_examples_parse(tmp_path: Path) -> None:
+    """Python as a DAG's file; YAML as the file that it names, beside it."""
+    text = PAGE.read_text()
+    (yaml,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "orders.yaml").write_text(yaml)
+    for section in sections(PAGE):
+        if "DAG(" in section.source:
+            path = tmp_path / "dag.py"
+            path.write_text(section.source)
+            exec(compile(section.source, str(path), "exec"), {"__name__": "dag", "__file__": str(path)})

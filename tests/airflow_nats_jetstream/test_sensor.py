@@ -1,0 +1,390 @@
+"""Waiting for messages, in the worker and in the triggerer, with Airflow's own ways to end a wait."""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import (
+    AirflowRescheduleException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    AirflowTaskTimeout,
+    TaskDeferred,
+)
+from airflow.sdk.serde import deserialize, serialize
+
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.triggers import JetStreamPullTrigger, JetStreamTrigger
+from demo.nats_server import NatsServer
+from jetstream_client.errors import InvalidValue, JetStreamError, StreamNotFound
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.errors import ConsumerUnsuitable, LedgerUnavailable
+from tests.airflow_nats_jetstream.conftest import set_connection
+from tests.airflow_nats_jetstream.steps import (
+    ACK_WAIT,
+    CONNECTION,
+    CONSUMER,
+    context_of,
+    execute,
+    info,
+    publish,
+    record,
+    sensor,
+)
+
+INSTANCE = {"try_number", "max_tries", "map_index", "run_start", "run_id"}
+
+
+def trigger_of(stream: str, run_id: str = "run", **changes: Any) -> JetStreamPullTrigger:
+    """The trigger that a deferring sensor leaves behind, as it comes back from Airflow's database."""
+    instance = {name: changes.pop(name) for name in INSTANCE & changes.keys()}
+    with pytest.raises(TaskDeferred) as deferred:
+        execute(sensor(stream, deferrable=True, **changes), run_id=run_id, **instance)
+    path, values = deferred.value.trigger.serialize()
+    assert path == "airflow_nats_jetstream.triggers.JetStreamPullTrigger"
+    stored: Any = deserialize(json.loads(json.dumps(serialize(values))))
+    return JetStreamPullTrigger(**stored)
+
+
+async def fired(trigger: JetStreamTrigger) -> dict[str, Any]:
+    """What the triggerer does with a trigger: run it to its end, then clean up."""
+    try:
+        (event,) = [event async for event in trigger.run()]
+        return dict(event.payload)
+    finally:
+        await trigger.cleanup()
+
+
+def resumed(stream: str, event: dict[str, Any], **changes: Any) -> Any:
+    task = sensor(stream, deferrable=True, **changes)
+    return task.resume_execution("resume", {"event": event}, context_of(task))
+
+
+def test_waits_in_the_worker(hook: JetStreamHook, stream: str) -> None:
+    publish(hook, stream, 50)
+    claims = execute(sensor(stream, messages_per_claim=20))
+    assert [Claim.from_json(claim).count for claim in claims] == [20, 20, 10]
+    assert info(hook, stream).ack_pending == 50
+
+
+async def test_a_deferred_sensor_hands_on_claims(hook: JetStreamHook, stream: str) -> None:
+    trigger = await asyncio.to_thread(trigger_of, stream)
+    waiting = asyncio.create_task(fired(trigger))
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(publish, hook, stream, 50)
+    event = await waiting
+    claims = await asyncio.to_thread(resumed, stream, event)
+    assert [Claim.from_json(claim).count for claim in claims] == [50]
+    assert [record.owner for record in (await ledger(hook, stream)).values()] == [("dag", "run", "claims", -1, 0, "")]
+
+
+async def ledger(hook: JetStreamHook, stream: str) -> Any:
+    entries = await asyncio.to_thread(record, hook, stream)
+    return entries.open if entries else {}
+
+
+async def test_a_trigger_that_is_started_again_hands_on_the_same_claims(hook: JetStreamHook, stream: str) -> None:
+    await asyncio.to_thread(publish, hook, stream, 10)
+    first = await asyncio.to_thread(trigger_of, stream)
+    events: AsyncIterator[Any] = first.run()
+    event = await anext(events)  # and then its triggerer dies: the event is not stored
+    second = JetStreamPullTrigger(**first.serialize()[1])
+    (first_claim,), (second_claim,) = event.payload["claims"], (await fired(second))["claims"]
+    assert second_claim == {**first_claim, "taken_at": second_claim["taken_at"]}
+    await first.cleanup()
+    assert len(await ledger(hook, stream)) == 1  # after the event nothing is given back
+
+
+@pytest.mark.parametrize("mode", ["deferred", "in the worker", "rescheduled"])
+async def test_a_retry_hands_on_what_an_earlier_try_took_but_a_cleared_sensor_does_not(
+    hook: JetStreamHook, stream: str, mode: str
+) -> None:
+    start = datetime(2026, 11, 21, 3, tzinfo=UTC)
+
+    async def begun(timeout: float = 60, **instance: Any) -> list[str]:
+        """A try of the sensor; its claims, of which Airflow never hears."""
+        task = {"retries": 2, "timeout": timeout, "run_start": start, **instance}
+        if mode == "deferred":
+            event = await fired(await asyncio.to_thread(trigger_of, stream, **task))
+            return [claim["id"] for claim in event.get("claims", ())]
+        instance = {name: task.pop(name) for name in INSTANCE if name in task}
+        own = {"mode": "reschedule", "poke_interval": 1} if mode == "rescheduled" else {}
+        try:
+            claims = await asyncio.to_thread(execute, sensor(stream, **task, **own), **instance)
+        except (AirflowSensorTimeout, AirflowRescheduleException):
+            return []
+        return [claim["id"] for claim in claims]
+
+    await asyncio.to_thread(publish, hook, stream, 10)
+    first = await begun(try_number=1, max_tries=2)
+    assert len(first) == 1
+    assert await begun(try_number=2, max_tries=2) == first
+    # Of 1 or 2 tries before it was cleared; a sensor of another deployment; another mapped one; another run's.
+    others: list[dict[str, Any]] = [
+        {"max_tries": 3},
+        {"max_tries": 4},
+        {"run_start": start + timedelta(microseconds=1)},
+        {"map_index": 0},
+        {"run_id": "other"},
+    ]
+    for other in others:
+        assert await begun(1, **{"try_number": 2, "max_tries": 2, **other}) == []
+    assert await begun(try_number=3, max_tries=2) == first
+
+
+async def test_a_killed_trigger_gives_back_what_it_pulled(hook: JetStreamHook, stream: str) -> None:
+    await asyncio.to_thread(publish, hook, stream, 10)
+    trigger = await asyncio.to_thread(trigger_of, stream, gather=timedelta(minutes=1))
+    waiting = asyncio.create_task(fired(trigger))
+    while not await is_pulled(hook, stream):  # noqa: ASYNC110 - the server does not call us
+        await asyncio.sleep(0.05)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    other = await asyncio.to_thread(trigger_of, stream, "other", timeout=0.9)  # less than ack_wait
+    assert (await fired(other))["claims"][0]["count"] == 10
+
+
+async def is_pulled(hook: JetStreamHook, stream: str) -> bool:
+    try:
+        return (await asyncio.to_thread(info, hook, stream)).ack_pending == 10
+    except JetStreamError:
+        return False  # the consumer is not there yet
+
+
+def test_a_time_out_fails_or_skips(hook: JetStreamHook, stream: str) -> None:
+    with pytest.raises(AirflowSensorTimeout, match="fewer than 1"):
+        execute(sensor(stream, timeout=1))
+    with pytest.raises(AirflowSkipException):
+        execute(sensor(stream, timeout=1, soft_fail=True))
+    publish(hook, stream, 3)
+    with pytest.raises(AirflowSensorTimeout, match="fewer than 4"):
+        execute(sensor(stream, timeout=1, min_messages=4))
+    assert execute(sensor(stream, timeout=1), run_id="other")[0]["count"] == 3  # given back, not kept
+
+
+async def test_a_trigger_times_out_by_an_event(hook: JetStreamHook, stream: str) -> None:
+    trigger = await asyncio.to_thread(trigger_of, stream, timeout=1)
+    event = await fired(trigger)
+    with pytest.raises(AirflowSensorTimeout):
+        resumed(stream, event)
+    with pytest.raises(AirflowSkipException):
+        resumed(stream, event, soft_fail=True)
+
+
+async def test_an_error_is_never_a_skip(
+    hook: JetStreamHook, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trigger = await asyncio.to_thread(trigger_of, stream)
+    server = NatsServer(tmp_path / "nats", "authorization { token: right }")
+    server.start()
+    try:
+        with monkeypatch.context() as changed:
+            set_connection(changed, servers=server.url, token="wrong")
+            event = await fired(trigger)
+    finally:
+        server.stop()
+    with pytest.raises(JetStreamError, match=r"AuthenticationFailed.*check the token"):
+        resumed(stream, event, soft_fail=True)
+    with monkeypatch.context() as changed:
+        changed.delenv(f"AIRFLOW_CONN_{CONNECTION.upper()}")
+        event = await fired(JetStreamPullTrigger(**trigger.serialize()[1]))
+    with pytest.raises(JetStreamError, match="isn't defined"):
+        resumed(stream, event, soft_fail=True)
+
+
+def test_a_kill_in_the_worker_gives_back(hook: JetStreamHook, stream: str) -> None:
+    publish(hook, stream, 10)
+    task = sensor(stream, gather=timedelta(minutes=1), timeout=60, consumer_config={"ack_wait": timedelta(seconds=30)})
+
+    def strike() -> None:
+        while True:
+            time.sleep(0.05)
+            try:
+                if info(hook, stream).ack_pending == 10:
+                    break
+            except JetStreamError:
+                continue
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())  # as Airflow's task runner does
+    try:
+        threading.Thread(target=strike).start()
+        with pytest.raises(JetStreamError, match="killed"):
+            execute(task)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert execute(sensor(stream, timeout=5, consumer_config=None), run_id="other")[0]["count"] == 10
+
+
+def test_a_task_time_out_in_the_worker_gives_back(hook: JetStreamHook, stream: str) -> None:
+    publish(hook, stream, 10)
+    config = {"ack_wait": timedelta(seconds=30)}
+    task = sensor(
+        stream,
+        gather=timedelta(minutes=1),
+        timeout=60,
+        execution_timeout=timedelta(seconds=1.5),
+        consumer_config=config,
+    )
+    with pytest.raises(AirflowTaskTimeout):
+        execute(task)
+    assert execute(sensor(stream, timeout=5, consumer_config=None), run_id="other")[0]["count"] == 10
+
+
+def test_a_missing_stream_is_said(hook: JetStreamHook) -> None:
+    with pytest.raises(StreamNotFound):
+        execute(sensor("NOBODY"))
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            {"ack_policy": "all", "ack_wait": 10**9},
+            "ack_policy='all': claims need .*which exists in stream '{stream}'",
+        ),
+        ({"ack_policy": "none"}, "ack_policy='none'"),
+        ({"max_deliver": 3, "ack_wait": 10**9}, "max_deliver=3"),
+        ({"backoff": [10**9, 2 * 10**9], "max_deliver": 4}, "max_deliver=4|backoff="),
+        (
+            {"ack_wait": 10**8},
+            r"ack_wait=100000000: 0\.1 s are too short .*at least timedelta\(seconds=0\.5\)\. Change",
+        ),
+        ({"max_ack_pending": 10, "ack_wait": 10**9}, "max_ack_pending=10: no batch of max_messages=1000 fits.* or -1 "),
+        (
+            {"filter_subject": "{stream}.1", "ack_wait": 10**9},
+            "filter_subject='{stream}.1'.*asks for '{stream}.2'.*Change the consumer",
+        ),
+    ],
+)
+def test_a_consumer_that_exists_and_is_unsuitable_is_refused(
+    hook: JetStreamHook, stream: str, config: dict[str, Any], says: str
+) -> None:
+    there = {
+        "durable_name": CONSUMER,
+        "ack_policy": "explicit",
+        **{name: each.format(stream=stream) if isinstance(each, str) else each for name, each in config.items()},
+    }
+    hook.run(lambda js: js.stream(stream).create_consumer(there))
+    publish(hook, stream, 10)
+    wanted = {"filter_subject": f"{stream}.2"} if "filter_subject" in config else None
+    with pytest.raises(ConsumerUnsuitable, match=says.format(stream=stream)) as refused:
+        execute(sensor(stream, consumer_config=wanted))
+    assert f"Change the consumer, which exists in stream {stream!r} (JetStreamCreateConsumer" in str(refused.value)
+    assert info(hook, stream).delivered == 0
+
+
+@pytest.mark.parametrize(
+    ("other", "config", "says"),
+    [
+        (
+            {},
+            {},
+            "filter_subject=None.*not allowed on workqueue stream.*another one takes them all; let the sensor",
+        ),
+        (
+            {"filter_subject": "Q.1"},
+            {"filter_subject": "Q.*"},
+            r"filter_subject='Q\.\*'.*another one takes some of these; .* or give both filters that do not overlap",
+        ),
+        (None, {"deliver_policy": "new"}, "deliver_policy='new'.*leave it out of consumer_config"),
+        (None, {"max_ack_pending": 5_000}, "max_ack_pending=5000.*limit of 4000.*give a smaller one"),
+        ({"filter_subject": "Q.2", "name": "second"}, {"filter_subject": "Q.3"}, "name='work'.*raise max_consumers"),
+    ],
+)
+def test_a_consumer_that_the_server_refuses_is_explained(
+    hook: JetStreamHook, other: dict[str, Any] | None, config: dict[str, Any], says: str
+) -> None:
+    limits = {"consumer_limits": {"max_ack_pending": 4_000}, "max_consumers": 1 if other and "name" in other else 2}
+    queue = {"name": "Q", "subjects": ["Q.>"], "retention": "workqueue", "allow_direct": True, **limits}
+    hook.run(lambda js: js.create_stream(queue))
+    try:
+        if other is not None:
+            there = {"durable_name": other.pop("name", "first"), "ack_policy": "explicit", **other}
+            hook.run(lambda js: js.stream("Q").create_consumer(there))
+        with pytest.raises(ConsumerUnsuitable, match=says):
+            execute(sensor("Q", consumer_config={"ack_wait": ACK_WAIT, **config}))
+    finally:
+        hook.run(lambda js: js.stream("Q").delete())
+
+
+@pytest.mark.parametrize("denied", ["$JS.API.STREAM.CREATE.KV_airflow_claims", "$KV.airflow_claims.>"])
+def test_no_permission_for_the_ledger(
+    hook: JetStreamHook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: str
+) -> None:
+    config = """
+authorization { users: [
+  { user: admin, password: a }
+  { user: worker, password: w, permissions: { publish: { deny: "{denied}" } } }
+] }
+"""
+    server = NatsServer(tmp_path / "nats", config.replace("{denied}", denied))
+    server.start()
+
+    def use(user: str, password: str) -> JetStreamHook:
+        uri = server.url.replace("nats://", f"nats://{user}:{password}@")
+        monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", f"{uri}/?shortest_ack_wait=0.5&request_timeout=1")
+        return JetStreamHook(CONNECTION)
+
+    try:
+        name = f"S{secrets.token_hex(4)}"
+        use("admin", "a").run(
+            lambda js: js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
+        )
+        publish(use("admin", "a"), name, 10)
+        use("worker", "w")
+        with pytest.raises(LedgerUnavailable, match=r"ledger.*no permission to publish on"):
+            execute(sensor(name))
+        assert info(use("admin", "a"), name).floor == 0
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"stream": "a.b"}, "stream='a.b'"),
+        ({"consumer": "a b"}, "consumer='a b'"),
+        ({"max_messages": 0}, "max_messages=0"),
+        ({"messages_per_claim": 0}, "messages_per_claim=0"),
+        ({"min_messages": 0}, "min_messages=0"),
+        ({"min_messages": 1_001}, "min_messages=1001"),
+        ({"max_messages": "many"}, "whole number"),
+        ({"gather": timedelta(seconds=-1)}, "gather"),
+        ({"gather": 5}, r"gather=5: .*timedelta\(seconds=5\)"),
+        ({"gather": None, "stream": "{{ params.stream }}"}, "gather=None"),
+        ({"hand_off_timeout": 900.0}, r"hand_off_timeout=900.*timedelta\(seconds=900\)"),
+        ({"hand_off_timeout": timedelta(0)}, "hand_off_timeout"),
+        ({"consumer_config": {"ack_policy": "all"}}, "ack_policy='all'"),
+        ({"consumer_config": {"ack_policy": "none"}}, "ack_policy='none'"),
+        ({"consumer_config": {"max_deliver": 5}}, "max_deliver=5"),
+        ({"consumer_config": {"backoff": [ACK_WAIT]}}, "backoff"),
+        ({"consumer_config": {"deliver_subject": "a"}}, "deliver_subject='a'"),
+        ({"consumer_config": {"max_ack_pending": 10}}, "max_ack_pending=10"),
+        ({"consumer_config": {"durable_name": "other"}}, "the sensor's consumer is"),
+        ({"consumer_config": {"filter_subject": "a.>.b"}}, "last token"),
+    ],
+)
+def test_what_is_wrong_is_said_when_the_dag_is_parsed(changes: dict[str, Any], says: str) -> None:
+    values = {"stream": "A", **changes}
+    with pytest.raises((InvalidValue, ConsumerUnsuitable), match=says):
+        sensor(**values)
+
+
+def test_what_is_templated_is_checked_when_it_is_known(hook: JetStreamHook) -> None:
+    with DAG("dag", schedule=None):
+        task = sensor("{{ params.stream }}", max_messages="{{ params.most }}")
+    task.stream, task.max_messages = "a.b", "7"
+    with pytest.raises(InvalidValue, match=r"stream='a\.b'"):
+        execute(task)

@@ -1,0 +1,339 @@
+"""The watcher on Airflow's own shared streams, over a real server: when it gives notice, and what the server saw of it.
+
+`Looks` counts what reaches the server, so that "no further notice" means: not in so many further looks.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import nats
+import pytest
+from airflow.models.trigger import Trigger
+from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTrigger
+from airflow.sdk import Asset, AssetWatcher
+from airflow.serialization.encoders import encode_trigger
+from airflow.triggers.base import BaseEventTrigger
+from airflow.triggers.shared_stream import SharedStreamManager
+from nats.aio.msg import Msg
+
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.watcher import JetStreamNoticeTrigger
+from demo.nats_server import NatsServer
+from jetstream_client.errors import InvalidValue
+from tests.airflow_nats_jetstream.conftest import set_connection
+from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, info, publish, sensor
+from tests.snippets import sections
+
+INTERVAL = 0.1
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "event-driven.md"
+
+
+@dataclass
+class Looks:
+    """The requests for a consumer's state that reach the server, and the connections that sent them."""
+
+    count: int = 0
+    connections: set[str] = field(default_factory=set)
+
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, url: str, stream: str) -> AsyncIterator[Self]:
+        looks = cls()
+        client = await nats.connect(url)
+
+        async def seen(request: Msg) -> None:
+            looks.count += 1
+            looks.connections.add(request.reply.rsplit(".", 1)[0])
+
+        await client.subscribe(f"$JS.API.CONSUMER.INFO.{stream}.{CONSUMER}", cb=seen)
+        await client.flush()
+        try:
+            yield looks
+        finally:
+            await client.close()
+
+    async def further(self, count: int = 3) -> None:
+        """Return when so many looks more have begun."""
+        wanted = self.count + count
+        await until(lambda: self.count >= wanted)
+
+
+async def until(true: Callable[[], Any]) -> None:
+    async with asyncio.timeout(120):
+        while not true():  # noqa: ASYNC110 - what is waited for is counted by others
+            await asyncio.sleep(0.02)
+
+
+class Watcher:
+    """A trigger as the triggerer runs it: subscribed to the shared stream of its key. `notices` are its events."""
+
+    def __init__(self, streams: SharedStreamManager, number: int, stream: str, **changes: Any) -> None:
+        values = {"poll_interval": INTERVAL, "nats_conn_id": CONNECTION, **changes}
+        self.trigger = JetStreamNoticeTrigger(stream, CONSUMER, **values)
+        self.notices: list[dict[str, Any]] = []
+        self._streams, self._number = streams, number
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        key = self.trigger.shared_stream_key()
+        shared = self._streams.subscribe(trigger_id=self._number, trigger=self.trigger, key=key)
+        async for event in self.trigger.filter_shared_stream(shared):
+            self.notices.append(event.payload)
+
+    async def noticed(self, count: int) -> list[int]:
+        """What was announced, once there are so many notices."""
+        await until(lambda: self._task.done() or len(self.notices) >= count)
+        if self._task.done():
+            self._task.result()
+        return self.pending
+
+    @property
+    def pending(self) -> list[int]:
+        return [notice["pending"] for notice in self.notices]
+
+    async def end(self) -> None:
+        """As a triggerer that is asked to stop, or whose watcher was taken away."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self._streams.unsubscribe(self._number, self.trigger.shared_stream_key())
+
+
+@pytest.fixture
+async def watch(hook: JetStreamHook) -> AsyncIterator[Callable[..., Watcher]]:
+    """Starts watchers; they end with the test."""
+    streams = SharedStreamManager()
+    watchers: list[Watcher] = []
+
+    def start(stream: str, **changes: Any) -> Watcher:
+        watchers.append(Watcher(streams, len(watchers), stream, **changes))
+        return watchers[-1]
+
+    yield start
+    for watcher in watchers:
+        await watcher.end()
+    assert not streams._groups
+
+
+@pytest.fixture
+async def looks(nats_server: NatsServer, stream: str) -> AsyncIterator[Looks]:
+    async with Looks.of(nats_server.url, stream) as looks:
+        yield looks
+
+
+Watch = Callable[..., Watcher]
+in_thread = asyncio.to_thread  # the hook's synchronous calls
+
+
+async def test_one_notice_until_it_is_answered(watch: Watch, looks: Looks, hook: JetStreamHook, stream: str) -> None:
+    watcher = watch(stream, poll_interval=0.5)  # a busy machine may take long between pulling and entering
+    await looks.further()
+    assert watcher.notices == []
+    await in_thread(publish, hook, stream, 3)
+    assert await watcher.noticed(1) == [3]
+    await in_thread(publish, hook, stream, 4)
+    await looks.further()
+    assert watcher.pending == [3]
+
+    (first,) = await in_thread(execute, sensor(stream, max_messages=5, gather=timedelta(0)))
+    assert first["count"] == 5
+    assert await watcher.noticed(2) == [3, 2]  # answered, and two are left
+    await in_thread(partial(execute, sensor(stream, max_messages=5), run_id="second"))
+    await looks.further()
+    assert watcher.pending == [3, 2]
+    await in_thread(publish, hook, stream, 1)
+    assert await watcher.noticed(3) == [3, 2, 1]
+    assert watcher.notices[-1] == {"stream": stream, "consumer": CONSUMER, "pending": 1, "consumer_sequence": 7}
+
+
+async def test_what_is_gone_needs_no_answer(watch: Watch, looks: Looks, hook: JetStreamHook, stream: str) -> None:
+    await in_thread(publish, hook, stream, 3)
+    watcher = watch(stream)
+    await watcher.noticed(1)
+    await in_thread(hook.run, lambda js: js.stream(stream).purge())
+    await looks.further()
+    await in_thread(publish, hook, stream, 2)
+    assert await watcher.noticed(2) == [3, 2]
+
+
+async def test_a_failed_claim_is_news(watch: Watch, looks: Looks, hook: JetStreamHook, stream: str) -> None:
+    taken = await in_thread(claim, hook, stream, 10)
+    watcher = watch(stream)
+    await looks.further(5)
+    assert watcher.notices == []
+
+    def fail() -> None:
+        with hook.holding(taken, try_number=1) as held:
+            held.fail("bad input")
+
+    await in_thread(fail)
+    assert await watcher.noticed(1) == [10]
+
+
+async def test_many_watchers_share_one_connection_and_one_look(
+    watch: Watch, looks: Looks, hook: JetStreamHook, stream: str
+) -> None:
+    watchers = [watch(stream, min_messages=number) for number in range(1, 11)]
+    await in_thread(publish, hook, stream, 5)
+    for watcher in watchers[:5]:
+        assert await watcher.noticed(1) == [5]
+    await looks.further()
+    assert [watcher.notices for watcher in watchers[5:]] == [[]] * 5
+    assert len(looks.connections) == 1
+
+    for watcher in watchers[1:]:
+        await watcher.end()
+    before = looks.count
+    await in_thread(publish, hook, stream, 5)
+    await in_thread(execute, sensor(stream, max_messages=1, gather=timedelta(0)))
+    assert await watchers[0].noticed(2)  # the last one goes on alone
+    assert looks.count > before
+
+
+async def test_nothing_is_delivered_or_made_by_watching(
+    watch: Watch, looks: Looks, hook: JetStreamHook, stream: str
+) -> None:
+    watcher = watch(stream)
+    await in_thread(publish, hook, stream, 3)
+    await watcher.noticed(1)
+    state = (await in_thread(hook.run, lambda js: js.stream(stream).info())).state
+    assert (state["messages"], state["consumer_count"]) == (3, 0)
+    (taken,) = await in_thread(execute, sensor(stream))
+    await in_thread(publish, hook, stream, 2)
+    await watcher.noticed(2)
+    await looks.further()
+    seen = await in_thread(info, hook, stream)
+    assert (seen.counter, seen.pending, seen.ack_pending) == (3, 2, 3)
+    assert taken["count"] == 3
+
+
+async def test_who_waits_needs_no_notice(watch: Watch, looks: Looks, hook: JetStreamHook, stream: str) -> None:
+    """A sensor that waits for 100 messages gets what comes: no other run is wanted meanwhile."""
+    waits = partial(execute, sensor(stream, min_messages=100, timeout=120))
+    waiting = asyncio.create_task(in_thread(waits))
+    watcher = watch(stream)
+    while not (await in_thread(consumer_of, hook, stream)).get("num_waiting"):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    await in_thread(publish, hook, stream, 50)
+    await looks.further()
+    assert watcher.notices == []
+    await in_thread(publish, hook, stream, 50)
+    assert (await waiting)[0]["count"] == 100
+    await looks.further()
+    assert watcher.notices == []
+
+
+def consumer_of(hook: JetStreamHook, stream: str) -> dict[str, Any]:
+    consumers: list[dict[str, Any]] = hook.run(lambda js: js.api(f"CONSUMER.LIST.{stream}"))["consumers"]
+    return consumers[0] if consumers else {}
+
+
+async def test_a_notice_that_nobody_answers_is_given_again(watch: Watch, hook: JetStreamHook, stream: str) -> None:
+    await in_thread(publish, hook, stream, 2)
+    watcher = watch(stream, remind_after=timedelta(seconds=1))
+    began = time.monotonic()
+    assert await watcher.noticed(3) == [2, 2, 2]
+    assert time.monotonic() - began >= 2
+
+
+async def test_a_watcher_that_is_started_again_repeats_what_is_unclaimed(
+    watch: Watch, looks: Looks, hook: JetStreamHook, stream: str
+) -> None:
+    await in_thread(publish, hook, stream, 2)
+    first = watch(stream)
+    await first.noticed(1)
+    await first.end()
+    assert await watch(stream).noticed(1) == [2]
+
+
+async def test_it_waits_for_nats_longer_and_longer_and_goes_on(
+    watch: Watch, hook: JetStreamHook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "airflow_nats_jetstream.watcher")
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    set_connection(monkeypatch, servers=server.url, connect_timeout=2, request_timeout=2)
+    try:
+        await in_thread(
+            hook.run, lambda js: js.create_stream({"name": "AWAY", "subjects": ["AWAY.>"], "allow_direct": True})
+        )
+        watcher = watch("AWAY")
+        async with Looks.of(server.url, "AWAY") as looks:
+            await looks.further()
+        server.kill()
+        await until(lambda: "again in 2 s" in caplog.text)
+        server.start()
+        await in_thread(publish, hook, "AWAY", 2)
+        assert await watcher.noticed(1) == [2]
+    finally:
+        await watcher.end()
+        server.kill()
+    assert "again in 1 s" in caplog.text
+
+
+async def test_a_connection_that_is_missing_may_be_made_later(
+    watch: Watch, hook: JetStreamHook, stream: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await in_thread(publish, hook, stream, 1)
+    made = f"AIRFLOW_CONN_{CONNECTION.upper()}"
+    with monkeypatch.context() as without:
+        without.delenv(made)
+        watcher = watch(stream)
+        await until(lambda: "again in 1 s" in caplog.text)
+    assert CONNECTION in caplog.text
+    assert await watcher.noticed(1) == [1]
+
+
+async def test_it_also_runs_without_shared_streams(hook: JetStreamHook, stream: str) -> None:
+    await in_thread(publish, hook, stream, 2)
+    trigger = JetStreamNoticeTrigger(stream, CONSUMER, nats_conn_id=CONNECTION)
+    events = trigger.run()
+    assert (await anext(events)).payload["pending"] == 2
+    await events.aclose()  # type: ignore[attr-defined]
+
+
+def test_airflow_recognises_it_at_the_next_parse() -> None:
+    """Otherwise every parse of the DAG would replace the trigger, and repeat its notice."""
+    trigger = JetStreamNoticeTrigger("FLIGHTS", "delays", remind_after=timedelta(hours=1), poll_interval=7)
+    parsed = encode_trigger(trigger)
+    stored = Trigger(parsed["classpath"], parsed["kwargs"])
+    assert BaseEventTrigger.hash(stored.classpath, stored.kwargs) == BaseEventTrigger.hash(**parsed)
+    again = JetStreamNoticeTrigger(**stored.kwargs)
+    assert again.serialize() == trigger.serialize()
+    assert again.shared_stream_key() == trigger.shared_stream_key()
+
+
+def test_the_message_queue_trigger_is_the_same_watcher() -> None:
+    queue = MessageQueueTrigger(scheme="nats", stream="FLIGHTS", consumer="delays", min_messages=5)
+    assert queue.serialize() == JetStreamNoticeTrigger("FLIGHTS", "delays", min_messages=5).serialize()
+    Asset("flights", watchers=[AssetWatcher(name="flights", trigger=queue)])
+
+
+async def test_the_page_says_what_works() -> None:
+    for section in sections(PAGE):
+        await section.run()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"stream": "FLIGHTS.*"}, "stream"),
+        ({"consumer": ""}, "consumer"),
+        ({"min_messages": 0}, "min_messages"),
+        ({"min_messages": "5"}, "min_messages"),
+        ({"remind_after": timedelta(0)}, "remind_after"),
+        ({"remind_after": "1h"}, "remind_after"),
+        ({"poll_interval": -1}, "poll_interval"),
+        ({"poll_interval": float("nan")}, "poll_interval"),
+    ],
+)
+def test_what_is_wrong_fails_when_the_dag_is_parsed(wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidValue, match=field):
+        JetStreamNoticeTrigger(**{"stream": "FLIGHTS", "consumer": "delays", **wrong})

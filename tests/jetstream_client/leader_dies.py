@@ -1,0 +1,11 @@
+"""`make leader`: the node that leads a consumer is killed while it is consumed from; half a minute."""
+
+from pathlib import Path
+
+from tests.jetstream_client.cluster import Cluster
+from tests.jetstream_client.test_leader import consume
+
+
+async def test_a_leader_that_dies_loses_nothing(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+        await consume(cluster, dies=True)

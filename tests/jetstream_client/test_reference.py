@@ -1,0 +1,136 @@
+"""The pages about the client: every snippet runs on a real server, and does what it says."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings, connect, errors
+from jetstream_client.account import AccountInfo
+from jetstream_client.batch import Batch
+from jetstream_client.consume import Consuming, PullMessages
+from jetstream_client.consumer import Consumer, ConsumerInfo, PauseState
+from jetstream_client.context import JetStream
+from jetstream_client.fast_batch import FastBatch
+from jetstream_client.fetch import Pull
+from jetstream_client.message import Message
+from jetstream_client.ordered import OrderedConsumer
+from jetstream_client.protocol import AckSubject
+from jetstream_client.publish import PubAck
+from jetstream_client.publish_async import AsyncPublisher, PublishFuture
+from jetstream_client.pull import Pulling
+from jetstream_client.push import PushConsumer
+from jetstream_client.route import Route
+from jetstream_client.stored import StoredMessage
+from jetstream_client.stream import Stream, StreamInfo
+from tests.snippets import Section, sections
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "reference" / "jetstream.md"
+WALK_THROUGH = DOCS / "how-to" / "interest-retention.md"
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """Snippets use plain names; nobody else's streams may listen to the same subjects."""
+    server = NatsServer(tmp_path_factory.mktemp("reference"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    "section",
+    [each for page in (PAGE, WALK_THROUGH) for each in sections(page) if each.source],
+    ids=lambda each: each.title,
+)
+async def test_the_snippets_of(section: Section, own_server: NatsServer) -> None:
+    """Each section starts on an empty server, with ``settings`` and ``js`` defined."""
+    settings = ConnectionSettings(servers=own_server.url, request_timeout=30)
+    async with connect(settings) as js:
+        for name in (await js.api("STREAM.NAMES"))["streams"] or ():
+            await js.api(f"STREAM.DELETE.{name}")
+        await section.run(settings=settings, js=js)
+
+
+SHARED = {
+    *("configure", "require", "acknowledged"),  # of a context
+    *("parse", "close", "keep_open", "deliver", "lost", "js", "tokens", "by_bytes", "limit"),
+}
+"""What the client's own files use of each other."""
+
+
+NOUNS = [
+    *(JetStream, AccountInfo, Stream, StreamInfo, StoredMessage, Consumer, ConsumerInfo, PushConsumer, OrderedConsumer),
+    *(
+        PauseState,
+        Pull,
+        Pulling,
+        PullMessages,
+        Consuming,
+        Message,
+        AckSubject,
+        PubAck,
+        AsyncPublisher,
+        PublishFuture,
+        Batch,
+        FastBatch,
+        Route,
+    ),
+]
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_the_page_has_every_call(noun: type) -> None:
+    code = " ".join(re.findall(r"```python\n.*?```|`[^`\n]+`", PAGE.read_text(), re.DOTALL))
+    ours = [kind for kind in noun.__mro__ if kind.__module__.startswith("jetstream_client")]
+    names = {name for kind in ours for name in (*vars(kind), *vars(kind).get("__annotations__", ()))}
+    calls = {name for name in names if not name.startswith("_")} - SHARED
+    assert sorted(name for name in calls if not re.search(rf"[.`]{name}\b", code)) == []
+
+
+def test_the_page_has_every_error_code_and_its_class() -> None:
+    rows = re.findall(r"^\| (10\d{3}(?:(?:, | to )10\d{3})*)[^|]* \| `(\w+)`", PAGE.read_text(), re.MULTILINE)
+    listed: dict[int, str] = {}
+    for codes, kind in rows:
+        for each in codes.split(", "):
+            first, _, last = each.partition(" to ")
+            listed |= dict.fromkeys(range(int(first), int(last or first) + 1), kind)
+    assert listed == {code: kind.__name__ for code, kind in errors._BY_CODE.items()}
+    for code, kind in listed.items():
+        answer = {"code": 400, "err_code": code, "description": "the server's words"}
+        error = errors.ApiError.from_response(answer)
+        assert type(error).__name__ == kind
+        assert {name: getattr(error, name) for name in answer} == answer
+    unknown = errors.ApiError.from_response({"code": 418, "err_code": 10999, "description": "new"})
+    assert (type(unknown), unknown.code, unknown.err_code, unknown.description) == (errors.ApiError, 418, 10999, "new")
+
+
+def test_the_page_has_every_error() -> None:
+    page = PAGE.read_text()
+    never_raised = {"BatchCompleted", "NoResponders", "_Unavailable"}
+    named = {kind.__name__ for kind in kinds(errors.JetStreamError) if kind.__module__ == errors.__name__}
+    assert sorted(name for name in named - never_raised if f"`{name}`" not in page) == []
+
+
+def kinds(kind: type[errors.JetStreamError]) -> Iterator[type[errors.JetStreamError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from kinds(each)
+
+
+async def test_a_wrong_snippet_fails_at_its_line_of_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    ignored = "# Page\n```python\nraise\n```\n## One\n```sh\nexit 1\n```\n"
+    page.write_text(ignored + "text\n```python\nassert await two() == 3\n```\n## Two\n")
+
+    async def two() -> int:
+        return 2
+
+    one, other = sections(page)
+    assert (one.title, other.title, other.source) == ("One", "Two", "")
+    with pytest.raises(AssertionError) as failed:
+        await one.run(two=two)
+    assert (failed.traceback[-1].path, failed.traceback[-1].lineno) == (page, 10)

@@ -1,0 +1,87 @@
+"""A hub and a leaf node, each with a JetStream domain of its own and an account under another name."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from demo.nats_server import NatsServer
+from demo.service import free_port
+from jetstream_client import ConnectionSettings
+from jetstream_client.context import JetStream
+from jetstream_client.errors import ApiError
+
+LEAST = [
+    "$SYS.REQ.USER.INFO",
+    "$JS.ACK.hub.*.S.work.>",
+    *(f"$JS.hub.API.STREAM.INFO.{stream}" for stream in ("S", "KV_airflow_claims", "KV_airflow_receipts")),
+    *(f"$JS.hub.API.CONSUMER.{request}.S.work" for request in ("INFO", "MSG.NEXT")),
+    *(f"$JS.hub.API.STREAM.MSG.GET.KV_airflow_{bucket}" for bucket in ("claims", "receipts")),
+    *(f"$JS.hub.API.$KV.airflow_{bucket}.>" for bucket in ("claims", "receipts")),
+]
+"""All that a user may publish who takes and settles claims of ``S`` and ``work`` on the hub from the leaf node."""
+_USERS = f"""users: [
+  {{user: work, password: open}},
+  {{user: least, password: open, permissions: {{publish: {json.dumps(LEAST)}, subscribe: "_INBOX.>"}}}},
+  {{user: mute, password: open, permissions: {{publish: {{deny: "$SYS.REQ.USER.INFO"}}}}}}
+]"""
+
+
+_SEQUENCES = ("stream_seq", "consumer_seq")
+
+
+class Domains:
+    """Streams, consumers and buckets of the same names can exist in both: ``hub`` and ``leaf`` are domains, too.
+
+    The leaf node's account is EDGE; what it does on the hub it does in the account CORE.
+    """
+
+    def __init__(self, folder: Path, *, eleven_tokens: bool = False) -> None:
+        self.reply_tokens = 11 if eleven_tokens else 9
+        port = free_port()
+        authorization = "authorization { user: edge, password: link, account: CORE }"
+        remote = f"{{ url: nats://edge:link@127.0.0.1:{port}, account: EDGE }}"
+        hub = _config("hub", "CORE", f'listen: "127.0.0.1:{port}", {authorization}', eleven_tokens)
+        leaf = _config("leaf", "EDGE", f"reconnect: 1, remotes: [{remote}]", eleven_tokens)
+        self.hub, self.leaf = NatsServer(folder / "hub", hub), NatsServer(folder / "leaf", leaf)
+
+    def start(self) -> None:
+        self.hub.start()
+        self.leaf.start()
+
+    def stop(self) -> None:
+        self.leaf.stop()
+        self.hub.stop()
+
+    def settings(self, server: str, domain: str | None = None, **more: Any) -> ConnectionSettings:
+        """A connection to the server ``hub`` or ``leaf``."""
+        values = {"user": "work", "password": "open", "shortest_ack_wait": 0.5, "domain": domain, **more}
+        return ConnectionSettings(servers={"hub": self.hub, "leaf": self.leaf}[server].url, **values)
+
+
+def _config(name: str, account: str, leafnodes: str, eleven_tokens: bool) -> str:
+    return f"""
+server_name: {name}
+jetstream {{ domain: {name} }}
+feature_flags {{ js_ack_fc_v2: {str(eleven_tokens).lower()} }}
+accounts {{ {account} {{ jetstream: enabled, {_USERS} }} }}
+leafnodes {{ {leafnodes} }}
+"""
+
+
+async def contents(js: JetStream) -> dict[str, Any]:
+    """Everything that one domain's server says of its streams and consumers, but for the time and who waits."""
+    found: dict[str, Any] = {}
+    for name in (await js.api("STREAM.NAMES"))["streams"] or ():
+        found[name] = (await js.stream(name).info()).state
+        for consumer in (await js.api(f"CONSUMER.LIST.{name}"))["consumers"] or ():
+            sequences = [consumer[each][kind] for each in ("delivered", "ack_floor") for kind in _SEQUENCES]
+            counts = [consumer[each] for each in ("num_ack_pending", "num_redelivered", "num_pending")]
+            found[f"{name}.{consumer['name']}"] = sequences + counts
+    return found
+
+
+async def clear(js: JetStream) -> None:
+    for name in (await js.api("STREAM.NAMES"))["streams"] or ():
+        with suppress(ApiError):
+            await js.stream(name).delete()

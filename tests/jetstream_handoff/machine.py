@@ -1,0 +1,628 @@
+"""A state machine of everything that can happen to claims, against a real server.
+
+The machine keeps its own book of what was published, settled and taken away again, and asks the server after each step
+whether what is owed is still there:
+
+* **nothing is lost**: the server still owes (pending or unacknowledged) whatever was not settled in this life;
+* **nothing is settled twice** in one life of the consumer;
+* **a reset processes again**: it puts everything from its sequence back among what is owed;
+* **nothing is stuck**: at the end whatever is owed can be taken, held and settled, whoever died before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.bulk import publish_all
+from jetstream_client.context import JetStream
+from jetstream_client.errors import ApiError, ConnectionLost, ConsumerNotFound, JetStreamError, RequestTimeout
+from jetstream_client.protocol import Reply
+from jetstream_client.sequences import Sequences
+from jetstream_handoff import ledger, reset
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.errors import (
+    AlreadyDone,
+    HoldLost,
+    LedgerFull,
+    LedgerUnavailable,
+    ResetRefused,
+    Superseded,
+    Taken,
+)
+from jetstream_handoff.hold import Hold
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.moment import Moment
+from jetstream_handoff.take import Take, Taking
+from tests.chaos.proxy import Proxy
+
+Result = TypeVar("Result")
+
+ACK_WAIT = timedelta(seconds=0.8)
+SUBJECTS = 3
+LOST = (AlreadyDone, Superseded, Taken, HoldLost)
+"""What a fenced attempt is told."""
+
+
+class Attempt:
+    """A try of a task, in a context of its own. It can die without a word, and wake up late."""
+
+    def __init__(self, claim: Claim, hold: Hold, stack: ExitStack) -> None:
+        self.claim = claim
+        self.hold = hold
+        self._stack = stack
+        self.settled = False
+
+    async def freeze(self) -> None:
+        """As SIGSTOP would: no heartbeat, no release, no idea that time goes by."""
+        await self.hold._stop_beats()
+
+    async def vanish(self) -> None:
+        await self.freeze()
+        self.hold._ended = True  # leaving the context releases nothing
+
+    def leave(self) -> None:
+        self._stack.close()
+
+
+class Handoff(RuleBasedStateMachine):
+    """See the module. A subclass names its ``server``, which must be its own: the machine kills it."""
+
+    server: NatsServer
+
+    claims: Bundle[Claim] = Bundle("claims")
+    attempts: Bundle[Attempt] = Bundle("attempts")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = f"S{secrets.token_hex(4)}"
+        self.settings = ConnectionSettings(
+            servers=self.server.url, shortest_ack_wait=0.5, ledger=f"m_{secrets.token_hex(4)}", request_timeout=2
+        )
+        self.filter = f"{self.name}.>"
+        self.runs = itertools.count()
+        self.life = 0
+        self.owed: set[int] = set()
+        """Published, still in the stream, delivered by the filter, and not settled in this life."""
+        self.settled: dict[int, set[int]] = {}
+        self.stored: dict[int, str] = {}
+        """What the stream holds: sequence to subject."""
+        self.told: list[Attempt] = []
+        self._stack = ExitStack()
+        self.portal: BlockingPortal = self._stack.enter_context(start_blocking_portal())
+        self.js: JetStream = self._stack.enter_context(self.portal.wrap_async_context_manager(connect(self.settings)))
+        self._lose_answers = 0
+        self._intercept()
+        self.call(self._create_stream)
+
+    def call(self, function: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
+        async def limited() -> Result:
+            return await asyncio.wait_for(function(*arguments), 90)  # nothing may hang
+
+        return self.portal.call(limited)
+
+    def _intercept(self) -> None:
+        """Writes to the ledger whose answers get lost: written, and nobody is told."""
+        request = self.js.connection.request
+
+        async def losing(subject: str, data: bytes = b"", **options: Any) -> Reply:
+            reply = await request(subject, data, **options)
+            if subject.startswith("$KV.") and self._lose_answers:
+                self._lose_answers -= 1
+                raise RequestTimeout("the answer got lost")
+            return reply
+
+        self.js.connection.request = losing  # type: ignore[method-assign]
+
+    # What the world does to the stream.
+
+    async def _create_stream(self) -> None:
+        await self.js.create_stream({"name": self.name, "subjects": [f"{self.name}.>"], "allow_direct": True})
+
+    @rule(count=st.integers(1, 40))
+    def publish(self, count: int) -> None:
+        subjects = [f"{self.name}.{number % SUBJECTS}" for number in range(count)]
+        publish_all(self.settings, ((subject, b"x") for subject in subjects))
+        last = self.call(self._last_sequence)
+        for sequence, subject in zip(range(last - count + 1, last + 1), subjects, strict=True):
+            self.stored[sequence] = subject
+            if self._delivered(subject):
+                self.owed.add(sequence)
+
+    async def _last_sequence(self) -> int:
+        return int((await self.js.stream(self.name).info(patience=30)).state["last_seq"])
+
+    def _delivered(self, subject: str) -> bool:
+        return self.filter.endswith(">") or self.filter == subject
+
+    @rule(keep=st.integers(1, 30))
+    def purge(self, keep: int) -> None:
+        self.call(lambda: self.js.stream(self.name).purge(keep=keep))
+        for sequence in sorted(self.stored)[:-keep]:
+            self._gone(sequence)
+
+    @rule(data=st.data())
+    def one_message_expires(self, data: st.DataObject) -> None:
+        if self.stored:
+            sequence = data.draw(st.sampled_from(sorted(self.stored)))
+            self.call(lambda: self.js.api(f"STREAM.MSG.DELETE.{self.name}", {"seq": sequence, "no_erase": True}))
+            self._gone(sequence)
+
+    def _gone(self, sequence: int) -> None:
+        del self.stored[sequence]
+        self.owed.discard(sequence)
+
+    # Sensors.
+
+    @initialize(target=claims, count=st.integers(10, 60), per_claim=st.integers(1, 25))
+    def published_and_taken(self, count: int, per_claim: int) -> Any:
+        self.publish(count=count)
+        return multiple(*self.call(self._take, 40, per_claim))
+
+    def taking(self, size: int, per_claim: int, run: str = "") -> Taking:
+        config = {"ack_wait": ACK_WAIT, "max_ack_pending": 10_000}
+        if not self.filter.endswith(">"):
+            config["filter_subject"] = self.filter
+        return Taking(
+            stream=self.name,
+            consumer="work",
+            owner=("dag", run or f"run {next(self.runs)}", "sensor", -1, 0, "started"),
+            max_messages=size,
+            messages_per_claim=per_claim,
+            gather=timedelta(seconds=0.05),
+            hand_off_timeout=timedelta(seconds=1.5),
+            consumer_config=config,
+        )
+
+    async def _take(self, size: int, per_claim: int, wait: float = 1.0, js: JetStream | None = None) -> list[Claim]:
+        work = Take(js or self.js, self.taking(size, per_claim))
+        await work.prepare()
+        try:
+            claims = await work.take(wait)
+        except LedgerFull:
+            return []  # what was pulled comes again
+        work.handed_on()
+        return [Claim.from_json(claim.to_json()) for claim in claims]
+
+    @rule(target=claims, size=st.integers(1, 60), per_claim=st.integers(1, 25))
+    def take(self, size: int, per_claim: int) -> Any:
+        return multiple(*self.call(self._take, size, per_claim))
+
+    @rule(target=claims, size=st.integers(1, 30), rivals=st.integers(2, 4))
+    def sensors_race(self, size: int, rivals: int) -> Any:
+        async def race() -> list[list[Claim]]:
+            return await asyncio.gather(*(self._take(size, size) for _ in range(rivals)))
+
+        batches = self.call(race)
+        return multiple(*(claim for batch in batches for claim in batch))
+
+    @rule(size=st.integers(1, 30), entered=st.booleans(), tidy=st.booleans())
+    def a_sensor_dies(self, size: int, entered: bool, tidy: bool) -> None:
+        """Before or after it entered its claims in the ledger; with or without its cleanup."""
+
+        async def die() -> None:
+            work = Take(self.js, self.taking(size, size))
+            await work.prepare()
+            if entered:
+                with suppress(LedgerFull):
+                    await work.take(1)
+            else:
+                await work._gather(asyncio.get_running_loop().time() + 1)
+            if tidy:
+                await work.put_back()
+
+        self.call(die)
+
+    @rule(size=st.integers(1, 60), settled=st.booleans())
+    def the_machine_of_a_sensor_is_paused(self, size: int, settled: bool) -> None:
+        """Between delivery and entering: its clock stands still, its connection survives, its leases end."""
+        work = self.call(self._prepared, size)
+
+        async def gather() -> Moment:
+            return await work._gather(asyncio.get_running_loop().time() + 1)
+
+        async def resume(since: Moment) -> list[Claim]:
+            with suppress(LedgerFull):
+                await work._enter(since)
+            claims, work._entered = work._entered, []
+            return claims
+
+        try:
+            since = self.call(gather)
+        except JetStreamError:
+            return  # interrupted, as after a kill of the server
+        if not work._pulled:
+            return
+        paused = self.call(self._now)
+        work._clock = lambda: paused
+        self._somebody_else_takes(settled)
+        self._work_on(self.call(resume, since))
+
+    async def _prepared(self, size: int) -> Take:
+        work = Take(self.js, self.taking(size, size))
+        await work.prepare()
+        return work
+
+    async def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    @rule(size=st.integers(1, 60), count=st.integers(1, 20), settled=st.booleans())
+    def the_network_of_a_sensor_stalls(self, size: int, count: int, settled: bool) -> None:
+        """Nothing that the server says arrives for longer than a lease; then all of it does."""
+        with ExitStack() as stack:
+            proxy = stack.enter_context(self.portal.wrap_async_context_manager(self._proxy()))
+            settings = replace(self.settings, servers=f"nats://127.0.0.1:{proxy.port}")
+            js = stack.enter_context(self.portal.wrap_async_context_manager(connect(settings)))
+            taking = self.portal.start_task_soon(self._take, size, size, 5.0, js)
+            self.call(asyncio.sleep, 0.3)
+            self.portal.call(proxy.hold, "down")
+            self.publish(count=count)
+            self._somebody_else_takes(settled)
+            self.portal.call(proxy.heal)
+            with suppress(RequestTimeout, ConnectionLost):
+                self._work_on(taking.result(90))
+
+    @asynccontextmanager
+    async def _proxy(self) -> AsyncIterator[Proxy]:
+        proxy = Proxy(int(self.settings.servers[0].rpartition(":")[2]))
+        await proxy.start()
+        try:
+            yield proxy
+        finally:
+            await proxy.stop()
+
+    def _somebody_else_takes(self, settled: bool) -> None:
+        """When all leases that were not renewed have ended."""
+        self.call(asyncio.sleep, 1.1 * ACK_WAIT.total_seconds())
+        claims = self.call(self._take, 60, 60)
+        if settled:
+            self._work_on(claims)
+
+    def _work_on(self, claims: list[Claim]) -> None:
+        for claim in claims:
+            self.hold_and_settle(claim=claim)
+
+    @rule(
+        target=claims,
+        size=st.integers(1, 30),
+        handed_on=st.booleans(),
+        meanwhile=st.sampled_from([0, 0.5, 1.7]),
+        tidy=st.booleans(),
+    )
+    def a_sensor_is_retried(self, size: int, handed_on: bool, meanwhile: float, tidy: bool) -> Any:
+        """Airflow fails it after its event, or it dies; and its older try, still alive, may come to its end late.
+
+        With ``handed_on`` both tries may have tasks for the same claims.
+        """
+
+        async def retried() -> list[Claim]:
+            run = f"run {next(self.runs)}"
+            older = Take(self.js, self.taking(size, size, run))
+            await older.prepare()
+            taken: list[Claim] = []
+            with suppress(LedgerFull):
+                taken = await older.take(1)
+            if handed_on:
+                older.handed_on()
+            await asyncio.sleep(meanwhile)
+            newer = Take(self.js, self.taking(size, size, run))
+            await newer.prepare()
+            with suppress(LedgerFull):
+                found = await newer.take(1)
+                newer.handed_on()
+                before = await self._nobody_holds()
+                if tidy:
+                    await older.put_back()
+                kept = before & await self._nobody_holds()
+                lost = {claim.id for claim in found} & before - kept
+                assert not lost, f"the older try withdrew what the newer one handed on: {lost}"
+                return [Claim.from_json(claim.to_json()) for claim in (*(taken if handed_on else ()), *found)]
+            return taken if handed_on else []
+
+        return multiple(*self.call(retried))
+
+    async def _nobody_holds(self) -> set[str]:
+        record, _ = await Ledger(self.js, self.name, "work").read()
+        return {claim_id for claim_id, entry in (record.open.items() if record else ()) if entry.token is None}
+
+    # Attempts.
+
+    @rule(target=attempts, claim=claims, number=st.integers(1, 3))
+    def hold(self, claim: Claim, number: int) -> Any:
+        stack = ExitStack()
+        try:
+            hold = stack.enter_context(
+                self.portal.wrap_async_context_manager(Hold.begin(self.js, claim, try_number=number))
+            )
+        except (AlreadyDone, Superseded, LedgerUnavailable):
+            return multiple()
+        attempt = Attempt(claim, hold, stack)
+        self.told.append(attempt)
+        return attempt
+
+    @rule(claim=claims)
+    def hold_and_settle(self, claim: Claim) -> None:
+        if isinstance(attempt := self.hold(claim=claim, number=1), Attempt):
+            self._settle(attempt)
+
+    @rule(attempt=attempts)
+    def freeze(self, attempt: Attempt) -> None:
+        self.call(attempt.freeze)
+
+    @rule(attempt=consumes(attempts))
+    def die(self, attempt: Attempt) -> None:
+        self.call(attempt.vanish)
+
+    @rule(attempt=attempts)
+    def settle(self, attempt: Attempt) -> None:
+        self._settle(attempt)
+
+    def _settle(self, attempt: Attempt) -> bool:
+        try:
+            self.call(attempt.hold.settle, {"rows": attempt.claim.count})
+        except LOST:
+            return False
+        except LedgerUnavailable:  # its bucket was deleted: nothing was acknowledged
+            return False
+        self._booked(attempt)
+        return True
+
+    def _booked(self, attempt: Attempt) -> None:
+        if attempt.settled:
+            return
+        attempt.settled = True
+        sequences = set(attempt.claim.sequences)
+        earlier = self.settled.setdefault(self.life, set())
+        assert not sequences & earlier, f"settled twice in one life: {Sequences.of(sequences & earlier)}"
+        earlier |= sequences
+        self.owed -= sequences
+
+    @rule(attempt=attempts)
+    def fail(self, attempt: Attempt) -> None:
+        with suppress(*LOST, LedgerUnavailable):
+            self.call(attempt.hold.fail)
+
+    @rule(attempt=attempts, delay=st.sampled_from([None, timedelta(seconds=0.5), timedelta(seconds=2)]))
+    def release(self, attempt: Attempt, delay: timedelta | None) -> None:
+        with suppress(LedgerUnavailable):
+            self.call(attempt.hold.release, delay)
+
+    @rule(first=attempts, second=attempts)
+    def two_attempts_settle_at_once(self, first: Attempt, second: Attempt) -> None:
+        async def both() -> list[BaseException | None]:
+            return await asyncio.gather(
+                *(each.hold.settle("raced") for each in {first, second}), return_exceptions=True
+            )
+
+        results = self.call(both)
+        for attempt, result in zip({first, second}, results, strict=True):
+            if result is None:
+                self._booked(attempt)
+            elif not isinstance(result, (*LOST, LedgerUnavailable)):
+                raise result
+
+    # What goes wrong below.
+
+    @rule(count=st.integers(1, 3))
+    def answers_of_the_ledger_get_lost(self, count: int) -> None:
+        self._lose_answers = count
+
+    @rule(seconds=st.sampled_from([0.3, 1.0, 1.7]))
+    def time_goes_by(self, seconds: float) -> None:
+        """Leases expire in a queue, counters come to be believed."""
+        self.call(asyncio.sleep, seconds)
+
+    @rule()
+    def the_server_is_killed(self) -> None:
+        self.server.kill()
+        self.server.start()
+        self.call(self._back)
+
+    @rule(attempt=attempts, after=st.floats(0, 1.5))
+    def the_server_is_killed_while_settling(self, attempt: Attempt, after: float) -> None:
+        settling = self.portal.start_task_soon(attempt.hold.settle, "killed meanwhile")
+        self.call(asyncio.sleep, after)
+        self.server.kill()
+        self.server.start()
+        self.call(self._back)
+        try:
+            settling.result(90)
+        except (*LOST, LedgerUnavailable):
+            return
+        self._booked(attempt)
+
+    async def _back(self) -> None:
+        await self.js.stream(self.name).info(patience=30)
+
+    @rule(seconds=st.sampled_from([0, 0.2]), share=st.floats(0, 1))
+    def a_stranger_resets_the_consumer(self, seconds: float, share: float) -> None:
+        last = max(self.stored, default=1)
+        sequence = max(1, round(share * last))
+
+        async def reset() -> bool:
+            await asyncio.sleep(seconds)
+            if not await self._consumer_is_there():
+                return False
+            await self.js.api(f"CONSUMER.RESET.{self.name}.work", {"seq": sequence})
+            return True
+
+        if self.call(reset):
+            self._new_life(from_sequence=sequence)
+
+    async def _consumer_is_there(self) -> bool:
+        """Of a consumer that is not there, nats-server 2.15.1 leaves a reset unanswered."""
+        try:
+            await self.js.stream(self.name).consumer("work").info(patience=30)
+        except ConsumerNotFound:
+            return False
+        return True
+
+    @rule()
+    def a_stranger_resets_to_the_floor(self) -> None:
+        async def reset() -> int | None:
+            if not await self._consumer_is_there():
+                return None
+            return int((await self.js.api(f"CONSUMER.RESET.{self.name}.work"))["reset_seq"])
+
+        sequence = self.call(reset)
+        if sequence is not None:
+            self._new_life(from_sequence=sequence)
+
+    @rule(share=st.none() | st.floats(0, 1))
+    def our_operator_resets(self, share: float | None) -> None:
+        """To the floor, or to a sequence that skips nothing."""
+
+        async def ours() -> reset.Reset | None:
+            if not await self._consumer_is_there():
+                return None
+            info = await self.js.stream(self.name).consumer("work").info(patience=30)
+            sequence = None if share is None else max(1, round(share * (info.floor + 1)))
+            return await reset.reset(Ledger(self.js, self.name, "work"), sequence)
+
+        try:
+            done = self.call(ours)
+        except (ResetRefused, LedgerUnavailable):
+            return
+        if done:
+            self._new_life(from_sequence=done.sequence)
+
+    @rule(room=st.sampled_from([1_000, 2_000, 512 << 10]))
+    def the_record_has_room_for(self, room: int) -> None:
+        """So little that a batch is cut, or refused."""
+        ledger.LARGEST_RECORD = room
+
+    @rule()
+    def the_consumer_is_recreated(self) -> None:
+        async def delete() -> None:
+            with suppress(ConsumerNotFound):
+                await self.js.stream(self.name).consumer("work").delete()
+
+        self.call(delete)
+        self._new_life(from_sequence=1)
+
+    @rule()
+    def the_stream_is_recreated(self) -> None:
+        self.call(lambda: self.js.stream(self.name).delete())
+        self.call(self._create_stream)
+        self.stored.clear()
+        self.owed.clear()
+        self._new_life(from_sequence=1)
+
+    @rule(narrow=st.booleans())
+    def the_filter_changes(self, narrow: bool) -> None:
+        subject = f"{self.name}.1" if narrow else f"{self.name}.>"
+
+        async def update() -> bool:
+            consumer = self.js.stream(self.name).consumer("work")
+            try:
+                config = (await consumer.info()).config
+            except ConsumerNotFound:
+                return False
+            config["filter_subject"] = subject
+            await self.js.api(
+                f"CONSUMER.CREATE.{self.name}.work.{subject}",
+                {"stream_name": self.name, "config": config, "action": "update"},
+            )
+            return True
+
+        if not self.call(update):
+            self.filter = subject
+            self.owed = {each for each in self.owed if self._delivered(self.stored[each])}
+            return
+        # The server goes on where it is: what the old filter left behind is not delivered by a wider one, and what it
+        # has delivered stays owed to whoever holds it; only what both deliver is counted.
+        self.filter = subject
+        self.owed = {each for each in self.owed if self._delivered(self.stored[each])}
+
+    @rule()
+    def the_ledger_is_deleted(self) -> None:
+        """Nobody knows any more what is done: what is not acknowledged is processed again."""
+
+        async def delete() -> None:
+            for bucket in ("claims", "receipts"):
+                with suppress(ApiError):
+                    await self.js.stream(f"KV_{self.settings.ledger}_{bucket}").delete()
+
+        self.call(delete)
+        self.life += 1
+
+    def _new_life(self, *, from_sequence: int) -> None:
+        """A reset forward skips what lies below: that is what was asked for."""
+        self.life += 1
+        self.owed = {
+            sequence
+            for sequence, subject in self.stored.items()
+            if sequence >= from_sequence and self._delivered(subject)
+        }
+
+    # What must hold.
+
+    @invariant()
+    def the_server_owes_what_is_not_settled(self) -> None:
+        async def outstanding() -> int | None:
+            try:
+                info = await self.js.stream(self.name).consumer("work").info(patience=30)
+            except ConsumerNotFound:
+                return None
+            return info.pending + info.ack_pending
+
+        held = self.call(outstanding)
+        assert held is None or held >= len(self.owed), f"the server owes {held}, not settled: {len(self.owed)}"
+
+    def teardown(self) -> None:
+        try:
+            for attempt in self.told:
+                with suppress(JetStreamError):
+                    self.call(attempt.vanish)
+            self._lose_answers = 0
+            ledger.LARGEST_RECORD = 512 << 10
+            self._drain()
+        finally:
+            for attempt in self.told:
+                with suppress(Exception):
+                    attempt.leave()
+            with suppress(Exception):
+                self.call(lambda: self.js.stream(self.name).delete())
+            self._stack.close()
+
+    def _drain(self) -> None:
+        """Whatever was left behind, a last run takes, holds and settles all of it."""
+
+        async def work() -> list[Claim]:
+            done = []
+            for claim in await self._take(10_000, 10_000, wait=2.5):
+                async with Hold.begin(self.js, claim, try_number=1) as hold:
+                    await hold.settle("drained")
+                    done.append(claim)
+            return done
+
+        async def unacknowledged() -> int:
+            info = await self.js.stream(self.name).consumer("work").info()
+            return info.pending + info.ack_pending
+
+        for _ in range(12):
+            for claim in self.call(work):
+                sequences = set(claim.sequences)
+                earlier = self.settled.setdefault(self.life, set())
+                assert not sequences & earlier, f"settled twice in one life: {Sequences.of(sequences & earlier)}"
+                earlier |= sequences
+                self.owed -= sequences
+            if not self.owed and not self.call(unacknowledged):
+                break
+        assert not self.owed, f"stuck or lost: {Sequences.of(self.owed)}"
+        assert self.call(unacknowledged) == 0
+        receipts = self.call(lambda: Ledger(self.js, self.name, "work").committed())
+        count = sum(receipt.sequences.count for receipt in receipts)
+        assert count >= len(self.settled.get(self.life, ()))

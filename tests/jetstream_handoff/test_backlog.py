@@ -1,0 +1,147 @@
+"""What waits to be claimed, asked of a real server; and that asking leaves no trace on it."""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from jetstream_client import connect
+from jetstream_client.errors import StreamNotFound
+from jetstream_client.sequences import Sequences
+from jetstream_client.stream import Stream
+from jetstream_handoff.backlog import AT_WORK, ON_ITS_WAY, Backlog, claimed, look
+from jetstream_handoff.hold import Hold
+from jetstream_handoff.record import OpenEntry, Record
+from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take, unacknowledged
+
+
+async def seen(stream: Stream) -> Backlog:
+    """What stands still: two looks, as a watcher has them."""
+    return (await look(stream.js, stream.name, CONSUMER)).steady(await look(stream.js, stream.name, CONSUMER))
+
+
+async def counts(stream: Stream) -> tuple[int, int]:
+    backlog = await seen(stream)
+    return backlog.new, backlog.again
+
+
+async def test_without_a_consumer_all_of_the_stream_waits(stream: Stream) -> None:
+    assert await counts(stream) == (0, 0)
+    await publish(stream, 3)
+    assert await seen(stream) == Backlog(new=3)
+    assert (await stream.info()).state["consumer_count"] == 0  # a look makes none
+
+
+async def test_without_a_stream_it_says_so(stream: Stream) -> None:
+    with pytest.raises(StreamNotFound):
+        await look(stream.js, "NOT_THERE", CONSUMER)
+
+
+async def test_what_is_claimed_does_not_wait_until_it_failed(stream: Stream) -> None:
+    await publish(stream, 10)
+    first, second = await take(stream, messages_per_claim=5)
+    assert await counts(stream) == (0, 0)
+    await publish(stream, 2)
+    assert await counts(stream) == (2, 0)
+    async with Hold.begin(stream.js, first, try_number=1) as hold:
+        assert await counts(stream) == (2, 0)
+        await hold.fail("bad input")
+    assert await counts(stream) == (2, 5)
+    async with Hold.begin(stream.js, second, try_number=1) as hold:
+        await hold.release(timedelta(seconds=60))  # a retry will hold it
+    assert await counts(stream) == (2, 5)
+    assert await unacknowledged(stream) == 10
+
+
+async def test_what_was_settled_does_not_wait(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    assert await counts(stream) == (0, 0)
+
+
+async def test_messages_without_a_ledger_wait_again(stream: Stream) -> None:
+    """A consumer from which somebody pulled before there was a ledger."""
+    await stream.create_consumer({"durable_name": CONSUMER, "ack_policy": "explicit"})
+    await publish(stream, 4)
+    await stream.consumer(CONSUMER).fetch(3, max_wait=10)
+    assert await counts(stream) == (1, 3)
+
+
+async def test_a_foreign_reset_makes_claims_wait_again(stream: Stream) -> None:
+    await publish(stream, 4)
+    await take(stream)
+    await reset_by_a_stranger(stream)
+    await stream.consumer(CONSUMER).fetch(1, max_wait=10)
+    assert await counts(stream) == (3, 1)
+
+
+async def test_what_would_not_be_delivered_is_no_news(stream: Stream) -> None:
+    consumer = await stream.create_consumer({"durable_name": CONSUMER, "ack_policy": "explicit", "max_ack_pending": 2})
+    await publish(stream, 4)
+    assert await counts(stream) == (4, 0)
+    await consumer.fetch(2, max_wait=10)
+    assert await counts(stream) == (0, 2)  # at max_ack_pending only what comes again is delivered
+    await consumer.pause(datetime.now(UTC) + timedelta(minutes=1))
+    assert await counts(stream) == (0, 0)
+
+
+async def test_who_waits_is_seen_and_looking_delivers_nothing(stream: Stream) -> None:
+    consumer = await stream.create_consumer({"durable_name": CONSUMER, "ack_policy": "explicit"})
+    async with connect(stream.js.settings) as other:
+        waiting = asyncio.create_task(other.stream(stream.name).consumer(CONSUMER).fetch(1, max_wait=30))
+        while not (backlog := await seen(stream)).pulls:  # noqa: ASYNC110 - the server tells nobody of it
+            await asyncio.sleep(0.01)
+        assert (backlog.pulls, backlog.counter) == (1, 0)
+        await publish(stream, 3)
+        (message,) = await waiting
+    assert message.metadata.delivered == 1
+    for _ in range(3):
+        assert await counts(stream) == (2, 1)
+    info = await consumer.info()
+    assert (info.counter, info.pending, info.ack_pending) == (1, 2, 1)
+    assert (await stream.info()).state["consumer_count"] == 1
+
+
+def test_what_comes_again_counts_when_the_consumer_stands_still() -> None:
+    backlog = Backlog(new=1, again=7, created="a", counter=5, floor=2, ack_pending=7)
+    assert backlog.steady(backlog).again == 7
+    moved: list[dict[str, Any]] = [{"created": "b"}, {"counter": 4}, {"floor": 1}, {"ack_pending": 8}]
+    for change in moved:
+        assert backlog.steady(replace(backlog, **change)) == replace(backlog, again=0)
+    assert backlog.steady(None) == replace(backlog, again=0)
+
+
+async def test_what_somebody_else_acknowledged_hides_nothing(stream: Stream) -> None:
+    """Of a claim's five messages three are acknowledged: it accounts for two of those that are out."""
+    consumer = await stream.create_consumer({"durable_name": CONSUMER, "ack_policy": "explicit"})
+    await publish(stream, 9)
+    for message in (await consumer.fetch(9, max_wait=10))[:3]:
+        await message.double_ack()
+    info = await consumer.info()
+    assert (info.floor, info.ack_pending) == (3, 6)
+    entry = OpenEntry(Sequences.of(range(1, 6)), 5, 50, info.now, ("d", "r", "t", -1, 1))
+    assert claimed(Record(info.created, open={"claim": entry}), info) == 2
+
+
+@pytest.mark.parametrize(("token", "trusted"), [(None, ON_ITS_WAY), ("1-abc", AT_WORK)])
+async def test_a_claim_that_nobody_ended_is_not_trusted_for_ever(
+    stream: Stream, token: str | None, trusted: timedelta
+) -> None:
+    consumer = await stream.create_consumer({"durable_name": CONSUMER, "ack_policy": "explicit"})
+    await publish(stream, 5)
+    await consumer.fetch(5, max_wait=10)
+    info = await consumer.info()
+    now = datetime.fromisoformat(info.now[:19] + "+00:00")
+
+    def entry(age: timedelta) -> Record:
+        at = (now - age).strftime("%Y-%m-%dT%H:%M:%SZ")
+        open_entry = OpenEntry(Sequences.of(range(1, 6)), 5, 50, at, ("d", "r", "t", -1, 1), token)
+        return Record(info.created, open={"claim": open_entry})
+
+    assert claimed(entry(trusted - timedelta(seconds=2)), info) == 5
+    assert claimed(entry(trusted + timedelta(seconds=2)), info) == 0
+    assert claimed(entry(-trusted - timedelta(seconds=2)), info) == 0  # the server's clock was set back since

@@ -1,0 +1,108 @@
+"""Changes of one record that wait together, on a real server: one write, each with an outcome of its own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.consumer import ConsumerInfo
+from jetstream_client.stream import Stream
+from jetstream_handoff.changes import Change
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.record import Record
+from tests.jetstream_handoff.steps import CONSUMER, publish, take
+
+
+@pytest.fixture
+async def book(stream: Stream) -> Ledger:
+    await publish(stream, 1)
+    await take(stream)
+    return Ledger(stream.js, stream.name, CONSUMER)
+
+
+@pytest.fixture
+async def rival(stream: Stream, settings: ConnectionSettings) -> AsyncIterator[Ledger]:
+    """The same record from another connection."""
+    async with connect(settings) as js:
+        yield Ledger(js, stream.name, CONSUMER)
+
+
+def counted(record: Record | None, info: ConsumerInfo) -> Record:
+    assert record
+    return replace(record, n=record.n + 1)
+
+
+def slow(began: asyncio.Event) -> Change:
+    """Tells when it is applied; its write is on its way then."""
+
+    def change(record: Record | None, info: ConsumerInfo) -> Record:
+        began.set()
+        return counted(record, info)
+
+    return change
+
+
+async def n_and_revision(book: Ledger) -> tuple[int, int]:
+    record, revision = await book.read()
+    assert record
+    return record.n, revision
+
+
+async def test_what_waits_together_is_written_once(book: Ledger) -> None:
+    n, revision = await n_and_revision(book)
+    outcomes = await asyncio.gather(*(book.change(counted) for _ in range(50)))
+    assert [record.n for record, _ in outcomes if record] == list(range(n + 1, n + 51))
+    assert await n_and_revision(book) == (n + 50, revision + 1)
+
+
+async def test_an_error_is_told_to_the_one_that_raised_it(book: Ledger) -> None:
+    def refuse(record: Record | None, info: ConsumerInfo) -> Record:
+        raise ValueError("not this one")
+
+    n, _ = await n_and_revision(book)
+    changes = [book.change(each) for each in (counted, refuse, counted)]
+    first, refused, second = await asyncio.gather(*changes, return_exceptions=True)
+    assert isinstance(refused, ValueError)
+    assert not isinstance(first, BaseException)
+    assert not isinstance(second, BaseException)
+    assert (await n_and_revision(book))[0] == n + 2
+
+
+async def test_rivals_on_other_connections_overwrite_nothing(book: Ledger, rival: Ledger) -> None:
+    n, revision = await n_and_revision(book)
+    for _ in range(20):
+        await asyncio.gather(*(ledger.change(counted) for ledger in (book, rival) for _ in range(10)))
+    after, last = await n_and_revision(book)
+    assert after == n + 400
+    assert last - revision < 100
+
+
+async def test_a_cancelled_change_that_waits_is_not_applied(book: Ledger) -> None:
+    n, _ = await n_and_revision(book)
+    first = asyncio.create_task(book.change(counted))
+    await asyncio.sleep(0)  # the first reads by now
+    waiting = [asyncio.create_task(book.change(counted)) for _ in range(5)]
+    await asyncio.sleep(0)
+    waiting[2].cancel()
+    results = await asyncio.gather(first, *waiting, return_exceptions=True)
+    assert [isinstance(result, BaseException) for result in results] == [False, False, False, True, False, False]
+    assert (await n_and_revision(book))[0] == n + 5
+
+
+async def test_when_the_one_at_work_is_cancelled_the_others_go_on(book: Ledger) -> None:
+    n, _ = await n_and_revision(book)
+    began = asyncio.Event()
+    first = asyncio.create_task(book.change(counted))
+    await asyncio.sleep(0)  # the first reads by now, all others wait together
+    at_work = asyncio.create_task(book.change(slow(began)))
+    others = [asyncio.create_task(book.change(counted)) for _ in range(5)]
+    await began.wait()
+    at_work.cancel()
+    await asyncio.gather(first, *others)
+    after, _ = await n_and_revision(book)
+    # The write may have arrived: then who does not recognise its own effect, as this counter, is counted twice.
+    assert after in (n + 6, n + 12)
+    with pytest.raises(asyncio.CancelledError):
+        await at_work

@@ -1,0 +1,333 @@
+"""The command line, run as it is run at 3 a.m.: in a process of its own, against a real server."""
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from airflow_nats_jetstream.command_line import main
+from demo.nats_server import NatsServer
+from jetstream_client.sequences import Sequences
+from jetstream_client.stream import Stream
+from jetstream_handoff import settle
+from jetstream_handoff.errors import HoldLost, Superseded
+from jetstream_handoff.hold import Hold
+from jetstream_handoff.ledger import Ledger
+from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, publish, reset_by_a_stranger, take, unacknowledged
+
+MODULE = [sys.executable, "-m", "airflow_nats_jetstream"]
+
+
+@pytest.fixture(autouse=True)
+def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settling does not wait for a claim to be a second old: the server here is not killed."""
+    monkeypatch.setattr(settle, "BELIEVED", 0)
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+async def call(*command: str, **environment: str) -> Said:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, **environment}
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode is not None
+    assert b"Traceback" not in err
+    return Said(process.returncode, out.decode(), err.decode())
+
+
+def server_of(stream: Stream) -> str:
+    return str(stream.js.settings.servers[0])
+
+
+async def run(stream: Stream, *arguments: str) -> Said:
+    """In a process of its own."""
+    return await call(*MODULE, *arguments, "--server", server_of(stream), "--ledger", stream.js.settings.ledger)
+
+
+async def read(stream: Stream, *arguments: str) -> Any:
+    """The same function without a new interpreter, for what is asked often: the JSON that it prints."""
+    command = [*arguments, "--json", "--server", server_of(stream), "--ledger", stream.js.settings.ledger]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert await asyncio.to_thread(main, command) == 0
+    return json.loads(out.getvalue())
+
+
+async def test_open_claims_are_listed(stream: Stream) -> None:
+    said = await run(stream, "claims")
+    assert (said.code, said.out) == (1, "")
+    assert said.err.startswith("LedgerUnavailable: the ledger's bucket")
+    assert said.err.count("\n") == 1
+    await publish(stream, 30)
+    waiting, held = await take(stream, "a run", messages_per_claim=20)
+    async with Hold.begin(stream.js, held, try_number=3) as hold:
+        said = await run(stream, "claims")
+        data = await read(stream, "claims", "--stream", stream.name, "--listen", "2")
+    header, first, second = said.out.splitlines()
+    assert header.split("  ")[0] == "CLAIM"
+    assert f"{waiting.id}  {stream.name}  {CONSUMER}      20        1-20 " in first
+    assert "nobody   " in first
+    assert "dag / a run / sensor" in first
+    assert f"{hold.token}  dag / a run / sensor" in second
+    assert [(each["id"], each["count"], each["ranges"], each["alive"]) for each in data] == [
+        (waiting.id, 20, [[1, 20]], None),
+        (held.id, 10, [[21, 30]], True),
+    ]
+    assert (data[0]["taken_by"], data[0]["owner"]) == ("dag / a run / sensor", ["dag", "a run", "sensor", -1, 1])
+    assert data[0]["since"] == waiting.taken_at
+    assert 0 < data[0]["age_seconds"] < 60
+    assert "it waits for its task" in data[0]["next"]
+    assert "is alive" in data[1]["next"]
+
+
+async def test_what_became_of_a_claim(stream: Stream) -> None:
+    await publish(stream, 30)
+    done, failed, left = await take(stream, messages_per_claim=10)
+    async with Hold.begin(stream.js, done, try_number=1) as hold:
+        await hold.settle({"rows": 10})
+    said = await run(stream, "claim", done.id)
+    assert said.code == 0
+    lines = dict(line.split("  ", 1) for line in said.out.splitlines())
+    assert lines["state"].strip() == "done"
+    assert lines["messages"].strip() == "10: 1-10"
+    assert lines["value"].strip() == '{"rows": 10}'
+    assert lines["output of"].strip() == hold.attempt_id
+    assert "acknowledged up to 10, 20 unacknowledged" in lines["consumer now"]
+    assert f"the output of attempt {hold.attempt_id} counts." in lines["next"]
+
+    async with Hold.begin(stream.js, failed, try_number=1) as hold:
+        await settle.settle_failed(Ledger(stream.js, stream.name, CONSUMER), failed, hold.token, "bad")
+    shown = await read(stream, "claim", failed.id)
+    assert (shown["state"], shown["value"]) == ("failed", None)
+    assert shown["consumer_info"]["ack_floor"] == 10
+
+    await reset_by_a_stranger(stream)
+    shown = await read(stream, "claim", left.id)
+    assert "recreated, reset or rolled back: it cannot be settled" in shown["next"]
+    await stream.consumer(CONSUMER).delete()
+    shown = await read(stream, "claim", left.id)
+    assert shown["state"] == "open"
+    assert "does not exist" in shown["next"]
+    await take(stream, "other")  # creates the consumer again, and begins a new life
+    shown = await read(stream, "claim", left.id)
+    assert (shown["state"], shown["ranges"]) == ("superseded", [[21, 30]])
+    unknown = await run(stream, "claim", "0123456789ab")
+    assert (unknown.code, unknown.out[:27]) == (3, "no claim '0123456789ab': th")
+
+
+async def test_release_what_nobody_holds(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream, hand_off_timeout=timedelta(hours=1))
+    assert await take(stream, "other", wait=0.3) == []
+    said = await run(stream, "release", claim.id)
+    assert (said.code, said.out) == (0, f"claim {claim.id} is released: its 10 messages are delivered again at once.\n")
+    (again,) = await take(stream, "other", wait=2)
+    assert again.sequences == claim.sequences
+    said = await run(stream, "release", claim.id)
+    assert said.code == 4
+    assert "not open" in said.out
+
+
+async def test_release_from_an_attempt(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    async with Hold.begin(stream.js, claim, try_number=1) as living:
+        refused = await run(stream, "release", claim.id)
+        assert refused.code == 4
+        assert f"attempt {living.token} of claim {claim.id} is alive" in refused.out
+        record, _ = await ledger.read()
+        assert record
+        assert record.open[claim.id].token == living.token
+        said = await run(stream, "release", claim.id, "--yes")
+        assert said.code == 0
+        (again,) = await take(stream, "other", wait=2)
+        with pytest.raises((HoldLost, Superseded)):  # the attempt lives, and has lost it
+            await living.settle()
+    assert again.sequences == claim.sequences
+    async with Hold.begin(stream.js, again, try_number=1) as dead:
+        await dead._stop_beats()  # as a killed worker does
+        shown = await read(stream, "claim", again.id, "--listen", "0.5")
+        assert shown["alive"] is False
+        assert f"delivered again {ACK_WAIT.total_seconds():g} s after" in shown["next"]
+        assert (await read(stream, "release", again.id))["released"]
+        record, _ = await ledger.read()
+        assert record
+        assert record.open[again.id].token is None
+
+
+async def test_dead_letters_are_listed_and_replayed(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.reject(Sequences.of([3, 5]), "no JSON: a brace is missing")
+        await hold.settle()
+    said = await run(stream, "dead-letters", "list", stream.name)
+    assert [line.split()[1] for line in said.out.splitlines()] == ["MESSAGE", "3", "5"]
+    assert "yes        no JSON: a brace is missing" in said.out
+    data = await read(stream, "dead-letters", "list", stream.name, "--sequences", "4-9")
+    assert [(each["sequence"], each["attempt"], each["confirmed"]) for each in data] == [(5, hold.attempt_id, True)]
+    refused = await run(stream, "dead-letters", "replay", stream.name)
+    assert refused.code == 1
+    assert "everything" in refused.err
+    replayed = {"published": 1, "found": 0, "unconfirmed": 0, "refused": []}
+    assert await read(stream, "dead-letters", "replay", stream.name, "--sequences", "3") == replayed
+    assert (await stream.info()).state["last_seq"] == 11
+    assert await read(stream, "dead-letters", "replay", stream.name, "--everything") == replayed
+    assert await unacknowledged(stream) == 0
+    assert (await take(stream, "again"))[0].count == 2
+
+
+async def test_what_is_wrong_is_one_sentence_and_no_secret(stream: Stream, tmp_path: Path) -> None:
+    server = server_of(stream)
+    seed = "SUAOUWFXMQFZ2W7KZ4XKZ4CBPQEV5FVN3YIXTXNO3F7SZ2ZDDRQWDF5YRU"
+    credentials = tmp_path / "a.creds"
+    credentials.write_text(f"------BEGIN USER NKEY SEED------\n{seed}\n")
+    for arguments, says in (
+        (["--server", "nats://user:hidden-7d1@127.0.0.1"], "servers="),
+        (["--server", "http://127.0.0.1"], "servers="),
+        (["--server", server, "--conn-id", "x"], "not both"),
+        (["--server", server, "--ledger", "a b"], "ledger="),
+        (["--server", server, "--credentials", str(tmp_path / "none")], "cannot be read"),
+        (["--server", server, "--credentials", str(credentials)], ""),
+        (["--ledger", "x"], "goes with --server"),
+    ):
+        with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()) as out:
+            assert await asyncio.to_thread(main, ["claims", *arguments]) == 1
+        assert out.getvalue() == ""
+        assert says in err.getvalue()
+        assert err.getvalue().count("\n") == 1
+        assert "hidden-7d1" not in err.getvalue()
+        assert seed not in err.getvalue()
+    said = await call(*MODULE, "claims", "--json", "--server", "http://127.0.0.1")
+    assert json.loads(said.err)["error"] == "InvalidValue"
+    assert (await call(*MODULE, "nothing")).code == 2
+
+
+async def test_airflow_is_not_loaded_for_a_server(stream: Stream) -> None:
+    server = server_of(stream)
+    code = (
+        "import sys; from airflow_nats_jetstream.command_line import main\n"
+        f"main(['claims', '--server', '{server}', '--ledger', 'none'])\n"
+        "assert not {name.partition('.')[0] for name in sys.modules} & {'airflow', 'pyspark', 'pyarrow'}"
+    )
+    said = await call(sys.executable, "-c", code)
+    assert said.code == 0, said.err
+
+
+async def test_airflow_has_it_as_a_command(
+    stream: Stream, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    connection = json.dumps(
+        {"conn_type": "nats", "extra": {"servers": nats_server.url, "ledger": stream.js.settings.ledger}}
+    )
+    command = ["claim", claim.id, "--json", "--conn-id", "nats_here"]
+    said = await call(sys.executable, "-m", "airflow", "jetstream", *command, AIRFLOW_CONN_NATS_HERE=connection)
+    assert said.code == 0, said.err
+    shown = json.loads(said.out[said.out.index("{") :])
+    assert (shown["id"], shown["state"]) == (claim.id, "open")
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
+    assert await asyncio.to_thread(main, ["claims", "--conn-id", "nowhere"]) == 1
+    assert "InvalidValue: --conn-id='nowhere': Airflow knows no such connection" in capsys.readouterr().err
+
+
+async def say(stream: Stream, *arguments: str) -> Said:
+    """What a command prints for people, in this process."""
+    command = [*arguments, "--server", server_of(stream), "--ledger", stream.js.settings.ledger]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = await asyncio.to_thread(main, command)
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+async def test_nothing_that_others_wrote_steers_the_terminal(stream: Stream) -> None:
+    await publish(stream, 10)
+    hostile = "\x1b[2J\x9b31m\u202eno\rdate"
+    (claim,) = await take(stream, f"run{hostile}\nforged row")
+    shown = [await say(stream, "claims"), await say(stream, "claim", claim.id), await say(stream, "claim", hostile)]
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.reject(Sequences.of([3]), hostile)
+        await hold.settle(hostile)
+    shown += [await say(stream, "claim", claim.id), await say(stream, "dead-letters", "list", stream.name)]
+    shown.append(await say(stream, "dead-letters", "list", f"S{hostile}"))
+    assert [said.code for said in shown] == [0, 0, 3, 0, 0, 1]
+    for said in shown:
+        assert all(each.isprintable() for each in (said.out + said.err).replace("\n", ""))
+    assert "\\x1b[2J\\x9b31m\\u202eno" in shown[0].out
+    assert "\\x1b[2J\\x9b31m\\u202eno" in shown[4].out
+    assert shown[0].out.count("\n") == 2
+
+
+async def test_a_wildcard_is_no_claim(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    assert (await say(stream, "claim", claim.id)).code == 0
+    for wildcard in ("*", ">", claim.id + ".>"):
+        assert (await say(stream, "claim", wildcard)).code == 3
+        assert (await say(stream, "release", wildcard)).code == 3
+
+
+async def test_what_somebody_else_wrote_into_the_ledger_hides_no_claim(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    ledger = stream.js.settings.ledger
+    for key in ("foreign", "a.b", "MFRGG.MFRGG", "MFRGG.MFRGG.MFRGG", "\x1b[2J.x"):
+        await stream.js.publish(f"$KV.{ledger}_claims.{key}", b"x")
+    for key in ("foreign", "a.b"):
+        await stream.js.publish(f"$KV.{ledger}_receipts.{key}", b"x")
+    assert [each["id"] for each in await read(stream, "claims")] == [claim.id]
+    assert (await read(stream, "claim", claim.id))["state"] == "open"
+    assert (await say(stream, "claim", "0123456789ab")).code == 3
+    assert await Ledger(stream.js, stream.name, CONSUMER).committed() == []
+
+
+async def test_nothing_there_and_nothing_of_that_name_are_told_apart(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    of = ["--stream", stream.name]
+    assert (await say(stream, "claims", *of)).out == f"no open claims of stream {stream.name}\n"
+    none = await say(stream, "claims", *of, "--consumer", CONSUMER)
+    assert none.out == f"no open claims of consumer {CONSUMER} of stream {stream.name}\n"
+    assert (await say(stream, "dead-letters", "list", stream.name)).out == f"no dead letters of stream {stream.name}\n"
+    for error, name, arguments in (
+        ("StreamNotFound", "TYPO", ["claims", "--stream", "TYPO"]),
+        ("ConsumerNotFound", "typo", ["claims", *of, "--consumer", "typo"]),
+        ("InvalidValue", "typo", ["claims", "--consumer", "typo"]),
+        ("StreamNotFound", "TYPO", ["dead-letters", "list", "TYPO"]),
+        ("StreamNotFound", "TYPO", ["dead-letters", "replay", "TYPO", "--everything"]),
+        ("StreamNotFound", "TYPO", ["dead-letters", "list", stream.name, "--name", "TYPO"]),
+    ):
+        said = await say(stream, *arguments)
+        assert (said.code, said.out) == (1, "")
+        assert said.err.startswith(f"{error}: ")
+        assert name in said.err
+
+
+async def test_a_replay_says_what_it_left(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.reject(Sequences.of([3]), "no date")
+        await hold.settle()
+    await stream.js.publish(f"dead.{stream.name}.any", b"x")
+    said = await say(stream, "dead-letters", "list", stream.name)
+    assert "no dead letter: Nats-Dead-Letter-" in said.out
+    said = await say(stream, "dead-letters", "replay", stream.name, "--everything")
+    assert said.code == 4
+    assert said.out.startswith(f"1 dead letters of {stream.name} are published again\ndead letter 2 is left: Nats-Dead")

@@ -1,0 +1,78 @@
+"""What a release wrote into XCom and the ledger, a later one reads: the files in formats/ are what 0.1 wrote.
+
+They are never changed. A new version of a format is a new file beside the old one, and both are read.
+"""
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jetstream_client.sequences import Sequences
+from jetstream_client.stream import Stream
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.errors import ClaimInvalid, LedgerInvalid
+from jetstream_handoff.hold import Hold
+from jetstream_handoff.record import DoneEntry, Receipt, Record
+from tests.jetstream_handoff.steps import publish, take
+
+FORMATS = Path(__file__).with_name("formats")
+READ: dict[str, Callable[[Any], Claim | Record | Receipt]] = {
+    "claim": Claim.from_json,
+    "record": Record.from_json,
+    "receipt": lambda value: Receipt.from_json("7f0c9a7be21d", value),
+}
+
+
+def frozen(name: str) -> Any:
+    return json.loads((FORMATS / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FORMATS.glob("*-1*.json")))
+def test_what_was_written_is_read_and_written_as_it_was(name: str) -> None:
+    assert READ[name.split("-", maxsplit=1)[0]](frozen(name)).to_json() == frozen(name)
+
+
+def test_it_means_what_it_meant() -> None:
+    claim = Claim.from_json(frozen("claim-1-in-a-domain"))
+    assert (list(claim.sequences), claim.domain, claim.account) == ([4, 5, 9], "hub", "AB12CD34")
+    packed = Claim.from_json(frozen("claim-1-packed"))
+    assert list(packed.sequences) == [number * number // 7 + 2 * number for number in range(1, 3000)]
+    record = Record.from_json(frozen("record-1"))
+    assert record.open["5f0c9a7be21d"].token == "1-abcd0123"
+    assert record.done["7f0c9a7be21d"] == DoneEntry(
+        Sequences.of([7, 8]), 9, "1-abce0123", {"count": 2}, Sequences.of([8]), "2026-11-21T03:00:00.5Z"
+    )
+    assert list(record.all_settled.sequences) == [7, 8, 10, 11, 12, 15]
+    receipt = Receipt.from_json("7f0c9a7be21d", frozen("receipt-1"))
+    assert (list(receipt.processed), receipt.attempt_id) == ([7], "7f0c9a7be21d-1-abce0123")
+
+
+async def test_the_files_have_the_fields_that_the_server_is_given(stream: Stream) -> None:
+    await publish(stream, 20)
+    first, second = await take(stream, max_messages=20, messages_per_claim=10)
+    async with Hold.begin(stream.js, first, try_number=1) as hold:
+        await hold.settle({"count": 10})
+    stored = await value(stream, "claims")
+    told = frozen("record-1")
+    assert stored.keys() == told.keys()
+    assert stored["open"][second.id].keys() == told["open"]["5f0c9a7be21d"].keys()
+    assert stored["done"][first.id].keys() == told["done"]["7f0c9a7be21d"].keys()
+    assert (await value(stream, "receipts")).keys() == frozen("receipt-1").keys()
+    assert second.to_json().keys() == frozen("claim-1").keys()
+
+
+async def value(stream: Stream, bucket: str) -> Any:
+    """What the ledger's bucket holds last."""
+    answer = await stream.js.api(f"STREAM.MSG.GET.KV_{stream.js.settings.ledger}_{bucket}", {"last_by_subj": "$KV.>"})
+    return json.loads(base64.b64decode(answer["message"]["data"]))
+
+
+def test_a_newer_format_is_refused_by_its_version() -> None:
+    with pytest.raises(ClaimInvalid, match="claim version 2: this release reads version 1"):
+        Claim.from_json({**frozen("claim-1"), "v": 2, "of another release": True})
+    with pytest.raises(LedgerInvalid, match="its version is 2, this release reads 1"):
+        Record.from_json({**frozen("record-1"), "v": 2})

@@ -1,0 +1,532 @@
+"""Least privilege, as docs/reference/permissions.conf ships it: each user can do its work and nothing else.
+
+And what stands between a forged claim and messages that are not the processor's.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jetstream_client import ConnectionSettings, connect, delivery
+from jetstream_client.bulk import publish_all, publish_fast
+from jetstream_client.context import JetStream
+from jetstream_client.direct import read
+from jetstream_client.errors import (
+    ConnectionLost,
+    ConsumerRefused,
+    InvalidValue,
+    PermissionDenied,
+    PublishFailed,
+    StreamNameInUse,
+    WrongLastSequence,
+)
+from jetstream_client.protocol import encode_publish
+from jetstream_client.sequences import Sequences
+from jetstream_client.wire import Wire
+from jetstream_handoff import ledger
+from jetstream_handoff.answers import Delivered, acknowledge
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.dead_letters import DeadLetters
+from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, LedgerUnavailable, Superseded
+from jetstream_handoff.hold import Hold
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.take import Take, Taking
+from tests.jetstream_client.until import until
+from tests.jetstream_handoff.access import API_PREFIX, ROLES, SHARED, SHIPPED, Access
+
+FOREIGN = (("FLIGHTS", "audit"), ("OTHER", "delays"))
+RECORD = "$KV.airflow_claims.IZGESR2IKRJQ.MRSWYYLZOM"
+
+# What each may do is what its work does, below. Everything here is somebody else's business, or nobody's; the roles
+# that may are named.
+ACTS: dict[str, tuple[str, ...]] = {
+    "flights.ua": ("publisher",),
+    "elsewhere": (),
+    "$JS.API.INFO": (),
+    "$JS.API.STREAM.NAMES": (),
+    "$JS.API.STREAM.LIST": (),
+    "$JS.API.STREAM.CREATE.OTHER": (),
+    "$JS.API.STREAM.INFO.OTHER": (),
+    "$JS.API.STREAM.UPDATE.OTHER": (),
+    "$JS.API.STREAM.CREATE.FLIGHTS": ("setup",),
+    "$JS.API.STREAM.UPDATE.FLIGHTS": ("setup",),
+    "$JS.API.STREAM.INFO.FLIGHTS": ("setup", "sensor", "processor"),
+    f"{API_PREFIX}.STREAM.INFO.FLIGHTS": ("publisher", "reader"),
+    "$JS.API.STREAM.DELETE.FLIGHTS": (),
+    "$JS.API.STREAM.PURGE.FLIGHTS": (),
+    "$JS.API.STREAM.MSG.DELETE.FLIGHTS": (),
+    "$JS.API.STREAM.SNAPSHOT.FLIGHTS": (),
+    "$JS.API.STREAM.RESTORE.FLIGHTS": (),
+    "$JS.API.STREAM.PEER.REMOVE.FLIGHTS": (),
+    "$JS.API.STREAM.LEADER.STEPDOWN.FLIGHTS": (),
+    f"{API_PREFIX}.STREAM.INFO.OTHER": (),
+    f"{API_PREFIX}.STREAM.DELETE.FLIGHTS": (),
+    "$JS.API.STREAM.MSG.GET.FLIGHTS": ("processor",),
+    f"{API_PREFIX}.STREAM.MSG.GET.FLIGHTS": ("reader",),
+    f"{API_PREFIX}.STREAM.MSG.GET.OTHER": (),
+    "$JS.API.DIRECT.GET.FLIGHTS": ("processor",),
+    f"{API_PREFIX}.DIRECT.GET.FLIGHTS": ("reader",),
+    f"{API_PREFIX}.DIRECT.GET.OTHER": (),
+    "$JS.API.DIRECT.GET.FLIGHTS.flights.ua": (),
+    "$JS.API.DIRECT.GET.OTHER": (),
+    "$JS.API.STREAM.MSG.GET.OTHER": (),
+    "$JS.API.CONSUMER.CREATE.FLIGHTS": (),
+    "$JS.API.CONSUMER.CREATE.FLIGHTS.mine": (),
+    "$JS.API.CONSUMER.CREATE.FLIGHTS.delays": ("setup",),
+    "$JS.API.CONSUMER.DURABLE.CREATE.FLIGHTS.delays": (),
+    "$JS.API.CONSUMER.DELETE.FLIGHTS.delays": (),
+    "$JS.API.CONSUMER.RESET.FLIGHTS.delays": (),
+    "$JS.API.CONSUMER.PAUSE.FLIGHTS.delays": (),
+    "$JS.API.CONSUMER.LIST.FLIGHTS": (),
+    "$JS.API.CONSUMER.INFO.FLIGHTS.delays": ("setup", "sensor", "processor"),
+    "$JS.API.CONSUMER.INFO.FLIGHTS.audit": (),
+    "$JS.API.CONSUMER.MSG.NEXT.FLIGHTS.delays": ("sensor",),
+    "$JS.API.CONSUMER.MSG.NEXT.FLIGHTS.audit": (),
+    "$JS.ACK.FLIGHTS.delays.1.1.1.0.0": ("sensor", "processor"),
+    "$JS.ACK.FLIGHTS.audit.1.1.1.0.0": (),
+    "$JS.ACK.OTHER.delays.1.1.1.0.0": (),
+    "$JS.ACK._.hash.FLIGHTS.delays.1.1.1.0.0": (),
+    "$JS.API.STREAM.INFO.KV_airflow_claims": ("setup", "sensor", "processor"),
+    "$JS.API.STREAM.CREATE.KV_airflow_claims": ("setup",),
+    "$JS.API.STREAM.DELETE.KV_airflow_claims": (),
+    "$JS.API.STREAM.PURGE.KV_airflow_claims": (),
+    "$JS.API.STREAM.UPDATE.KV_airflow_claims": (),
+    "$JS.API.STREAM.MSG.DELETE.KV_airflow_claims": (),
+    "$JS.API.STREAM.MSG.GET.KV_airflow_claims": ("sensor", "processor"),
+    "$JS.API.STREAM.PURGE.KV_airflow_receipts": (),
+    "$JS.API.STREAM.MSG.GET.KV_airflow_receipts": ("sensor", "processor"),
+    RECORD: ("sensor", "processor"),
+    "$KV.airflow_claims.IZGESR2IKRJQ.MF2WI2LU": (),
+    "$KV.airflow_receipts.5f0c9a7be21d": ("sensor", "processor"),
+    "dead.FLIGHTS.delays.1.1.flights.ua": ("processor",),
+    "dead.FLIGHTS.audit.1.1.flights.ua": (),
+    "$JS.API.STREAM.MSG.GET.DEAD_FLIGHTS": ("processor",),
+    "$JS.API.STREAM.PURGE.DEAD_FLIGHTS": (),
+    "$SYS.REQ.SERVER.PING": (),
+    "$SYS.REQ.USER.INFO": (),
+}
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> Iterator[Access]:
+    access = Access(tmp_path)
+    access.server.start()
+    yield access
+    access.server.stop()
+
+
+def taking(**changes: Any) -> Taking:
+    values: dict[str, Any] = {
+        "stream": "FLIGHTS",
+        "consumer": "delays",
+        "owner": ("dag", "run", "sensor", -1, 1),
+        "max_messages": 100,
+        "gather": timedelta(seconds=0.1),
+        "consumer_config": {"ack_wait": timedelta(seconds=1), "max_ack_pending": 10_000},
+    }
+    return Taking(**{**values, **changes})
+
+
+async def set_up(access: Access) -> None:
+    async with connect(access.settings("setup")) as js:
+        await js.create_or_update_stream({"name": "FLIGHTS", "subjects": ["flights.>"], "allow_direct": True})
+        await Take(js, taking()).create()
+        await DeadLetters(js, "FLIGHTS").ensure()
+    async with connect(access.settings("admin")) as js:
+        await js.create_stream({"name": "OTHER", "subjects": ["other"], "allow_direct": True})
+        for stream, consumer in FOREIGN:
+            config = {"durable_name": consumer, "name": consumer, "ack_policy": "explicit"}
+            await js.stream(stream).create_consumer(config)
+
+
+async def take(js: JetStream, **changes: Any) -> list[Claim]:
+    work = Take(js, taking(**changes))
+    await work.prepare()
+    claims = await work.take(3)
+    work.handed_on()
+    return [Claim.from_json(claim.to_json()) for claim in claims]
+
+
+def publish(access: Access, role: str, subject: str, count: int) -> int:
+    messages = ((subject, b"%d" % number) for number in range(count))
+    return publish_all(access.settings(role), messages, scope=subject).stored
+
+
+async def test_each_user_can_do_its_work(access: Access) -> None:
+    await set_up(access)
+    assert await asyncio.to_thread(publish, access, "publisher", "flights.ua", 50) == 50
+    async with connect(access.settings("sensor")) as js:
+        (claim,) = await take(js)
+    batches = await asyncio.to_thread(
+        lambda: list(read(access.settings("reader"), claim.stream, claim.sequences, claim.stream_created))
+    )
+    assert sum(map(len, batches)) == claim.count == 50
+    async with connect(access.settings("processor")) as js, Hold.begin(js, claim, try_number=1) as hold:
+        await asyncio.sleep(1.5)  # longer than ack_wait: it is kept by heartbeats
+        await hold.reject(Sequences.of([7]), "no date")
+        await hold.settle("done")
+    async with connect(access.settings("processor")) as js:
+        with pytest.raises(AlreadyDone):
+            async with Hold.begin(js, claim, try_number=2):
+                pass
+        assert [each.claim_id for each in await Ledger(js, "FLIGHTS", "delays").committed()] == [claim.id]
+    async with connect(access.settings("admin")) as js:
+        info = await js.stream("FLIGHTS").consumer("delays").info()
+        assert (info.ack_pending, info.floor) == (0, 50)
+        assert (await js.stream("DEAD_FLIGHTS").info()).state["messages"] == 1
+        await js.api("CONSUMER.RESET.FLIGHTS.delays", {"seq": 1})
+    async with connect(access.settings("sensor")) as js:  # forgets what it had seen settled, which has its receipt
+        (again,) = await take(js)
+    assert again.sequences == claim.sequences
+    async with connect(access.settings("processor")) as js:
+        assert [each.claim_id for each in await Ledger(js, "FLIGHTS", "delays").committed()] == [claim.id]
+
+
+async def test_nobody_can_do_anything_else(access: Access) -> None:
+    await set_up(access)
+
+    def try_each(role: str) -> None:
+        with Wire.open(access.settings(role)) as wire:
+            for subject in [subject for subject, allowed in ACTS.items() if role not in allowed]:
+                with pytest.raises(PermissionDenied) as denied:
+                    wire.request(subject, b"{}")
+                assert denied.value.subject == subject
+            for subject in (">", "flights.>", "_INBOX.>", "$JS.API.>", *(f"_INBOX_{other}.>" for other in ROLES)):
+                if subject == f"_INBOX_{role}.>":
+                    continue
+                wire.subscribe(subject)
+                with pytest.raises(PermissionDenied, match="subscribe to"):
+                    wire.receive(2)
+
+    def try_allowed(role: str) -> None:
+        """The table is about something: the server accepts what is permitted."""
+        with Wire.open(access.settings(role)) as wire:
+            for subject in [subject for subject, allowed in ACTS.items() if role in allowed]:
+                wire.send(encode_publish(subject, "", b"{}"))
+                wire.api("STREAM.INFO.FLIGHTS")  # its answer comes behind a refusal
+
+    for role in ROLES:
+        await asyncio.to_thread(try_each, role)
+    for role in ROLES:
+        await asyncio.to_thread(try_allowed, role)
+
+
+READS = [("STREAM.INFO.FLIGHTS", b""), ("STREAM.MSG.GET.FLIGHTS", b'{"seq":1}'), ("DIRECT.GET.FLIGHTS", b'{"seq":1}')]
+REQUESTS = {
+    "reader": READS,
+    "processor": READS,
+    "publisher": [("STREAM.INFO.FLIGHTS", b""), ("flights.ua", b"+ACK"), ("flights.ua", b"")],
+}
+"""What these users may send to JetStream, below the prefix of their API; the message with sequence 1 is empty."""
+TARGETS = {
+    "delete": "$JS.API.STREAM.DELETE.OTHER",
+    "purge": "$JS.API.STREAM.PURGE.OTHER",
+    "record": RECORD,
+    "receipt": "$KV.airflow_receipts.5f0c9a7be21d",
+    "dead letter": "dead.FLIGHTS.delays.1.1.flights.ua",
+    "acknowledge": "$JS.ACK.FLIGHTS.audit.1.1.1.0.0",
+}
+"""What none of them may do, as the subject on which the answer to a request is to be published."""
+WRITES = {"record", "receipt", "dead letter"}
+ESCAPES = {"reader": WRITES | {"delete", "purge"}, "processor": WRITES | {"delete", "purge"}, "publisher": WRITES}
+"""What they do in the account of the streams, whatever permissions they have there."""
+
+
+@pytest.mark.parametrize(
+    ("config", "inside"), [(SHARED, ("reader", "publisher")), (SHIPPED, ("processor",))], ids=["one account", "shipped"]
+)
+async def test_who_is_outside_the_streams_account_cannot_escape_through_answers(
+    tmp_path: Path, config: str, inside: tuple[str, ...]
+) -> None:
+    """nats-server publishes an answer on the reply subject that the request names, with its own rights."""
+    access = Access(tmp_path, config)
+    access.server.start()
+    try:
+        await set_up(access)
+        await asyncio.to_thread(publish, access, "admin", "other", 3)
+        async with connect(access.settings("admin")) as js:
+            await js.publish("flights.ua", b"")
+            await js.stream("FLIGHTS").consumer("audit").fetch(1)
+            for role in (*inside, *({"reader", "publisher"} - {*inside})):
+                expected = ESCAPES[role] if role in inside else set()
+                for what, target in TARGETS.items():
+                    before = await others(js)
+                    await asyncio.to_thread(redirect, access.settings(role), REQUESTS[role], target)
+                    if what in expected:
+                        await until(partial(changed, js, before))
+                    else:
+                        await asyncio.sleep(0.1)  # longer than it takes where it works
+                        assert await others(js) == before, f"{role}: {what}"
+                    with suppress(StreamNameInUse):
+                        await js.create_stream({"name": "OTHER", "subjects": ["other"], "allow_direct": True})
+                    await js.publish("other", b"")  # to be purged
+    finally:
+        access.server.stop()
+
+
+def redirect(settings: ConnectionSettings, requests: list[tuple[str, bytes]], target: str) -> None:
+    """Have the answers published on ``target``: named plainly, behind each prefix that could be taken off, by a header
+    that asks for a trace there, and by one that schedules a message for there."""
+    prefix = settings.prefix
+    inbox = f"{settings.inbox_prefix}.x"
+    scheduled = f"Nats-Schedule: @at 2020-01-01T00:00:00Z\r\nNats-Schedule-Target: {target}"
+    ways = [
+        *((reply, "") for reply in (target, f"{prefix}.{target}", target.replace("$JS.API", prefix))),
+        *((inbox, f"NATS/1.0\r\n{lines}\r\n\r\n") for lines in (f"Nats-Trace-Dest: {target}", scheduled)),
+    ]
+    for request, body in requests:
+        subject = request if request.startswith("flights.") else f"{prefix}.{request}"
+        for reply, header in ways:
+            with Wire.open(settings) as wire:
+                wire.send(encode_publish(subject, reply, body, header.encode()))
+                with suppress(PermissionDenied, ConnectionLost):  # some are refused
+                    wire.api("STREAM.INFO.FLIGHTS")
+
+
+async def others(js: JetStream) -> dict[str, Any]:
+    """What the server holds for others: every stream but FLIGHTS, to which a publisher may publish, and a consumer."""
+    names = [name for name in (await js.api("STREAM.NAMES"))["streams"] if name != "FLIGHTS"]
+    states = {name: (await js.stream(name).info()).state for name in names}
+    audit = await js.stream("FLIGHTS").consumer("audit").info()
+    streams = {name: (state["first_seq"], state["last_seq"]) for name, state in states.items()}
+    return {**streams, "audit": (audit.ack_pending, audit.floor)}
+
+
+async def changed(js: JetStream, before: dict[str, Any]) -> bool:
+    return await others(js) != before
+
+
+async def test_each_way_to_publish_works_through_the_import(access: Access) -> None:
+    await set_up(access)
+    async with connect(access.settings("publisher")) as js:
+        assert (await js.publish("flights.ua", b"0")).seq == 1
+        answers = await asyncio.gather(*[await js.publish_async("flights.ua", b"%d" % n) for n in range(1_000)])
+        assert {answer.seq for answer in answers} == set(range(2, 1_002))
+        with pytest.raises(WrongLastSequence):
+            await js.publish("flights.ua", b"", expected_last_sequence=7)
+    assert await asyncio.to_thread(publish, access, "publisher", "flights.ua", 5_000) == 5_000
+    messages = [("flights.ua", b"%d" % number) for number in range(100)]
+    async with connect(access.settings("admin")) as js:
+        await js.create_or_update_stream({"name": "FLIGHTS", "allow_atomic": True, "allow_batched": True})
+    async with connect(access.settings("publisher")) as js:
+        assert (await js.publish_batch(messages)).seq == 6_101
+    assert (await asyncio.to_thread(publish_fast, access.settings("publisher"), messages)).seq == 6_201
+    async with connect(access.settings("admin")) as js:
+        info = await js.stream("FLIGHTS").info()
+    assert info.state["messages"] == 6_201
+    wanted = Sequences.from_ranges([(1, 6_201)])
+    batches = await asyncio.to_thread(lambda: list(read(access.settings("reader"), "FLIGHTS", wanted, info.created)))
+    assert [sequence for batch in batches for sequence in batch.sequences] == list(range(1, 6_202))
+
+
+async def test_claims_are_not_taken_through_the_import(access: Access) -> None:
+    await set_up(access)
+    async with connect(access.settings("reader")) as js:
+        with pytest.raises(InvalidValue, match="api_prefix"):
+            await take(js)
+
+
+async def test_one_forbidden_message_among_many_is_named(access: Access) -> None:
+    await set_up(access)
+    messages = [("flights.ua", b"1"), ("elsewhere.ua", b"2"), ("flights.ua", b"3")]
+    with pytest.raises(PublishFailed, match=r"elsewhere\.ua") as failed:
+        await asyncio.to_thread(publish_all, access.settings("publisher"), messages)
+    assert (failed.value.position, type(failed.value.cause)) == (1, PermissionDenied)
+    async with connect(access.settings("admin")) as js:
+        assert (await js.stream("FLIGHTS").info()).state["messages"] == failed.value.stored
+
+
+async def test_an_inbox_that_may_not_be_listened_to_is_named(access: Access) -> None:
+    await set_up(access)
+    settings = replace(access.settings("reader"), inbox_prefix="_INBOX")
+    with pytest.raises(PermissionDenied, match="subscribe to '_INBOX"), Wire.open(settings) as wire:
+        wire.api("STREAM.INFO.FLIGHTS")
+    async with connect(settings) as js:
+        with pytest.raises(PermissionDenied, match="subscribe to '_inbox"):
+            await js.stream("FLIGHTS").info()
+
+
+@pytest.mark.parametrize("role", ["sensor", "processor"])
+async def test_who_may_not_acknowledge_is_told_before_the_work_begins(access: Access, role: str) -> None:
+    await set_up(access)
+    await asyncio.to_thread(publish, access, "publisher", "flights.ua", 5)
+    access.without(role, "$JS.ACK.FLIGHTS.delays.>")
+    await asyncio.sleep(0.3)
+
+    async def work() -> None:
+        async with connect(access.settings("sensor")) as js:
+            (claim,) = await take(js)
+        async with connect(access.settings("processor")) as js, Hold.begin(js, claim, try_number=1):
+            pytest.fail("the work began")
+
+    with pytest.raises(PermissionDenied, match=r"publish on '\$JS\.ACK\.FLIGHTS\.delays\."):
+        await asyncio.wait_for(work(), 20)
+
+
+async def test_a_sensor_that_may_not_pull_is_told_so(access: Access) -> None:
+    await set_up(access)
+    access.without("sensor", "$JS.API.CONSUMER.MSG.NEXT.FLIGHTS.delays")
+    await asyncio.sleep(0.3)
+    async with connect(access.settings("sensor")) as js:
+        with pytest.raises(PermissionDenied, match=r"MSG\.NEXT\.FLIGHTS\.delays"):
+            await asyncio.wait_for(take(js), 20)
+
+
+async def test_denied_acknowledgements_are_named_at_once(access: Access, caplog: pytest.LogCaptureFixture) -> None:
+    """Withdrawn while the work runs: the ledger has the decision, the log has the subject, nobody waits for 30 s."""
+    await set_up(access)
+    await asyncio.to_thread(publish, access, "publisher", "flights.ua", 2_500)
+    async with connect(access.settings("sensor")) as js:
+        (claim,) = await take(js, max_messages=5_000)
+    async with connect(access.settings("processor")) as js:
+        async with Hold.begin(js, claim, try_number=1) as hold:
+            access.without("processor", "$JS.ACK.FLIGHTS.delays.>")
+            await asyncio.sleep(1.2)
+            start = time.monotonic()
+            await hold.settle("done")
+            assert time.monotonic() - start < 20
+        said = f"claim {claim.id} is done, but its messages come again: no permission to publish on '$JS.ACK.FLIGHTS"
+        assert said in caplog.text
+        book = Ledger(js, "FLIGHTS", "delays")
+        record, _ = await book.read()
+        assert record is not None
+        assert record.done[claim.id].value == "done"
+        with pytest.raises(PermissionDenied) as denied:
+            await acknowledge(book, Delivered.of(record, claim.sequences, claim.consumer_sequence))
+        assert denied.value.subject.startswith("$JS.ACK.FLIGHTS.delays.1.")
+    async with connect(access.settings("admin")) as js:
+        assert (await js.stream("FLIGHTS").consumer("delays").info()).ack_pending == 2_500
+
+
+FORGED: dict[str, tuple[dict[str, Any], type[Exception], type[Exception]]] = {
+    # what is changed in a good claim: the error with the shipped permissions, and for a user who may do everything
+    "stream": (
+        {"stream": "OTHER", "ack_prefix": "$JS.ACK.OTHER.delays"},
+        PermissionDenied,
+        Superseded,
+    ),
+    "consumer": ({"consumer": "audit", "ack_prefix": "$JS.ACK.FLIGHTS.audit"}, PermissionDenied, Superseded),
+    "ledger's stream": (
+        {"stream": "KV_airflow_claims", "ack_prefix": "$JS.ACK.KV_airflow_claims.delays"},
+        PermissionDenied,
+        Superseded,
+    ),
+    "wider": ({"ranges": [[1, 10]], "count": 10}, ClaimInvalid, ClaimInvalid),
+    "other ranges": ({"ranges": [[6, 10]]}, ClaimInvalid, ClaimInvalid),
+    "part": ({"ranges": [[1, 2]], "count": 2}, ClaimInvalid, ClaimInvalid),
+    "another id": ({"id": "5f0c9a7be21d"}, Superseded, Superseded),
+    "ack_prefix": ({"ack_prefix": "$JS.ACK.OTHER.delays"}, ClaimInvalid, ClaimInvalid),
+    "subject": ({"ack_prefix": "$JS.API.STREAM.DELETE.FLIGHTS"}, ClaimInvalid, ClaimInvalid),
+    "wildcard": ({"stream": "*", "ack_prefix": "$JS.ACK.*.delays"}, ClaimInvalid, ClaimInvalid),
+    "command": ({"consumer": "d 1\r\nPUB", "ack_prefix": "$JS.ACK.FLIGHTS.d 1\r\nPUB"}, ClaimInvalid, ClaimInvalid),
+    "connection": ({"connection": "nats_admin"}, ClaimInvalid, ClaimInvalid),
+    "created": ({"consumer_created": "2020-01-01T00:00:00Z"}, Superseded, Superseded),
+}
+
+
+async def test_a_forged_claim_moves_nothing(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "SECOND_READ", 0.1)
+    await set_up(access)
+    await asyncio.to_thread(publish, access, "publisher", "flights.ua", 10)
+    await asyncio.to_thread(publish, access, "admin", "other", 10)
+    async with connect(access.settings("admin")) as js:
+        for stream, consumer in FOREIGN:
+            assert len(await js.stream(stream).consumer(consumer).fetch(10)) == 10
+        good, _ = await take(js, messages_per_claim=5)
+        before = await state(js)
+        for role in ("processor", "admin"):
+            async with connect(access.settings(role)) as acting:
+                for what, (changes, denied, refused) in FORGED.items():
+                    with pytest.raises(denied if role == "processor" else refused):
+                        async with Hold.begin(acting, await forged(js, good, changes), try_number=1):
+                            pytest.fail(f"held with another {what}")
+        assert await state(js) == before
+        async with Hold.begin(js, good, try_number=1) as hold:  # the good one is still good
+            await asyncio.sleep(1)
+            await hold.settle()
+        assert (await js.stream("FLIGHTS").consumer("delays").info()).ack_pending == 5
+        assert [each for each in await state(js) if each not in before] == []
+
+
+async def forged(js: JetStream, good: Claim, changes: dict[str, Any]) -> Claim:
+    """Made by somebody who knows when the other stream and consumer were created."""
+    value = good.to_json()
+    names = (changes.get("stream", good.stream), changes.get("consumer", good.consumer))
+    if names in FOREIGN:
+        value["stream_created"] = (await js.stream(names[0]).info()).created
+        value["consumer_created"] = (await js.stream(names[0]).consumer(names[1]).info()).created
+    return Claim.from_json(json.dumps({**value, **changes}))
+
+
+async def state(js: JetStream) -> list[Any]:
+    """What the server holds for others: their consumers, and every record of the ledger."""
+    infos = [await js.stream(stream).consumer(name).info() for stream, name in FOREIGN]
+    streams = [(await js.stream(name).info()).state["messages"] for name in ("FLIGHTS", "OTHER")]
+    return [*[(info.ack_pending, info.floor) for info in infos], streams]
+
+
+async def test_a_reader_makes_no_consumer_and_is_told_so_before_it_reads(access: Access) -> None:
+    await set_up(access)
+    await asyncio.to_thread(publish, access, "publisher", "flights.ua", 10)
+    async with connect(access.settings("admin")) as js:
+        created = (await js.stream("FLIGHTS").info()).created
+    reading = delivery.read(access.settings("reader"), "FLIGHTS", Sequences.from_ranges([(1, 10)]), created)
+    with pytest.raises(ConsumerRefused, match=r"CONSUMER\.CREATE\.FLIGHTS"):
+        await asyncio.to_thread(next, reading)
+
+
+async def test_a_reader_with_a_forged_claim_reads_nothing_else(access: Access) -> None:
+    await set_up(access)
+    await asyncio.to_thread(publish, access, "admin", "other", 10)
+    async with connect(access.settings("admin")) as js:
+        created = (await js.stream("OTHER").info()).created
+    with pytest.raises(PermissionDenied, match=r"JS\.airflow\.API\.STREAM\.INFO\.OTHER"):
+        await asyncio.to_thread(
+            lambda: list(read(access.settings("reader"), "OTHER", Sequences.from_ranges([(1, 10)]), created))
+        )
+
+
+async def test_one_record_cannot_erase_the_others(access: Access) -> None:
+    """A publish may say that it replaces all of a bucket (``Nats-Rollup: all``): the ledger's buckets refuse it."""
+    await set_up(access)
+    async with connect(access.settings("admin")) as js:
+        await js.publish("$KV.airflow_claims.OTHER.X", b"{}")
+    async with connect(access.settings("processor")) as js:
+        for scope in ("all", "sub"):
+            with pytest.raises(Exception, match="rollup not permitted"):
+                await js.publish(RECORD, b"{}", headers={"Nats-Rollup": scope})
+    async with connect(access.settings("admin")) as js:
+        assert (await js.stream("KV_airflow_claims").info()).state["messages"] == 1
+
+
+@pytest.mark.parametrize(
+    ("subject", "error", "named"),
+    [
+        (RECORD, LedgerUnavailable, r"publish on '\$KV\.airflow_claims\."),
+        ("$KV.airflow_receipts.*", LedgerUnavailable, r"publish on '\$KV\.airflow_receipts\."),
+        ("$JS.ACK.FLIGHTS.delays.>", PermissionDenied, r"publish on '\$JS\.ACK\.FLIGHTS\.delays\."),
+    ],
+)
+async def test_what_settling_may_not_do_is_named_before_anything_is_pulled(
+    access: Access, subject: str, error: type[Exception], named: str
+) -> None:
+    await set_up(access)
+    await asyncio.to_thread(publish, access, "publisher", "flights.ua", 5)
+    access.without("sensor", subject)
+    await asyncio.sleep(0.3)
+    async with connect(access.settings("sensor")) as js:
+        with pytest.raises(error, match=named):
+            await take(js)
+    async with connect(access.settings("admin")) as js:
+        info = await js.stream("FLIGHTS").consumer("delays").info()
+        assert (info.counter, info.ack_pending) == (0, 0)
+        assert (await js.stream("KV_airflow_claims").info()).state["last_seq"] == 0

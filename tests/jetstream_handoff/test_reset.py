@@ -1,0 +1,408 @@
+"""Our own reset, attacked on a real server: what it promises is delivered again is processed again, all of it."""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.errors import ApiError, ConsumerNotFound, InvalidValue, PermissionDenied, RequestTimeout
+from jetstream_client.protocol import time_nanoseconds
+from jetstream_client.sequences import Sequences
+from jetstream_client.stream import Stream
+from jetstream_handoff import answers, hold, ledger, reset, settle
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.errors import HandoffError, HoldLost, LedgerUnavailable, ResetRefused, Superseded
+from jetstream_handoff.hold import Hold
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.record import Receipt
+from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, floor, publish, reset_by_a_stranger, take, unacknowledged
+
+
+@pytest.fixture(autouse=True)
+def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reset and second reads wait for less: the server here neither freezes nor dies."""
+    monkeypatch.setattr(reset, "QUIET", 0.3)
+    monkeypatch.setattr(settle, "BELIEVED", 0)
+    for module in (hold, ledger):
+        monkeypatch.setattr(module, "SECOND_READ", 0.1)
+
+
+def book(stream: Stream) -> Ledger:
+    return Ledger(stream.js, stream.name, CONSUMER)
+
+
+async def taken(stream: Stream, run: str = "run", count: int = 1_000, wait: float = 3) -> list[Claim]:
+    config = {"ack_wait": 3 * ACK_WAIT, "max_ack_pending": 4_000}  # whatever else the machine does: which ones matters
+    return await take(stream, run, wait=wait, max_messages=count, consumer_config=config)
+
+
+async def work(stream: Stream, run: str, count: int = 10) -> Claim:
+    """Take a claim and settle it."""
+    (claim,) = await taken(stream, run, count)
+    async with Hold.begin(stream.js, claim, try_number=1) as held:
+        await held.settle(run)
+    return claim
+
+
+async def everything(stream: Stream) -> Sequences:
+    """What a sensor gets now, all of it."""
+    found = Sequences()
+    while claims := await taken(stream, f"everything after {found}", wait=0.4):
+        for claim in claims:
+            assert not found & claim.sequences
+            found |= claim.sequences
+    return found
+
+
+async def receipts(stream: Stream) -> dict[str, Receipt]:
+    return {receipt.claim_id: receipt for receipt in await book(stream).committed()}
+
+
+async def test_to_the_floor_while_claims_are_held(stream: Stream) -> None:
+    await publish(stream, 30)
+    done = await work(stream, "done")
+    (held,) = await taken(stream, "held", 10)
+    (waiting,) = await taken(stream, "waiting", 10)
+    async with Hold.begin(stream.js, held, try_number=1) as attempt:
+        made = await reset.reset(book(stream))
+        assert (made.sequence, made.superseded) == (11, tuple(sorted([held.id, waiting.id])))
+        assert made.pending == 20
+        with pytest.raises((Superseded, HoldLost)):
+            await attempt.settle("too late")
+    with pytest.raises(Superseded):
+        async with Hold.begin(stream.js, waiting, try_number=1):
+            pass
+    assert await everything(stream) == Sequences.from_ranges([(11, 30)])
+    assert (await receipts(stream)).keys() == {done.id}
+    for claim in (held, waiting):
+        receipt = await book(stream).receipt(claim.id)
+        assert receipt
+        assert receipt.state == "superseded"
+
+
+async def test_to_a_sequence_what_is_done_comes_again(stream: Stream) -> None:
+    await publish(stream, 20)
+    done = await work(stream, "done")
+    made = await reset.reset(book(stream), 4)
+    assert (made.sequence, made.pending, made.superseded) == (4, 17, ())
+    info = await stream.consumer(CONSUMER).info()
+    assert (info.counter, info.floor) == (0, 3)
+    again = await work(stream, "again", 20)
+    assert again.sequences == Sequences.from_ranges([(4, 20)])
+    assert await floor(stream) == 20
+    assert (await receipts(stream)).keys() == {done.id, again.id}
+
+
+async def test_it_never_skips_what_nobody_processed(stream: Stream) -> None:
+    await publish(stream, 20)
+    await work(stream, "done")
+    await taken(stream, "held", 5)
+    before = await state(stream)
+    for sequence in (12, 20, 21):
+        with pytest.raises(InvalidValue, match="give 11 at most"):
+            await reset.reset(book(stream), sequence)
+    for wrong in (0, -1, True, "5", 1.0):
+        with pytest.raises(InvalidValue, match="from 1 on"):
+            await reset.reset(book(stream), wrong)  # type: ignore[arg-type]
+    assert await state(stream) == before
+    assert (await reset.plan(book(stream), 11)).sequence == 11
+
+
+@pytest.mark.parametrize(
+    ("config", "sequence", "says"),
+    [({"deliver_policy": "new"}, 1, "to its floor only"), ({"opt_start_seq": 5}, 4, "opt_start_seq=5")],
+)
+async def test_what_the_consumer_rules_out(stream: Stream, config: dict[str, Any], sequence: int, says: str) -> None:
+    await publish(stream, 10)
+    policy = {"deliver_policy": "by_start_sequence", **config}
+    await take(stream, wait=0.2, consumer_config={"ack_wait": 10**9, **policy})
+    before = await state(stream)
+    with pytest.raises(InvalidValue, match=says):
+        await reset.reset(book(stream), sequence)
+    with pytest.raises(ApiError):  # so the server says, too
+        await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": sequence})
+    assert await state(stream) == before
+
+
+async def test_without_consumer_or_ledger_nothing_is_reset(stream: Stream) -> None:
+    await publish(stream, 10)
+    with pytest.raises(LedgerUnavailable, match="missing"):
+        await reset.reset(book(stream))
+    await taken(stream)
+    await stream.consumer(CONSUMER).delete()
+    with pytest.raises(ConsumerNotFound):
+        await reset.reset(book(stream))
+
+
+async def done_and_not_acknowledged(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Claim:
+    """A claim whose attempt died between the record and the acknowledgements."""
+    (claim,) = await taken(stream, "dies", 10)
+
+    async def die(*arguments: Any) -> Sequences:
+        raise ConnectionResetError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(answers, "acknowledge", die)
+        with pytest.raises(ConnectionResetError):
+            async with Hold.begin(stream.js, claim, try_number=1) as held:
+                await held.settle("dies")
+    assert await unacknowledged(stream) == 10
+    return claim
+
+
+async def test_a_settlement_between_done_and_acknowledged(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    await publish(stream, 20)
+    claim = await done_and_not_acknowledged(stream, monkeypatch)
+    record, _ = await book(stream).read()
+    assert record
+    late = answers.Delivered.of(record, claim.sequences, claim.consumer_sequence)
+    made = await reset.reset(book(stream))
+    assert (made.sequence, made.forgotten) == (11, claim.sequences)  # acknowledged before: it is done
+    made = await reset.reset(book(stream), 1)
+    assert made.sequence == 1
+    (again,) = await taken(stream, "again")
+    assert again.sequences == Sequences.from_ranges([(1, 20)])
+    assert await answers.acknowledge(book(stream), late, within=1) == claim.sequences  # the dead attempt wakes up
+    assert await unacknowledged(stream) == 20
+
+
+async def test_after_a_stranger_there_is_nothing_to_acknowledge(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(stream, 20)
+    claim = await done_and_not_acknowledged(stream, monkeypatch)
+    await reset_by_a_stranger(stream)
+    made = await reset.reset(book(stream), patience=3)
+    assert (made.sequence, made.forgotten) == (1, claim.sequences)
+    assert await everything(stream) == Sequences.from_ranges([(1, 20)])
+
+
+async def test_acknowledgements_on_their_way_arrive_before_the_reset(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(stream, 10)
+    (claim,) = await taken(stream)
+    tested = asyncio.Event()
+    confirm = answers._Confirmer.confirm
+
+    async def slowly(self: Any, *arguments: Any) -> Sequences:
+        if not tested.is_set():  # the first: the attempt's own, after its test
+            tested.set()
+            await asyncio.sleep(0.2)
+        return await confirm(self, *arguments)
+
+    monkeypatch.setattr(answers._Confirmer, "confirm", slowly)
+    async with Hold.begin(stream.js, claim, try_number=1) as held:
+        settling = asyncio.create_task(held.settle())
+        await tested.wait()
+        await reset.reset(book(stream), 1)
+        (again,) = await taken(stream, "again", wait=1)
+        assert again.sequences == claim.sequences
+        await settling
+    await asyncio.sleep(0.2)
+    assert await unacknowledged(stream) == 10
+
+
+async def test_unconfirmed_acknowledgements_refuse_it(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    await publish(stream, 20)
+    claim = await done_and_not_acknowledged(stream, monkeypatch)
+    before = await state(stream)
+
+    def lose(*arguments: Any) -> None:
+        raise RequestTimeout("the way to the server is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(answers._Confirmer, "_confirm", lose)
+        with pytest.raises(ResetRefused, match=r"10 acknowledgements .* unconfirmed: 1-10") as refused:
+            await reset.reset(book(stream), patience=1)
+    assert refused.value.unconfirmed == claim.sequences
+    assert await state(stream) == before
+    assert (await reset.reset(book(stream))).sequence == 11
+    assert await everything(stream) == Sequences.from_ranges([(11, 20)])
+
+
+async def test_who_may_not_acknowledge_resets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = '{ publish: { deny: ["$JS.ACK.>"] } }'
+    users = f"{{ user: all, password: p }}, {{ user: mute, password: p, permissions: {allowed} }}"
+    server = NatsServer(tmp_path, config=f"authorization {{ users: [ {users} ] }}")
+    server.start()
+    try:
+        settings = ConnectionSettings(servers=server.url, user="all", password="p", shortest_ack_wait=0.5)
+        async with connect(settings) as js, connect(replace(settings, user="mute")) as mute:
+            stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
+            await publish(stream, 20)
+            await done_and_not_acknowledged(stream, monkeypatch)
+            before = await state(stream)
+            with pytest.raises(PermissionDenied, match=r"JS\.ACK"):
+                await reset.reset(Ledger(mute, "S", CONSUMER), patience=1)
+            assert await state(stream) == before
+    finally:
+        server.stop()
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("step", ["confirmed", "new life", "last look"])
+async def test_killed_between_two_steps(stream: Stream, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    await publish(stream, 30)
+    done = await done_and_not_acknowledged(stream, monkeypatch)
+    (held,) = await taken(stream, "held", 10)
+    with monkeypatch.context() as patch:
+        kill(patch, step)
+        with pytest.raises(Killed):
+            await reset.reset(book(stream))
+    if step != "confirmed":
+        with pytest.raises(ResetRefused, match="under way since"):
+            await reset.reset(book(stream))
+    if step == "confirmed":  # nothing was done: the claim goes on
+        async with Hold.begin(stream.js, held, try_number=1) as attempt:
+            await attempt.settle()
+        assert await everything(stream) == Sequences.from_ranges([(21, 30)])
+    else:  # in doubt, processed again: its lease ends
+        with pytest.raises(Superseded):
+            async with Hold.begin(stream.js, held, try_number=1):
+                pass
+        await answers.negative(book(stream), held.sequences)
+        assert await everything(stream) == Sequences.from_ranges([(11, 30)])
+    monkeypatch.setattr(reset, "QUIET", 0.1)
+    monkeypatch.setattr(reset, "UNDER_WAY", 0.5)  # the killed one is older by now
+    made = await reset.reset(book(stream), 1)
+    assert made.sequence == 1
+    assert await everything(stream) == Sequences.from_ranges([(1, 30)])
+    assert done.id in await receipts(stream)
+
+
+def kill(patch: pytest.MonkeyPatch, step: str) -> None:
+    """Let a reset die after a step."""
+    changes = 0
+    change = Ledger.change
+
+    async def dying_change(self: Ledger, function: Any) -> Any:
+        nonlocal changes
+        changes += 1
+        if step == "confirmed":
+            raise Killed
+        answer = await change(self, function)
+        if (step, changes) in (("new life", 1), ("last look", 2)):
+            raise Killed
+        return answer
+
+    patch.setattr(Ledger, "change", dying_change)
+
+
+async def test_of_two_at_once_the_later_is_refused(stream: Stream) -> None:
+    """Otherwise a reset to 20, allowed before the one to 1, would skip what that brought back."""
+    await publish(stream, 30)
+    await work(stream, "done", 30)
+    first = asyncio.create_task(reset.reset(book(stream), 1))
+    await asyncio.sleep(0.15)
+    with pytest.raises(ResetRefused, match="under way since"):
+        await reset.reset(book(stream), 20)
+    assert (await first).sequence == 1
+    assert await everything(stream) == Sequences.from_ranges([(1, 30)])
+
+
+async def test_resets_and_work_at_once(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reset holds what it promises, whatever goes on: everything past it is settled by somebody after it."""
+    monkeypatch.setattr(settle, "BELIEVED", 10**9)
+    await publish(stream, 400)
+    await taken(stream, "creates the consumer", 5)
+    stop = asyncio.Event()
+
+    async def worker(number: int) -> None:
+        run = 0
+        while not stop.is_set():
+            run += 1
+            with suppress(HandoffError):
+                for claim in await taken(stream, f"{number}-{run}", 40, wait=0.5):
+                    async with Hold.begin(stream.js, claim, try_number=1) as held:
+                        await held.settle()
+
+    made: list[tuple[int, int]] = []
+
+    async def resets(wait: float) -> None:
+        await asyncio.sleep(wait)
+        with suppress(ResetRefused):  # while the other one is under way
+            answer = await reset.reset(book(stream), 1, patience=10)
+            made.append((answer.sequence, time_nanoseconds((await stream.info()).now)))
+
+    workers = [asyncio.create_task(worker(number)) for number in range(3)]
+    await asyncio.gather(resets(0.5), resets(1.5))
+    for _ in range(100):
+        await asyncio.sleep(0.2)
+        if await floor(stream) >= 400 and not await unacknowledged(stream):
+            break
+    stop.set()
+    await asyncio.gather(*workers)
+    assert made
+    for sequence, at in made:
+        after = [
+            receipt.sequences for receipt in (await receipts(stream)).values() if time_nanoseconds(receipt.at) > at
+        ]
+        processed = Sequences.from_ranges(each for sequences in after for each in sequences.ranges)
+        assert not Sequences.from_ranges([(sequence, 400)]) - processed
+
+
+async def test_it_counts_as_refused_while_claims_go_on_being_settled(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(stream, 40)
+    await work(stream, "first")
+    monkeypatch.setattr(reset, "QUIET", 1.0)
+    resetting = asyncio.create_task(reset.reset(book(stream), 1, patience=1))
+    await asyncio.sleep(0.3)
+    await work(stream, "second")
+    with pytest.raises(ResetRefused, match="pause the DAGs"):
+        await resetting
+    assert await floor(stream) >= 20
+
+
+async def state(stream: Stream) -> Any:
+    """What a reset would change: the record's revision, and the consumer's counters."""
+    info = await stream.consumer(CONSUMER).info()
+    return (await book(stream).read())[1], info.counter, info.floor, info.ack_pending
+
+
+async def test_a_reset_that_began_before_the_clock_was_set_back_is_not_waited_for(stream: Stream) -> None:
+    await publish(stream, 10)
+    await work(stream, "done")
+    later = (datetime.now(UTC) + timedelta(hours=2)).isoformat()
+    dead = ("dead", later)
+    await book(stream).change(lambda record, _: replace(record, resetting=dead) if record else None)
+    assert (await reset.reset(book(stream), 1)).sequence == 1
+
+
+async def test_a_machine_that_is_paused_after_its_last_look_looks_again(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(stream, 10)
+    await work(stream, "done")
+    ledger_ = book(stream)
+    looks: list[str] = []
+    change, info = ledger_.change, ledger_.consumer.info
+
+    async def counted(function: Any) -> Any:
+        answer = await change(function)
+        if function.__name__ == "last_look":
+            looks.append(answer[1].now)
+        return answer
+
+    async def after_a_pause(**named: Any) -> Any:
+        answer = await info(**named)
+        if len(looks) == 1:  # the server's clock went on, ours did not
+            late = datetime.fromisoformat(f"{answer.now[:19]}+00:00") + timedelta(seconds=3)
+            answer.raw["ts"] = late.isoformat()
+        return answer
+
+    monkeypatch.setattr(ledger_, "change", counted)
+    monkeypatch.setattr(ledger_.consumer, "info", after_a_pause)
+    await reset.reset(ledger_, 1)
+    assert len(looks) == 2

@@ -1,0 +1,470 @@
+"""Holding and settling on a real server: one decision, made once, by the newest attempt."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.errors import ConnectionEnded, InvalidValue, JetStreamError, RequestTimeout
+from jetstream_client.lag import Bound
+from jetstream_client.sequences import Sequences
+from jetstream_client.stream import Stream
+from jetstream_handoff import answers, settle
+from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, LedgerFull, LedgerUnavailable, Superseded
+from jetstream_handoff.hold import Hold
+from jetstream_handoff.keep import keep
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.record import Record
+from jetstream_handoff.take import Take
+from tests.jetstream_client.until import SOON, until
+from tests.jetstream_handoff.steps import (
+    CONSUMER,
+    ended_by_the_server,
+    floor,
+    publish,
+    reset_by_a_stranger,
+    take,
+    taking,
+    unacknowledged,
+)
+
+
+async def test_settled_messages_are_acknowledged_and_the_value_is_recorded(stream: Stream) -> None:
+    await publish(stream, 2_500)
+    (claim,) = await take(stream, max_messages=2_500)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        assert hold.attempt_id.startswith(f"{claim.id}-1-")
+        await hold.settle({"rows": 2_500})
+    assert await unacknowledged(stream) == 0
+    assert await floor(stream) == 2_500
+    (receipt,) = await Ledger(stream.js, stream.name, CONSUMER).committed()
+    assert (receipt.attempt_id, receipt.value) == (hold.attempt_id, {"rows": 2_500})
+    assert receipt.sequences == claim.sequences
+
+
+async def test_a_second_attempt_learns_that_it_is_done(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle([1, "two"])
+    with pytest.raises(AlreadyDone) as done:
+        async with Hold.begin(stream.js, claim, try_number=2):
+            pass
+    assert (done.value.value, done.value.token) == ([1, "two"], hold.token)
+
+
+async def test_a_decision_whose_answer_got_lost_is_its_own_when_a_take_has_been_since(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    book = Ledger(stream.js, stream.name, CONSUMER)
+    write = Ledger._write
+
+    async def losing(self: Ledger, subject: str, *arguments: Any) -> int:
+        revision = await write(self, subject, *arguments)
+        if subject != book._record_subject:
+            return revision
+        monkeypatch.setattr(Ledger, "_write", write)
+        record, info = (await book.read())[0], await book.consumer.info()
+        assert record
+        await book.write_receipt(book.done_receipt(claim.id, record.done[claim.id]))
+        await write(book, subject, record.tidied(info).to_json(), revision)  # as a take elsewhere
+        raise RequestTimeout("the answer got lost")
+
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await asyncio.sleep(1)
+        monkeypatch.setattr(Ledger, "_write", losing)
+        await hold.settle("once")
+    assert await unacknowledged(stream) == 0
+    (receipt,) = await book.committed()
+    assert (receipt.attempt_id, receipt.value) == (hold.attempt_id, "once")
+
+
+async def test_heartbeats_keep_the_claim_for_many_leases(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        assert await stream.consumer(CONSUMER).fetch(10, max_wait=3.5) == []
+        assert not hold.lost
+        await hold.settle()
+    assert await unacknowledged(stream) == 0
+
+
+@pytest.mark.parametrize("later", [0, 0.002, 0.005])  # seconds
+async def test_settling_in_the_middle_of_a_heartbeat(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, later: float
+) -> None:
+    beating = asyncio.Event()
+    in_progress = answers.in_progress
+
+    async def beat(*arguments: Any) -> None:
+        beating.set()
+        await in_progress(*arguments)
+        beating.clear()
+
+    monkeypatch.setattr(answers, "in_progress", beat)
+    await publish(stream, 5_000)
+    slow = {"ack_wait": timedelta(seconds=5)}  # a busy machine takes a second for so many
+    (claim,) = await take(stream, max_messages=5_000, consumer_config=slow)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        beating.clear()  # the first one, before the work
+        await beating.wait()
+        await asyncio.sleep(later)
+        assert beating.is_set()
+        await asyncio.wait_for(hold.settle(), 20)
+
+    async def counted() -> bool:  # by a busy server a while after it has confirmed them
+        info = await stream.consumer(CONSUMER).info()
+        return (info.ack_pending, info.pending, info.floor) == (0, 0, 5_000)
+
+    await until(counted)
+
+
+async def test_a_newer_attempt_fences_the_older_one(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    lost: list[str] = []
+    async with Hold.begin(stream.js, claim, try_number=1) as old:
+        old.on_lost(lost.append)
+        async with Hold.begin(stream.js, claim, try_number=2) as new:
+            await asyncio.sleep(3)
+            assert lost
+            with pytest.raises(HoldLost):
+                await old.settle("old")
+            await old.release()
+            assert not new.lost  # the old one's release did nothing
+            await new.settle("new")
+    (receipt,) = await Ledger(stream.js, stream.name, CONSUMER).committed()
+    assert (receipt.token, receipt.value) == (new.token, "new")
+
+
+async def test_leaving_without_an_end_releases_at_once(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1):
+        pass
+    async with Hold.begin(stream.js, claim, try_number=2) as retry:  # the claim is still open for a retry
+        pass
+    assert retry.token != "1"
+    (again,) = await take(stream, "other", wait=0.9)
+    assert again.sequences == claim.sequences
+    with pytest.raises(Superseded):
+        async with Hold.begin(stream.js, claim, try_number=3):
+            pass
+
+
+async def test_an_attempt_whose_consumer_is_gone_is_superseded_and_releases_in_silence(stream: Stream) -> None:
+    await publish(stream, 10)
+    claims = await take(stream, messages_per_claim=5)
+    async with (
+        Hold.begin(stream.js, claims[0], try_number=1) as settling,
+        Hold.begin(stream.js, claims[1], try_number=1) as releasing,
+    ):
+        await stream.consumer(CONSUMER).delete()
+        with pytest.raises(Superseded, match="consumer not found"):
+            await settling.settle()
+        await releasing.release()  # an error here would hide the one that ended the work
+
+
+async def test_released_with_a_delay_comes_again_after_it(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.release(timedelta(seconds=2.5))
+    assert await take(stream, "other", wait=1.5) == []
+    assert (await take(stream, "other", wait=5))[0].sequences == claim.sequences
+
+
+async def test_failed_for_good_goes_to_the_next_taker(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.fail()
+    receipt = await Ledger(stream.js, stream.name, CONSUMER).receipt(claim.id)
+    assert receipt
+    assert receipt.state == "failed"
+    assert (await take(stream, "other"))[0].sequences == claim.sequences
+
+
+async def test_a_value_that_cannot_be_recorded_settles_nothing(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        for value in (object(), float("nan"), "x" * 9_000):
+            with pytest.raises(InvalidValue):
+                await hold.settle(value)
+        assert await unacknowledged(stream) == 10
+        await hold.settle("x" * 8_000)
+    assert await unacknowledged(stream) == 0
+
+
+async def test_a_reset_while_working_refuses_the_settlement(stream: Stream) -> None:
+    await publish(stream, 10)
+    seldom = {"ack_wait": timedelta(seconds=10)}  # with five heartbeats a second no moment is quiet enough for a reset
+    (claim,) = await take(stream, consumer_config=seldom)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await reset_by_a_stranger(stream)
+        with pytest.raises(Superseded):
+            await hold.settle()
+    (again,) = await take(stream, "other", consumer_config=seldom)
+    assert again.sequences == claim.sequences
+
+
+async def test_a_recreated_consumer_is_named(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    await stream.consumer(CONSUMER).delete()
+    with pytest.raises(Superseded, match="consumer not found"):
+        async with Hold.begin(stream.js, claim, try_number=1):
+            pass
+    await Take(stream.js, taking(stream)).prepare()
+    with pytest.raises(Superseded, match="consumer was recreated"):
+        async with Hold.begin(stream.js, claim, try_number=1):
+            pass
+
+
+async def test_a_recreated_stream_is_named(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    config = (await stream.info()).config
+    await stream.delete()
+    await stream.js.create_stream(config)
+    await Take(stream.js, taking(stream)).prepare()
+    with pytest.raises(Superseded, match="stream was recreated"):
+        async with Hold.begin(stream.js, claim, try_number=1):
+            pass
+
+
+async def test_other_ranges_than_the_ledger_entered_are_refused(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    forged = replace(claim, sequences=Sequences.from_ranges([(1, 9)]))
+    with pytest.raises(ClaimInvalid):
+        async with Hold.begin(stream.js, forged, try_number=1):
+            pass
+
+
+async def test_an_unknown_claim_is_superseded(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    with pytest.raises(Superseded, match="does not know"):
+        async with Hold.begin(stream.js, replace(claim, id="0123456789ab"), try_number=1):
+            pass
+
+
+@pytest.mark.parametrize("bucket", ["claims", "receipts"])
+async def test_a_missing_bucket_settles_nothing(stream: Stream, bucket: str) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    await stream.js.stream(f"KV_{stream.js.settings.ledger}_{bucket}").delete()
+    with pytest.raises(LedgerUnavailable, match=f"{bucket}.*missing"):
+        async with Hold.begin(stream.js, claim, try_number=1):
+            pass
+    with pytest.raises(LedgerUnavailable, match=f"{bucket}.*missing"):
+        await settle.settle_done(Ledger(stream.js, stream.name, CONSUMER), claim, "1-token")
+    assert await unacknowledged(stream) == 10
+
+
+async def test_late_acknowledgements_are_withheld_from_a_new_life(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    record, _ = await ledger.read()
+    assert record
+    await reset_by_a_stranger(stream)
+    assert len(await stream.consumer(CONSUMER).fetch(9, max_wait=2)) == 9
+    late = answers.Delivered.of(record, claim.sequences, claim.consumer_sequence)
+    assert await answers.acknowledge(ledger, late, within=1) == claim.sequences
+    assert await unacknowledged(stream) == 9
+
+
+async def test_the_server_killed_between_taking_and_settling(server: NatsServer, killed: Stream) -> None:
+    (claim,) = await take(killed, max_messages=3_000)
+    async with Hold.begin(killed.js, claim, try_number=1) as hold:
+        await asyncio.sleep(1.5)  # a server killed within its first moments forgets them: the next test
+        await asyncio.to_thread(server.kill)
+        with pytest.raises(JetStreamError):
+            await killed.info()
+        await asyncio.to_thread(server.start)
+        await hold.settle("after the kill")
+    assert await unacknowledged(killed) == 0
+    (receipt,) = await Ledger(killed.js, killed.name, CONSUMER).committed()
+    assert receipt.sequences == claim.sequences
+
+
+async def test_deliveries_that_a_killed_server_forgot_are_processed_again(server: NatsServer, killed: Stream) -> None:
+    (claim,) = await take(killed, max_messages=3_000)
+    async with Hold.begin(killed.js, claim, try_number=1) as hold:
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        with suppress(Superseded):  # it depends on the moment whether the server forgot
+            await hold.settle()
+    settled = Sequences()
+    for attempt in range(5):
+        for again in await take(killed, f"run {attempt}", max_messages=3_000, wait=3):
+            async with Hold.begin(killed.js, again, try_number=1) as hold:
+                await hold.settle()
+    assert await unacknowledged(killed) == 0
+    for receipt in await Ledger(killed.js, killed.name, CONSUMER).committed():
+        assert not settled & receipt.sequences
+        settled |= receipt.sequences
+    assert settled == Sequences.from_ranges([(1, 3_000)])
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def killed(server: NatsServer) -> AsyncIterator[Stream]:
+    """A stream of 3,000 messages on a server of its own."""
+    async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
+        stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
+        await publish(stream, 3_000)
+        await asyncio.sleep(1)
+        yield stream
+
+
+async def test_a_claim_whose_connection_has_ended_is_lost_at_the_next_heartbeat(
+    settings: ConnectionSettings, stream: Stream
+) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with connect(settings) as js, asyncio.timeout(SOON):
+        async with Hold.begin(js, claim, try_number=1) as hold:
+            lost = asyncio.Event()
+            hold.on_lost(lambda _: lost.set())
+            await ended_by_the_server(js)
+            await lost.wait()
+            assert "unknown protocol operation" in hold.lost
+            with pytest.raises(HoldLost):
+                await hold.settle()
+        with pytest.raises(LedgerUnavailable):
+            async with Hold.begin(js, claim, try_number=1):
+                pass
+    async with Hold.begin(stream.js, claim, try_number=2) as hold:
+        await hold.settle()
+    assert await unacknowledged(stream) == 0
+
+
+async def test_settling_does_not_wait_for_a_connection_that_has_ended(
+    settings: ConnectionSettings, stream: Stream
+) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with connect(settings) as js, asyncio.timeout(SOON), Hold.begin(js, claim, try_number=1) as hold:
+        await ended_by_the_server(js)
+        with pytest.raises(LedgerUnavailable, match="unknown protocol operation"):
+            await hold.settle()
+
+
+@pytest.mark.parametrize("doing", ["keep", "take", "lag"])
+async def test_whatever_waits_for_days_ends_with_its_connection(
+    settings: ConnectionSettings, stream: Stream, doing: str
+) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    days = 7 * 86_400.0
+    async with connect(settings) as js:
+        waits: dict[str, Coroutine[Any, Any, Any]] = {
+            "keep": keep(js, claim, days),
+            "take": Take(js, taking(stream, "other")).take(days),
+            "lag": Bound(stream=stream.name, consumer=CONSUMER, above=100).wait(js, days, 1.0),
+        }
+        waiting = asyncio.create_task(waits.pop(doing))
+        for each in waits.values():
+            each.close()
+        await asyncio.sleep(0.5)  # any moment of it will do
+        await ended_by_the_server(js)
+        async with asyncio.timeout(SOON):
+            with pytest.raises((ConnectionEnded, LedgerUnavailable), match="unknown protocol operation"):
+                await waiting
+
+
+async def test_a_claim_that_is_done_does_not_fail_for_want_of_its_receipt(stream: Stream) -> None:
+    await publish(stream, 20)
+    first, second, third = await take(stream, messages_per_claim=7)
+    receipts = stream.js.stream(f"KV_{stream.js.settings.ledger}_receipts")
+    async with Hold.begin(stream.js, first, try_number=1) as hold:
+        await receipts.update({"max_bytes": 1, "discard": "new"})  # full
+        await hold.settle("rows")
+    assert await floor(stream) == 7
+    with pytest.raises(AlreadyDone) as done:
+        async with Hold.begin(stream.js, first, try_number=2):
+            pass
+    assert done.value.value == "rows"
+    async with Hold.begin(stream.js, second, try_number=1) as hold:
+        await hold.settle()
+    assert (await receipts.info()).state["messages"] == 0
+    await receipts.update({"max_bytes": -1})
+    async with Hold.begin(stream.js, third, try_number=1) as hold:
+        await hold.settle()
+    await publish(stream, 1)
+    await take(stream, "next")  # which forgets what is done, and writes the receipts that are missing
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    receipt = await ledger.receipt(first.id)
+    assert receipt is not None
+    assert (receipt.state, receipt.value) == ("done", "rows")
+    assert [each.claim_id for each in await ledger.committed()] == [first.id, second.id, third.id]
+
+
+async def test_a_clock_that_was_set_back_delays_settling_by_a_second_at_most(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream, consumer_config={"ack_wait": timedelta(seconds=10)})
+    book = Ledger(stream.js, stream.name, CONSUMER)
+    await book.change(lambda record, _: entered_in_two_hours(record, claim.id))
+    async with Hold.begin(stream.js, claim, try_number=1) as hold, asyncio.timeout(15):
+        await hold.settle("done")
+    assert await floor(stream) == 10
+
+
+def entered_in_two_hours(record: Record | None, claim_id: str) -> Record:
+    """As the server's clock was when the claim was entered."""
+    assert record
+    later = (datetime.now(UTC) + timedelta(hours=2)).isoformat()
+    return replace(record, open={claim_id: replace(record.open[claim_id], at=later)})
+
+
+async def test_counters_noted_before_the_clock_was_set_back_are_believed_again(stream: Stream) -> None:
+    book = Ledger(stream.js, stream.name, CONSUMER)
+    later = (datetime.now(UTC) + timedelta(hours=2)).isoformat()
+    for run in ("first", "second", "third"):
+        await publish(stream, 10)
+        (claim,) = await take(stream, run)
+        async with Hold.begin(stream.js, claim, try_number=1) as hold:
+            await hold.settle(run)
+        if run == "first":
+            await book.change(lambda record, _: replace(record, candidate=(0, 0, later)) if record else None)
+    record, _ = await book.read()
+    assert record
+    assert record.floor >= 10
+
+
+async def test_what_the_server_does_not_take_is_refused_before_anything_is_settled(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "largest_value", 1_000)
+            with pytest.raises(LedgerFull, match=rf"claim {claim.id} cannot be settled: .* 1000 bytes .*max_payload"):
+                await hold.settle("x" * 1_000)
+    assert await floor(stream) == 0
+    async with Hold.begin(stream.js, claim, try_number=2) as hold:
+        await hold.settle("x" * 1_000)
+    assert await floor(stream) == 10

@@ -1,0 +1,80 @@
+"""One Spark session for the run, and a stream of its own for each test."""
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_nats_jetstream.airflow_connection import CREDENTIAL_FOLDERS
+from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.settings import environment_name
+from jetstream_client.stream import Stream
+from pyspark_jetstream import spark_session
+from tests.jetstream_client.servers import Authority, Nkey, Operator
+from tests.jetstream_client.world import COMBINATIONS
+
+
+@pytest.fixture(scope="session")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectionSettings]:
+    """How to reach a server that asks for credentials, over TLS."""
+    folder = tmp_path_factory.mktemp("secure")
+    authority, operator = Authority(folder), Operator()
+    server = NatsServer(folder / "server", operator.config + authority.config())
+    server.start()
+    yield ConnectionSettings(
+        servers=f"tls://localhost:{server.port}",
+        tls_ca=authority.ca.read_text(),
+        credentials=operator.credentials(Nkey()),
+    )
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def access(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the connections that :func:`access_name` names: each is a file there that a test has to write."""
+    return tmp_path_factory.mktemp("access")
+
+
+def access_name(kind: str, mode: str) -> str:
+    """The connection for a way to authenticate and a mode of TLS."""
+    return f"access_{kind}_{mode}".replace(" ", "_")
+
+
+@pytest.fixture(scope="session")
+def spark(nats_server: NatsServer, secure: ConnectionSettings, access: Path) -> Iterator[SparkSession]:
+    # What the hook writes for an Airflow connection with this server: a session has to be started with just that.
+    settings = ConnectionSettings(servers=nats_server.url, credential_folders=CREDENTIAL_FOLDERS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JETSTREAM_SECRET_NATS_TESTS", settings.to_json())
+        patch.setenv("JETSTREAM_SECRET_NATS_SECURE", secure.to_json())
+        patch.setenv("JETSTREAM_SECRET_NATS_MISTRUSTED", replace(secure, tls_ca=None).to_json())
+        for name in ("imported", *(access_name(*each) for each in COMBINATIONS)):
+            patch.setenv(environment_name(name), str(access / name))
+        session = spark_session(
+            "tests", master="local[2,3]", config={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+        )
+        session.sparkContext.setLogLevel("FATAL")
+        gateway = session.sparkContext._gateway
+        yield session
+        session.stop()
+        assert gateway is not None
+        gateway.shutdown()  # or its sockets are left to the garbage collector, which warns
+
+
+@pytest.fixture
+def settings(nats_server: NatsServer) -> ConnectionSettings:
+    return ConnectionSettings(servers=nats_server.url)
+
+
+@pytest.fixture
+async def stream(settings: ConnectionSettings) -> AsyncIterator[Stream]:
+    async with connect(settings) as js:
+        name = f"S{secrets.token_hex(4)}"
+        stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
+        yield stream
+        await stream.info(patience=60)  # Spark's jobs block the loop: the connection may have been lost meanwhile
+        await stream.delete()

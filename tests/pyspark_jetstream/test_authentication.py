@@ -1,0 +1,78 @@
+"""Every way to authenticate, with every mode of TLS, where Spark reads: its Python workers connect by themselves."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import reduce
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from jetstream_client import ConnectionSettings
+from jetstream_client.authentication import check_credentials
+from jetstream_client.bulk import publish_all
+from jetstream_client.wire import Wire
+from tests.jetstream_client.world import COMBINATIONS, World
+from tests.jetstream_handoff.access import Access
+from tests.pyspark_jetstream.conftest import access_name
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(tmp_path_factory.mktemp("access"), stack)
+
+
+def secrets(settings: ConnectionSettings) -> list[str]:
+    """Everything that must not be shown."""
+    plain = [settings.password, settings.token, settings.nkey_seed, settings.tls_private_key]
+    return [each for each in plain if each] + list(
+        check_credentials(settings.credentials or "") if settings.credentials else ()
+    )
+
+
+def test_one_row_of_each_and_no_secret_in_plans_and_errors(spark: SparkSession, access: Path, world: World) -> None:
+    ways: dict[str, ConnectionSettings] = {}
+    read: dict[str, DataFrame] = {}
+    for kind, mode in COMBINATIONS:
+        name = access_name(kind, mode)
+        ways[name] = ConnectionSettings(servers=world.url(kind, mode), **world.tls(mode), **world.who(kind))
+        (access / name).write_text(ways[name].to_json())
+        with Wire.open(ways[name]) as wire:
+            wire.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [name], "allow_direct": True})
+        publish_all(ways[name], [(name, b"")])
+        read[name] = spark.read.format("jetstream").options(connection=name, stream=name, minPartitions="1").load()
+    everything = reduce(DataFrame.union, read.values())
+    assert sorted(row.stream for row in everything.select("stream").collect()) == sorted(ways)
+    plan = everything._jdf.queryExecution().toString()
+    assert plan.count("jetstream") >= len(ways)
+    assert [name for name, settings in ways.items() for secret in secrets(settings) if secret in plan] == []
+
+    # The plans are made: what is wrong now is wrong on the workers.
+    for kind in ("user", "token", "nkey", "credentials", "verify_and_map"):
+        name = access_name(kind, "tls")
+        fields, words = list(world.strangers(kind).values())[-1]
+        wrong = ConnectionSettings(servers=world.url(kind, "tls"), **world.tls("tls"), **fields)
+        (access / name).write_text(wrong.to_json())
+        with pytest.raises(Exception, match=words) as refused:
+            read[name].collect()
+        assert secrets(wrong)
+        assert [secret for secret in secrets(wrong) if secret in str(refused.value)] == []
+
+
+def test_a_reader_in_an_account_that_imports_the_stream(spark: SparkSession, access: Path, tmp_path: Path) -> None:
+    """With the configuration that permissions.md ships: reading needs what the import gives, and nothing else."""
+    shipped = Access(tmp_path)
+    shipped.server.start()
+    try:
+        with Wire.open(shipped.settings("setup")) as wire:
+            wire.api("STREAM.CREATE.FLIGHTS", {"name": "FLIGHTS", "subjects": ["flights.>"], "allow_direct": True})
+        rows = spark.range(5_000).selectExpr("'flights.ua' AS subject", "CAST(id AS STRING) AS data")
+        (access / "imported").write_text(shipped.settings("publisher").to_json())
+        rows.write.format("jetstream").options(connection="imported", stream="FLIGHTS").mode("append").save()
+        (access / "imported").write_text(shipped.settings("reader").to_json())
+        read = spark.read.format("jetstream").options(connection="imported", stream="FLIGHTS").load()
+        assert {int(row.data) for row in read.select("data").collect()} == set(range(5_000))
+        assert read.count() == 5_000
+    finally:
+        shipped.server.stop()

@@ -1,0 +1,132 @@
+"""A driver in a process of its own: where Spark runs is Spark's to say, a task's connection reaches its workers unseen,
+and when it is killed another one goes on where it was."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from demo.nats_server import NatsServer
+from demo.service import until
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.bulk import publish_all
+
+COUNT = 20_000
+BATCH = 1_000
+SCRIPT = """
+import os
+import sys
+import psutil
+from pyspark_jetstream import spark_session
+
+name = "JETSTREAM_SECRET_NATS_TESTS"
+spark = spark_session(config={"spark.ui.enabled": "false", "spark.log.level": "FATAL"})
+print("master", spark.sparkContext.master)
+print("worker", spark.sparkContext.parallelize([0], 1).map(lambda _: os.environ.get(name) == "hidden").collect())
+print("shown", [tuple(row) for row in spark.sql("SET").collect() if name in row.key])
+command = " ".join(psutil.Process(spark.sparkContext._gateway.proc.pid).cmdline())
+print("jvm", "pyspark-shell" in command)
+print("argument", os.environ[name] in command)
+sys.stdout.flush()
+
+servers, folder, batch = sys.argv[1:]
+options = {"servers": servers, "stream": "S", "startingOffsets": "earliest", "maxOffsetsPerTrigger": batch}
+messages = spark.readStream.format("jetstream").options(**options).load().select("sequence")
+query = messages.writeStream.format("parquet").option("checkpointLocation", f"{folder}/state")
+query.trigger(availableNow=True).start(f"{folder}/out").awaitTermination()
+"""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A process that reads the stream ``S`` of ``server`` into ``folder``, a thousand messages at a time."""
+
+    process: subprocess.Popen[bytes]
+    server: NatsServer
+    folder: Path
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "driver.log").read_text()
+
+    def commits(self) -> int:
+        """How many batches are committed."""
+        return sum(each.name.isdigit() for each in (self.folder / "state" / "commits").glob("*"))
+
+    def reads(self) -> bool:
+        assert self.process.poll() is None, self.log
+        return self.commits() >= 2
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory, spark_environment: None) -> Iterator[Driver]:
+    folder = tmp_path_factory.mktemp("driver")
+    server = NatsServer(folder / "server")
+    server.start()
+    settings = ConnectionSettings(servers=server.url)
+    environment = os.environ | {
+        "PYSPARK_SUBMIT_ARGS": "--master local[3] pyspark-shell",
+        "JETSTREAM_SECRET_NATS_TESTS": "hidden",
+    }
+
+    async def create() -> None:
+        async with connect(settings) as js:
+            await js.create_stream({"name": "S", "subjects": ["s"], "allow_direct": True})
+
+    try:
+        asyncio.run(create())
+        publish_all(settings, (("s", b"x") for _ in range(COUNT)))
+        command = [sys.executable, "-c", SCRIPT, server.url, str(folder), str(BATCH)]
+        with (folder / "driver.log").open("wb") as log:
+            process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=log, stderr=log)
+        driver = Driver(process, server, folder)
+        try:
+            until("it reads", driver.reads, seconds=240)
+        finally:
+            driver.kill()
+        yield driver
+    finally:
+        server.stop()
+
+
+def test_where_spark_runs_is_not_overridden_and_the_connection_is_carried_unseen(driver: Driver) -> None:
+    said = dict(line.split(" ", 1) for line in driver.log.splitlines() if " " in line)
+    assert said["master"] == "local[3]"
+    assert said["worker"] == "[True]"
+    assert "redacted" in said["shown"]
+    # Everybody on the machine can read a command line.
+    assert (said["jvm"], said["argument"]) == ("True", "False")
+    assert "hidden" not in driver.log
+
+
+def test_a_driver_killed_and_started_again_gives_the_exact_set(spark: SparkSession, driver: Driver) -> None:
+    """The one that goes on is this process's, which knows no more than the checkpoint."""
+    assert driver.process.returncode == -signal.SIGKILL
+    committed = driver.commits()
+    driver.server.restart()
+    query = (
+        spark.readStream.format("jetstream")
+        .options(servers=driver.server.url, stream="S", startingOffsets="earliest")
+        .load()
+        .select("sequence")
+        .writeStream.format("parquet")
+        .option("checkpointLocation", f"{driver.folder}/state")
+        .trigger(availableNow=True)
+        .start(f"{driver.folder}/out")
+    )
+    query.awaitTermination()
+    read = sum(progress["numInputRows"] for progress in query.recentProgress)
+    assert 0 < read <= COUNT - committed * BATCH
+    rows = spark.read.parquet(f"{driver.folder}/out").collect()
+    assert sorted(row.sequence for row in rows) == list(range(1, COUNT + 1))

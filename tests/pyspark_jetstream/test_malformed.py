@@ -1,0 +1,300 @@
+"""Payloads as columns, what is malformed kept apart, and its way to the dead letters."""
+
+import asyncio
+import io
+import json
+import re
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from fastavro import schemaless_writer
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
+from jetstream_client import ConnectionSettings
+from jetstream_client.bulk import publish_all
+from jetstream_client.context import JetStream
+from jetstream_client.errors import InvalidValue
+from jetstream_client.stream import Stream
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.dead_letters import DeadLetters
+from jetstream_handoff.replay import Selection, select
+from pyspark_jetstream import decoded
+from tests.airflow_nats_jetstream.steps import execute
+from tests.jetstream_handoff.steps import take
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "malformed-messages.md"
+EMPTY, NOT_UTF8 = "empty", "not UTF-8"
+NO_JSON, OTHER_JSON = "no JSON object of the schema", "a JSON object, but not of the schema"
+NO_AVRO, TOO_LONG = "not of the Avro schema", "longer than the Avro schema says"
+
+PAYLOADS: list[tuple[bytes, Any]] = [  # what becomes of it: the columns a, b, c.d and t, or the reason
+    (b'{"a": 1, "b": "x"}', (1, "x", None, None)),
+    (b'{"a": 1, "c": {"d": 2}, "other": [1]}\n', (1, None, 2, None)),
+    (b"{}", (None, None, None, None)),
+    (b'{"b": "\xc3\xa4", "t": "2026-11-21T03:00:00Z"}', (None, "\u00e4", None, datetime(2026, 11, 21, 3, tzinfo=UTC))),
+    (b"", EMPTY),
+    (b"  ", NO_JSON),
+    (b'{"a": 1', NO_JSON),
+    (b'{"a": 1,}', NO_JSON),
+    (b"null", NO_JSON),
+    (b"5", NO_JSON),
+    (b'[{"a": 1}]', NO_JSON),
+    (b"\x00\x01", NO_JSON),
+    (b"\xff\xfe", NOT_UTF8),
+    (b'{"b": "\xff"}', NOT_UTF8),
+    # what from_json by itself takes, without a word of what follows the first object
+    (b'{"a": 1} more', NO_JSON),
+    (b'{"a": 1}{"a": 2}', NO_JSON),
+    (b'{"a": 1}\n{"a": 2}\n', NO_JSON),
+    (b'{"a": 1},{"a": 2}', NO_JSON),
+    (b'{"a": 1}],"b":[5', NO_JSON),
+    (b'{"a": 1} // {', NO_JSON),
+    # another type in one field, at any depth
+    (b'{"a": "1"}', OTHER_JSON),
+    (b'{"a": 1.5}', OTHER_JSON),
+    (b'{"a": 4294967296}', OTHER_JSON),
+    (b'{"a": 1, "c": {"d": "2"}}', OTHER_JSON),
+    (b'{"a": 1, "c": 2}', OTHER_JSON),
+    (b'{"t": "yesterday"}', OTHER_JSON),
+]
+
+
+def load(spark: SparkSession, settings: ConnectionSettings, stream: Stream, payloads: list[bytes]) -> DataFrame:
+    publish_all(settings, ((f"{stream.name}.a", payload) for payload in payloads))
+    options = {"servers": settings.servers[0], "stream": stream.name, "minPartitions": "1"}
+    return spark.read.format("jetstream").options(**options).load()
+
+
+async def test_each_json_message_is_in_one_of_the_two(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream
+) -> None:
+    messages = load(spark, settings, stream, [payload for payload, _ in PAYLOADS])
+    good, malformed = decoded(messages, "a INT, b STRING, c STRUCT<d INT>, t TIMESTAMP")
+    assert good.columns == ["stream", "subject", "sequence", "timestamp", "headers", "a", "b", "c", "t"]
+    assert malformed.columns == [*messages.columns, "reason"]
+    became: dict[int, Any] = {
+        row.sequence: (row.a, row.b, row.c and row.c.d, row.t and row.t.astimezone(UTC)) for row in good.collect()
+    }
+    for row in malformed.collect():
+        assert row.sequence not in became
+        assert bytes(row.data) == PAYLOADS[row.sequence - 1][0]
+        became[row.sequence] = row.reason
+    assert became == {number: expected for number, (_, expected) in enumerate(PAYLOADS, 1)}
+    # Whatever Spark leaves out of a plan that needs one column only, the same rows are good.
+    assert [row.b for row in good.select("b").collect()] == ["x", None, None, "\u00e4"]
+
+
+async def test_options_of_from_json(spark: SparkSession, settings: ConnectionSettings, stream: Stream) -> None:
+    messages = load(spark, settings, stream, [b'{"t": "21.11.2026"} // a comment', b'{"t": "2026-11-21"}'])
+    options = {"dateFormat": "dd.MM.yyyy", "allowComments": "true"}
+    good, malformed = decoded(messages, "t DATE", options=options)
+    assert [row.t for row in good.collect()] == [date(2026, 11, 21)]
+    assert [row.reason for row in malformed.collect()] == [OTHER_JSON]
+
+
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "shop",
+    "fields": [
+        {"name": "id", "type": "int"},
+        {"name": "name", "type": ["null", "string"]},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}},
+        {"name": "key", "type": {"type": "string", "logicalType": "uuid"}},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["OLD", "NEW"]}},
+        {"name": "tags", "type": {"type": "map", "values": "double"}},
+        {
+            "name": "lines",
+            "type": {
+                "type": "array",
+                "items": {"type": "record", "name": "Line", "fields": [{"name": "kind", "type": "Kind"}]},
+            },
+        },
+    ],
+}
+ORDER = {
+    "id": 7,
+    "name": None,
+    "at": datetime(2026, 11, 21, 3, tzinfo=UTC),
+    "day": date(2026, 11, 21),
+    "price": Decimal("12.34"),
+    "key": "5f0c9a7b-e21d-4c3a-9a7b-e21d5f0c9a7b",
+    "kind": "NEW",
+    "tags": {"a": 1.5},
+    "lines": [{"kind": "OLD"}],
+}
+
+
+def encoded(value: Any, schema: Any) -> bytes:
+    stream = io.BytesIO()
+    schemaless_writer(stream, schema, value)
+    return stream.getvalue()
+
+
+async def test_each_avro_message_is_in_one_of_the_two(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream
+) -> None:
+    order = encoded(ORDER, AVRO)
+    too_large = b"\x80\x80\x80\x80\x20" + order[1:]  # 2**32, which is no int
+    payloads = [order, b"", order[:-3], order + b"\x00", b"\xff" * 40, too_large, order]
+    good, malformed = decoded(load(spark, settings, stream, payloads), json.dumps(AVRO), format="avro")
+    first, second = (row.asDict(recursive=True) for row in good.orderBy("sequence").collect())
+    assert (first["sequence"], second["sequence"]) == (1, 7)
+    found = {name: first[name] for name in ORDER}
+    found["at"] = found["at"].astimezone(UTC)
+    assert found == ORDER
+    reasons = {row.sequence: row.reason for row in malformed.collect()}
+    assert reasons == {2: EMPTY, 3: NO_AVRO, 4: TOO_LONG, 5: NO_AVRO, 6: NO_AVRO}
+
+
+@pytest.mark.parametrize("kind", ["json", "avro"])
+async def test_a_stream_goes_to_two_sinks(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path, kind: str
+) -> None:
+    """Each sink is a query with a checkpoint of its own, which goes on where it was."""
+    order = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
+    schema = json.dumps(order) if kind == "avro" else "id INT"
+
+    def payload(number: int) -> bytes:
+        if number % 10 == 0:
+            return b""
+        return encoded({"id": number}, order) if kind == "avro" else b'{"id": %d}' % number
+
+    options = {"servers": settings.servers[0], "stream": stream.name, "startingOffsets": "earliest"}
+    runs = [(1, 50), (51, 80)] if kind == "json" else [(1, 80)]
+    for first, last in runs:
+        publish_all(settings, ((f"{stream.name}.a", payload(number)) for number in range(first, last + 1)))
+        messages = spark.readStream.format("jetstream").options(**options).load()
+        for name, rows in zip(("good", "malformed"), decoded(messages, schema, format=kind), strict=True):
+            writer = rows.writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/{name}-state")
+            writer.trigger(availableNow=True).start(f"{tmp_path}/{name}").awaitTermination()
+    good = [(row.sequence, row.id) for row in spark.read.parquet(f"{tmp_path}/good").orderBy("sequence").collect()]
+    assert good == [(number, number) for number in range(1, 81) if number % 10]
+    malformed = spark.read.parquet(f"{tmp_path}/malformed").collect()
+    assert sorted((row.sequence, bytes(row.data), row.reason) for row in malformed) == [
+        (number, b"", EMPTY) for number in range(10, 81, 10)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "changes", "named"),
+    [
+        ("a INT, Subject STRING", {}, "Subject"),
+        ("a INTT", {}, "schema"),
+        ("INT", {}, "schema"),
+        ("a INT", {"format": "xml"}, "format"),
+        ("a INT", {"options": {"MODE": "FAILFAST"}}, "MODE"),
+        ("a INT", {"format": "avro"}, "Avro schema"),
+        ('"string"', {"format": "avro"}, "record"),
+        ('{"type": "record", "name": "A", "fields": []}', {"format": "avro"}, "fields"),
+        (
+            '{"type": "record", "name": "A", "fields": [{"name": "a", "type": ["int", "string"]}]}',
+            {"format": "avro"},
+            "union",
+        ),
+        (
+            '{"type": "record", "name": "A", "fields": [{"name": "a", "type": {"type": "array", "items": "A"}}]}',
+            {"format": "avro"},
+            "within itself",
+        ),
+        (
+            '{"type": "record", "name": "A", "fields": [{"name": "a", "type": {"type": "array", "items": "null"}}]}',
+            {"format": "avro"},
+            "null",
+        ),
+    ],
+)
+def test_what_cannot_be_decoded_is_named(spark: SparkSession, schema: str, changes: dict[str, Any], named: str) -> None:
+    messages = spark.createDataFrame([], "sequence BIGINT, subject STRING, data BINARY")
+    with pytest.raises(InvalidValue, match=named):
+        decoded(messages, schema, **changes)
+
+
+def test_messages_without_data_are_refused(spark: SparkSession) -> None:
+    messages = spark.createDataFrame([], "sequence BIGINT, data STRING")
+    with pytest.raises(InvalidValue, match="data"):
+        decoded(messages, "a INT")
+
+
+async def dead(js: JetStream, stream: str) -> list[tuple[int, str]]:
+    """Sequence and reason of the dead letters that the ledger confirms."""
+    found = select(DeadLetters(js, stream), Selection(everything=True))
+    return sorted([(each.letter.sequence, each.letter.reason) async for each in found if each.letter])
+
+
+@pytest.fixture
+def airflow_connection(settings: ConnectionSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same settings that the session was started with, from Airflow's side."""
+    connection = {"conn_type": "nats", "extra": {"servers": settings.servers[0]}}
+    monkeypatch.setenv("AIRFLOW_CONN_NATS_TESTS", json.dumps(connection))
+
+
+async def claimed(stream: Stream, count: int) -> Claim:
+    config = {"ack_wait": timedelta(minutes=1)}
+    (claim,) = await take(stream, wait=30, max_messages=count, consumer_config=config)
+    assert claim.count == count
+    return claim
+
+
+async def test_the_page_rejects_exactly_what_is_malformed(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path, airflow_connection: None
+) -> None:
+    first, second = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    page: dict[str, Any] = {}
+    exec(first, page)
+    page["OUT"] = str(tmp_path)
+    payloads = [b'{"id": %d, "customer": "c"}' % number for number in range(1, 41)]
+    payloads[6], payloads[11], payloads[30] = b"{", b'{"id": "many"}', b'{"id": 32}{"id": 33}'
+    publish_all(settings, ((f"{stream.name}.a", payload) for payload in payloads))
+    claim = await claimed(stream, 40)
+    with DAG("dag", schedule=None):
+        body = page["orders"].function
+        work = JetStreamProcessOperator(
+            task_id="orders", python_callable=body, op_kwargs={"claim": claim.to_json()}, nats_conn_id="nats_tests"
+        )
+    assert await asyncio.to_thread(execute, work) == 37
+    expected = [(7, NO_JSON), (12, OTHER_JSON), (31, NO_JSON)]
+    assert await dead(stream.js, stream.name) == expected
+    consumer = await stream.consumer(claim.consumer).info()
+    assert (consumer.ack_pending, consumer.floor) == (0, 40)
+    written = spark.read.parquet(f"{tmp_path}/attempt=*").orderBy("id").collect()
+    assert [(row.id, row.sequence) for row in written] == [
+        (number, number) for number in range(1, 41) if number not in (7, 12, 31)
+    ]
+    await stream.js.stream(f"DEAD_{stream.name}").delete()
+
+    order = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
+    messages = spark.createDataFrame([(1, encoded({"id": 1}, order))], "sequence BIGINT, data BINARY")
+    page["messages"] = messages
+    exec(second, page)
+    assert (page["good"].columns, page["malformed"].count()) == (["sequence", "id", "customer", "ordered_at"], 1)
+
+
+async def test_rejecting_by_a_rule_of_ones_own(
+    spark: SparkSession, settings: ConnectionSettings, stream: Stream, airflow_connection: None
+) -> None:
+    publish_all(settings, ((f"{stream.name}.a", b'{"id": %d}' % number) for number in range(1, 11)))
+    claim = await claimed(stream, 10)
+
+    def work() -> None:
+        with JetStreamHook("nats_tests").processing(claim) as held:
+            good, _ = decoded(held.read(spark), "id INT")
+            held.reject(good.where("id < 3"), "no such order")
+            with pytest.raises(Exception, match="column reason"):
+                held.reject(good)
+            with pytest.raises(Exception, match="column sequence"):
+                held.reject(good.select("id"), "no such order")
+            with pytest.raises(Exception, match="does not hold"):
+                held.reject(good.selectExpr("sequence + 100 AS sequence"), "foreign")
+
+    await asyncio.to_thread(work)
+    assert await dead(stream.js, stream.name) == [(1, "no such order"), (2, "no such order")]
+    await stream.js.stream(f"DEAD_{stream.name}").delete()

@@ -1,0 +1,56 @@
+"""What the four packages may load and may know of each other, beyond the contracts of import-linter."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src"
+PACKAGES = ["airflow_nats_jetstream", "jetstream_client", "jetstream_handoff", "pyspark_jetstream"]
+IMPORTS_ALL = """
+import importlib, json, pkgutil, sys
+package = importlib.import_module(sys.argv[1])
+for module in pkgutil.walk_packages(package.__path__, f"{sys.argv[1]}."):
+    importlib.import_module(module.name)
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def test_there_are_four_packages() -> None:
+    assert sorted(folder.name for folder in SOURCE.iterdir() if (folder / "__init__.py").exists()) == PACKAGES
+
+
+@pytest.mark.parametrize(
+    ("package", "others"),
+    [
+        ("jetstream_client", {"jetstream_handoff", "pyspark", "pyspark_jetstream"}),
+        ("jetstream_handoff", {"pyspark", "pyspark_jetstream"}),
+        ("pyspark_jetstream", set()),
+    ],
+)
+def test_what_knows_no_airflow_loads_nothing_of_that_name(package: str, others: set[str]) -> None:
+    printed = subprocess.run(
+        [sys.executable, "-c", IMPORTS_ALL, package], capture_output=True, text=True, check=True, timeout=240
+    ).stdout
+    loaded = set(json.loads(printed.splitlines()[-1]))
+    assert package in loaded
+    assert {name for name in loaded if name.startswith("airflow")} | (loaded & others) == set()
+
+
+def test_no_package_imports_a_private_name_of_another() -> None:
+    private = []
+    for file in SOURCE.rglob("*.py"):
+        own = file.relative_to(SOURCE).parts[0]
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                path = [*node.module.split("."), *(each.name for each in node.names)]
+                if path[0] in PACKAGES and path[0] != own and any(_private(name) for name in path):
+                    private.append(f"{file.relative_to(SOURCE)}:{node.lineno}")
+    assert private == []
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
