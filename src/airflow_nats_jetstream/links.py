@@ -7,7 +7,7 @@ from urllib.parse import quote, urlsplit
 
 from airflow.sdk import BaseHook, BaseOperatorLink
 
-from airflow_nats_jetstream.operators.template import claimed
+from airflow_nats_jetstream.template import claimed
 from jetstream_client.errors import InvalidValue
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.bases.notifier import BaseNotifier
 
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.operators.template import templated
+from airflow_nats_jetstream.template import templated
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name, check_subject
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from airflow_nats_jetstream.operators.fields import Fields, Wrong
-from airflow_nats_jetstream.operators.template import templated
+from airflow_nats_jetstream.template import templated
 from jetstream_client.config import Difference, difference
 from jetstream_client.errors import (
     ApiError,

@@ -14,7 +14,7 @@ from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import fields
 from airflow_nats_jetstream.operators.configuration import Configuration, ConfigurationOperator, make
 from airflow_nats_jetstream.operators.fields import CONSUMER
-from airflow_nats_jetstream.operators.template import absent, templated, whole_number
+from airflow_nats_jetstream.template import absent, templated, whole_number
 from jetstream_client.config import Difference, check_consumer_config, consumer_name, normalise
 from jetstream_client.errors import ConsumerNotFound, InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name

@@ -15,7 +15,7 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from airflow_nats_jetstream.operators.template import templated
+from airflow_nats_jetstream.template import templated
 from jetstream_client.config import Difference, nanoseconds
 
 Check = Callable[[Any], Any]

@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.operators.template import absent, templated, whole_number
+from airflow_nats_jetstream.template import absent, templated, whole_number
 from jetstream_client.errors import (
     JetStreamError,
     MessageDeleteFailed,

@@ -16,7 +16,7 @@ from airflow.sdk.execution_time.context import NEVER_EXPIRE
 from airflow_nats_jetstream import instruments, lineage
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.operators.template import absent, templated, whole_number
+from airflow_nats_jetstream.template import absent, templated, whole_number
 from jetstream_client.errors import DuplicatesPossible, InvalidValue, PermissionDenied, RequestTimeout
 from jetstream_client.names import check_stream_name, subject_matches
 from jetstream_client.options import outgoing

@@ -12,7 +12,7 @@ from airflow_nats_jetstream import sensors
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.decided import Decides
-from airflow_nats_jetstream.operators.template import claimed
+from airflow_nats_jetstream.template import claimed
 from jetstream_client.errors import InvalidValue
 
 if TYPE_CHECKING:

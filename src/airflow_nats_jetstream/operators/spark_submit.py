@@ -19,8 +19,8 @@ from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
-from airflow_nats_jetstream.operators.template import absent, duration, templated
 from airflow_nats_jetstream.spark_master import FINISHED, GOING, SparkMaster, Submission
+from airflow_nats_jetstream.template import absent, duration, templated
 from airflow_nats_jetstream.tracebacks import Brief
 from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger
 from jetstream_client.errors import InvalidValue, JetStreamError

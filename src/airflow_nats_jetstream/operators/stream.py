@@ -11,7 +11,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.configuration import Configuration, ConfigurationOperator, make
 from airflow_nats_jetstream.operators.fields import STREAM
-from airflow_nats_jetstream.operators.template import absent, templated, whole_number
+from airflow_nats_jetstream.template import absent, templated, whole_number
 from jetstream_client.config import Difference, check_stream_config
 from jetstream_client.errors import InvalidValue, StreamNotFound
 from jetstream_client.names import check_filter, check_stream_name

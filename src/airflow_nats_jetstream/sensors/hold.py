@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream.hooks import LONGEST_HOLD, JetStreamHook
-from airflow_nats_jetstream.operators.template import OfClaim
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
+from airflow_nats_jetstream.template import OfClaim
 from airflow_nats_jetstream.tracebacks import brief
 from airflow_nats_jetstream.triggers import JetStreamHoldTrigger, kept
 from jetstream_client.errors import InvalidValue

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import PokeReturnValue
 
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.operators.template import optional_number, templated
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
+from airflow_nats_jetstream.template import optional_number, templated
 from airflow_nats_jetstream.triggers import JetStreamLagTrigger
 from jetstream_client.lag import Bound
 

@@ -13,9 +13,9 @@ from airflow.triggers.base import StartTriggerArgs
 
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.operators.template import absent, duration, optional_number, templated, whole_number
 from airflow_nats_jetstream.owner import owner_in_worker
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
+from airflow_nats_jetstream.template import absent, duration, optional_number, templated, whole_number
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger, function, taking_of
 from jetstream_client.config import normalise
 from jetstream_client.errors import InvalidValue
