@@ -1,4 +1,4 @@
-"""An Airflow connection of type ``nats``: the settings that it describes, and whether they work.
+"""An Airflow connection of type ``nats``: the settings that it describes, whether they work, and its console.
 
 Its form is in ``get_provider_info.py``, its page is docs/reference/connection.md.
 """
@@ -13,7 +13,6 @@ from ipaddress import AddressValueError, IPv6Address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus, urlsplit
 
-from airflow_nats_jetstream.links import check_console
 from jetstream_client.errors import (
     ConnectionFailed,
     InvalidValue,
@@ -72,6 +71,33 @@ def settings_of(
         return ConnectionSettings(**values)
     except InvalidValue as wrong:
         raise _named(wrong) from None
+
+
+def check_console(console: object) -> str:
+    """The field ``console`` itself, empty for none. It is shown to everybody who sees the task.
+
+    Raises:
+        InvalidValue: no address of a page, one with a password in it, or with something else to fill in.
+    """
+    if console is None:
+        return ""
+    remedy = "an address such as https://nats.example.com/streams/{stream}?consumer={consumer}, without a password"
+    rest = console_page(str(console), "", "", "")
+    try:
+        parts = urlsplit(rest)
+        good = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc
+    except ValueError:
+        good = False
+    if not good or {"{", "}"}.intersection(rest):
+        raise InvalidValue("console", "…", f"give {remedy}")
+    return str(console)
+
+
+def console_page(console: str, stream: str, consumer: str, claim: str) -> str:
+    """The address of the page about these in the field ``console``; empty without one."""
+    for name, value in (("{stream}", stream), ("{consumer}", consumer), ("{claim}", claim)):
+        console = console.replace(name, quote(value, safe=""))
+    return console
 
 
 def masks(connection: Connection) -> list[Any]:

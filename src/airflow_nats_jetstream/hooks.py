@@ -39,8 +39,7 @@ from airflow.sdk import BaseHook  # noqa: E402
 from airflow.sdk.log import amask_secret, mask_secret  # noqa: E402
 
 from airflow_nats_jetstream import instruments  # noqa: E402
-from airflow_nats_jetstream.airflow_connection import masks, settings_of, tested  # noqa: E402
-from airflow_nats_jetstream.links import check_console  # noqa: E402
+from airflow_nats_jetstream.airflow_connection import check_console, masks, settings_of, tested  # noqa: E402
 from airflow_nats_jetstream.tracebacks import Brief  # noqa: E402
 from jetstream_handoff import events  # noqa: E402
 
