@@ -60,7 +60,7 @@ MODULES = {
         "airflow_nats_jetstream.notifications",
         "airflow_nats_jetstream.watcher",
     ],
-    "The hook": ["airflow_nats_jetstream.hooks"],
+    "The hook": ["airflow_nats_jetstream.hooks", "airflow_nats_jetstream.held"],
     "JetStream from Python": [
         f"jetstream_client.{name}" for name in ("settings", "context", "stream", "consumer", "message")
     ],

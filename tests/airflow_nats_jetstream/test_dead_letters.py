@@ -14,7 +14,8 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 from pyspark.sql import Row
 
-from airflow_nats_jetstream.hooks import HeldClaim, JetStreamHook
+from airflow_nats_jetstream.held import HeldClaim
+from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator, jetstream_task
 from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue, StreamNotFound

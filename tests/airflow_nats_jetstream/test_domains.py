@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from airflow_nats_jetstream.hooks import HeldClaim, JetStreamHook
+from airflow_nats_jetstream.held import HeldClaim
+from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client import connect
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, execute, info, sensor

@@ -17,7 +17,8 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
-from airflow_nats_jetstream.hooks import HeldClaim, JetStreamHook
+from airflow_nats_jetstream.held import HeldClaim
+from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator, jetstream_task
 from jetstream_client.errors import InvalidValue
 from jetstream_client.settings import ConnectionSettings, environment_name

@@ -16,7 +16,7 @@ from tests.chaos import windows
 from tests.chaos.record import Record
 
 if TYPE_CHECKING:
-    from airflow_nats_jetstream.hooks import HeldClaim
+    from airflow_nats_jetstream.held import HeldClaim
     from jetstream_client import ConnectionSettings
 
 

@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pyspark.sql import SparkSession
 
-from airflow_nats_jetstream.hooks import HeldClaim
+from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client import ConnectionSettings
 from jetstream_client.bulk import publish_all

@@ -12,7 +12,7 @@ from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, Superseded, Taken
 
 if TYPE_CHECKING:
-    from airflow_nats_jetstream.hooks import HeldClaim
+    from airflow_nats_jetstream.held import HeldClaim
 
 FOREIGN = (ClaimInvalid, Superseded, Taken, HoldLost)
 """A claim that this task will never settle: a retry would find the same."""

@@ -12,7 +12,8 @@ from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factor
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
 from airflow_nats_jetstream import lineage
-from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
+from airflow_nats_jetstream.held import HeldClaim
+from airflow_nats_jetstream.hooks import LONGEST_HOLD, JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
@@ -32,7 +33,7 @@ OnSettled = Literal["return", "reprocess", "fail"]
 class JetStreamProcessOperator(Decides, PythonOperator):
     """Run a callable on a held claim, and settle the claim when it returns.
 
-    python_callable:  has a parameter ``claim``, which arrives as :class:`~airflow_nats_jetstream.hooks.HeldClaim`.
+    python_callable:  has a parameter ``claim``, which arrives as :class:`~airflow_nats_jetstream.held.HeldClaim`.
                       What it returns is the XCom and is recorded with the settlement: JSON, at most 8 KiB.
     op_kwargs:        give ``claim`` there, as the sensor returned it, or map over it. (templated)
     on_settled:       what to do with a claim that is settled already, in a retry or a cleared task. (templated)

@@ -15,7 +15,8 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.errors import SparkJobFailed
-from airflow_nats_jetstream.hooks import LONGEST_HOLD, HeldClaim, JetStreamHook
+from airflow_nats_jetstream.held import HeldClaim
+from airflow_nats_jetstream.hooks import LONGEST_HOLD, JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.decided import FOREIGN, Decides

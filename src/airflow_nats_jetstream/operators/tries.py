@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
 
-    from airflow_nats_jetstream.hooks import HeldClaim
+    from airflow_nats_jetstream.held import HeldClaim
 
 RETRY_SLACK = timedelta(minutes=5)
 """How long a retry may wait for a worker, beyond its delay, before its messages are delivered again."""
