@@ -33,7 +33,6 @@ from airflow_nats_jetstream import instruments  # noqa: E402
 from airflow_nats_jetstream.airflow_connection import check_console, masks, settings_of, tested  # noqa: E402
 from airflow_nats_jetstream.held import HeldClaim, begun  # noqa: E402
 from airflow_nats_jetstream.tracebacks import Brief  # noqa: E402
-from jetstream_handoff import events  # noqa: E402
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.record import Receipt
 
-events.listen(instruments.heard)
 
 Result = TypeVar("Result")
 
@@ -66,6 +64,7 @@ class JetStreamHook(BaseHook):
         self, nats_conn_id: str = default_conn_name, *, domain: str | None = None, api_prefix: str | None = None
     ) -> None:
         super().__init__()
+        instruments.listen()
         self.nats_conn_id = nats_conn_id
         self._domain = domain
         self._api_prefix = api_prefix

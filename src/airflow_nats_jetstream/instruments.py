@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from jetstream_handoff import events
 from jetstream_handoff.errors import AlreadyDone
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ _SPANS = {  # of OpenTelemetry's semantic conventions for messaging: the operati
     "released": ("settle", "release"),
 }
 _ENVIRONMENT = "TRACEPARENT"  # what child processes look for; OpenTelemetry: environment variables as carriers
+
+
+def listen() -> None:
+    """Count and draw from now on what the hand-off tells in this process: whoever connects by a hook does. Calling it
+    again changes nothing."""
+    events.listen(heard)
 
 
 def heard(event: Event) -> None:

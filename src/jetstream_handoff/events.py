@@ -6,6 +6,7 @@ One event for a claim or a batch, never one for a message; and nothing of what i
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -56,12 +57,14 @@ class OfAConsumer(Protocol):
 
 Listener = Callable[[Event], None]
 _listeners: list[Listener] = []
+_listening = threading.Lock()
 
 
 def listen(listener: Listener) -> None:
     """Call it with every event of this process, where it happens; once, however often it is given."""
-    if listener not in _listeners:
-        _listeners.append(listener)
+    with _listening:
+        if listener not in _listeners:
+            _listeners.append(listener)
 
 
 def tell(

@@ -6,6 +6,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -147,6 +148,14 @@ def test_the_metrics_of_some_messages(hook: JetStreamHook, stream: str, statsd: 
     }
     assert min(statsd.milliseconds["jetstream.claims.held.duration"]) > 0
     assert PAYLOAD not in statsd.text
+
+
+def test_whoever_makes_hooks_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    listeners: list[Any] = []
+    monkeypatch.setattr(events, "_listeners", listeners)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(JetStreamHook, [CONNECTION] * 100))
+    assert listeners == [instruments.heard]
 
 
 def test_a_triggerer_counts_where_airflow_counts_there(statsd: Statsd, monkeypatch: pytest.MonkeyPatch) -> None:
