@@ -33,6 +33,7 @@ from airflow_nats_jetstream import instruments  # noqa: E402
 from airflow_nats_jetstream.airflow_connection import check_console, masks, settings_of, tested  # noqa: E402
 from airflow_nats_jetstream.held import HeldClaim, begun  # noqa: E402
 from airflow_nats_jetstream.tracebacks import Brief  # noqa: E402
+from jetstream_handoff.durations import LONGEST_HOLD  # noqa: E402
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 
 Result = TypeVar("Result")
-
-LONGEST_HOLD = timedelta(hours=24)
 
 
 class JetStreamHook(BaseHook):

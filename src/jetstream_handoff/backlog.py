@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from jetstream_client.config import nanoseconds
 from jetstream_client.errors import ConsumerNotFound, StreamNotFound
 from jetstream_client.protocol import time_nanoseconds
 from jetstream_client.sequences import Sequences
+from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.errors import LedgerUnavailable
 from jetstream_handoff.ledger import Ledger
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from jetstream_client.context import JetStream
     from jetstream_handoff.record import Record
 
-AT_WORK = timedelta(hours=24)
+AT_WORK = LONGEST_HOLD
 """How long a claim that is held counts as being worked on: as long as a hold lasts by default. A worker that was killed
 in its last try leaves its claim behind like this."""
-ON_ITS_WAY = timedelta(hours=1)
+ON_ITS_WAY = 4 * HAND_OFF_TIMEOUT
 """How long a claim that nobody holds counts as waiting for its task, or for a retry: four times the default lease."""
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ACK_WAIT = timedelta(seconds=60)
-"""Default and shortest lease: a failover took up to 8 s, and heartbeats come at a fifth of it."""
+"""Default and shortest lease: a failover took up to 8 s, and leases are renewed ``HEARTBEATS`` times in it."""
 RUNS = 4
 """How many runs may work or wait for a retry at once under the default ``max_ack_pending``."""
 

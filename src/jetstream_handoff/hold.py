@@ -16,6 +16,7 @@ from jetstream_handoff import answers, settle
 from jetstream_handoff.claim import KEEPER, new_token
 from jetstream_handoff.completion import LEASE_ENDS, complete
 from jetstream_handoff.dead_letters import DeadLetters, Holder, check_reason
+from jetstream_handoff.durations import HEARTBEATS, LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, Superseded, Taken
 from jetstream_handoff.events import tell
 from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LONGEST_HOLD = timedelta(hours=24)
-"""A heartbeat that outlives its work would hold for ever."""
 _TO_RELEASE = 10.0  # seconds for giving back on the way out
 
 
@@ -229,7 +228,7 @@ class Hold:
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(self._ack_wait / 5)
+            await asyncio.sleep(self._ack_wait / HEARTBEATS)
             if self._lost:
                 return
             try:

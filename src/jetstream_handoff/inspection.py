@@ -13,6 +13,7 @@ from jetstream_client.message import IN_PROGRESS
 from jetstream_client.protocol import time_nanoseconds
 from jetstream_handoff import settle
 from jetstream_handoff.claim import Claim, is_claim_id
+from jetstream_handoff.durations import HEARTBEATS
 from jetstream_handoff.errors import LedgerInvalid, Superseded
 from jetstream_handoff.ledger import PATIENCE, Ledger, ledgers
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from jetstream_handoff.record import OpenEntry, Receipt, Record
 
 log = logging.getLogger(__name__)
-
-HEARTBEATS = 5
-"""Heartbeats that a living attempt sends in one ``ack_wait`` (:mod:`~jetstream_handoff.hold`)."""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from jetstream_handoff.claim import KEEPER
 from jetstream_handoff.completion import LEASE_ENDS, complete
+from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.errors import AlreadyDone, Superseded, Taken
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.take import HAND_OFF_TIMEOUT
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client.errors import InvalidValue, MessagesMissing
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.claim import new_token
+from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import ClaimInvalid, Superseded, Taken
 from jetstream_handoff.events import tell
-from jetstream_handoff.hold import LONGEST_HOLD, Hold, check_unchanged
+from jetstream_handoff.hold import Hold, check_unchanged
 from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger
 from jetstream_handoff.record import check_value
 

@@ -27,6 +27,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_handoff import answers, consumer, failures, settle
 from jetstream_handoff.claim import Claim, new_claim_id, new_token
 from jetstream_handoff.dead_letters import DeadLetters, Holder, dead_letters_of
+from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, HEARTBEATS, LOOK_EVERY
 from jetstream_handoff.errors import LedgerFull
 from jetstream_handoff.events import tell
 from jetstream_handoff.ledger import PATIENCE, Ledger
@@ -45,12 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HAND_OFF_TIMEOUT = timedelta(minutes=15)
-"""How long a claim may wait for its task before its messages are delivered again."""
-GATHER = timedelta(seconds=5)
-"""How long a batch waits for more after its first message."""
-LOOK_EVERY = timedelta(minutes=1)
-"""Between two looks at the backlog."""
 # Seconds. Renewing a pull is most of what a waiting sensor costs; past two minutes a server unpins a client (ADR-42).
 _LONGEST_PULL = 100.0
 _HEARTBEAT = 15.0  # seconds between the server's, as nats.go's consuming has it; two missed ones are a lost pull
@@ -399,7 +394,7 @@ class Take:
                     if empty:
                         since = seen.at(now - pull.silence)
                     first = first or now
-                    if now - since.ours > self._ack_wait / 5:
+                    if now - since.ours > self._ack_wait / HEARTBEATS:
                         since = await self._renew(pull, since)
                         heard += clock() - now  # hundreds of thousands take seconds, in which nothing was received
                     if look or len(self._pulled) >= taking.min_messages:
@@ -418,7 +413,7 @@ class Take:
         What the server has is fetched as long as it comes, and what it does not have is waited for; but when renewing
         the leases took so long that the next round is due, more messages would have them end before they are entered.
         """
-        if self._clock() - since.ours > self._ack_wait / 5:
+        if self._clock() - since.ours > self._ack_wait / HEARTBEATS:
             return first
         gathered = first + self.taking.gather.total_seconds()
         return max(gathered, heard + _STALLED) if waiting else gathered

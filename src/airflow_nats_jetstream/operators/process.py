@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, A
 
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.held import HeldClaim
-from airflow_nats_jetstream.hooks import LONGEST_HOLD, JetStreamHook
+from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
@@ -21,6 +21,7 @@ from airflow_nats_jetstream.template import duration, templated
 from airflow_nats_jetstream.tracebacks import brief
 from jetstream_client.errors import InvalidValue, MessagesMissing
 from jetstream_client.names import check_stream_name
+from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone, HoldLost
 
 if TYPE_CHECKING:

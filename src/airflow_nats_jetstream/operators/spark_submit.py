@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.errors import SparkJobFailed
 from airflow_nats_jetstream.held import HeldClaim
-from airflow_nats_jetstream.hooks import LONGEST_HOLD, JetStreamHook
+from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
@@ -25,6 +25,7 @@ from airflow_nats_jetstream.template import absent, duration, templated
 from airflow_nats_jetstream.tracebacks import Brief
 from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger
 from jetstream_client.errors import InvalidValue, JetStreamError
+from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, Superseded
 
 if TYPE_CHECKING:
@@ -180,7 +181,6 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
         """Nothing is submitted for a claim that is settled or somebody else's."""
         from jetstream_handoff.claim import Claim
         from jetstream_handoff.record import check_value
-        from jetstream_handoff.take import HAND_OFF_TIMEOUT
 
         store: Any = context["task_state_store"]
         claim = Claim.from_json(self.claim).to_json()

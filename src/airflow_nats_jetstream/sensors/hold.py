@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_nats_jetstream.hooks import LONGEST_HOLD, JetStreamHook
+from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import OfClaim
 from airflow_nats_jetstream.tracebacks import brief
 from airflow_nats_jetstream.triggers import JetStreamHoldTrigger, kept
 from jetstream_client.errors import InvalidValue
+from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import ClaimInvalid
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from jetstream_client.config import normalise
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_client.priority import Priority
+from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -94,8 +95,8 @@ class JetStreamPullSensor(JetStreamSensor):
         max_messages: int | str = 10_000,
         messages_per_claim: int | str | None = None,
         min_messages: int | str = 1,
-        gather: timedelta = timedelta(seconds=5),
-        hand_off_timeout: timedelta = timedelta(minutes=15),
+        gather: timedelta = GATHER,
+        hand_off_timeout: timedelta = HAND_OFF_TIMEOUT,
         max_failures: int | str | None = None,
         dead_letters: str | None = None,
         backlog: str | None = None,
