@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from demo.java import QUICK, java_home
 from demo.nats_server import NatsServer
@@ -15,6 +16,10 @@ from demo.nats_server import NatsServer
 os.environ["AIRFLOW_HOME"] = str(
     Path(__file__).parent.parent / "build" / "tests" / f"airflow-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
 )
+
+# How long a case takes says what else the machine does, not whether the code is right.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

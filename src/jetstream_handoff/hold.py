@@ -83,17 +83,21 @@ class Hold:
                 raise Taken(f"claim {claim.id} is held by attempt {claim.id}-{entry.token}; wait until its work ends")
             return replace(record, open={**record.open, claim.id: replace(entry, token=token)})
 
+        ack_wait = info.config["ack_wait"] / 1e9
+        hold = Hold(ledger, claim, token, ack_wait, longest_hold)
         try:
             await ledger.decide(take_over, claim.id)
         except AlreadyDone:
             await settle.acknowledge_again(ledger, claim)
             raise
-        ack_wait = info.config["ack_wait"] / 1e9
-        await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
-        log.info("claim %s is held by attempt %s: %d messages", claim.id, token, claim.count)
-        waited = (time_nanoseconds(info.now) - time_nanoseconds(claim.taken_at)) / 1e9
-        tell("kept" if try_number == KEEPER else "held", claim, claim.count, claim=claim.id, seconds=waited)
-        async with Hold(ledger, claim, token, ack_wait, longest_hold)._kept() as hold:
+        except asyncio.CancelledError:  # the token may have been written, and nobody would hold the claim
+            await hold._complete_release()
+            raise
+        async with hold._kept():
+            await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
+            log.info("claim %s is held by attempt %s: %d messages", claim.id, token, claim.count)
+            waited = (time_nanoseconds(info.now) - time_nanoseconds(claim.taken_at)) / 1e9
+            tell("kept" if try_number == KEEPER else "held", claim, claim.count, claim=claim.id, seconds=waited)
             yield hold
 
     @asynccontextmanager
@@ -106,7 +110,7 @@ class Hold:
             yield self
         finally:
             if not self._ended:
-                await complete(self._let_go(), _TO_RELEASE, f"releasing claim {self.claim.id}", LEASE_ENDS)
+                await self._complete_release()
 
     @property
     def settings(self) -> ConnectionSettings:
@@ -195,6 +199,9 @@ class Hold:
         await self._stop_beats()
         self._ended = True
         await settle.release(self._ledger, self.claim, self.token, delay)
+
+    async def _complete_release(self) -> None:
+        await complete(self._let_go(), _TO_RELEASE, f"releasing claim {self.claim.id}", LEASE_ENDS)
 
     async def _let_go(self) -> None:
         """Release it, and do not hide what ended the block."""

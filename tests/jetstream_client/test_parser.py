@@ -146,7 +146,7 @@ def test_deliveries_are_cut_at_once(data: list[bytes]) -> None:
     assert parser.feed(b"\n") == [Frame(b"a", 1, ACK + b"99.99.3.4", b"", bodies[-1])]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=300))
 def test_any_bytes_give_frames_or_a_protocol_error(data: bytes) -> None:
     parser = Parser(max_payload=1_000)

@@ -27,7 +27,7 @@ def claim(sequences: Sequences) -> Claim:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sets(st.integers(1, 5_000), min_size=1, max_size=3_000))
 def test_survives_json(numbers: set[int]) -> None:
     given = claim(Sequences.of(numbers))

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jetstream_client.direct_message import DirectMessage, DirectMessages
@@ -18,7 +18,6 @@ def block(lines: list[tuple[str, str]]) -> bytes:
     return b"".join(f"{name}: {value}\r\n".encode() for name, value in lines)
 
 
-@settings(deadline=None)  # the first call loads pyarrow
 @given(st.lists(Lines, min_size=1, max_size=5))
 def test_both_ways_agree(messages: list[list[tuple[str, str]]]) -> None:
     blocks = [block(lines) for lines in messages]
@@ -29,7 +28,6 @@ def test_both_ways_agree(messages: list[list[tuple[str, str]]]) -> None:
         assert plain.to_pylist() == _any_headers(blocks).to_pylist()
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=30).map(lambda data: data + b"\r\n" if data else b""), min_size=1, max_size=5))
 def test_any_bytes_are_a_column(blocks: list[bytes]) -> None:
     column = _headers(blocks)
