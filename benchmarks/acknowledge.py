@@ -13,7 +13,8 @@ from jetstream_client.bulk import publish_all
 from jetstream_handoff import answers
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import DoneEntry, Record
-from jetstream_handoff.take import Take, Taking
+from jetstream_handoff.take import Take
+from jetstream_handoff.taking import Taking
 
 MESSAGES = 100_000
 SAMPLE = 10_000

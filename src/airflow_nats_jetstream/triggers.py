@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pkgutil
 import time
 from contextlib import AsyncExitStack
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_nats_jetstream.errors import SparkError
 from airflow_nats_jetstream.owner import owner_in_triggerer
-from jetstream_client.errors import InvalidValue, JetStreamError
-from jetstream_client.priority import Priority
+from jetstream_client.errors import JetStreamError
 from jetstream_handoff.errors import ClaimInvalid, Superseded
 
 if TYPE_CHECKING:
@@ -118,7 +115,7 @@ class JetStreamTrigger(BaseTrigger):
 class JetStreamPullTrigger(JetStreamTrigger):
     """Take claims and hand them on in one event: ``{"status": "claims", "claims": […]}`` or ``{"status": "timeout"}``.
 
-    ``taking`` holds the fields of :class:`~jetstream_handoff.take.Taking` as JSON, times in seconds. Where
+    ``taking`` is the JSON of a :class:`~jetstream_handoff.taking.Taking`. Where
     no worker came before (``start_from_trigger``), it has no owner, which is the trigger's own task instance then; and
     ``timeout`` seconds take the place of ``end``.
     """
@@ -138,10 +135,11 @@ class JetStreamPullTrigger(JetStreamTrigger):
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
         from jetstream_handoff.take import Take
+        from jetstream_handoff.taking import Taking
 
         if "owner" not in self.taking:
             self.taking = {**self.taking, "owner": list(owner_in_triggerer(self.task_instance))}
-        self._take = take = Take(js, taking_of(self.taking))
+        self._take = take = Take(js, Taking.from_json(self.taking))
         await take.prepare()
         log.info("waiting for messages of %s on consumer %s", take.taking.stream, take.taking.consumer)
         claims = await take.take(self.left)
@@ -325,29 +323,3 @@ async def kept(js: JetStream, claim: dict[str, Any], seconds: float) -> dict[str
         return {"status": await keep(js, Claim.from_json(claim), seconds) or "timeout"}
     except (ClaimInvalid, Superseded) as foreign:
         return {"status": "superseded", "error": str(foreign)}
-
-
-def taking_of(values: dict[str, Any]) -> Any:
-    """The frozen value that a trigger's flat JSON describes. Raises InvalidValue."""
-    from jetstream_handoff.take import Taking
-
-    fields = {**values, "owner": tuple(values["owner"])}
-    for name in ("gather", "hand_off_timeout", "look_every"):
-        if name in values:
-            fields[name] = timedelta(seconds=values[name])
-    if priority := values.get("priority"):
-        fields["priority"] = Priority(**priority)
-    if backlog := values.get("backlog"):
-        fields["backlog"] = function(backlog)
-    return Taking(**fields)
-
-
-def function(path: str) -> Callable[..., Any]:
-    """The function of this name. Raises InvalidValue when it cannot be imported here."""
-    try:
-        found = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidValue("backlog", path, f"{error}; it must be importable in workers and triggerers") from None
-    if not callable(found):
-        raise InvalidValue("backlog", path, "name a function")
-    return found  # type: ignore[no-any-return]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,23 +26,22 @@ from jetstream_client.errors import (
 from jetstream_client.sequences import Sequences
 from jetstream_handoff import answers, consumer, failures, settle
 from jetstream_handoff.claim import Claim, new_claim_id, new_token
-from jetstream_handoff.dead_letters import DeadLetters, Holder, dead_letters_of
-from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, HEARTBEATS, LOOK_EVERY
+from jetstream_handoff.dead_letters import DeadLetters, Holder
+from jetstream_handoff.durations import HEARTBEATS
 from jetstream_handoff.errors import LedgerFull
 from jetstream_handoff.events import tell
 from jetstream_handoff.ledger import PATIENCE, Ledger
 from jetstream_handoff.moment import Moment
-from jetstream_handoff.record import BELIEVED, OpenEntry, Owner, Record
+from jetstream_handoff.record import BELIEVED, OpenEntry, Record
 from jetstream_handoff.settled import Settled
 from jetstream_handoff.waiting import Waiting
 
 if TYPE_CHECKING:
-    from jetstream_client.config import Config
     from jetstream_client.consumer import ConsumerInfo
     from jetstream_client.context import JetStream
     from jetstream_client.fetch import Pull
     from jetstream_client.message import Message
-    from jetstream_client.priority import Priority
+    from jetstream_handoff.taking import Taking
 
 log = logging.getLogger(__name__)
 
@@ -70,57 +69,12 @@ class Delivery(NamedTuple):
     first: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Taking:
-    """What to take, and for whom. Times are ``timedelta``.
-
-    Ends with ``max_messages``, or ``gather`` after the first message once there are ``min_messages``.
-    One batch is cut into claims of at most ``messages_per_claim`` (default: one claim).
-
-    With ``backlog`` nothing is pulled until that function says so of the consumer's INFO. It is asked every
-    ``look_every``, in a thread of its own; what is there then is taken, and if it is not enough it is asked again.
-    ``priority`` goes with every pull, for a consumer with priority groups.
-
-    With ``max_failures`` what failed before is claimed in smaller claims, and a message that failed so often alone goes
-    to the dead letters (``DEAD_<stream>`` by default), see :mod:`jetstream_handoff.failures`.
-    """
-
-    stream: str
-    consumer: str
-    owner: Owner
-    max_messages: int
-    messages_per_claim: int | None = None
-    min_messages: int = 1
-    gather: timedelta = GATHER
-    hand_off_timeout: timedelta = HAND_OFF_TIMEOUT
-    consumer_config: Config | None = None
-    max_failures: int | None = None
-    dead_letters: str | None = None
-    backlog: Callable[[ConsumerInfo], bool] | None = None
-    look_every: timedelta = LOOK_EVERY
-    priority: Priority | None = None
-
-    def __post_init__(self) -> None:
-        dead_letters_of(self.stream, self.dead_letters)
-        for name in ("max_messages", "messages_per_claim", "min_messages", "max_failures"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise InvalidValue(name, number, "give 1 or more")
-        if self.min_messages > self.max_messages:
-            raise InvalidValue("min_messages", self.min_messages, f"at most max_messages={self.max_messages}")
-        if self.gather < timedelta(0):
-            raise InvalidValue("gather", self.gather, "give a duration of 0 or more")
-        if self.look_every < timedelta(0):
-            raise InvalidValue("look_every", self.look_every, "give a duration of 0 or more")
-        if self.hand_off_timeout < timedelta(seconds=1):
-            raise InvalidValue("hand_off_timeout", self.hand_off_timeout, "give at least a second")
-
-
 class Take:
     """One taking at work. What it holds and has not handed on is given back by :meth:`put_back`."""
 
     def __init__(self, js: JetStream, taking: Taking) -> None:
         self.taking = taking
+        self._asks = taking.backlog_function()
         self.ledger = Ledger(js, taking.stream, taking.consumer)
         self._dead_letters = DeadLetters(js, taking.stream, taking.dead_letters)
         self._clock = asyncio.get_running_loop().time
@@ -202,10 +156,10 @@ class Take:
 
     async def _enough(self) -> bool:
         """Whether the backlog is worth a pull."""
-        if self.taking.backlog is None:
+        if self._asks is None:
             return True
         info = await self.ledger.consumer.info(patience=PATIENCE)
-        enough = bool(await asyncio.to_thread(self.taking.backlog, info))
+        enough = bool(await asyncio.to_thread(self._asks, info))
         if not enough:
             self._waiting.tell_backlog(info)
         return enough

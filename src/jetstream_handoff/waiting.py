@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jetstream_client.stream import StreamInfo
     from jetstream_handoff.ledger import Ledger
     from jetstream_handoff.record import OpenEntry, Record
-    from jetstream_handoff.take import Taking
+    from jetstream_handoff.taking import Taking
 
 log = logging.getLogger(__name__)
 

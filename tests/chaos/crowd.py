@@ -35,7 +35,8 @@ from jetstream_client.errors import WrongLastSequence
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.take import Take, Taking
+from jetstream_handoff.take import Take
+from jetstream_handoff.taking import Taking
 
 STREAM, CONSUMER = "CROWD", "work"
 

@@ -45,7 +45,8 @@ from jetstream_handoff.errors import (
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.moment import Moment
-from jetstream_handoff.take import Take, Taking
+from jetstream_handoff.take import Take
+from jetstream_handoff.taking import Taking
 from tests.chaos.proxy import Proxy
 
 Result = TypeVar("Result")

@@ -8,7 +8,8 @@ from jetstream_client.bulk import publish_all
 from jetstream_client.context import JetStream
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.take import Take, Taking
+from jetstream_handoff.take import Take
+from jetstream_handoff.taking import Taking
 from tests.jetstream_client.until import until
 
 ACK_WAIT = timedelta(seconds=1)

@@ -1,4 +1,4 @@
-"""What a release wrote into XCom and the ledger, a later one reads: the files in formats/ are what 0.1 wrote.
+"""What a release wrote into XCom, triggers and the ledger, a later one reads: the files in formats/ are what 0.1 wrote.
 
 They are never changed. A new version of a format is a new file beside the old one, and both are read.
 """
@@ -6,22 +6,26 @@ They are never changed. A new version of a format is a new file beside the old o
 import base64
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jetstream_client.priority import Priority
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ClaimInvalid, LedgerInvalid
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.record import DoneEntry, Receipt, Record
+from jetstream_handoff.taking import Taking
 from tests.jetstream_handoff.steps import publish, take
 
 FORMATS = Path(__file__).with_name("formats")
-READ: dict[str, Callable[[Any], Claim | Record | Receipt]] = {
+READ: dict[str, Callable[[Any], Claim | Record | Receipt | Taking]] = {
     "claim": Claim.from_json,
+    "taking": Taking.from_json,
     "record": Record.from_json,
     "receipt": lambda value: Receipt.from_json("7f0c9a7be21d", value),
 }
@@ -34,6 +38,18 @@ def frozen(name: str) -> Any:
 @pytest.mark.parametrize("name", sorted(path.stem for path in FORMATS.glob("*-1*.json")))
 def test_what_was_written_is_read_and_written_as_it_was(name: str) -> None:
     assert READ[name.split("-", maxsplit=1)[0]](frozen(name)).to_json() == frozen(name)
+
+
+def test_a_taking_means_what_it_meant() -> None:
+    taking = Taking.from_json(frozen("taking-1"))
+    assert taking.owner == ("dag", "run", "task", -1, 0, "2026-11-20T03:00:00+00:00")
+    times = (taking.gather, taking.hand_off_timeout, taking.look_every)
+    assert times == (timedelta(seconds=2.5), timedelta(minutes=15), timedelta(seconds=30))
+    assert taking.priority == Priority("batch", level=5)
+    assert Taking.from_json({**frozen("taking-1"), "priority": {"group": "batch", "level": 5}}) == taking
+    least = {"stream": "S", "consumer": "c", "owner": ["dag"], "max_messages": 1}
+    assert Taking.from_json(least) == Taking(stream="S", consumer="c", owner=("dag",), max_messages=1)
+    assert "backlog" not in Taking.from_json(least).to_json()
 
 
 def test_it_means_what_it_meant() -> None:

@@ -39,7 +39,8 @@ from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, LedgerUnavailable, Superseded
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.take import Take, Taking
+from jetstream_handoff.take import Take
+from jetstream_handoff.taking import Taking
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff.access import API_PREFIX, ROLES, SHARED, SHIPPED, Access
 

@@ -244,13 +244,17 @@ async def test_who_waits_says_that_its_group_is_not_served(
     assert f"`nats consumer unpin {stream.name} {CONSUMER} g`" in reason
 
 
+def thousands(info: ConsumerInfo) -> bool:
+    return info.pending > 1_000
+
+
 async def test_who_waits_says_what_it_has_and_what_its_backlog_is(
     stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
     await publish(stream, 10)
     reason = await said(stream, caplog, min_messages=11)
     assert reason == "10 messages have arrived, of at least 11 (min_messages)"
-    reason = await said(stream, caplog, "looks", backlog=lambda info: info.pending > 1_000)
+    reason = await said(stream, caplog, "looks", backlog=f"{__name__}.thousands")
     assert re.match(r"its backlog function does not ask for a pull yet; \d+ messages are pending, \d+ are un", reason)
 
 

@@ -16,7 +16,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.owner import owner_in_worker
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import absent, duration, optional_number, templated, whole_number
-from airflow_nats_jetstream.triggers import JetStreamPullTrigger, function, taking_of
+from airflow_nats_jetstream.triggers import JetStreamPullTrigger
 from jetstream_client.config import normalise
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.record import Owner
     from jetstream_handoff.take import Take
+    from jetstream_handoff.taking import Taking
 
 _PRIORITY = {each.name for each in dataclasses.fields(Priority)}
 _LATE = timedelta(minutes=1)  # how much later than the trigger itself Airflow ends it
@@ -144,17 +145,15 @@ class JetStreamPullSensor(JetStreamSensor):
         taking = self._taking_for(context)
         end = time.time() + self.timeout
         if self.deferrable:
-            trigger = JetStreamPullTrigger(self.nats_conn_id, taking, end)
+            trigger = JetStreamPullTrigger(self.nats_conn_id, taking.to_json(), end)
             self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
         claims = self._in_worker(taking, lambda take: take.take(max(1.0, end - time.time())))
         return self.resume(context, {"status": "claims", "claims": claims} if claims else {"status": "timeout"})
 
     def _start(self) -> StartTriggerArgs:
         """What the scheduler hands to the triggerer. The owner is known there."""
-        taking = self._taking(("owner",))
+        taking = self._taking(("owner",)).to_json()
         del taking["owner"]
-        if self.backlog is not None:
-            taking["backlog"] = self.backlog
         return StartTriggerArgs(
             trigger_cls="airflow_nats_jetstream.triggers.JetStreamPullTrigger",
             trigger_kwargs={"nats_conn_id": self.nats_conn_id, "taking": taking, "timeout": self.timeout},
@@ -167,9 +166,7 @@ class JetStreamPullSensor(JetStreamSensor):
         claims = self._in_worker(self._taking_for(context), lambda take: take.look())
         return PokeReturnValue(is_done=True, xcom_value=self._handed_on(claims)) if claims else False
 
-    def _in_worker(
-        self, taking: dict[str, Any], wait: Callable[[Take], Awaitable[list[Claim]]]
-    ) -> list[dict[str, Any]]:
+    def _in_worker(self, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]) -> list[dict[str, Any]]:
         with self.waiting():
             return JetStreamHook(self.nats_conn_id).run(lambda js: _taken(js, taking, wait))
 
@@ -183,55 +180,52 @@ class JetStreamPullSensor(JetStreamSensor):
         self.log.info("%d messages in %d claims: %s", count, len(claims), ", ".join(each["id"] for each in claims))
         return claims
 
-    def _taking_for(self, context: Context) -> dict[str, Any]:
+    def _taking_for(self, context: Context) -> Taking:
         taking = self._taking(owner_in_worker(context))
-        if self.backlog is not None:
-            function(self.backlog)
-            taking["backlog"] = self.backlog
+        taking.backlog_function()  # refused here rather than in the triggerer
         return taking
 
-    def _taking(self, owner: Owner) -> dict[str, Any]:
-        """The flat JSON of what to take, checked; but for the function, which a parse of the DAG does not import."""
+    def _taking(self, owner: Owner) -> Taking:
+        """What to take, checked; but for the function, which a parse of the DAG does not import."""
         from jetstream_handoff.consumer import check_config
+        from jetstream_handoff.taking import Taking
 
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
         config = self.consumer_config or None
-        taking: dict[str, Any] = {
-            "stream": self.stream,
-            "consumer": self.consumer,
-            "owner": list(owner),
-            "max_messages": whole_number("max_messages", self.max_messages),
-            "messages_per_claim": optional_number("messages_per_claim", self.messages_per_claim),
-            "min_messages": whole_number("min_messages", self.min_messages),
-            "gather": self.gather.total_seconds(),
-            "hand_off_timeout": self.hand_off_timeout.total_seconds(),
-            "max_failures": optional_number("max_failures", self.max_failures),
-            "look_every": self.poke_interval,
-            "priority": _priority(self.priority),
-            "dead_letters": None if absent(self.dead_letters) else self.dead_letters,
-            "consumer_config": None if config is None else normalise(config),
-        }
-        taking_of(taking)
+        taking = Taking(
+            stream=self.stream,
+            consumer=self.consumer,
+            owner=owner,
+            max_messages=whole_number("max_messages", self.max_messages),
+            messages_per_claim=optional_number("messages_per_claim", self.messages_per_claim),
+            min_messages=whole_number("min_messages", self.min_messages),
+            gather=self.gather,
+            hand_off_timeout=self.hand_off_timeout,
+            max_failures=optional_number("max_failures", self.max_failures),
+            look_every=timedelta(seconds=self.poke_interval),
+            priority=_priority(self.priority),
+            dead_letters=None if absent(self.dead_letters) else self.dead_letters,
+            consumer_config=None if config is None else normalise(config),
+            backlog=self.backlog,
+        )
         # How short a lease may be is the connection's to say: the server's consumer is checked against it.
         check_config(
             self.consumer,
             config,
-            max_messages=taking["max_messages"],
+            max_messages=taking.max_messages,
             shortest_ack_wait=timedelta(0),
-            group=taking["priority"]["group"] if taking["priority"] else None,
+            group=taking.priority.group if taking.priority else None,
         )
         return taking
 
 
-async def _taken(
-    js: JetStream, taking: dict[str, Any], wait: Callable[[Take], Awaitable[list[Claim]]]
-) -> list[dict[str, Any]]:
+async def _taken(js: JetStream, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]) -> list[dict[str, Any]]:
     """What the trigger does, in the worker."""
     from jetstream_handoff.completion import LEASE_ENDS, complete
     from jetstream_handoff.take import Take
 
-    take = Take(js, taking_of(taking))
+    take = Take(js, taking)
     try:
         await take.prepare()
         claims = await wait(take)
@@ -241,13 +235,11 @@ async def _taken(
     return [claim.to_json() for claim in claims]
 
 
-def _priority(fields: Any) -> dict[str, Any] | None:
+def _priority(fields: Any) -> Priority | None:
     """The fields as numbers where they are numbers: templates render texts."""
     if not fields:
         return None
     if not isinstance(fields, Mapping) or not {"group"} <= fields.keys() <= _PRIORITY:
         raise InvalidValue("priority", fields, f"give group and, if wanted, others of {', '.join(sorted(_PRIORITY))}")
-    return {
-        name: value if name == "group" else whole_number(f"priority[{name!r}]", value, 0)
-        for name, value in fields.items()
-    }
+    numbers = {name: whole_number(f"priority[{name!r}]", fields[name], 0) for name in fields if name != "group"}
+    return Priority(fields["group"], **numbers)
