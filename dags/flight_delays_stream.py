@@ -9,13 +9,21 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
+import pendulum
 from airflow.sdk import dag, task
 
 OUT = Path(os.environ.get("FLIGHT_DELAYS_STREAM_OUT", "out/flight_delays_stream")).absolute()
 DELAYED = "carrier STRING, origin STRING, dest STRING, dep_delay INT"
 
 
-@dag(schedule=timedelta(minutes=10), catchup=False, max_active_runs=1, doc_md=__doc__, tags=["jetstream", "spark"])
+@dag(
+    schedule=timedelta(minutes=10),
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    catchup=False,
+    max_active_runs=1,
+    doc_md=__doc__,
+    tags=["jetstream", "spark"],
+)
 def flight_delays_stream() -> None:
     @task(retries=2)
     def delays() -> int:

@@ -8,6 +8,7 @@ claims what has been waiting.
 from datetime import timedelta
 from typing import Any
 
+import pendulum
 from airflow.sdk import dag, task
 
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
@@ -16,7 +17,14 @@ RUNS = 3  # work at once, those that wait for a retry included
 MESSAGES = 1_000
 
 
-@dag(schedule=timedelta(minutes=5), catchup=False, max_active_runs=RUNS, doc_md=__doc__, tags=["jetstream"])
+@dag(
+    schedule=timedelta(minutes=5),
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    catchup=False,
+    max_active_runs=RUNS,
+    doc_md=__doc__,
+    tags=["jetstream"],
+)
 def urgent_orders() -> None:
     claims = JetStreamPullSensor(
         task_id="claims",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from airflow_nats_jetstream import times
 from jetstream_client.errors import InvalidValue
 
 
@@ -39,16 +40,27 @@ def optional_number(name: str, value: object, lowest: int = 1) -> int | None:
 
 
 def duration(name: str, value: object, *, zero: bool = False) -> timedelta:
-    """Raises InvalidValue for anything but a ``timedelta`` above 0, or of 0 where that is allowed."""
-    if not isinstance(value, timedelta):
-        raise InvalidValue(name, value, f"give a timedelta, for example timedelta(seconds={_seconds(value)})")
-    if value < timedelta(0) or (not value and not zero):
-        raise InvalidValue(name, value, f"give a timedelta {'of 0 or more' if zero else 'above 0'}")
-    return value
+    """Return a ``timedelta`` or ISO 8601 duration as a ``timedelta``.
+
+    Raises InvalidValue for anything else, and for 0 unless it is allowed.
+    """
+    try:
+        length = times.duration(value)
+    except ValueError as error:
+        number = isinstance(value, int | float) and value > 0
+        remedy = f"{error}: seconds are timedelta(seconds={value:g})" if number else str(error)
+        raise InvalidValue(name, value, remedy) from None
+    if not length and not zero:
+        raise InvalidValue(name, value, "give a duration above 0")
+    return length
 
 
-def _seconds(value: object) -> str:
-    return f"{value:g}" if isinstance(value, int | float) and value > 0 else "5"
+def instant(name: str, value: object) -> str:
+    """Return a point in time as RFC 3339 in UTC: :func:`times.instant`. Raises InvalidValue."""
+    try:
+        return times.instant(value)
+    except ValueError as error:
+        raise InvalidValue(name, value, str(error)) from None
 
 
 def claimed(claim: Any, name: str) -> str | None:

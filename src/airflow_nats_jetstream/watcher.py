@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.template import duration
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
 
@@ -41,7 +42,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
     nats_conn_id:      the connection.
 
     Watchers of one consumer with the same connection and interval share one connection to NATS and one request per
-    look (Airflow's shared streams). Durations are ``timedelta``, or seconds.
+    look (Airflow's shared streams). Durations are ``timedelta``, ISO 8601 (``PT15M``), or seconds.
 
     At most one notice of a watcher is unanswered. It is answered when something was delivered to whoever pulls, or when
     nothing is left; then what is left, or new, is news again. While somebody pulls there is no news.
@@ -59,8 +60,8 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         consumer: str,
         *,
         min_messages: int = 1,
-        remind_after: timedelta | float = REMIND_AFTER,
-        poll_interval: timedelta | float = POLL_INTERVAL,
+        remind_after: timedelta | str | float = REMIND_AFTER,
+        poll_interval: timedelta | str | float = POLL_INTERVAL,
         nats_conn_id: str = JetStreamHook.default_conn_name,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -141,8 +142,8 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         }
 
 
-def _seconds(name: str, value: timedelta | float) -> float:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+def _seconds(name: str, value: timedelta | str | float) -> float:
+    seconds = duration(name, value).total_seconds() if isinstance(value, timedelta | str) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.1 <= seconds < 10**9:
         raise InvalidValue(name, value, "give a duration of at least 0.1 s")
     return float(seconds)

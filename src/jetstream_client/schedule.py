@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
+from jetstream_client.config import nanoseconds
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_subject
 from jetstream_client.quantities import check_duration
@@ -70,9 +71,10 @@ class Schedule:
                 raise InvalidValue("schedule.when", when, "a time needs a zone")
             return f"@at {when.astimezone(UTC).isoformat().replace('+00:00', 'Z')}"
         if isinstance(when, timedelta):
-            if when < timedelta(seconds=1) or when % timedelta(seconds=1):
+            seconds, rest = divmod(nanoseconds(when), 10**9)
+            if seconds < 1 or rest:
                 raise InvalidValue("schedule.when", when, "an interval is of whole seconds, at least one")
-            return f"@every {when // timedelta(seconds=1)}s"
+            return f"@every {seconds}s"
         if not isinstance(when, str) or not (when.startswith("@") or len(when.split()) == 6):
             remedy = "give a datetime, a timedelta, @hourly or another name, or cron with six fields, seconds first"
             raise InvalidValue("schedule.when", when, remedy)
@@ -90,4 +92,4 @@ def ttl_text(ttl: Ttl, field: str = "ttl") -> str:
     if not isinstance(ttl, timedelta):
         raise InvalidValue(field, ttl, 'give a timedelta of at least one second, or "never"')
     check_duration(field, ttl, timedelta(seconds=1))
-    return f"{-(-ttl // timedelta(seconds=1))}s"
+    return f"{-(-nanoseconds(ttl) // 10**9)}s"

@@ -108,12 +108,12 @@ def _run_as_in_3_3_0(context: Any, execute: Any, task: BaseOperator) -> Any:
         raise
 
 
-def rendered(task: Any, params: Mapping[str, Any], map_index: int = -1) -> Any:
-    """The task with its fields rendered, as Airflow does it before it runs: ``{{ params.… }}`` of these. Of a mapped
-    task that with this index."""
+def rendered(task: Any, params: Mapping[str, Any], map_index: int = -1, **names: Any) -> Any:
+    """The task with its fields rendered, as Airflow does it before it runs: ``{{ params.… }}`` of these, and other
+    names of its context. Of a mapped task that with this index."""
     task = task.prepare_for_execution()
     environment = task.dag.get_template_env() if task.has_dag() else None
-    context = {**context_of(task, map_index=map_index), "params": params}
+    context = {**context_of(task, map_index=map_index), "params": params, **names}
     if task.has_dag():
         context["dag"] = task.dag
     task.render_template_fields(context, environment)

@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pendulum
 import pytest
 from airflow.sdk import DAG
 
@@ -14,6 +15,7 @@ from airflow_nats_jetstream.operators.consumer import JetStreamCreateConsumerOpe
 from airflow_nats_jetstream.operators.fields import CONSUMER, STREAM, Fields, Wrong, duration, duration_text
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
 from jetstream_client.errors import ApiError, InvalidRequest, InvalidValue
+from jetstream_client.protocol import time_nanoseconds
 from tests.airflow_nats_jetstream.steps import CONNECTION, execute, rendered
 from tests.jetstream_client import test_configuration as client
 
@@ -226,7 +228,17 @@ def test_the_server_knows_every_field_and_refuses_what_we_refuse(
 def test_every_field_that_arrives_at_the_server_is_known(fields: Fields, configs: list[dict[str, Any]]) -> None:
     """Those of the client's tests, which ask the server for each of them."""
     for config in configs:
-        assert fields.check(config) == {name: value for name, value in config.items() if value is not None}
+        wanted = in_utc({name: value for name, value in config.items() if value is not None})
+        assert in_utc(fields.check(config)) == wanted
+
+
+def in_utc(value: Any, name: str = "") -> Any:
+    """A configuration whose times can be compared."""
+    if isinstance(value, dict):
+        return {name: in_utc(each, name) for name, each in value.items()}
+    if isinstance(value, list):
+        return [in_utc(each) for each in value]
+    return time_nanoseconds(value) if name.endswith(("_time", "_until")) else value
 
 
 @pytest.mark.parametrize(
@@ -237,15 +249,18 @@ def test_every_field_that_arrives_at_the_server_is_known(fields: Fields, configs
         ("1.5s", 1_500_000_000),
         ("0.1ms", 100_000),
         ("7d", 168 * HOUR),
+        ("P1DT12H", 36 * HOUR),
+        ("PT0.000001S", 1_000),
+        (pendulum.duration(hours=1), HOUR),
         ("5", 5),
     ],
 )
-def test_durations_as_people_write_them(text: str, nanoseconds: int) -> None:
+def test_durations_as_people_write_them(text: Any, nanoseconds: int) -> None:
     assert duration(text) == nanoseconds
     assert duration(duration_text(nanoseconds)) == nanoseconds
 
 
-@pytest.mark.parametrize("value", ["", "h", "1x", "-1h", "1h ", "1,5h", 1.0, True, -1, None, 2**63, "1" * 5000])
+@pytest.mark.parametrize("value", ["", "h", "1x", "-1h", "1h ", "1,5h", 1.0, True, -1, None, 2**63, "1" * 5000, "P1M"])
 def test_what_is_no_duration_is_refused(value: Any) -> None:
     with pytest.raises(Wrong, match="24h"):
         duration(value)

@@ -4,6 +4,7 @@ import base64
 from datetime import UTC, datetime
 from typing import Any
 
+import pendulum
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
@@ -135,6 +136,18 @@ def test_creates_then_changes_only_what_differs(
         execute(creation(f"{stream}x", config))
 
 
+@pytest.mark.parametrize("start", [pendulum.datetime(2026, 1, 1, 1, tz="Europe/Berlin"), "{{ data_interval_start }}"])
+def test_a_consumer_that_begins_at_a_time_is_made_once(hook: JetStreamHook, stream: str, start: Any) -> None:
+    config = {"durable_name": CONSUMER, "deliver_policy": "by_start_time", "opt_start_time": start, "ack_wait": "PT2M"}
+    day = pendulum.datetime(2026, 1, 1, 5, 30, tz="Asia/Kolkata")
+    made = [execute(rendered(creation(stream, config), {}, data_interval_start=day)) for _ in range(2)]
+    assert [(each["created"], each["changed"]) for each in made] == [(True, []), (False, [])]
+    now = info(hook, stream).config
+    assert (now["opt_start_time"], now["ack_wait"]) == ("2026-01-01T00:00:00Z", 120 * 10**9)
+    with pytest.raises(InvalidValue, match=r"config\['opt_start_time'\]=.*zone"):
+        creation(stream, {**config, "opt_start_time": "2026-01-01T00:00:00"})
+
+
 FOR_LIFE: dict[str, tuple[dict[str, Any], Any]] = {
     "deliver_policy": ({}, "last"),
     "mem_storage": ({}, True),
@@ -251,13 +264,21 @@ def test_a_consumer_is_paused_and_resumed(hook: JetStreamHook, stream: str, caps
     pause(stream, until=end).dry_run()
     assert "is delivering, and would be paused until 2100-01-01T00:00:00+00:00" in capsys.readouterr().out
     assert not info(hook, stream).paused
-    for until, changed in ((end, True), (datetime(2100, 1, 1, tzinfo=UTC), False), ("{{ params.end }}", False)):
-        task = rendered(pause(stream, until=until), {"end": "2100-01-01T02:00:00+02:00"})
+    year = pendulum.datetime(2100, 1, 1, 5, 30, tz="Asia/Kolkata")
+    for until, changed in (
+        (end, True),
+        (datetime(2100, 1, 1, tzinfo=UTC), False),
+        ("{{ params.end }}", False),
+        (year, False),
+        ("2099-12-31 19:00-05:00", False),
+        ("{{ data_interval_end }}", False),
+    ):
+        task = rendered(pause(stream, until=until), {"end": "2100-01-01T02:00:00+02:00"}, data_interval_end=year)
         assert execute(task) == {**answer, "until": end, "changed": changed}
     assert info(hook, stream).paused
     assert hook.run(lambda js: js.consumer(stream, CONSUMER).fetch(1, max_wait=0.2)) == []
 
-    assert execute(pause(stream, duration="1h"))["changed"]
+    assert execute(pause(stream, duration="PT1H"))["changed"]
     assert "(was paused until 2100-01-01T00:00:00Z)" in capsys.readouterr().out
     left = info(hook, stream).raw["pause_remaining"]
     assert 0 < left < 3_600 * 10**9
@@ -278,9 +299,10 @@ def test_a_pause_that_would_resume_is_refused_when_the_task_runs(hook: JetStream
     for wrong, says in (
         ({}, "one of them"),
         ({"until": "2100-01-01T00:00:00Z", "duration": "1h"}, "one of them"),
-        ({"until": "tomorrow"}, "RFC 3339"),
+        ({"until": "tomorrow"}, "until='tomorrow'.*ISO 8601"),
         ({"until": datetime(2100, 1, 1)}, "zone"),  # noqa: DTZ001 - that is what is wrong
         ({"duration": "a while"}, "24h"),
+        ({"duration": "P1M"}, "24h"),
         ({"consumer": "a b", "duration": "1h"}, "consumer"),
     ):
         with pytest.raises(InvalidValue, match=says):

@@ -4,6 +4,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pendulum
 import pytest
 
 from airflow_nats_jetstream.hooks import JetStreamHook
@@ -18,6 +19,8 @@ from jetstream_client.errors import (
     StreamNotFound,
 )
 from tests.airflow_nats_jetstream.steps import CONNECTION, execute, publish, rendered
+
+DAY = pendulum.datetime(2026, 1, 1, tz="Europe/Berlin")
 
 
 def get(stream: str, **which: Any) -> JetStreamGetMessageOperator:
@@ -63,6 +66,9 @@ def test_a_message_is_handed_on_as_json(
         ({"last_by_subject": "{{ params.subject }}"}, 7),
         ({"start_time": datetime(2026, 1, 1, tzinfo=UTC)}, 1),
         ({"start_time": "2026-01-01T00:00:00Z", "next_by_subject": "{stream}.2"}, 3),
+        ({"start_time": pendulum.datetime(2026, 1, 1, tz="Asia/Kolkata")}, 1),
+        ({"start_time": "2026-01-01 05:30+05:30"}, 1),
+        ({"start_time": "{{ data_interval_start }}"}, 1),
     ],
 )
 def test_gets_the_message_that_was_asked_for(
@@ -72,7 +78,7 @@ def test_gets_the_message_that_was_asked_for(
     which = {
         name: str(each).replace("{stream}", stream) if isinstance(each, str) else each for name, each in which.items()
     }
-    task = rendered(get(stream, **which), {"at": 4, "subject": f"{stream}.0"})
+    task = rendered(get(stream, **which), {"at": 4, "subject": f"{stream}.0"}, data_interval_start=DAY)
     assert execute(task)["sequence"] == sequence
     task.dry_run()
     assert f"would get message {sequence} of stream {stream}" in capsys.readouterr().out
@@ -88,7 +94,9 @@ def test_gets_the_message_that_was_asked_for(
         ({"sequence": 1, "last_by_subject": "a"}, "not together"),
         ({"sequence": 1, "start_time": "2026-01-01T00:00:00Z"}, "not both"),
         ({"next_by_subject": "a..b"}, "empty token"),
-        ({"start_time": "2026-01-01"}, "zone"),
+        ({"start_time": "2026-01-01"}, "start_time='2026-01-01'.*zone"),
+        ({"start_time": "2026-01-01T00:00:00"}, "zone"),
+        ({"start_time": "now"}, "zone"),
         ({"stream": "a b", "sequence": 1}, "name"),
     ],
 )

@@ -407,7 +407,7 @@ def test_a_hold_that_lasts_too_long_is_lost(hook: JetStreamHook, stream: str) ->
         return claim.count
 
     with pytest.raises(AirflowFailException, match=r"held for longer than 1\.5 s"):
-        execute(process(body, value, longest_hold=timedelta(seconds=1.5)), max_tries=3)
+        execute(process(body, value, longest_hold="PT1.5S"), max_tries=3)
     assert [each["ranges"] for each in again] == [value["ranges"]]
     assert hook.committed(stream, CONSUMER) == []
     assert execute(process(count, again[0])) == 10

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pendulum
 import pytest
 from airflow.sdk import DAG
 
@@ -28,7 +29,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.stored import StoredMessage
 from jetstream_client.wire import Wire
-from tests.airflow_nats_jetstream.steps import CONNECTION, State, execute, publish
+from tests.airflow_nats_jetstream.steps import CONNECTION, State, execute, publish, rendered
 
 
 def publishing(stream: str, messages: Any, **changes: Any) -> JetStreamPublishOperator:
@@ -315,7 +316,13 @@ def test_a_stream_without_batches_is_said(hook: JetStreamHook, stream: str) -> N
 
 @pytest.mark.parametrize(
     "changes",
-    [{"ttl": timedelta(0)}, {"expected_last_sequence": 5}, {"atomic": True, "expected_last_sequence": "five"}],
+    [
+        {"ttl": timedelta(0)},
+        {"ttl": "soon"},
+        {"ttl": 5},
+        {"expected_last_sequence": 5},
+        {"atomic": True, "expected_last_sequence": "five"},
+    ],
 )
 def test_options_that_can_be_refused_when_the_dag_is_parsed(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue, match=next(reversed(changes))):
@@ -334,6 +341,43 @@ def test_options_of_single_messages(hook: JetStreamHook, batches: str, tmp_path:
     first, second = stored(hook, batches, 1).headers, stored(hook, batches, 2).headers
     assert (first["Kind"], first["Nats-Msg-Id"], first["Nats-TTL"]) == (["x", "y"], ["mine"], ["never"])
     assert (second["Nats-TTL"], second["Nats-Expected-Last-Subject-Sequence"]) == (["90s"], ["0"])
+
+
+def test_a_ttl_is_a_duration_or_never(hook: JetStreamHook, batches: str) -> None:
+    given = [pendulum.duration(minutes=1), "PT1M", "{{ params.ttl }}"]
+    for number, ttl in enumerate(given, 1):
+        message = {"subject": f"{batches}.a", "data": str(number)}
+        assert execute(rendered(publishing(batches, [message], ttl=ttl), {"ttl": "PT1M"}), run_id="1")["stored"] == 1
+        assert stored(hook, batches, number).headers["Nats-TTL"] == ["60s"]
+    with pytest.raises(InvalidValue, match="ttl='soon'"):
+        execute(rendered(publishing(batches, [message], ttl="{{ params.ttl }}"), {"ttl": "soon"}), run_id="2")
+    message["ttl"] = "PT90S"
+    assert execute(publishing(batches, [message]), run_id="3")["stored"] == 1
+    assert stored(hook, batches, 4).headers["Nats-TTL"] == ["90s"]
+
+
+@pytest.mark.parametrize(
+    ("when", "pattern"),
+    [
+        ("2100-01-01 01:00+01:00", "@at 2100-01-01T00:00:00.000000000Z"),
+        ("{{ data_interval_end }}", "@at 2100-01-01T00:00:00.000000000Z"),
+        ("PT5M", "@every 300s"),
+        (pendulum.duration(minutes=5), "@every 300s"),
+        (pendulum.datetime(2100, 1, 1, 1, tz="Europe/Berlin"), "@at 2100-01-01T00:00:00Z"),
+        ("@hourly", "@hourly"),
+        ("0 30 5 * * *", "0 30 5 * * *"),
+    ],
+)
+def test_a_message_is_scheduled(hook: JetStreamHook, stream: str, when: Any, pattern: str) -> None:
+    """As lines of JSON or another task may say it; the server takes each."""
+    hook.run(lambda js: js.stream(stream).update({"allow_msg_schedules": True}))
+    message = {"subject": f"{stream}.later", "data": "1", "schedule": {"target": f"{stream}.now", "when": when}}
+    end = pendulum.datetime(2100, 1, 1, 5, 30, tz="Asia/Kolkata")
+    assert execute(rendered(publishing(stream, [message]), {}, data_interval_end=end))["stored"] == 1
+    assert stored(hook, stream, 1).headers["Nats-Schedule"] == [pattern]
+    message["schedule"] = {"target": f"{stream}.now", "when": "tomorrow"}
+    with pytest.raises(PublishFailed, match=r"schedule\.when='tomorrow'.*cron"):
+        execute(publishing(stream, [message]), run_id="next")
 
 
 def test_an_option_that_is_wrong_is_the_messages_own(hook: JetStreamHook, batches: str) -> None:

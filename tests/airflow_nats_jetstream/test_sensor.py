@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pendulum
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import (
@@ -27,6 +28,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger, JetStreamTrigger
 from demo.nats_server import NatsServer
 from jetstream_client.errors import InvalidValue, JetStreamError, StreamNotFound
+from jetstream_client.protocol import time_nanoseconds
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable, LedgerUnavailable
 from tests.airflow_nats_jetstream.conftest import set_connection
@@ -39,6 +41,7 @@ from tests.airflow_nats_jetstream.steps import (
     info,
     publish,
     record,
+    rendered,
     sensor,
 )
 
@@ -75,6 +78,23 @@ def test_waits_in_the_worker(hook: JetStreamHook, stream: str) -> None:
     claims = execute(sensor(stream, messages_per_claim=20))
     assert [Claim.from_json(claim).count for claim in claims] == [20, 20, 10]
     assert info(hook, stream).ack_pending == 50
+
+
+@pytest.mark.parametrize(
+    "start",
+    [pendulum.datetime(2026, 1, 1, 5, 30, tz="Asia/Kolkata"), "20251231T190000-05", "{{ data_interval_start }}"],
+)
+def test_a_consumer_begins_at_a_time(hook: JetStreamHook, stream: str, start: Any) -> None:
+    """In any zone, and twice: the second sensor finds the consumer as it wants it. Durations are ISO 8601."""
+    config = {"deliver_policy": "by_start_time", "opt_start_time": start, "ack_wait": "PT1S"}
+    times = {"gather": "PT{{ params.seconds }}S", "hand_off_timeout": "PT{{ params.seconds }}M"}
+    day = pendulum.datetime(2026, 1, 1, 1, tz="Europe/Berlin")
+    for count in (3, 2):
+        publish(hook, stream, count)
+        task = rendered(sensor(stream, consumer_config=config, **times), {"seconds": 0.1}, data_interval_start=day)
+        (claim,) = execute(task, run_id=str(count))
+        assert claim["count"] == count
+    assert time_nanoseconds(info(hook, stream).config["opt_start_time"]) == day.int_timestamp * 10**9
 
 
 async def test_a_deferred_sensor_hands_on_claims(hook: JetStreamHook, stream: str) -> None:
@@ -363,6 +383,8 @@ authorization { users: [
         ({"max_messages": "many"}, "whole number"),
         ({"gather": timedelta(seconds=-1)}, "gather"),
         ({"gather": 5}, r"gather=5: .*timedelta\(seconds=5\)"),
+        ({"gather": "5s"}, "gather='5s': .*PT5M"),
+        ({"gather": "{{ params.gather }}", "hand_off_timeout": 5}, "hand_off_timeout=5"),
         ({"gather": None, "stream": "{{ params.stream }}"}, "gather=None"),
         ({"hand_off_timeout": 900.0}, r"hand_off_timeout=900.*timedelta\(seconds=900\)"),
         ({"hand_off_timeout": timedelta(0)}, "hand_off_timeout"),
@@ -374,6 +396,9 @@ authorization { users: [
         ({"consumer_config": {"max_ack_pending": 10}}, "max_ack_pending=10"),
         ({"consumer_config": {"durable_name": "other"}}, "the sensor's consumer is"),
         ({"consumer_config": {"filter_subject": "a.>.b"}}, "last token"),
+        ({"consumer_config": {"opt_start_time": "2026-01-01"}}, r"consumer_config\['opt_start_time'\]=.*zone"),
+        ({"consumer_config": {"ack_wait": "soon"}}, r"consumer_config\['ack_wait'\]='soon': give a duration"),
+        ({"consumer_config": {"opt_start_tme": 1}}, r"consumer_config\['opt_start_tme'\]=.*opt_start_time"),
     ],
 )
 def test_what_is_wrong_is_said_when_the_dag_is_parsed(changes: dict[str, Any], says: str) -> None:

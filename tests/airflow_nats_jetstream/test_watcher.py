@@ -301,7 +301,7 @@ async def test_it_also_runs_without_shared_streams(hook: JetStreamHook, stream: 
 
 def test_airflow_recognises_it_at_the_next_parse() -> None:
     """Otherwise every parse of the DAG would replace the trigger, and repeat its notice."""
-    trigger = JetStreamNoticeTrigger("FLIGHTS", "delays", remind_after=timedelta(hours=1), poll_interval=7)
+    trigger = JetStreamNoticeTrigger("FLIGHTS", "delays", remind_after="PT1H", poll_interval=7)
     parsed = encode_trigger(trigger)
     stored = Trigger(parsed["classpath"], parsed["kwargs"])
     assert BaseEventTrigger.hash(stored.classpath, stored.kwargs) == BaseEventTrigger.hash(**parsed)

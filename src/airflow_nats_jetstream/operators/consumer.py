@@ -14,8 +14,8 @@ from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import fields
 from airflow_nats_jetstream.operators.configuration import Configuration, ConfigurationOperator, make
 from airflow_nats_jetstream.operators.fields import CONSUMER
-from airflow_nats_jetstream.template import absent, templated, whole_number
-from jetstream_client.config import Difference, check_consumer_config, consumer_name, normalise
+from airflow_nats_jetstream.template import absent, instant, templated, whole_number
+from jetstream_client.config import Difference, check_consumer_config, consumer_name
 from jetstream_client.errors import ConsumerNotFound, InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_client.protocol import time_nanoseconds
@@ -34,8 +34,9 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
 
     stream:  whose. (templated)
     config:  the server's own fields, e.g. ``{"durable_name": "invoices", "max_ack_pending": 500}``: a mapping, a
-             dataclass, or the path of a YAML or JSON file beside the DAG's file. Durations are ``timedelta``, texts
-             such as ``24h``, or nanoseconds. A new consumer has ``ack_policy: explicit`` unless the configuration says
+             dataclass, or the path of a YAML or JSON file beside the DAG's file. Durations are ``timedelta``,
+             strings such as ``24h`` or ``PT5M``, or nanoseconds; times are any ``datetime`` with a time zone, or ISO
+             8601 strings with one. A new consumer has ``ack_policy: explicit`` unless the configuration says
              otherwise. (templated, what is in the file, too)
 
     Run twice, it changes nothing the second time. The log shows each field that was changed, what it was and is. The
@@ -216,9 +217,10 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
     """Let a consumer deliver nothing for a while. What it has delivered can be acknowledged all the same.
 
     stream, consumer:  which. (templated)
-    until:             a ``datetime`` with a zone, or RFC 3339. (templated)
-    duration:          instead of ``until``, from now on by the server's clock: a ``timedelta``, or a text such as
-                       ``2h``. (templated)
+    until:             a ``datetime`` with a time zone (pendulum's, too), or an ISO 8601 string with one, such as
+                       ``{{ data_interval_end }}``. (templated)
+    duration:          instead of ``until``, from now on by the server's clock: a ``timedelta``, or a string such
+                       as ``2h`` or ``PT2H``. (templated)
 
     Needs nats-server 2.11. A pause until then that is there already is as wanted. The log shows until when it was, and
     is, paused.
@@ -253,11 +255,13 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
         if (until is None) == (duration is None):
             raise InvalidValue("until", until, "give until or duration, one of them")
         if until is not None:
-            return time_nanoseconds(str(normalise({"until_time": until})["until_time"]))
-        try:
-            return now + int(fields.duration(duration))
-        except fields.Wrong as wrong:
-            raise InvalidValue("duration", duration, wrong.remedy) from None
+            end = time_nanoseconds(instant("until", until))
+        else:
+            try:
+                end = now + int(fields.duration(duration))
+            except fields.Wrong as wrong:
+                raise InvalidValue("duration", duration, wrong.remedy) from None
+        return end // 1_000 * 1_000  # as exact as the datetime that the client pauses until
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         self._check_names()

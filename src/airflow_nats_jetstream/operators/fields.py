@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from difflib import get_close_matches
 from enum import Enum
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from airflow_nats_jetstream import times
 from airflow_nats_jetstream.template import templated
 from jetstream_client.config import Difference, nanoseconds
 
@@ -101,19 +102,31 @@ _S = 10**9
 _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": _S, "m": 60 * _S, "h": 3_600 * _S, "d": 86_400 * _S}
 _PART = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(ns|us|µs|ms|s|m|h|d)")
 
+DURATION = (
+    "give a duration: a string such as 24h, 1h30m or 500ms, an ISO 8601 duration such as PT5M, a timedelta, or whole "
+    "nanoseconds; none is below 0"
+)
+
 
 def duration(value: Any) -> Any:
     """Nanoseconds."""
     given = value
-    if isinstance(value, timedelta):
-        value = nanoseconds(value)
+    if isinstance(value, timedelta) or (isinstance(value, str) and value.strip().startswith("P")):
+        value = _read(lambda: nanoseconds(times.duration(given)), given, DURATION)
     elif isinstance(value, str) and re.fullmatch(r"[0-9]{1,19}", value):  # what a template leaves
         value = int(value)
     elif isinstance(value, str) and re.fullmatch(f"(?:{_PART.pattern})+", value):
         value = int(sum(Fraction(number) * _UNITS[unit] for number, unit in _PART.findall(value)))
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise Wrong(given, "give a duration: a text such as 24h, 1h30m or 500ms, a timedelta, or whole nanoseconds")
+        raise Wrong(given, DURATION)
     return value
+
+
+def _read(read: Callable[[], Any], value: object, remedy: str = "") -> Any:
+    try:
+        return read()
+    except ValueError as error:
+        raise Wrong(value, remedy or str(error)) from None
 
 
 def duration_text(value: int) -> str:
@@ -129,9 +142,8 @@ def duration_text(value: int) -> str:
 
 
 def time(value: Any) -> Any:
-    if not isinstance(value, str | datetime):  # what is no time of a zone, the client refuses
-        raise Wrong(value, "give a datetime with a zone, or RFC 3339: 2026-11-21T03:00:00Z")
-    return value
+    """RFC 3339 in UTC."""
+    return _read(lambda: times.instant(value), value)
 
 
 def one_of(*values: str) -> Check:

@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.template import absent, templated, whole_number
+from airflow_nats_jetstream.template import absent, instant, templated, whole_number
 from jetstream_client.errors import (
     JetStreamError,
     MessageDeleteFailed,
@@ -37,8 +37,9 @@ class JetStreamGetMessageOperator(BaseOperator):
     sequence:         the one with this sequence; with ``next_by_subject`` the first from there on. (templated)
     next_by_subject:  the first whose subject matches this filter. (templated)
     last_by_subject:  the last whose subject matches this filter. (templated)
-    start_time:       the first that was stored then or later: a ``datetime`` with a zone, or RFC 3339; needs
-                      nats-server 2.11. (templated)
+    start_time:       the first that was stored then or later: a ``datetime`` with a time zone (pendulum's, too), or an
+                      ISO 8601 string with one, such as ``{{ data_interval_start }}``; needs nats-server 2.11.
+                      (templated)
 
     Returns ``{"stream", "subject", "sequence", "time", "headers": {name: [value, …]}, "data", "encoding"}``: ``data``
     is the payload as a text, with the encoding ``utf-8``, or ``base64`` where it is no text. ``dry_run`` prints which
@@ -92,7 +93,7 @@ class JetStreamGetMessageOperator(BaseOperator):
             "sequence": None if absent(self.sequence) else whole_number("sequence", self.sequence),
             "next_by_subject": self.next_by_subject or None,
             "last_by_subject": self.last_by_subject or None,
-            "start_time": self.start_time or None,
+            "start_time": instant("start_time", self.start_time) if self.start_time else None,
         }
         for name in ("next_by_subject", "last_by_subject"):
             if which[name] is not None:

@@ -42,7 +42,7 @@ class JetStreamProcessOperator(Decides, PythonOperator):
                       ``"reprocess"``: run the body again on the same messages, as a new attempt whose output replaces
                       the older one when it succeeds; fails without retry when the stream lacks some of them.
     longest_hold:     a hold that lasts longer is lost: the work is stopped and not settled, its messages come again.
-                      Default 24 h.
+                      A ``timedelta``, or ISO 8601 (``PT36H``). Default 24 h.
     dead_letters:     the stream that takes what the body rejects with ``claim.reject``, created if it is missing.
                       Default ``DEAD_<stream>``. (templated)
 
@@ -68,19 +68,18 @@ class JetStreamProcessOperator(Decides, PythonOperator):
         *,
         nats_conn_id: str = JetStreamHook.default_conn_name,
         on_settled: OnSettled | str = "return",
-        longest_hold: timedelta = LONGEST_HOLD,
+        longest_hold: timedelta | str = LONGEST_HOLD,
         dead_letters: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.nats_conn_id = nats_conn_id
         self.on_settled = on_settled
-        self.longest_hold = longest_hold
+        self.longest_hold = duration("longest_hold", longest_hold)
         self.dead_letters = dead_letters
         self.claim: Mapping[str, Any] = {}  # as the sensor returned it, once the task knows it
         if not templated(on_settled):
             self._check_on_settled()
-        duration("longest_hold", longest_hold)
         if dead_letters is not None and not templated([dead_letters]):
             check_stream_name(dead_letters, "dead_letters")
         check_function(self.python_callable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow.sdk import BaseOperator
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
-from airflow_nats_jetstream import instruments, lineage
+from airflow_nats_jetstream import instruments, lineage, times
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.template import absent, templated, whole_number
+from airflow_nats_jetstream.template import absent, duration, templated, whole_number
 from jetstream_client.errors import DuplicatesPossible, InvalidValue, PermissionDenied, RequestTimeout
 from jetstream_client.names import check_stream_name, subject_matches
 from jetstream_client.options import outgoing
@@ -47,11 +48,13 @@ class JetStreamPublishOperator(BaseOperator):
 
                Each is ``(subject, data)`` or ``(subject, data, headers)``, or a mapping of these names and of options
                for this message: ``msg_id``, ``expected_last_subject_sequence``, ``expected_last_subject``, ``rollup``,
-               ``ttl`` (a ``timedelta``, seconds, or "never"), ``schedule`` (a :class:`Schedule`, or a mapping of its
-               fields), ``increment``; see :class:`PublishOptions`. ``data`` is bytes, a text (sent as UTF-8) or any
-               other JSON value (sent as JSON).
+               ``ttl`` (a ``timedelta``, ISO 8601 such as ``PT5M``, seconds, or "never"), ``schedule`` (a
+               :class:`Schedule`, or a mapping of its fields, where ``when`` may be ISO 8601, too), ``increment``; see
+               :class:`PublishOptions`. ``data`` is bytes, a text (sent as UTF-8) or any other JSON value (sent as
+               JSON).
 
-    ttl:       of each message that names none: a ``timedelta`` or "never". The stream needs ``allow_msg_ttl``.
+    ttl:       of each message that names none: a ``timedelta``, ISO 8601 such as ``PT5M``, or "never". The stream needs
+               ``allow_msg_ttl``. (templated)
     atomic:    publish all of them or none, as one batch of at most 1,000 messages: one more is an error before anything
                is sent, for a list when the DAG is parsed. The stream needs ``allow_atomic`` (nats-server 2.12).
     expected_last_sequence:  with ``atomic``: of the stream, before the batch; else nothing is stored. (templated)
@@ -75,7 +78,7 @@ class JetStreamPublishOperator(BaseOperator):
         StreamNotFound: there is no such stream.
     """
 
-    template_fields: Sequence[str] = ("stream", "messages", "expected_last_sequence", "nats_conn_id")
+    template_fields: Sequence[str] = ("stream", "messages", "ttl", "expected_last_sequence", "nats_conn_id")
     ui_color = "#27aae1"
     ui_fgcolor = "#ffffff"
     operator_extra_links = (JetStreamLink(),)
@@ -86,7 +89,7 @@ class JetStreamPublishOperator(BaseOperator):
         *,
         stream: str,
         messages: Messages,
-        ttl: Ttl | None = None,
+        ttl: Ttl | str | None = None,
         atomic: bool = False,
         expected_last_sequence: int | str | None = None,
         accept_duplicates: bool = False,
@@ -112,8 +115,8 @@ class JetStreamPublishOperator(BaseOperator):
         if not (self.producer or isinstance(messages, str | list | tuple) or templated(messages)):
             remedy = "give a callable, a list, a path, or another task's output"
             raise InvalidValue("messages", type(messages).__name__, remedy)
-        if ttl is not None:
-            ttl_text(ttl)
+        if not templated(ttl):
+            self._ttl()
         if expected_last_sequence is not None and not atomic:
             remedy = "only a batch as a whole expects a sequence of the stream: set atomic=True"
             raise InvalidValue("expected_last_sequence", expected_last_sequence, remedy)
@@ -124,6 +127,7 @@ class JetStreamPublishOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         check_stream_name(self.stream)
+        self.ttl = self._ttl()
         start = time.monotonic()
         with instruments.publishing(self.stream) as carried:
             result = self._publish(context, carried if self.trace_context else {})
@@ -186,6 +190,7 @@ class JetStreamPublishOperator(BaseOperator):
     def dry_run(self) -> None:
         """Print how many messages :meth:`execute` would publish; a callable is not called for it."""
         check_stream_name(self.stream)
+        self.ttl = self._ttl()
         config = JetStreamHook(self.nats_conn_id).run(lambda js: js.stream(self.stream).info()).config
         if self.producer is not None:
             name = getattr(self.producer, "__name__", "a callable")
@@ -286,6 +291,13 @@ class JetStreamPublishOperator(BaseOperator):
         self.log.info("stream %s has stored all %s messages as one batch", self.stream, f"{len(batch):,}")
         return {**result, "stored": len(batch), "first": ack.seq - len(batch) + 1, "last": ack.seq}
 
+    def _ttl(self) -> Ttl | None:
+        if absent(self.ttl):
+            return None
+        ttl = self.ttl if self.ttl == "never" else duration("ttl", self.ttl)
+        ttl_text(ttl)
+        return ttl
+
     def _expected(self) -> int:
         return whole_number("expected_last_sequence", self.expected_last_sequence, 0)
 
@@ -324,14 +336,40 @@ def _check_size(count: int) -> None:
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as JSON can hold them, too: a TTL as seconds, a schedule as a mapping of its fields."""
+    """Options as JSON can hold them, too: a TTL as seconds or ISO 8601, a schedule as a mapping of its fields."""
     options = dict(given)
-    for place in (options, options.get("schedule")):
-        if isinstance(place, dict) and isinstance(ttl := place.get("ttl"), int | float):
-            place["ttl"] = timedelta(seconds=ttl)
+    if options.get("ttl") is not None:
+        options["ttl"] = _ttl("ttl", options["ttl"])
     if isinstance(schedule := options.get("schedule"), Mapping):
+        fields = dict(schedule)
+        if fields.get("ttl") is not None:
+            fields["ttl"] = _ttl("schedule.ttl", fields["ttl"])
+        if "when" in fields:
+            fields["when"] = _when(fields["when"])
         try:
-            options["schedule"] = Schedule(**schedule)
+            options["schedule"] = Schedule(**fields)
         except TypeError as error:
             raise InvalidValue("schedule", dict(schedule), str(error)) from None
     return options
+
+
+def _ttl(name: str, value: Any) -> Ttl:
+    """A number of seconds, too, as JSON may have it. Raises InvalidValue."""
+    if value == "never":
+        return "never"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return timedelta(seconds=value)
+        except (ValueError, OverflowError) as error:
+            raise InvalidValue(name, value, f"give seconds that a timedelta can be: {error}") from None
+    return duration(name, value)
+
+
+def _when(value: Any) -> Any:
+    """A time or duration in ISO 8601 as a :class:`Schedule` takes it; everything else is its to check."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return times.duration(value)
+        with contextlib.suppress(ValueError):
+            return f"@at {times.instant(value)}"
+    return value

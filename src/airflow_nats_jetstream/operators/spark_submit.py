@@ -74,6 +74,7 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
                            or ``"fail"`` without retry. (templated)
     status_poll_interval:  how often the master is asked. Default 5 s.
     longest_hold:          a job that takes longer is killed and not settled, its messages come again. Default 24 h.
+                           Both are a ``timedelta``, or ISO 8601 such as ``PT36H``.
 
     Returns, and records, ``{"attempt": …, "driver": …}``, and ``"value"`` if it is given.
 
@@ -133,8 +134,8 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
         conn_id: str = "spark_default",
         nats_conn_id: str = JetStreamHook.default_conn_name,
         on_settled: OnSettled | str = "return",
-        status_poll_interval: timedelta = POLL_INTERVAL,
-        longest_hold: timedelta = LONGEST_HOLD,
+        status_poll_interval: timedelta | str = POLL_INTERVAL,
+        longest_hold: timedelta | str = LONGEST_HOLD,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -148,11 +149,9 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
         self.conn_id = conn_id
         self.nats_conn_id = nats_conn_id
         self.on_settled = on_settled
-        self.status_poll_interval = status_poll_interval
-        self.longest_hold = longest_hold
+        self.status_poll_interval = duration("status_poll_interval", status_poll_interval)
+        self.longest_hold = duration("longest_hold", longest_hold)
         self._driver: str | None = None
-        duration("status_poll_interval", status_poll_interval)
-        duration("longest_hold", longest_hold)
         if isinstance(application_args, str):
             raise InvalidValue("application_args", application_args, "give a list")
         if not templated([application, *application_args, self.conf, self.env_vars, py_files]):

@@ -28,8 +28,9 @@ class JetStreamCreateStreamOperator(ConfigurationOperator):
     """Make a stream as wanted: create it, or change what differs and leave every other field as it is.
 
     config:  the server's own fields, e.g. ``{"name": "ORDERS", "subjects": ["orders.>"]}``: a mapping, a dataclass, or
-             the path of a YAML or JSON file beside the DAG's file. Durations are ``timedelta``, texts such as ``24h``,
-             or nanoseconds. (templated, what is in the file, too)
+             the path of a YAML or JSON file beside the DAG's file. Durations are ``timedelta``, strings such as
+             ``24h`` or ``PT5M``, or nanoseconds; times are any ``datetime`` with a time zone, or ISO 8601 strings with
+             one. (templated, what is in the file, too)
 
     Run twice, it changes nothing the second time. The log shows each field that was changed, what it was and is.
 

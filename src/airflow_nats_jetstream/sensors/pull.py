@@ -13,6 +13,7 @@ from airflow.triggers.base import StartTriggerArgs
 
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.operators.fields import CONSUMER, Wrong
 from airflow_nats_jetstream.owner import owner_in_worker
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import absent, duration, optional_number, templated, whole_number
@@ -44,7 +45,8 @@ class JetStreamPullSensor(JetStreamSensor):
     max_messages:        ends the wait at once. Default 10,000. (templated)
     messages_per_claim:  cuts the batch into claims, to map tasks over. Default: one claim. (templated)
     min_messages:        fewer do not end the wait. Default 1. (templated)
-    gather:              how long to wait for more after the first message. Default 5 s.
+    gather:              how long to wait for more after the first message: a ``timedelta``, or ISO 8601 (``PT5S``).
+                         Default 5 s. (templated)
     backlog:             the path of a function, ``package.module.function``, that is given the consumer's
                          :class:`~jetstream_client.consumer.ConsumerInfo` every ``poke_interval`` and says
                          whether to pull: ``info.pending`` messages wait for their first delivery, ``info.ack_pending``
@@ -52,11 +54,14 @@ class JetStreamPullSensor(JetStreamSensor):
     priority:            for a consumer with priority groups, the fields of
                          :class:`~jetstream_client.priority.Priority`: ``{"group": "batch", "level": 5}``.
                          (templated)
-    hand_off_timeout:    messages are delivered again when no task has begun with their claim by then. Default 15 min.
+    hand_off_timeout:    messages are delivered again when no task has begun with their claim by then: a ``timedelta``,
+                         or ISO 8601. Default 15 min. (templated)
     max_failures:        with it what failed before is claimed in smaller claims, down to single messages, and a message
                          that failed so often alone goes to the dead letters. Default: never. (templated)
     dead_letters:        the stream for them, created if it is missing. Default ``DEAD_<stream>``. (templated)
-    consumer_config:     fields of the consumer, the server's own JSON; what a claim needs is filled in. (templated)
+    consumer_config:     fields of the consumer, as for
+                         :class:`~airflow_nats_jetstream.operators.consumer.JetStreamCreateConsumerOperator`; what a
+                         claim needs is filled in. (templated)
     deferrable:          wait in the triggerer (default), or in the worker: with ``mode="poke"`` as long as it takes, so
                          ``poke_interval`` has no meaning but for ``backlog``; with ``mode="reschedule"`` the worker
                          looks every ``poke_interval``, claims what is there, and gives back what is too little.
@@ -79,6 +84,8 @@ class JetStreamPullSensor(JetStreamSensor):
         "max_messages",
         "messages_per_claim",
         "min_messages",
+        "gather",
+        "hand_off_timeout",
         "max_failures",
         "dead_letters",
         "priority",
@@ -96,8 +103,8 @@ class JetStreamPullSensor(JetStreamSensor):
         max_messages: int | str = 10_000,
         messages_per_claim: int | str | None = None,
         min_messages: int | str = 1,
-        gather: timedelta = GATHER,
-        hand_off_timeout: timedelta = HAND_OFF_TIMEOUT,
+        gather: timedelta | str = GATHER,
+        hand_off_timeout: timedelta | str = HAND_OFF_TIMEOUT,
         max_failures: int | str | None = None,
         dead_letters: str | None = None,
         backlog: str | None = None,
@@ -127,9 +134,12 @@ class JetStreamPullSensor(JetStreamSensor):
         numbers = [max_messages, messages_per_claim, min_messages, max_failures]
         if backlog is not None and not all(part.isidentifier() for part in backlog.split(".")):
             raise InvalidValue("backlog", backlog, "give the path of a function: package.module.function")
-        duration("gather", gather, zero=True)
-        duration("hand_off_timeout", hand_off_timeout)
-        known = not templated([stream, consumer, dead_letters, self.priority, consumer_config, *numbers])
+        if not templated(gather):
+            self._gather()
+        if not templated(hand_off_timeout):
+            self._hand_off_timeout()
+        durations = [gather, hand_off_timeout]
+        known = not templated([stream, consumer, dead_letters, self.priority, consumer_config, *numbers, *durations])
         if known:
             self._taking(("owner",))
         if start_from_trigger:
@@ -192,7 +202,7 @@ class JetStreamPullSensor(JetStreamSensor):
 
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
-        config = self.consumer_config or None
+        config = _consumer_config(self.consumer_config or {}) or None
         taking = Taking(
             stream=self.stream,
             consumer=self.consumer,
@@ -200,13 +210,13 @@ class JetStreamPullSensor(JetStreamSensor):
             max_messages=whole_number("max_messages", self.max_messages),
             messages_per_claim=optional_number("messages_per_claim", self.messages_per_claim),
             min_messages=whole_number("min_messages", self.min_messages),
-            gather=self.gather,
-            hand_off_timeout=self.hand_off_timeout,
+            gather=self._gather(),
+            hand_off_timeout=self._hand_off_timeout(),
             max_failures=optional_number("max_failures", self.max_failures),
             look_every=timedelta(seconds=self.poke_interval),
             priority=_priority(self.priority),
             dead_letters=None if absent(self.dead_letters) else self.dead_letters,
-            consumer_config=None if config is None else normalise(config),
+            consumer_config=config,
             backlog=self.backlog,
         )
         # How short a lease may be is the connection's to say: the server's consumer is checked against it.
@@ -218,6 +228,12 @@ class JetStreamPullSensor(JetStreamSensor):
             group=taking.priority.group if taking.priority else None,
         )
         return taking
+
+    def _gather(self) -> timedelta:
+        return duration("gather", self.gather, zero=True)
+
+    def _hand_off_timeout(self) -> timedelta:
+        return duration("hand_off_timeout", self.hand_off_timeout)
 
 
 async def _taken(js: JetStream, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]) -> list[dict[str, Any]]:
@@ -233,6 +249,15 @@ async def _taken(js: JetStream, taking: Taking, wait: Callable[[Take], Awaitable
     finally:
         await complete(take.put_back(), _TO_GIVE_BACK, "giving back what was taken", LEASE_ENDS)
     return [claim.to_json() for claim in claims]
+
+
+def _consumer_config(config: Any) -> dict[str, Any]:
+    """The fields in the server's terms. Raises InvalidValue."""
+    try:
+        return normalise(CONSUMER.check(config))
+    except Wrong as wrong:
+        place = "consumer_config" + "".join(f"[{each!r}]" for each in wrong.path)
+        raise InvalidValue(place, wrong.value, wrong.remedy) from None
 
 
 def _priority(fields: Any) -> Priority | None:

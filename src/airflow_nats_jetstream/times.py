@@ -1,0 +1,75 @@
+"""Times and durations as a DAG writes them, read by pendulum, Airflow's own library.
+
+The client below knows RFC 3339 and integer nanoseconds only.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import pendulum
+
+TIME = "a datetime with a time zone, or an ISO 8601 string with one, such as 2026-11-21T03:00:00Z"
+DURATION = "a timedelta, or an ISO 8601 duration such as PT5M or P1DT12H, not below 0"
+
+# Beyond microseconds pendulum drops the digits, but JetStream's times have nine.
+_FRACTION = re.compile(r"(?P<before>.*\.[0-9]{6})(?P<nanoseconds>[0-9]{1,3})(?P<after>(?![0-9]).*)")
+_LONG_FRACTION = re.compile(r"\.[0-9]{10}")
+# Weeks to seconds: months and years have no fixed length. Nine digits at most, because pendulum's parser wraps at 2³².
+_NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
+_DURATION = re.compile(
+    rf"P(?=.*[0-9])(?:{_NUMBER}W|(?:{_NUMBER}D)?(?:T(?=.)(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?)"
+)
+
+
+def instant(value: object) -> str:
+    """Return a point in time as RFC 3339 in UTC, with every digit of the fraction that was given.
+
+    value: a ``datetime`` with a time zone (pendulum's are), or an ISO 8601 string with one. A template such as
+           ``{{ data_interval_start }}`` renders as such a string.
+
+    Raises ValueError, whose text says what to give, for anything else: a string without a time zone included, because
+    its meaning would depend on the machine.
+    """
+    nanoseconds = ""
+    moment = value
+    if isinstance(value, str):
+        text = value.strip()
+        if fraction := _FRACTION.fullmatch(text):
+            text, nanoseconds = fraction["before"] + fraction["after"], fraction["nanoseconds"]
+        moment = None if _LONG_FRACTION.search(text) or not text[:1].isdigit() else _parsed(text)
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise ValueError(f"give {TIME}")
+    try:
+        in_utc = moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"give {TIME}") from None
+    return f"{in_utc.replace(tzinfo=None).isoformat(timespec='microseconds')}{nanoseconds:0<3}Z"
+
+
+def duration(value: object) -> timedelta:
+    """Return a duration as a ``timedelta``.
+
+    value: a ``timedelta`` (pendulum's ``Duration`` is one), or an ISO 8601 duration in weeks, days, hours, minutes and
+           seconds, to the microsecond.
+
+    Raises ValueError, whose text says what to give, for anything else: a number without a unit, a negative duration,
+    and months and years, which have no fixed length.
+    """
+    length = value
+    if isinstance(value, str) and _DURATION.fullmatch(value.strip()):
+        length = _parsed(value.strip())
+    if isinstance(length, pendulum.Duration) and not length.years and not length.months:
+        length = length.as_timedelta()
+    if type(length) is not timedelta or length < timedelta(0):
+        raise ValueError(f"give {DURATION}")
+    return length
+
+
+def _parsed(text: str) -> object:
+    try:
+        # Without a default time zone: what a string does not say stays unsaid. ``exact`` makes a date a date.
+        return pendulum.parse(text, exact=True, tz=None)
+    except (ValueError, OverflowError):
+        return None
