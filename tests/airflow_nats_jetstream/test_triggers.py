@@ -345,12 +345,13 @@ async def test_a_job_is_killed_and_its_claim_released_however_often_the_trigger_
     taken = await asyncio.to_thread(claim, hook, name)
     asked: list[str] = []
     killed: list[str] = []
+    often = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         path = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ")[1]
         asked.append(path)
         if "/kill/" in path:
-            await asyncio.sleep(1)
+            await often.wait()
             killed.append(path.rpartition("/")[2])
         body = json.dumps({"success": True, "driverState": "RUNNING"}).encode()
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
