@@ -43,12 +43,12 @@ test-lint:
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-system: # what shares one stack of Airflow, in one process
+test-system: # what shares one stack of Airflow, in one process, and then what shares one standalone Spark
 	$(BIN)/pytest tests/airflow_system
-
-test-spark: # what shares one Spark session, in one process, and then what shares one standalone Spark
-	$(BIN)/pytest tests/pyspark_jetstream
 	$(BIN)/pytest tests/cluster
+
+test-spark: # what shares one Spark session, in one process: the longest of the lanes
+	$(BIN)/pytest tests/pyspark_jetstream
 
 test-parts: # everything else, beside it: these tests wait more than they compute
 	$(BIN)/pytest --numprocesses 3 --ignore tests/airflow_system --ignore tests/pyspark_jetstream --ignore tests/cluster

@@ -3,12 +3,13 @@
 import asyncio
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_nats_jetstream.airflow_connection import CREDENTIAL_FOLDERS
 from demo.java import QUICK
 from demo.nats_server import NatsServer
 from demo.service import free_port
@@ -99,8 +100,10 @@ def spark(
         "spark.ui.port": str(free_port()),
     }
     with pytest.MonkeyPatch.context() as patch:
+        # What the hook writes for an Airflow connection: a session has to be started with just that.
+        settings = replace(secured.settings, credential_folders=CREDENTIAL_FOLDERS)
         for name in ("BY_ENVIRONMENT", "NATS_DEFAULT", "BY_FILE", "BY_LOST_FILE"):
-            patch.setenv(f"JETSTREAM_SECRET_{name}", secured.settings.to_json())
+            patch.setenv(f"JETSTREAM_SECRET_{name}", settings.to_json())
         patch.setenv("PYSPARK_PYTHON", str(python))
         patch.setenv("SPARK_CONF_DIR", str(PROJECT / "docker" / "spark"))  # the one of docker/compose.yaml
         session = spark_session("cluster", master=cluster.url, memory="1g", config=config)
