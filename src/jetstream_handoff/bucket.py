@@ -8,10 +8,9 @@ from typing import Any
 
 from jetstream_client.config import nanoseconds
 from jetstream_handoff.errors import LedgerUnsuitable
+from jetstream_handoff.record import ABANDONED
 
 RECEIPTS_KEPT = timedelta(days=90)
-SHORTEST_KEPT = timedelta(days=7)
-"""As long as the ledger keeps a claim that no task holds."""
 LARGEST_MESSAGE = 1 << 20
 """Bytes. A record has at most three quarters of it, with headers."""
 _OWN_KEYS = "the bucket stores what the ledger writes, under its own keys"
@@ -72,9 +71,8 @@ def check_bucket(bucket: str, config: Mapping[str, Any], *, expires: bool) -> No
         refuse("max_msgs", "must be -1: there is a key for each consumer, and one for each claim")
     if 0 < config.get("max_msg_size", -1) < LARGEST_MESSAGE:
         refuse("max_msg_size", f"must be -1, or at least {LARGEST_MESSAGE}: a record must fit")
-    shortest = nanoseconds(SHORTEST_KEPT)
     age = config.get("max_age", 0)
     if age and not expires:
         refuse("max_age", "must be 0: a record that expires forgets what is done")
-    if 0 < age < shortest:
-        refuse("max_age", f"must be 0, or at least {shortest} ns (7 days): a task asks what became of its claim")
+    if 0 < age < ABANDONED:
+        refuse("max_age", f"must be 0, or at least {ABANDONED} ns (7 days): a task asks what became of its claim")
