@@ -9,7 +9,7 @@ import nats
 
 from benchmarks.comparison import ROUNDS, Comparison
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.bulk import publish_all
+from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff import answers
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import DoneEntry, Record

@@ -7,8 +7,8 @@ import nats
 
 from benchmarks.comparison import Comparison
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.bulk import publish_all
-from jetstream_client.message import Message
+from jetstream_client.consume.message import Message
+from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 
 MESSAGES = 100_000

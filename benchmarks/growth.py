@@ -23,7 +23,7 @@ from benchmarks.spark import BYTES, STREAM, create, drained, session
 from demo.java import java_home
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings
-from jetstream_client.bulk import publish_all
+from jetstream_client.publish.bulk import publish_all
 
 SIZE = 128
 MIB = 1 << 20

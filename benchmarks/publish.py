@@ -9,7 +9,7 @@ import nats
 from benchmarks.comparison import Comparison
 from benchmarks.departures import departures
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.bulk import publish_all, publish_fast
+from jetstream_client.publish.bulk import publish_all, publish_fast
 
 SAMPLE = 20_000  # of the baseline, whose rate does not depend on the number
 SMALL = [(f"small.{number % 100}", b"x" * 128) for number in range(200_000)]

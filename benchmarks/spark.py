@@ -25,11 +25,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from benchmarks.comparison import Comparison
-from jetstream_client import ConnectionSettings, delivery, direct
-from jetstream_client.bulk import publish_all
-from jetstream_client.direct_message import DirectMessage, DirectMessages
+from jetstream_client import ConnectionSettings
+from jetstream_client.publish.bulk import publish_all
+from jetstream_client.read import by_consumer, direct
+from jetstream_client.read.rows import DirectMessage, DirectMessages
 from jetstream_client.sequences import Sequences
-from jetstream_client.wire import Wire
+from jetstream_client.wire.blocking import Wire
 from pyspark_jetstream import spark_session
 from pyspark_jetstream.reader import ROWS
 
@@ -107,7 +108,7 @@ def wire(url: str) -> Comparison:
 
     def ours() -> int:
         wanted = Sequences.from_ranges([(1, load.messages)])
-        return sum(len(batch) for batch in delivery.read(settings, STREAM, wanted, created))
+        return sum(len(batch) for batch in by_consumer.read(settings, STREAM, wanted, created))
 
     def alternative() -> int:
         return len(asyncio.run(_fetched(url, f"wire{next(numbers)}", load, batch=100)))

@@ -4,8 +4,10 @@ import ast
 import json
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src"
@@ -38,6 +40,13 @@ def test_what_knows_no_airflow_loads_nothing_of_that_name(package: str, others: 
     loaded = set(json.loads(printed.splitlines()[-1]))
     assert package in loaded
     assert {name for name in loaded if name.startswith("airflow")} | (loaded & others) == set()
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert "jetstream_client.consume.message" in imports["jetstream_client.consume.consumer"]
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the cycle
 
 
 def test_no_package_imports_a_private_name_of_another() -> None:

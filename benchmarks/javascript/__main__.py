@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.comparison import ROUNDS, Comparison, rate
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.bulk import publish_all, publish_fast
+from jetstream_client.publish.bulk import publish_all, publish_fast
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "javascript"

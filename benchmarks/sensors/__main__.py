@@ -38,8 +38,8 @@ from demo.nats_server import NatsServer
 from demo.service import Service, free_port, session, until
 from demo.stack import Stack
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.bulk import publish_all
 from jetstream_client.errors import StreamNotFound
+from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff.claim import Claim
 
 HERE = Path(__file__).parent

@@ -22,7 +22,7 @@ from jetstream_client.errors import (
     PermissionDenied,
     RequestTimeout,
 )
-from jetstream_client.settings import ConnectionSettings
+from jetstream_client.wire.settings import ConnectionSettings
 
 CREDENTIAL_FOLDERS = "/run/secrets/nats"
 """The default of ``[nats] credential_folders``: a folder that exists only where somebody made it for this purpose.

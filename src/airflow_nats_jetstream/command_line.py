@@ -20,7 +20,7 @@ from jetstream_client.errors import InvalidValue, JetStreamError
 if TYPE_CHECKING:
     from airflow.cli.cli_config import ActionCommand, CLICommand, GroupCommand
 
-    from jetstream_client.settings import ConnectionSettings
+    from jetstream_client.wire.settings import ConnectionSettings
 
 FAILED = 1
 """Exit code of an error, which is said in one sentence. 2 is argparse's, 3 and 4 are the commands' own."""
@@ -83,7 +83,7 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
         return _of_airflow(args.conn_id or "nats_default")
     if args.conn_id is not None:
         raise InvalidValue("--conn-id", args.conn_id, "give a connection or a server, not both")
-    from jetstream_client.settings import ConnectionSettings
+    from jetstream_client.wire.settings import ConnectionSettings
 
     given = {name: getattr(args, name) for name in ("ledger", "domain") if getattr(args, name)}
     if args.credentials:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
     from pyspark.sql import DataFrame, SparkSession
 
+    from jetstream_client.read.stored import StoredMessage
     from jetstream_client.sequences import Sequences
-    from jetstream_client.settings import ConnectionSettings
-    from jetstream_client.stored import StoredMessage
+    from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.hold import Hold
 

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import airflow
 
 from jetstream_client.errors import InvalidValue
-from jetstream_client.settings import ConnectionSettings, environment_name
+from jetstream_client.wire.settings import ConnectionSettings, environment_name
 
 OLDEST_AIRFLOW = (3, 3)
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Connection
 
     from jetstream_client.context import JetStream
-    from jetstream_client.stored import StoredMessage
+    from jetstream_client.read.stored import StoredMessage
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.record import Receipt
 

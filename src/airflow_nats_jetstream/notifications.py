@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from jetstream_client.context import JetStream
-    from jetstream_client.options import PublishOptions
+    from jetstream_client.publish.options import PublishOptions
 
 
 class JetStreamNotifier(BaseNotifier):
@@ -78,7 +78,7 @@ class JetStreamNotifier(BaseNotifier):
             await self._publish(js, context)
 
     async def _publish(self, js: JetStream, context: Context) -> None:
-        from jetstream_client.publish import MessageIds
+        from jetstream_client.publish.window import MessageIds
 
         scope, about = _about(context)
         data = _data(about) if self.message is None else _data(self.message)

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from airflow_nats_jetstream.errors import SparkMasterRefused, SparkMasterUnavailable
 from jetstream_client.errors import InvalidValue
-from jetstream_client.settings import ENVIRONMENT_PREFIX
+from jetstream_client.wire.settings import ENVIRONMENT_PREFIX
 
 if TYPE_CHECKING:
     import httpx

@@ -175,7 +175,7 @@ class JetStreamPullTrigger(JetStreamTrigger):
 class JetStreamLagTrigger(JetStreamTrigger):
     """Wait until a consumer's lag is within its bound: ``{"status": "lag", "lag": {…}}`` or ``{"status": "timeout"}``.
 
-    ``bound`` holds the fields of :class:`~jetstream_client.lag.Bound`, ``every`` is in seconds.
+    ``bound`` holds the fields of :class:`~jetstream_client.consume.lag.Bound`, ``every`` is in seconds.
     """
 
     def __init__(self, nats_conn_id: str, bound: dict[str, Any], every: float, end: float) -> None:
@@ -190,7 +190,7 @@ class JetStreamLagTrigger(JetStreamTrigger):
         )
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
-        from jetstream_client.lag import Bound
+        from jetstream_client.consume.lag import Bound
 
         lag = await Bound(**self.bound).wait(js, self.left, self.every)
         return {"status": "timeout"} if lag is None else {"status": "lag", "lag": lag.to_json()}

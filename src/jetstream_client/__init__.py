@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from jetstream_client.settings import ConnectionSettings
 from jetstream_client.trace import RequestSent, ResponseReceived, Trace
+from jetstream_client.wire.settings import ConnectionSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,8 +26,8 @@ async def connect(settings: ConnectionSettings, *, trace: Trace | None = None) -
         ConnectionFailed: unreachable within ``settings.connect_timeout``.
         AuthenticationFailed, TlsNotOffered: at once, without a second attempt.
     """
-    from jetstream_client.connection import Connection
     from jetstream_client.context import JetStream
+    from jetstream_client.wire.control import Connection
 
     async with Connection.open(settings) as connection:
         yield JetStream(connection, trace=trace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from jetstream_client.protocol import ProtocolError
+from jetstream_client.errors import ProtocolError
 
 _USE = ("memory", "storage", "streams", "consumers")
 _LIMITS = ("max_memory", "max_storage", "max_streams", "max_consumers")

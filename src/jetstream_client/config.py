@@ -15,7 +15,7 @@ from typing import Any
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_filter, check_stream_name, check_subject
-from jetstream_client.protocol import time_nanoseconds
+from jetstream_client.times import nanoseconds, time_nanoseconds
 
 Config = Mapping[str, Any]
 Difference = dict[str, tuple[Any, Any]]
@@ -37,11 +37,6 @@ _FOLLOWING = {
 ``checkConsumerCfg`` in nats-server's ``server/consumer.go``)."""
 _DUPLICATE_WINDOW = 120 * 10**9
 """A stream's default, or its ``max_age`` where that is shorter (``StreamDefaultDuplicatesWindow``)."""
-
-
-def nanoseconds(duration: timedelta) -> int:
-    """Exact, unlike ``total_seconds() * 10**9``."""
-    return ((duration.days * 86_400 + duration.seconds) * 1_000_000 + duration.microseconds) * 1_000
 
 
 def normalise(config: Config) -> dict[str, Any]:

@@ -21,21 +21,23 @@ from jetstream_client.errors import (
     StreamNameInUse,
     StreamNotFound,
 )
+from jetstream_client.info import StreamInfo
 from jetstream_client.names import check_filter
-from jetstream_client.protocol import NO_RESPONDERS, decode_object
 from jetstream_client.publishing import Publishing
 from jetstream_client.quantities import check_seconds
-from jetstream_client.stream import Stream, StreamInfo
+from jetstream_client.stream import Stream
 from jetstream_client.trace import RequestSent, ResponseReceived, Trace
+from jetstream_client.wire.protocol import NO_RESPONDERS, decode_object
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
-    from jetstream_client.connection import Connection, Headers
-    from jetstream_client.consumer import Consumer, ConsumerInfo
-    from jetstream_client.protocol import Reply
+    from jetstream_client.consume.consumer import Consumer
+    from jetstream_client.info import ConsumerInfo
     from jetstream_client.requirements import Requirement
-    from jetstream_client.settings import ConnectionSettings
+    from jetstream_client.wire.control import Connection, Headers
+    from jetstream_client.wire.protocol import Reply
+    from jetstream_client.wire.settings import ConnectionSettings
 
 DEFAULT_PREFIX = "$JS.API"
 

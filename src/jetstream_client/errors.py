@@ -2,6 +2,8 @@
 
     JetStreamError
     ├── InvalidValue (ValueError)         a value that can be refused before anything is sent
+    ├── ProtocolError                     what came is not the NATS protocol, or not the JetStream API
+    │   └── NotJetStreamMessage           a message that no consumer delivered
     ├── ConnectionFailed (ConnectionError)
     │   ├── ConnectionDenied              one side refuses the other: trying again does not help
     │   │   ├── AuthenticationFailed      wrong or missing credentials
@@ -67,7 +69,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from jetstream_client.message import Message
+    from jetstream_client.consume.message import Message
     from jetstream_client.sequences import Sequences
 
 
@@ -106,6 +108,14 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # an integer of thousands of digits, a list of itself
         return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+class ProtocolError(JetStreamError):
+    """What came is not the NATS protocol, or not the JetStream API. A connection cannot be used any more then."""
+
+
+class NotJetStreamMessage(ProtocolError):
+    """A message that no JetStream consumer delivered: it has no place in a stream and cannot be acknowledged."""
 
 
 class InvalidValue(JetStreamError, ValueError):

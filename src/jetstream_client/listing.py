@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jetstream_client.errors import ListingIncomplete
-from jetstream_client.protocol import ProtocolError
+from jetstream_client.errors import ListingIncomplete, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

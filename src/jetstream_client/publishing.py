@@ -8,32 +8,28 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from jetstream_client import requirements
-from jetstream_client import route as routes
-from jetstream_client.batch import MAX_MESSAGES, Batch
-from jetstream_client.errors import (
-    InvalidValue,
-    JetStreamError,
-    NoStreamResponse,
-    WrongDomain,
-)
-from jetstream_client.fast_batch import FastBatch, FastWindow
-from jetstream_client.options import outgoing
-from jetstream_client.protocol import NO_RESPONDERS
-from jetstream_client.publish import RETRY_ATTEMPTS, RETRY_WAIT, PubAck
-from jetstream_client.publish_async import ACK_TIMEOUT, MAX_PENDING, AsyncPublisher
+from jetstream_client.errors import InvalidValue, JetStreamError, NoStreamResponse, WrongDomain
+from jetstream_client.more import route as routes
+from jetstream_client.more.fast_batch import FastBatch
+from jetstream_client.more.publish_async import ACK_TIMEOUT, MAX_PENDING, AsyncPublisher
+from jetstream_client.publish.ack import RETRY_ATTEMPTS, RETRY_WAIT, PubAck
+from jetstream_client.publish.batch import MAX_MESSAGES, Batch
+from jetstream_client.publish.fast_window import FastWindow
+from jetstream_client.publish.options import outgoing
 from jetstream_client.quantities import check_count, check_seconds
+from jetstream_client.wire.protocol import NO_RESPONDERS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
     from typing import Unpack
 
-    from jetstream_client.connection import Connection
-    from jetstream_client.feed import Publishable
-    from jetstream_client.options import Headers, OutgoingMessage, PublishOptions
-    from jetstream_client.publish_async import OnAck, OnError, PublishFuture
+    from jetstream_client.more.publish_async import OnAck, OnError, PublishFuture
+    from jetstream_client.more.route import Route
+    from jetstream_client.publish.feed import Publishable
+    from jetstream_client.publish.options import Headers, OutgoingMessage, PublishOptions
     from jetstream_client.requirements import Requirement
-    from jetstream_client.route import Route
-    from jetstream_client.settings import ConnectionSettings
+    from jetstream_client.wire.control import Connection
+    from jetstream_client.wire.settings import ConnectionSettings
 
 
 class Publishing:
@@ -216,8 +212,8 @@ class Publishing:
     async def fast_batch(self) -> AsyncIterator[FastBatch]:
         """A fast-ingest batch: any number of messages, few answers. The stream needs ``allow_batched`` (2.14).
 
-        For very many, :func:`bulk.publish_fast` is faster. The block has to end with :meth:`FastBatch.commit`; what was
-        added is stored also if it does not.
+        For very many, ``publish.bulk.publish_fast`` is faster. The block has to end with :meth:`FastBatch.commit`; what
+        was added is stored also if it does not.
 
         Raises:
             ServerTooOld: before anything is sent.

@@ -8,11 +8,11 @@ from contextvars import Context
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from jetstream_client.connection import Connection
 from jetstream_client.context import JetStream
+from jetstream_client.wire.control import Connection
 
 if TYPE_CHECKING:
-    from jetstream_client.settings import ConnectionSettings
+    from jetstream_client.wire.settings import ConnectionSettings
 
 log = logging.getLogger(__name__)
 

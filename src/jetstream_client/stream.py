@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client import config as configs
-from jetstream_client import listing, requirements, stored
-from jetstream_client.consumer import Consumer, ConsumerInfo, consumer_request
-from jetstream_client.errors import ConsumerAlreadyExists, ConsumerNotFound, InvalidValue
+from jetstream_client import listing, requirements
+from jetstream_client.consume.consumer import Consumer, consumer_request
+from jetstream_client.errors import ConsumerAlreadyExists, ConsumerNotFound, InvalidValue, ProtocolError
+from jetstream_client.info import ConsumerInfo, StreamInfo
+from jetstream_client.more.ordered import OrderedConsumer
+from jetstream_client.more.push import PushConsumer
 from jetstream_client.names import check_filter, check_stream_name
-from jetstream_client.ordered import OrderedConsumer
-from jetstream_client.protocol import ProtocolError, time_nanoseconds
-from jetstream_client.push import PushConsumer
 from jetstream_client.quantities import check_count
+from jetstream_client.read import stored
 from jetstream_client.sequences import check_sequence
 
 if TYPE_CHECKING:
@@ -21,63 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from jetstream_client.context import JetStream
-    from jetstream_client.stored import StoredMessage
-
-
-@dataclass(frozen=True)
-class StreamInfo:
-    """``STREAM.INFO`` as the server sent it; durations are integer nanoseconds. Raises ProtocolError for less."""
-
-    raw: dict[str, Any] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        try:
-            if not (isinstance(self.raw["config"], dict) and isinstance(self.raw["state"], dict)):
-                raise ValueError  # noqa: TRY004, TRY301
-            time_nanoseconds(self.created)
-        except (KeyError, TypeError, ValueError):
-            raise ProtocolError("the answer to STREAM.INFO is not what the API promises") from None
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return dict(self.raw["config"])
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """messages, bytes, first_seq, first_ts, last_seq, last_ts, num_subjects, num_deleted, consumer_count. An empty
-        stream has first_seq = last_seq + 1."""
-        return dict(self.raw["state"])
-
-    @property
-    def created(self) -> str:
-        """RFC 3339, with the server's nanoseconds. Another stream of the same name has another."""
-        return str(self.raw["created"])
-
-    @property
-    def now(self) -> str:
-        """The server's clock at the answer, RFC 3339."""
-        return str(self.raw["ts"])
-
-    @property
-    def domain(self) -> str:
-        """The JetStream domain that the stream is in; empty without one."""
-        return str(self.raw.get("domain") or "")
-
-    @property
-    def cluster(self) -> dict[str, Any]:
-        """name, leader, replicas (each name, current, offline, active, lag); empty without a cluster."""
-        return dict(self.raw.get("cluster") or {})
-
-    @property
-    def mirror(self) -> dict[str, Any] | None:
-        """name, lag, active (nanoseconds since it was heard of) of what this stream mirrors; None if it does not."""
-        mirror = self.raw.get("mirror")
-        return None if mirror is None else dict(mirror)
-
-    @property
-    def sources(self) -> list[dict[str, Any]]:
-        """name, lag, active of each stream that this one sources from."""
-        return list(self.raw.get("sources") or ())
+    from jetstream_client.read.stored import StoredMessage
 
 
 class Stream:
@@ -234,7 +178,7 @@ class Stream:
         Raises:
             ServerTooOld: before nats-server 2.11.
             DirectGetDisabled: the stream does not allow direct get.
-            RequestTimeout, ConnectionLost: not everything arrived. :func:`jetstream_client.direct.read`
+            RequestTimeout, ConnectionLost: not everything arrived. :func:`jetstream_client.read.direct.read`
                 resumes by itself.
         """
         if sequence is None and start_time is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from jetstream_client.protocol import Reply
+    from jetstream_client.wire.protocol import Reply
 
 log = logging.getLogger(__name__)
 

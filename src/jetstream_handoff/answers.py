@@ -13,12 +13,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jetstream_client.address import NO_MESSAGE
+from jetstream_client.consume.address import NO_MESSAGE
+from jetstream_client.consume.message import ACK, IN_PROGRESS, nak
 from jetstream_client.errors import ConnectionLost, JetStreamError, PermissionDenied, RequestTimeout
-from jetstream_client.message import ACK, IN_PROGRESS, nak
-from jetstream_client.protocol import encode_publish, inbox_number
 from jetstream_client.sequences import Sequences
-from jetstream_client.wire import Wire
+from jetstream_client.wire.blocking import Wire
+from jetstream_client.wire.protocol import encode_publish, inbox_number
 from jetstream_handoff.ledger import PATIENCE
 
 if TYPE_CHECKING:

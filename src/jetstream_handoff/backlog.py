@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from jetstream_client.config import nanoseconds
 from jetstream_client.errors import ConsumerNotFound, StreamNotFound
-from jetstream_client.protocol import time_nanoseconds
 from jetstream_client.sequences import Sequences
+from jetstream_client.times import nanoseconds, time_nanoseconds
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.errors import LedgerUnavailable
 from jetstream_handoff.ledger import Ledger
 
 if TYPE_CHECKING:
-    from jetstream_client.consumer import ConsumerInfo
     from jetstream_client.context import JetStream
+    from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.record import Record
 
 AT_WORK = LONGEST_HOLD

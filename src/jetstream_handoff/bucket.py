@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from jetstream_client.config import nanoseconds
+from jetstream_client.times import nanoseconds
 from jetstream_handoff.errors import LedgerUnsuitable
 from jetstream_handoff.record import ABANDONED
 

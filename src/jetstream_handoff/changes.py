@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 from jetstream_handoff.record import Record
 
 if TYPE_CHECKING:
-    from jetstream_client.consumer import ConsumerInfo
     from jetstream_client.context import JetStream
+    from jetstream_client.info import ConsumerInfo
 
 Change = Callable[["Record | None", "ConsumerInfo"], "Record | None"]
 """The new record, which may be the old one: then nothing is written. Or it raises. It may be applied several times, and

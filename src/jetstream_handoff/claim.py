@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jetstream_client.address import AckAddress
+from jetstream_client.consume.address import AckAddress
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
-from jetstream_client.protocol import time_nanoseconds
 from jetstream_client.sequences import Sequences
+from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.errors import ClaimInvalid
 
 VERSION = 1
@@ -47,7 +47,7 @@ class Claim:
 
     Times are the server's, RFC 3339 as it wrote them. ``consumer_sequence`` is the highest of the claimed deliveries,
     ``bytes`` the sum of the messages' sizes. ``domain`` and ``account`` (a hash) are those of the consumer's
-    :class:`~jetstream_client.address.AckAddress`, empty without a domain.
+    :class:`~jetstream_client.consume.address.AckAddress`, empty without a domain.
     """
 
     id: str

@@ -15,10 +15,11 @@ from jetstream_client.errors import (
     InvalidValue,
     JetStreamError,
 )
+from jetstream_client.times import nanoseconds
 from jetstream_handoff.errors import ConsumerUnsuitable
 
 if TYPE_CHECKING:
-    from jetstream_client.consumer import ConsumerInfo
+    from jetstream_client.info import ConsumerInfo
     from jetstream_client.stream import Stream
 
 log = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ def _defaults(consumer: str, max_messages: int) -> dict[str, Any]:
         "durable_name": consumer,
         "name": consumer,
         "ack_policy": "explicit",
-        "ack_wait": configs.nanoseconds(ACK_WAIT),
+        "ack_wait": nanoseconds(ACK_WAIT),
         "max_deliver": -1,
         "max_ack_pending": RUNS * max_messages,
         "headers_only": True,  # a claim needs no payload: Nats-Msg-Size comes with the headers
@@ -138,7 +139,7 @@ def _check_rules(consumer: str, config: configs.Config, max_messages: int, short
         refuse("backoff", "must be absent: it shortens the lease of a claim")
     if config.get("inactive_threshold"):
         refuse("inactive_threshold", "must be absent: it deletes the consumer, and with it what is not acknowledged")
-    shortest = configs.nanoseconds(shortest_ack_wait)
+    shortest = nanoseconds(shortest_ack_wait)
     if (ack_wait := config.get("ack_wait", 30 * 10**9)) < shortest:
         least = f"timedelta(seconds={shortest_ack_wait.total_seconds():g})"
         refuse("ack_wait", f"{ack_wait / 1e9:g} s are too short to survive a failover: must be at least {least}")

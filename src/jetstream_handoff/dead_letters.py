@@ -29,18 +29,18 @@ from jetstream_client.errors import (
     WrongLastSequence,
 )
 from jetstream_client.names import check_consumer_name, check_stream_name
-from jetstream_client.protocol import (
+from jetstream_client.publish.ack import PubAck
+from jetstream_client.sequences import Sequences
+from jetstream_client.times import time_nanoseconds
+from jetstream_client.wire.blocking import Wire
+from jetstream_client.wire.protocol import (
     HEADER_LINE,
     NO_RESPONDERS,
     decode_headers,
     decode_status,
     encode_publish,
     inbox_number,
-    time_nanoseconds,
 )
-from jetstream_client.publish import PubAck
-from jetstream_client.sequences import Sequences
-from jetstream_client.wire import Wire
 from jetstream_handoff.claim import is_claim_id
 from jetstream_handoff.errors import DeadLettersUnsuitable, HoldLost
 from jetstream_handoff.failures import Failures, times_alone
@@ -48,7 +48,7 @@ from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
-    from jetstream_client.settings import ConnectionSettings
+    from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
 
 log = logging.getLogger(__name__)

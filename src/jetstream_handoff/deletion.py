@@ -17,8 +17,8 @@ from jetstream_handoff.inspection import open_claims
 from jetstream_handoff.ledger import Ledger, never_used
 
 if TYPE_CHECKING:
-    from jetstream_client.consumer import ConsumerInfo
     from jetstream_client.context import JetStream
+    from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.inspection import Seen
     from jetstream_handoff.record import Record
 

@@ -10,8 +10,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, JetStreamError, StreamNotFound
-from jetstream_client.protocol import time_nanoseconds
 from jetstream_client.sequences import Sequences
+from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers, settle
 from jetstream_handoff.claim import KEEPER, new_token
 from jetstream_handoff.completion import LEASE_ENDS, complete
@@ -25,9 +25,9 @@ from jetstream_handoff.record import Record, check_value
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from jetstream_client.consumer import ConsumerInfo
     from jetstream_client.context import JetStream
-    from jetstream_client.settings import ConnectionSettings
+    from jetstream_client.info import ConsumerInfo
+    from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
 
 log = logging.getLogger(__name__)

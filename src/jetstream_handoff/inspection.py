@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from jetstream_client.consume.message import IN_PROGRESS
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, StreamNotFound
-from jetstream_client.message import IN_PROGRESS
-from jetstream_client.protocol import time_nanoseconds
+from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import settle
 from jetstream_handoff.claim import Claim, is_claim_id
 from jetstream_handoff.durations import HEARTBEATS
@@ -18,10 +18,10 @@ from jetstream_handoff.errors import LedgerInvalid, Superseded
 from jetstream_handoff.ledger import PATIENCE, Ledger, ledgers
 
 if TYPE_CHECKING:
-    from jetstream_client.consumer import ConsumerInfo
     from jetstream_client.context import JetStream
-    from jetstream_client.protocol import Reply
+    from jetstream_client.info import ConsumerInfo
     from jetstream_client.sequences import Sequences
+    from jetstream_client.wire.protocol import Reply
     from jetstream_handoff.record import OpenEntry, Receipt, Record
 
 log = logging.getLogger(__name__)

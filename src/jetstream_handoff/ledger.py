@@ -16,8 +16,8 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from jetstream_client import address
-from jetstream_client.address import NO_MESSAGE
+from jetstream_client.consume import address
+from jetstream_client.consume.address import NO_MESSAGE
 from jetstream_client.errors import (
     ApiError,
     ConnectionLost,
@@ -33,9 +33,9 @@ from jetstream_client.errors import (
     WrongLastSequence,
 )
 from jetstream_client.names import check_stream_name
-from jetstream_client.protocol import NO_RESPONDERS
-from jetstream_client.publish import PubAck
+from jetstream_client.publish.ack import PubAck
 from jetstream_client.sequences import MOST_RANGES
+from jetstream_client.wire.protocol import NO_RESPONDERS
 from jetstream_handoff.bucket import RECEIPTS_KEPT, bucket_config, check_bucket
 from jetstream_handoff.changes import Applied, Change, Queue, Waiting
 from jetstream_handoff.claim import is_claim_id, new_claim_id
@@ -43,9 +43,9 @@ from jetstream_handoff.errors import AlreadyDone, LedgerInvalid, LedgerUnavailab
 from jetstream_handoff.record import DoneEntry, Receipt, Record
 
 if TYPE_CHECKING:
-    from jetstream_client.address import AckAddress
-    from jetstream_client.consumer import ConsumerInfo
+    from jetstream_client.consume.address import AckAddress
     from jetstream_client.context import JetStream
+    from jetstream_client.info import ConsumerInfo
     from jetstream_client.stream import Stream
 
 log = logging.getLogger(__name__)

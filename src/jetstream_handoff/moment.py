@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jetstream_client.protocol import time_nanoseconds
+from jetstream_client.times import time_nanoseconds
 
 if TYPE_CHECKING:
-    from jetstream_client.consumer import ConsumerInfo
+    from jetstream_client.info import ConsumerInfo
 
 
 @dataclass(frozen=True, slots=True)

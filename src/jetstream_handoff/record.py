@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
-from jetstream_client.protocol import time_nanoseconds
 from jetstream_client.sequences import Sequences
+from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.errors import LedgerInvalid
 from jetstream_handoff.failures import Failure, without
 from jetstream_handoff.settled import Settled
 
 if TYPE_CHECKING:
-    from jetstream_client.consumer import ConsumerInfo
+    from jetstream_client.info import ConsumerInfo
 
 VERSION = 1
 LARGEST_VALUE = 8 << 10

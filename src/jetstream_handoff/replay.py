@@ -22,9 +22,10 @@ from jetstream_client.errors import (
     WrongLastSequence,
 )
 from jetstream_client.names import check_filter, subject_matches
-from jetstream_client.protocol import decode_headers, time_nanoseconds
-from jetstream_client.publish import PubAck
+from jetstream_client.publish.ack import PubAck
 from jetstream_client.sequences import Sequences
+from jetstream_client.times import time_nanoseconds
+from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff.dead_letters import (
     MARK,
     PREFIX,

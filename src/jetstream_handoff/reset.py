@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue
-from jetstream_client.protocol import time_nanoseconds
 from jetstream_client.sequences import Sequences, check_sequence
+from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers
 from jetstream_handoff.errors import LedgerUnavailable, ResetRefused
 from jetstream_handoff.ledger import PATIENCE, never_used
@@ -22,7 +22,7 @@ from jetstream_handoff.moment import Moment
 from jetstream_handoff.record import Record
 
 if TYPE_CHECKING:
-    from jetstream_client.consumer import ConsumerInfo
+    from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.ledger import Ledger
 
 log = logging.getLogger(__name__)

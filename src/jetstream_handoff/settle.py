@@ -8,10 +8,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from jetstream_client.consume.message import term
 from jetstream_client.errors import ConsumerNotFound, JetStreamError, PermissionDenied, StreamNotFound
-from jetstream_client.message import term
-from jetstream_client.protocol import time_nanoseconds
 from jetstream_client.sequences import Sequences
+from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers, failures
 from jetstream_handoff.errors import AlreadyDone, LedgerFull, Superseded, Taken
 from jetstream_handoff.events import tell
@@ -21,7 +21,7 @@ from jetstream_handoff.record import BELIEVED, DoneEntry, OpenEntry, Receipt, Re
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from jetstream_client.consumer import ConsumerInfo
+    from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.claim import Claim
 
 log = logging.getLogger(__name__)

@@ -37,10 +37,10 @@ from jetstream_handoff.settled import Settled
 from jetstream_handoff.waiting import Waiting
 
 if TYPE_CHECKING:
-    from jetstream_client.consumer import ConsumerInfo
+    from jetstream_client.consume.fetch import Pull
+    from jetstream_client.consume.message import Message
     from jetstream_client.context import JetStream
-    from jetstream_client.fetch import Pull
-    from jetstream_client.message import Message
+    from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.taking import Taking
 
 log = logging.getLogger(__name__)

@@ -9,14 +9,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.config import normalise
+from jetstream_client.consume.priority import Priority
 from jetstream_client.errors import InvalidValue
-from jetstream_client.priority import Priority
 from jetstream_handoff.dead_letters import dead_letters_of
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LOOK_EVERY
 
 if TYPE_CHECKING:
     from jetstream_client.config import Config
-    from jetstream_client.consumer import ConsumerInfo
+    from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.record import Owner
 
 _DURATIONS = ("gather", "hand_off_timeout", "look_every")

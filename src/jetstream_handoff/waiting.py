@@ -8,15 +8,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import JetStreamError
-from jetstream_client.protocol import time_nanoseconds
+from jetstream_client.times import time_nanoseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import timedelta
 
-    from jetstream_client.consumer import ConsumerInfo
-    from jetstream_client.priority import Priority
-    from jetstream_client.stream import StreamInfo
+    from jetstream_client.consume.priority import Priority
+    from jetstream_client.info import ConsumerInfo, StreamInfo
     from jetstream_handoff.ledger import Ledger
     from jetstream_handoff.record import OpenEntry, Record
     from jetstream_handoff.taking import Taking

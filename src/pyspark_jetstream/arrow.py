@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from jetstream_client.protocol import decode_headers, time_nanoseconds
+from jetstream_client.times import time_nanoseconds
+from jetstream_client.wire.protocol import decode_headers
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from jetstream_client.direct_message import DirectMessages
+    from jetstream_client.read.rows import DirectMessages
 
 
 def record_batch(messages: DirectMessages, stream: str, columns: Sequence[str]) -> pa.RecordBatch:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from jetstream_client.errors import InvalidValue
-from jetstream_client.protocol import time_nanoseconds
+from jetstream_client.times import time_nanoseconds
 
 EARLIEST, LATEST = "earliest", "latest"
 _LARGEST_SEQUENCE = 2**63 - 1  # the column is a long

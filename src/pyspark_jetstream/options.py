@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_filter, check_stream_name
-from jetstream_client.settings import ConnectionSettings
+from jetstream_client.wire.settings import ConnectionSettings
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ClaimInvalid
 from pyspark_jetstream import offsets

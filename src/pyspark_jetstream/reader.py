@@ -11,17 +11,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from jetstream_client import delivery, direct
-from jetstream_client.direct_message import DirectMessages
-from jetstream_client.errors import (
-    ConsumerRefused,
-    MessageNotFound,
-    MessagesMissing,
-    StreamRecreated,
-)
+from jetstream_client.errors import ConsumerRefused, MessageNotFound, MessagesMissing, StreamRecreated
+from jetstream_client.info import StreamInfo
+from jetstream_client.read import by_consumer, direct
+from jetstream_client.read.rows import DirectMessages
 from jetstream_client.sequences import Sequences
-from jetstream_client.stream import StreamInfo
-from jetstream_client.wire import Wire
+from jetstream_client.wire.blocking import Wire
 from pyspark_jetstream.arrow import record_batch
 from pyspark_jetstream.offsets import EARLIEST, LATEST, Time
 from pyspark_jetstream.options import AUTO, CONSUMER
@@ -115,7 +110,7 @@ class Reading:
         try:
             if partition.by_consumer:
                 try:
-                    yield from delivery.read(*what, subject=options.filter, headers_only=partition.headers_only)
+                    yield from by_consumer.read(*what, subject=options.filter, headers_only=partition.headers_only)
                 except ConsumerRefused as refused:  # before anything was read
                     if options.read_mode == CONSUMER:
                         raise

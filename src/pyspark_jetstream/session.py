@@ -11,7 +11,7 @@ from pyspark.sql.utils import is_remote
 from pyspark.util import default_api_mode
 
 from jetstream_client.errors import InvalidValue
-from jetstream_client.settings import ENVIRONMENT_PREFIX, environment_name
+from jetstream_client.wire.settings import ENVIRONMENT_PREFIX, environment_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

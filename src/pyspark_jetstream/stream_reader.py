@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from jetstream_client.direct import stream_info
 from jetstream_client.errors import (
     ConnectionDenied,
     ConnectionFailed,
@@ -21,15 +20,16 @@ from jetstream_client.errors import (
     RequestTimeout,
     StreamRecreated,
 )
+from jetstream_client.read.direct import stream_info
 from jetstream_client.sequences import Sequences
-from jetstream_client.wire import Wire
+from jetstream_client.wire.blocking import Wire
 from pyspark_jetstream.offsets import LATEST
 from pyspark_jetstream.reader import Reading, first_sequence
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from jetstream_client.stream import StreamInfo
+    from jetstream_client.info import StreamInfo
     from pyspark_jetstream.options import Options
 
 log = logging.getLogger(__name__)

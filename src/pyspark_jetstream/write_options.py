@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
-from jetstream_client.settings import ConnectionSettings
+from jetstream_client.wire.settings import ConnectionSettings
 from pyspark_jetstream.options import option_name
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from jetstream_client.bulk import Publishable, publish_all
 from jetstream_client.errors import (
     InvalidValue,
     NoStreamResponse,
@@ -27,7 +26,8 @@ from jetstream_client.errors import (
     StreamNotFound,
     WrongStream,
 )
-from jetstream_client.position import Position
+from jetstream_client.publish.bulk import Publishable, publish_all
+from jetstream_client.publish.position import Position
 
 if TYPE_CHECKING:
     import pyarrow as pa

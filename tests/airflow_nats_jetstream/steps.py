@@ -18,7 +18,7 @@ from airflow.sdk.execution_time.timeout import timeout
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
-from jetstream_client.consumer import ConsumerInfo
+from jetstream_client.info import ConsumerInfo
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import Receipt, Record

@@ -21,7 +21,7 @@ from airflow_nats_jetstream.airflow_connection import CREDENTIAL_FOLDERS, masks
 from airflow_nats_jetstream.get_provider_info import get_provider_info
 from airflow_nats_jetstream.hooks import JetStreamHook
 from jetstream_client.errors import InvalidValue
-from jetstream_client.settings import ConnectionSettings
+from jetstream_client.wire.settings import ConnectionSettings
 from tests.jetstream_client.servers import PASSWORD
 from tests.jetstream_client.world import World
 

@@ -15,7 +15,7 @@ from airflow_nats_jetstream.operators.consumer import JetStreamCreateConsumerOpe
 from airflow_nats_jetstream.operators.fields import CONSUMER, STREAM, Fields, Wrong, duration, duration_text
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
 from jetstream_client.errors import ApiError, InvalidRequest, InvalidValue
-from jetstream_client.protocol import time_nanoseconds
+from jetstream_client.times import time_nanoseconds
 from tests.airflow_nats_jetstream.steps import CONNECTION, execute, rendered
 from tests.jetstream_client import test_configuration as client
 

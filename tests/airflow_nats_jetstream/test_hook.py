@@ -18,7 +18,7 @@ from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperato
 from airflow_nats_jetstream.sensors import JetStreamHoldSensor
 from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue, JetStreamError, MessagesMissing, StreamNotFound
-from jetstream_client.settings import ConnectionSettings
+from jetstream_client.wire.settings import ConnectionSettings
 from jetstream_handoff.errors import ClaimInvalid
 from tests.airflow_nats_jetstream.conftest import set_connection
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, info, record, sensor

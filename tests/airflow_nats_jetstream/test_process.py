@@ -21,7 +21,7 @@ from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator, jetstream_task
 from jetstream_client.errors import InvalidValue
-from jetstream_client.settings import ConnectionSettings, environment_name
+from jetstream_client.wire.settings import ConnectionSettings, environment_name
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HoldLost, LedgerUnavailable
 from jetstream_handoff.ledger import Ledger

@@ -27,8 +27,8 @@ from jetstream_client.errors import (
     StreamNotFound,
     WrongLastSequence,
 )
-from jetstream_client.stored import StoredMessage
-from jetstream_client.wire import Wire
+from jetstream_client.read.stored import StoredMessage
+from jetstream_client.wire.blocking import Wire
 from tests.airflow_nats_jetstream.steps import CONNECTION, State, execute, publish, rendered
 
 
@@ -74,7 +74,7 @@ def forgotten(hook: JetStreamHook, stream: str) -> None:
 
 
 def test_a_retry_after_the_window_finds_what_is_stored(hook: JetStreamHook, stream: str) -> None:
-    """Also after a kill: tests/jetstream_client/test_position.py and tests/airflow_system/test_publish.py."""
+    """Also after a kill: tests/jetstream_client/publish/test_position.py and tests/airflow_system/test_publish.py."""
     state = State()
 
     def fails() -> Iterator[tuple[str, bytes]]:

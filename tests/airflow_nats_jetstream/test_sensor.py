@@ -28,7 +28,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger, JetStreamTrigger
 from demo.nats_server import NatsServer
 from jetstream_client.errors import InvalidValue, JetStreamError, StreamNotFound
-from jetstream_client.protocol import time_nanoseconds
+from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable, LedgerUnavailable
 from tests.airflow_nats_jetstream.conftest import set_connection

@@ -18,9 +18,9 @@ from airflow.serialization.serialized_objects import DagSerialization
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger
-from jetstream_client.consumer import ConsumerInfo
+from jetstream_client.consume.priority import Priority
 from jetstream_client.errors import InvalidValue, JetStreamError, StreamNotFound
-from jetstream_client.priority import Priority
+from jetstream_client.info import ConsumerInfo
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable
 from tests.airflow_nats_jetstream.steps import ACK_WAIT, CONSUMER, context_of, execute, info, publish, record, sensor

@@ -14,7 +14,7 @@ from airflow_nats_jetstream.operators.stream import (
     JetStreamPurgeOperator,
 )
 from jetstream_client.errors import ApiError, InvalidValue, StreamNotFound, UpdateRefused
-from jetstream_client.stream import StreamInfo
+from jetstream_client.info import StreamInfo
 from jetstream_handoff.errors import DeletionRefused
 from tests.airflow_nats_jetstream.steps import CONNECTION, claim, execute, publish, receipt
 

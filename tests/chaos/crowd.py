@@ -29,9 +29,9 @@ import psutil
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.bulk import publish_all
 from jetstream_client.context import JetStream
 from jetstream_client.errors import WrongLastSequence
+from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from jetstream_client import direct
+from jetstream_client.read import direct
 from jetstream_client.sequences import Sequences
-from jetstream_client.wire import Wire
+from jetstream_client.wire.blocking import Wire
 from tests.chaos import windows
 from tests.chaos.record import Record
 

@@ -14,7 +14,7 @@ from demo.java import QUICK
 from demo.nats_server import NatsServer
 from demo.service import free_port
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.bulk import publish_fast
+from jetstream_client.publish.bulk import publish_fast
 from pyspark_jetstream import spark_session
 from tests.cluster.environment import PROJECT, environment, spark_home
 from tests.cluster.standalone import Standalone

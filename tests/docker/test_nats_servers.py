@@ -14,9 +14,10 @@ from typing import TypeVar
 import pytest
 
 from demo.service import Service, free_port
-from jetstream_client import ConnectionSettings, bulk, connect
-from jetstream_client.direct import read
+from jetstream_client import ConnectionSettings, connect
 from jetstream_client.errors import AuthenticationFailed, JetStreamError, PublishFailed
+from jetstream_client.publish import bulk
+from jetstream_client.read.direct import read
 from jetstream_client.sequences import Sequences
 
 Value = TypeVar("Value")

@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from demo.nats_server import NatsServer
-from jetstream_client import ConnectionSettings, connect, delivery, direct
-from jetstream_client.direct_message import DirectMessage, DirectMessages
-from jetstream_client.position import Position, find
-from jetstream_client.protocol import header_lines
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.publish.position import Position, find
+from jetstream_client.read import by_consumer, direct
+from jetstream_client.read.rows import DirectMessage, DirectMessages
 from jetstream_client.sequences import Sequences
-from jetstream_client.wire import Wire
+from jetstream_client.wire.blocking import Wire
+from jetstream_client.wire.protocol import header_lines
 from pyspark_jetstream.arrow import record_batch
 from tests.hostile import attack
 from tests.jetstream_handoff.steps import take
@@ -125,8 +126,8 @@ async def stored_and_read(server: NatsServer, messages: list[tuple[bytes, bytes,
         assert [message.sequence async for message in stream.get_messages()] == list(whole)
         for batches in (
             direct.read(connection, name, whole, info.created),
-            delivery.read(connection, name, whole, info.created),
-            delivery.read(connection, name, whole, info.created, headers_only=True),
+            by_consumer.read(connection, name, whole, info.created),
+            by_consumer.read(connection, name, whole, info.created, headers_only=True),
         ):
             joined = DirectMessages.joined(list(batches))
             rows = record_batch(joined, name, ["sequence", "subject", "headers", "timestamp"]).to_pydict()

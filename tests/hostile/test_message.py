@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from jetstream_client.consumer import ConsumerInfo
+from jetstream_client.consume.message import Message
 from jetstream_client.context import JetStream
-from jetstream_client.errors import ApiError, JetStreamError, PublishFailed
-from jetstream_client.message import Message
-from jetstream_client.protocol import ProtocolError, Reply, decode_headers, decode_status
-from jetstream_client.publish import Outgoing, PubAck, PublishWindow
-from jetstream_client.stored import stored_message
-from jetstream_client.stream import StreamInfo
+from jetstream_client.errors import ApiError, JetStreamError, ProtocolError, PublishFailed
+from jetstream_client.info import ConsumerInfo, StreamInfo
+from jetstream_client.publish.ack import PubAck
+from jetstream_client.publish.window import Outgoing, PublishWindow
+from jetstream_client.read.stored import stored_message
+from jetstream_client.wire.protocol import Reply, decode_headers, decode_status
 from tests.hostile.attack import attack
 from tests.hostile.values import DEEP, Json, Texts, changed
 

@@ -5,7 +5,7 @@ import json
 from hypothesis import strategies as st
 
 from jetstream_client.errors import InvalidValue
-from jetstream_client.settings import environment_name
+from jetstream_client.wire.settings import environment_name
 from pyspark_jetstream.offsets import Time
 from pyspark_jetstream.options import Options
 from tests.hostile.attack import attack

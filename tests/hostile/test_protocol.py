@@ -7,21 +7,10 @@ import tracemalloc
 import pytest
 from hypothesis import strategies as st
 
-from jetstream_client.errors import InvalidValue
-from jetstream_client.parser import (
-    LONGEST_LINE,
-    Frame,
-    Parser,
-    ServerLine,
-)
-from jetstream_client.protocol import (
-    AckSubject,
-    ProtocolError,
-    decode_headers,
-    decode_status,
-    encode_headers,
-    time_nanoseconds,
-)
+from jetstream_client.errors import InvalidValue, ProtocolError
+from jetstream_client.times import time_nanoseconds
+from jetstream_client.wire.parser import LONGEST_LINE, Frame, Parser, ServerLine
+from jetstream_client.wire.protocol import AckSubject, decode_headers, decode_status, encode_headers
 from tests.hostile.attack import attack
 from tests.hostile.values import Texts
 

@@ -9,7 +9,7 @@ import pytest
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.consumer import ConsumerInfo
+from jetstream_client.info import ConsumerInfo
 from jetstream_client.sequences import Sequences
 from jetstream_handoff import settle
 from jetstream_handoff.claim import new_token

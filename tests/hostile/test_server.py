@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import strategies as st
 
-from jetstream_client import ConnectionSettings, connect, wire
+from jetstream_client import ConnectionSettings, connect
 from jetstream_client.errors import ConnectionFailed, ConnectionLost, JetStreamError, RequestTimeout
-from jetstream_client.protocol import encode_publish
-from jetstream_client.wire import Wire
+from jetstream_client.wire import blocking
+from jetstream_client.wire.blocking import Wire
+from jetstream_client.wire.protocol import encode_publish
 from tests.hostile.attack import attack
 
 PASSWORD = "hidden-5e1"
@@ -250,7 +251,7 @@ FLOODS = [
 def test_a_flood_ends_a_request_of_the_bulk_connection(
     play: Play, imposter: Callable[[Play], ConnectionSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "_MOST_KEPT", 32 << 20)
+    monkeypatch.setattr(blocking, "_MOST_KEPT", 32 << 20)
     begin, memory = time.monotonic(), peak()
     with Wire.open(imposter(play)) as connection, pytest.raises(JetStreamError) as error:
         connection.request("a.b", timeout=0.5)
@@ -260,7 +261,7 @@ def test_a_flood_ends_a_request_of_the_bulk_connection(
 def test_a_server_that_only_talks_takes_no_commands_for_ever(
     imposter: Callable[[Play], ConnectionSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "_PING_AFTER", 0.3)
+    monkeypatch.setattr(blocking, "_PING_AFTER", 0.3)
     begin, memory = time.monotonic(), peak()
     with Wire.open(imposter(floods(b"+OK\r\n"))) as connection, pytest.raises(ConnectionLost, match="takes no more"):
         connection.send(*[encode_publish("a.b", "", b"x" * 100_000)] * 1_000)

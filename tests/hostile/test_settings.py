@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from airflow_nats_jetstream.airflow_connection import settings_of
 from jetstream_client.errors import InvalidValue
-from jetstream_client.settings import ConnectionSettings
+from jetstream_client.wire.settings import ConnectionSettings
 from tests.hostile.attack import attack
 from tests.hostile.values import DEEP, Json, Texts, changed
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from jetstream_client.bulk import publish_all
+from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 
 

@@ -11,15 +11,9 @@ from demo.service import free_port
 from jetstream_client import ConnectionSettings, Trace, connect
 from jetstream_client.config import check_consumer_config, check_stream_config, difference, merge
 from jetstream_client.context import JetStream
-from jetstream_client.errors import (
-    ApiError,
-    ConsumerCreateFailed,
-    InvalidRequest,
-    InvalidValue,
-    ServerTooOld,
-)
-from jetstream_client.protocol import time_nanoseconds
+from jetstream_client.errors import ApiError, ConsumerCreateFailed, InvalidRequest, InvalidValue, ServerTooOld
 from jetstream_client.requirements import COUNTERS, of_config
+from jetstream_client.times import time_nanoseconds
 from tests.jetstream_client.servers import Ask, older_program
 
 SECOND = 10**9

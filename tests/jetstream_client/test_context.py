@@ -12,7 +12,6 @@ import pytest
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, RequestSent, ResponseReceived, Trace, connect
-from jetstream_client.consumer import ConsumerInfo
 from jetstream_client.context import JetStream
 from jetstream_client.errors import (
     ApiError,
@@ -25,12 +24,13 @@ from jetstream_client.errors import (
     JetStreamNotEnabled,
     ListingIncomplete,
     PermissionDenied,
+    ProtocolError,
     RequestTimeout,
     StreamNameInUse,
     StreamNotFound,
 )
+from jetstream_client.info import ConsumerInfo
 from jetstream_client.listing import Pager
-from jetstream_client.protocol import ProtocolError
 from tests.jetstream_client.servers import PASSWORD, USER, Ask, Serve
 
 

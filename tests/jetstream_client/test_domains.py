@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from jetstream_client import bulk, connect, direct
-from jetstream_client.bulk import publish_all
+from jetstream_client import connect
 from jetstream_client.context import JetStream
 from jetstream_client.errors import PublishFailed, StreamRecreated, WrongDomain
+from jetstream_client.publish import bulk
+from jetstream_client.publish.bulk import publish_all
+from jetstream_client.read import direct
 from jetstream_client.sequences import Sequences
 from tests.jetstream_handoff.domains import Domains
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.bulk import publish_all
-from jetstream_client.consumer import Consumer
+from jetstream_client.consume.consumer import Consumer
+from jetstream_client.consume.message import Message
+from jetstream_client.consume.pull_window import Pulling
 from jetstream_client.context import JetStream
 from jetstream_client.errors import ApiError, LeadershipChanged, RequestTimeout
-from jetstream_client.message import Message
-from jetstream_client.pull import Pulling
+from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from tests.jetstream_client.cluster import Cluster
 from tests.jetstream_client.until import until

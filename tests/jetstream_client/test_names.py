@@ -3,13 +3,7 @@
 import pytest
 
 from jetstream_client.errors import InvalidValue
-from jetstream_client.names import (
-    check_consumer_name,
-    check_filter,
-    check_stream_name,
-    check_subject,
-    subject_matches,
-)
+from jetstream_client.names import check_consumer_name, check_filter, check_stream_name, check_subject, subject_matches
 
 
 @pytest.mark.parametrize("name", ["ORDERS", "a", "a-b_c", "größe", "x" * 255])

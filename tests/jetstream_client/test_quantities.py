@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from jetstream_client.bulk import publish_all
+from jetstream_client.consume.message import Message
+from jetstream_client.consume.priority import Priority
+from jetstream_client.consume.pull_window import Pulling
 from jetstream_client.errors import InvalidValue, PublishFailed
-from jetstream_client.message import Message
-from jetstream_client.priority import Priority
-from jetstream_client.pull import Pulling
+from jetstream_client.publish.bulk import publish_all
 from jetstream_client.requirements import ATOMIC_BATCHES
 from jetstream_client.stream import Stream
 from tests.jetstream_client.steps import publish

@@ -9,22 +9,23 @@ import pytest
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect, errors
 from jetstream_client.account import AccountInfo
-from jetstream_client.batch import Batch
-from jetstream_client.consume import Consuming, PullMessages
-from jetstream_client.consumer import Consumer, ConsumerInfo, PauseState
+from jetstream_client.consume.consumer import Consumer
+from jetstream_client.consume.consuming import Consuming, PullMessages
+from jetstream_client.consume.fetch import Pull
+from jetstream_client.consume.message import Message
+from jetstream_client.consume.pull_window import Pulling
 from jetstream_client.context import JetStream
-from jetstream_client.fast_batch import FastBatch
-from jetstream_client.fetch import Pull
-from jetstream_client.message import Message
-from jetstream_client.ordered import OrderedConsumer
-from jetstream_client.protocol import AckSubject
-from jetstream_client.publish import PubAck
-from jetstream_client.publish_async import AsyncPublisher, PublishFuture
-from jetstream_client.pull import Pulling
-from jetstream_client.push import PushConsumer
-from jetstream_client.route import Route
-from jetstream_client.stored import StoredMessage
-from jetstream_client.stream import Stream, StreamInfo
+from jetstream_client.info import ConsumerInfo, PauseState, StreamInfo
+from jetstream_client.more.fast_batch import FastBatch
+from jetstream_client.more.ordered import OrderedConsumer
+from jetstream_client.more.publish_async import AsyncPublisher, PublishFuture
+from jetstream_client.more.push import PushConsumer
+from jetstream_client.more.route import Route
+from jetstream_client.publish.ack import PubAck
+from jetstream_client.publish.batch import Batch
+from jetstream_client.read.stored import StoredMessage
+from jetstream_client.stream import Stream
+from jetstream_client.wire.protocol import AckSubject
 from tests.snippets import Section, sections
 
 DOCS = Path(__file__).parents[2] / "docs"

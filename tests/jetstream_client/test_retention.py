@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from jetstream_client.consume.pull_window import Pulling
 from jetstream_client.context import JetStream
 from jetstream_client.errors import ApiError, InvalidStreamConfig, StreamSealed, WorkQueueRefused
-from jetstream_client.protocol import Reply
-from jetstream_client.pull import Pulling
+from jetstream_client.wire.protocol import Reply
 from tests.jetstream_client.servers import Ask
 from tests.jetstream_client.until import until
 

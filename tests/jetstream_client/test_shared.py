@@ -18,9 +18,9 @@ import pytest
 from demo.nats_server import NatsServer
 from demo.service import free_port
 from jetstream_client import ConnectionSettings
-from jetstream_client.bulk import publish_all
 from jetstream_client.context import JetStream
 from jetstream_client.errors import AuthenticationFailed, ConnectionLost, JetStreamError
+from jetstream_client.publish.bulk import publish_all
 from jetstream_client.shared import _shared, share
 from tests.jetstream_client.servers import Serve
 from tests.jetstream_client.until import until
@@ -196,7 +196,7 @@ async def test_what_it_logs_is_not_its_first_users(mortal: NatsServer) -> None:
         def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002
             seen.add(user.get("nobody"))
 
-    log, sees = logging.getLogger("jetstream_client.connection"), Sees()
+    log, sees = logging.getLogger("jetstream_client.wire.control"), Sees()
     log.addHandler(sees)
     user.set("first")
     try:

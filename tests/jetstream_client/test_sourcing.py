@@ -4,7 +4,7 @@ import base64
 from typing import Any
 
 from jetstream_client.context import JetStream
-from jetstream_client.protocol import Reply
+from jetstream_client.wire.protocol import Reply
 from tests.jetstream_client.servers import Ask
 from tests.jetstream_client.until import until
 

@@ -26,11 +26,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.bulk import publish_all
 from jetstream_client.context import JetStream
 from jetstream_client.errors import ApiError, ConnectionLost, ConsumerNotFound, JetStreamError, RequestTimeout
-from jetstream_client.protocol import Reply
+from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
+from jetstream_client.wire.protocol import Reply
 from jetstream_handoff import ledger, reset
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import (

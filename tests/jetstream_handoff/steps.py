@@ -4,8 +4,8 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
-from jetstream_client.bulk import publish_all
 from jetstream_client.context import JetStream
+from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.take import Take

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.consumer import ConsumerInfo
+from jetstream_client.info import ConsumerInfo
 from jetstream_client.stream import Stream
 from jetstream_handoff.changes import Change
 from jetstream_handoff.ledger import Ledger

@@ -11,12 +11,13 @@ import pytest
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.bulk import publish_all
 from jetstream_client.errors import InvalidValue, StoreFailed, StreamNotFound
-from jetstream_client.protocol import decode_headers, time_nanoseconds
+from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_client.wire import Wire
+from jetstream_client.times import time_nanoseconds
+from jetstream_client.wire.blocking import Wire
+from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff import dead_letters
 from jetstream_handoff import replay as replays
 from jetstream_handoff.claim import Claim

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jetstream_client import ConnectionSettings, address, connect
-from jetstream_client.address import account_hash
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.consume import address
+from jetstream_client.consume.address import account_hash
 from jetstream_client.context import JetStream
 from jetstream_client.errors import AddressUnknown, RequestTimeout
 from jetstream_client.sequences import Sequences

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jetstream_client.priority import Priority
+from jetstream_client.consume.priority import Priority
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim

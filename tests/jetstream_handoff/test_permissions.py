@@ -16,10 +16,8 @@ from typing import Any
 
 import pytest
 
-from jetstream_client import ConnectionSettings, connect, delivery
-from jetstream_client.bulk import publish_all, publish_fast
+from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
-from jetstream_client.direct import read
 from jetstream_client.errors import (
     ConnectionLost,
     ConsumerRefused,
@@ -29,9 +27,12 @@ from jetstream_client.errors import (
     StreamNameInUse,
     WrongLastSequence,
 )
-from jetstream_client.protocol import encode_publish
+from jetstream_client.publish.bulk import publish_all, publish_fast
+from jetstream_client.read import by_consumer
+from jetstream_client.read.direct import read
 from jetstream_client.sequences import Sequences
-from jetstream_client.wire import Wire
+from jetstream_client.wire.blocking import Wire
+from jetstream_client.wire.protocol import encode_publish
 from jetstream_handoff import ledger
 from jetstream_handoff.answers import Delivered, acknowledge
 from jetstream_handoff.claim import Claim
@@ -480,7 +481,7 @@ async def test_a_reader_makes_no_consumer_and_is_told_so_before_it_reads(access:
     await asyncio.to_thread(publish, access, "publisher", "flights.ua", 10)
     async with connect(access.settings("admin")) as js:
         created = (await js.stream("FLIGHTS").info()).created
-    reading = delivery.read(access.settings("reader"), "FLIGHTS", Sequences.from_ranges([(1, 10)]), created)
+    reading = by_consumer.read(access.settings("reader"), "FLIGHTS", Sequences.from_ranges([(1, 10)]), created)
     with pytest.raises(ConsumerRefused, match=r"CONSUMER\.CREATE\.FLIGHTS"):
         await asyncio.to_thread(next, reading)
 

@@ -12,9 +12,9 @@ import pytest
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.errors import ApiError, ConsumerNotFound, InvalidValue, PermissionDenied, RequestTimeout
-from jetstream_client.protocol import time_nanoseconds
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
+from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers, hold, ledger, reset, settle
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HandoffError, HoldLost, LedgerUnavailable, ResetRefused, Superseded

@@ -12,8 +12,8 @@ import pytest
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
+from jetstream_client.consume.lag import Bound
 from jetstream_client.errors import ConnectionEnded, InvalidValue, JetStreamError, RequestTimeout
-from jetstream_client.lag import Bound
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff import answers, settle

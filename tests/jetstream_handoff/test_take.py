@@ -16,11 +16,11 @@ import pytest
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.bulk import publish_all
-from jetstream_client.consumer import ConsumerInfo
+from jetstream_client.consume.priority import Priority
 from jetstream_client.context import JetStream
 from jetstream_client.errors import ConsumerDeleted, ConsumerNotFound, DirectGetDisabled, InvalidValue
-from jetstream_client.priority import Priority
+from jetstream_client.info import ConsumerInfo
+from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from jetstream_handoff import ledger, settle
 from jetstream_handoff.claim import Claim

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from airflow_nats_jetstream.airflow_connection import CREDENTIAL_FOLDERS
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.settings import environment_name
 from jetstream_client.stream import Stream
+from jetstream_client.wire.settings import environment_name
 from pyspark_jetstream import spark_session
 from tests.jetstream_client.servers import Authority, Nkey, Operator
 from tests.jetstream_client.world import COMBINATIONS

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from demo.nats_server import NatsServer
 from demo.service import until
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.bulk import publish_all
+from jetstream_client.publish.bulk import publish_all
 
 COUNT = 20_000
 BATCH = 1_000

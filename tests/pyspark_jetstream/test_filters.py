@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from jetstream_client import ConnectionSettings
-from jetstream_client.bulk import publish_all
+from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 
 SWITCH = "spark.sql.python.filterPushdown.enabled"

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.bulk import publish_all
+from jetstream_client.publish.bulk import publish_all
 from tests.airflow_nats_jetstream.steps import execute
 
 FILE = Path(__file__).parents[2] / "dags" / "flight_delays_stream.py"

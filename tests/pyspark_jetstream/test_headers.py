@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetstream_client.direct_message import DirectMessage, DirectMessages
+from jetstream_client.read.rows import DirectMessage, DirectMessages
 from pyspark_jetstream.arrow import _any_headers, _headers, _plain_headers, record_batch
 
 Text = st.text(st.characters(exclude_characters="\r\n\x00", exclude_categories=["Cs"]), max_size=6)

@@ -12,7 +12,7 @@ from pyspark.sql import Row, SparkSession
 from demo.nats_server import NatsServer
 from demo.service import free_port
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.bulk import publish_all
+from jetstream_client.publish.bulk import publish_all
 
 COUNT = 3_000
 COLUMNS = "stream STRING, subject STRING, sequence BIGINT, timestamp TIMESTAMP, headers MAP<STRING, ARRAY<STRING>>"

@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client import ConnectionSettings
-from jetstream_client.bulk import publish_all
 from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue
+from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.dead_letters import DeadLetters

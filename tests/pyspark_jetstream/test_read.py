@@ -16,11 +16,11 @@ from pyspark.sql import DataFrame, SparkSession
 from demo.nats_server import NatsServer
 from demo.service import free_port, until
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.authentication import check_credentials
-from jetstream_client.bulk import publish_all, publish_fast
 from jetstream_client.names import subject_matches
+from jetstream_client.publish.bulk import publish_all, publish_fast
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
+from jetstream_client.wire.authentication import check_credentials
 from jetstream_handoff.claim import Claim
 from pyspark_jetstream import read_claim
 

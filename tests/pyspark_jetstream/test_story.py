@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from jetstream_client import ConnectionSettings
-from jetstream_client.bulk import publish_all
+from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from tests.airflow_nats_jetstream.steps import execute, sensor
 

@@ -11,8 +11,8 @@ from pyspark.sql.types import StructType
 
 from demo.service import until
 from jetstream_client import ConnectionSettings
-from jetstream_client.bulk import publish_all
 from jetstream_client.errors import InvalidValue
+from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from pyspark_jetstream import DefaultSource
 

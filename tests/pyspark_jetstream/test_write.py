@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from demo.service import until
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.stream import Stream
-from jetstream_client.wire import Wire
+from jetstream_client.wire.blocking import Wire
 
 ROWS = int(os.environ.get("ROWS", "12000"))
 """Of the job whose tasks are killed. ``ROWS=1000000 pytest … -k killed`` is the long run."""

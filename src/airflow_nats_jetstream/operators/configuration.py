@@ -26,7 +26,7 @@ from jetstream_client.errors import (
 )
 
 if TYPE_CHECKING:
-    from jetstream_client.consumer import Consumer
+    from jetstream_client.consume.consumer import Consumer
     from jetstream_client.stream import Stream
 
 Configuration = Mapping[str, Any] | object | str

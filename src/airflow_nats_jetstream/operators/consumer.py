@@ -18,13 +18,13 @@ from airflow_nats_jetstream.template import absent, instant, templated, whole_nu
 from jetstream_client.config import Difference, check_consumer_config, consumer_name
 from jetstream_client.errors import ConsumerNotFound, InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
-from jetstream_client.protocol import time_nanoseconds
+from jetstream_client.times import time_nanoseconds
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from jetstream_client.consumer import ConsumerInfo
     from jetstream_client.context import JetStream
+    from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.deletion import Deletion
     from jetstream_handoff.reset import Reset
 

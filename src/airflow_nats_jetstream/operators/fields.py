@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from airflow_nats_jetstream import times
 from airflow_nats_jetstream.template import templated
-from jetstream_client.config import Difference, nanoseconds
+from jetstream_client.config import Difference
+from jetstream_client.times import nanoseconds
 
 Check = Callable[[Any], Any]
 """The value as the server takes it. Raises Wrong."""

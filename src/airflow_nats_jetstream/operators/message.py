@@ -12,19 +12,14 @@ from airflow.sdk import BaseOperator
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.template import absent, instant, templated, whole_number
-from jetstream_client.errors import (
-    JetStreamError,
-    MessageDeleteFailed,
-    MessageNotFound,
-    SequenceNotFound,
-)
+from jetstream_client.errors import JetStreamError, MessageDeleteFailed, MessageNotFound, SequenceNotFound
 from jetstream_client.names import check_filter, check_stream_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from jetstream_client.context import JetStream
-    from jetstream_client.stored import StoredMessage
+    from jetstream_client.read.stored import StoredMessage
 
 LARGEST_DATA = 256 << 10
 """Bytes of a message that may become an XCom: Airflow's database keeps each of them, for every run."""
@@ -86,7 +81,7 @@ class JetStreamGetMessageOperator(BaseOperator):
             self._selection()
 
     def _selection(self) -> dict[str, Any]:
-        from jetstream_client.stored import selection
+        from jetstream_client.read.stored import selection
 
         check_stream_name(self.stream)
         which: dict[str, Any] = {

@@ -20,16 +20,16 @@ from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.template import absent, duration, templated, whole_number
 from jetstream_client.errors import DuplicatesPossible, InvalidValue, PermissionDenied, RequestTimeout
 from jetstream_client.names import check_stream_name, subject_matches
-from jetstream_client.options import outgoing
-from jetstream_client.schedule import Schedule, Ttl, ttl_text
+from jetstream_client.publish.options import outgoing
+from jetstream_client.publish.schedule import Schedule, Ttl, ttl_text
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.execution_time.context import TaskStateStoreAccessor
 
-    from jetstream_client.options import PublishOptions
-    from jetstream_client.position import Position
-    from jetstream_client.settings import ConnectionSettings
+    from jetstream_client.publish.options import PublishOptions
+    from jetstream_client.publish.position import Position
+    from jetstream_client.wire.settings import ConnectionSettings
 
 Messages = Iterable[Any] | str | Callable[[], Iterable[Any]]
 
@@ -136,8 +136,8 @@ class JetStreamPublishOperator(BaseOperator):
         return result
 
     def _publish(self, context: Context, headers: dict[str, str]) -> dict[str, Any]:
-        from jetstream_client.bulk import publish_all
-        from jetstream_client.position import Position
+        from jetstream_client.publish.bulk import publish_all
+        from jetstream_client.publish.position import Position
 
         ti = context["ti"]
         start = last = time.monotonic()
@@ -216,7 +216,7 @@ class JetStreamPublishOperator(BaseOperator):
 
     def _begin(self, settings: ConnectionSettings, state: TaskStateStoreAccessor, key: str) -> Position | None:
         """Where the stream ends now, kept where a retry finds it: XCom is cleared by then."""
-        from jetstream_client.position import Position
+        from jetstream_client.publish.position import Position
 
         try:
             position = Position.current(settings, self.stream)
@@ -258,9 +258,9 @@ class JetStreamPublishOperator(BaseOperator):
         added: dict[str, str],
     ) -> dict[str, Any]:
         """All or none. ``since`` is given to a later try: what the stream holds since then is looked for first."""
-        from jetstream_client.position import find
-        from jetstream_client.protocol import encode_headers
-        from jetstream_client.publish import MessageIds
+        from jetstream_client.publish.position import find
+        from jetstream_client.publish.window import MessageIds
+        from jetstream_client.wire.protocol import encode_headers
 
         ids = MessageIds(scope)
         batch: list[tuple[str, bytes, dict[str, Any]]] = []
@@ -328,7 +328,7 @@ def _lines(path: Path) -> Iterator[Any]:
 
 
 def _check_size(count: int) -> None:
-    from jetstream_client.batch import MAX_MESSAGES
+    from jetstream_client.publish.batch import MAX_MESSAGES
 
     if not 1 <= count <= MAX_MESSAGES:
         remedy = f"an atomic batch has 1 to {MAX_MESSAGES} messages: several tasks, or atomic=False"

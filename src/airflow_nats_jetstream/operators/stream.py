@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from jetstream_client.context import JetStream
-    from jetstream_client.stream import StreamInfo
+    from jetstream_client.info import StreamInfo
     from jetstream_handoff.deletion import Deletion
 
 

@@ -12,7 +12,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import optional_number, templated
 from airflow_nats_jetstream.triggers import JetStreamLagTrigger
-from jetstream_client.lag import Bound
+from jetstream_client.consume.lag import Bound
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

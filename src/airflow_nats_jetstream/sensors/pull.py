@@ -19,9 +19,9 @@ from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import absent, duration, optional_number, templated, whole_number
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger
 from jetstream_client.config import normalise
+from jetstream_client.consume.priority import Priority
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
-from jetstream_client.priority import Priority
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ class JetStreamPullSensor(JetStreamSensor):
     gather:              how long to wait for more after the first message: a ``timedelta``, or ISO 8601 (``PT5S``).
                          Default 5 s. (templated)
     backlog:             the path of a function, ``package.module.function``, that is given the consumer's
-                         :class:`~jetstream_client.consumer.ConsumerInfo` every ``poke_interval`` and says
+                         :class:`~jetstream_client.info.ConsumerInfo` every ``poke_interval`` and says
                          whether to pull: ``info.pending`` messages wait for their first delivery, ``info.ack_pending``
                          are not acknowledged. It runs where the sensor waits, in a thread. Default: pull at once.
     priority:            for a consumer with priority groups, the fields of
-                         :class:`~jetstream_client.priority.Priority`: ``{"group": "batch", "level": 5}``.
+                         :class:`~jetstream_client.consume.priority.Priority`: ``{"group": "batch", "level": 5}``.
                          (templated)
     hand_off_timeout:    messages are delivered again when no task has begun with their claim by then: a ``timedelta``,
                          or ISO 8601. Default 15 min. (templated)

@@ -59,7 +59,7 @@ def read_by_spark(claim: Any) -> None:
     from pyspark_jetstream import spark_session
 
     log.info("inherited: %s", sorted(name for name in os.environ if name.startswith("JETSTREAM_SECRET")))
-    from jetstream_client.settings import environment_name
+    from jetstream_client.wire.settings import environment_name
 
     for connection in ("secret_password", "secret_token", "secret_nkey", "secret_certificate", "refused_nkey"):
         os.environ[environment_name(connection)] = JetStreamHook(connection).settings.to_json()

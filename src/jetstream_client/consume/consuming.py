@@ -1,0 +1,202 @@
+"""Consuming without end: pulled messages, and a callback that gets them one after the other (ADR-37)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Self
+
+from jetstream_client.callbacks import check_coroutine_function, check_handler
+from jetstream_client.consume.message import Message
+from jetstream_client.consume.messages import Messages, Subscribed, passes
+from jetstream_client.consume.pull_window import ConsumeWindow, Pulling
+from jetstream_client.errors import ConnectionLost, ConsumingMisused, JetStreamError, NoResponders, PinLost
+from jetstream_client.wire.protocol import inbox_number
+
+if TYPE_CHECKING:
+    from jetstream_client.consume.consumer import Consumer
+    from jetstream_client.consume.messages import OnError
+    from jetstream_client.wire.control import Inbox
+    from jetstream_client.wire.protocol import Reply
+
+log = logging.getLogger(__name__)
+
+Callback = Callable[[Message], Awaitable[object]]
+OnFailure = Callable[[Exception], object]
+"""Is told what the consuming survives, what ends it, and the exceptions of a callback."""
+
+
+class PullMessages(Subscribed):
+    """:class:`Messages` of a pull consumer: drives a :class:`~jetstream_client.consume.pull_window.ConsumeWindow`."""
+
+    def __init__(self, consumer: Consumer, pulling: Pulling, on_error: OnError | None) -> None:
+        super().__init__(consumer.js, on_error)
+        self._consumer = consumer
+        self._priority = pulling.priority
+        largest = consumer.js.connection.max_payload + (64 << 10)  # and its subjects
+        self._window = ConsumeWindow(pulling, now=self._clock(), smallest_bound=largest)
+
+    async def _open(self) -> Inbox:
+        await self._consumer._check_priority(self._priority)
+        inbox = await self._stack.enter_async_context(self._js.connection.inbox(self._deliver))
+        self._inbox = inbox
+        await self._ask()
+        return inbox
+
+    def _deliver(self, reply: Reply) -> None:
+        now = self._clock()
+        if not reply.status:
+            if self._put_message(reply):
+                self._window.on_messages(1, now, reply.size)
+                if self._priority:
+                    self._consumer._pinned(self._window, reply, self._priority)
+            return
+        try:
+            self._window.on_status(inbox_number(reply.subject), reply.status, reply.description, reply.headers, now)
+            self._something.set()  # there may be room to ask for more
+        except JetStreamError as error:
+            if isinstance(error, PinLost) and self._priority:
+                self._consumer._unpinned(self._window, self._priority)
+            self._put(error)
+
+    def _wants(self) -> bool:
+        return self._window.wants
+
+    async def _ask(self) -> None:
+        if self._inbox is None or self._ended:
+            return
+        if self._priority:
+            self._window.pin = self._consumer._pins.get(self._priority.group, "")
+        while request := self._window.next_request(self._clock()):
+            number, body = request
+            try:
+                await self._js.connection.publish(
+                    self._consumer._requests, json.dumps(body).encode(), reply=self._inbox.subject(number)
+                )
+            except ConnectionLost:
+                self._window.on_unsent()  # silence will tell, unless the connection is back before
+                return
+
+    def _on_read(self, message: Message) -> None:
+        self._window.on_read(message.counted)
+        if self._window.complete:
+            self._closed = True
+
+    def _interrupted(self) -> None:
+        self._window.on_interruption(self._clock())
+
+    def _remaining(self) -> float:
+        return self._window.remaining(self._clock())
+
+    def _silence_allowed(self) -> float:
+        return self._window.silence_allowed
+
+    def _check_permitted(self) -> None:
+        self._js.connection.check_permitted(self._consumer._requests)
+
+    async def _explained(self, error: JetStreamError) -> JetStreamError:
+        return await self._consumer._unanswered(error) if isinstance(error, NoResponders) else error
+
+
+class Consuming:
+    """A callback that is called with each message, one after the other, while this context lasts.
+
+    ``async with consumer.consume(callback) as consuming: await consuming.closed()``
+
+    What the consuming survives goes to ``on_error``, or to the log. An exception of the callback goes there, too, and
+    its message stays unanswered; without an ``on_error`` it ends the consuming. What ends it is raised by
+    :meth:`closed`, :meth:`drain` and the end of the context.
+    """
+
+    def __init__(
+        self,
+        messages: Callable[[OnError], Messages],
+        callback: Callback,
+        on_error: OnFailure | None,
+        *,
+        ack: bool,
+    ) -> None:
+        check_coroutine_function("callback", callback)
+        check_handler("on_error", on_error)
+        self._make = messages
+        self._callback = callback
+        self._on_error = on_error
+        self._ack = ack
+        self._messages: Messages | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Raises PermissionDenied, ConnectionLost; ConsumingMisused if it is under way."""
+        if self._task is not None and not self._task.done():
+            raise ConsumingMisused("this consuming is under way already: make another one with consume()")
+        self._messages = self._make(self._tell)
+        await self._messages.__aenter__()
+        self._task = asyncio.create_task(self._run(self._messages))
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._messages is None or self._task is None:
+            return
+        if kind is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            await self._messages.__aexit__(None, None, None)
+            return
+        try:
+            await self._messages.__aexit__(None, None, None)
+            await self.closed()
+        finally:
+            self._task.cancel()  # the last callback, if this was cancelled while it ran
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def stop(self) -> list[Message]:
+        """No callback after the one that is running now; what had been delivered and was not handed to one.
+
+        Unless answered, it is delivered again after ``ack_wait``.
+        """
+        left = await self._messages.stop() if self._messages else []
+        if self._task and not self._in_callback:
+            await asyncio.wait([self._task])
+        return left
+
+    async def drain(self) -> None:
+        """End it on the server, and wait until callbacks were called with all that had been delivered.
+
+        A callback may ask for it, too: then it returns at once, and the callbacks follow.
+        """
+        if self._messages:
+            await self._messages.drain()
+        if not self._in_callback:
+            await self.closed()
+
+    async def closed(self) -> None:
+        """Wait for the end. Raises what ended it, if it was not stopped; ConsumingMisused in a callback, which would
+        wait for itself."""
+        if self._in_callback:
+            raise ConsumingMisused("a callback cannot wait for the end of the consuming that calls it")
+        if self._task:
+            await asyncio.shield(self._task)
+
+    @property
+    def _in_callback(self) -> bool:
+        return asyncio.current_task() is self._task
+
+    def _tell(self, error: JetStreamError) -> None:
+        if self._on_error is not None:
+            self._on_error(error)
+        else:
+            log.log(logging.WARNING if passes(error) else logging.ERROR, "consuming: %s", error)
+
+    async def _run(self, messages: Messages) -> None:
+        async for message in messages:
+            try:
+                await self._callback(message)
+                if self._ack and not message.answered:
+                    await message.ack()
+            except Exception as error:
+                if self._on_error is None:
+                    await messages.stop()
+                    raise
+                self._on_error(error)

@@ -1,0 +1,148 @@
+"""One batch of a pull consumer, as it arrives (ADR-13)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from typing import TYPE_CHECKING
+
+from jetstream_client.consume.message import Message
+from jetstream_client.errors import JetStreamError, NoResponders, PinLost, ProtocolError, PullError
+from jetstream_client.quantities import check_seconds
+from jetstream_client.wire.protocol import inbox_number
+
+if TYPE_CHECKING:
+    from jetstream_client.consume.consumer import Consumer
+    from jetstream_client.consume.pull_window import PullWindow
+    from jetstream_client.wire.control import Inbox
+    from jetstream_client.wire.protocol import Reply
+
+
+class Pull:
+    """A running pull: drives a :class:`~jetstream_client.consume.pull_window.PullWindow` on an own inbox."""
+
+    def __init__(self, consumer: Consumer, window: PullWindow, *, subject: str = "", opening: bytes = b"") -> None:
+        """``subject``, ``opening``: where requests go, if not to the consumer, and what precedes them."""
+        self._clock = asyncio.get_running_loop().time
+        self._consumer = consumer
+        self._window = window
+        self._priority = window.priority
+        if self._priority:
+            window.pin = consumer._pins.get(self._priority.group, "")
+        self._subject = subject or consumer._requests
+        self._opening = opening
+        self.inbox: Inbox | None = None
+        self._arrived: deque[Reply] = deque()
+        self._failed: JetStreamError | None = None
+        self._something = asyncio.Event()
+        self.received: list[Message] = []
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will come."""
+        return self._window.idle and not self._arrived and self._failed is None
+
+    @property
+    def silence(self) -> float:
+        """The longest time in seconds so far without a message or heartbeat. No message that has arrived was on its way
+        for longer, unless the way is so slow that messages keep arriving all the time."""
+        return self._window.longest_silence
+
+    async def receive(self, wait: float = 1.0) -> list[Message]:
+        """What has arrived; ``[]`` when nothing does within ``wait`` seconds or the pull has ended.
+
+        Raises:
+            PullError, PermissionDenied: the pull failed, after everything that came before was given.
+            ConnectionEnded: likewise, and so will every other on this connection.
+        """
+        check_seconds("wait", wait, zero=True)
+        if not self._arrived and self._failed is None and not self._window.idle:
+            await self._arrival(wait)
+        messages = self._take_in()
+        if self._failed is None:
+            try:
+                await self._ask()
+            except JetStreamError as error:
+                self._failed = error
+        if self._failed is not None and not messages:
+            await self._fail()
+        return messages
+
+    async def _arrival(self, wait: float) -> None:
+        """Until something arrives or the time is over. Heartbeats do not wake it: a thousand may wait in one loop."""
+        self._something.clear()
+        now = self._clock()
+        end = now + wait
+        connection = self._consumer.js.connection
+        while now < end and not self._something.is_set():
+            try:
+                async with connection.timeout(min(end - now, self._window.remaining(now))):
+                    await self._something.wait()
+            except TimeoutError:
+                connection.check_permitted(self._subject)
+                self._window.check_heartbeat(self._clock())
+            now = self._clock()
+
+    async def stop(self) -> list[Message]:
+        """End the pull on the server, and receive what it had sent before it knew: nothing stays on the way."""
+        if self.inbox is not None:
+            await self.inbox.drain()
+        messages = self._take_in()
+        while self._arrived:
+            self._failed = None  # a status behind which more has arrived
+            messages += self._take_in()
+        if self._failed is not None and not messages:
+            await self._fail()
+        return messages
+
+    async def _all(self) -> list[Message]:
+        try:
+            while not self.ended:
+                self.received += await self.receive()
+        except JetStreamError as error:
+            error.messages = self.received = self.received + self._take_in()
+            raise
+        return self.received
+
+    def _take_in(self) -> list[Message]:
+        messages = []
+        now = self._clock()
+        try:
+            while self._arrived and self._failed is None:
+                reply = self._arrived.popleft()
+                if reply.status:
+                    number = inbox_number(reply.subject)
+                    self._window.on_status(number, reply.status, reply.description, reply.headers, now)
+                else:
+                    message = Message(self._consumer.js.connection, reply)
+                    self._window.on_message(now, reply.size)
+                    if self._priority:
+                        self._consumer._pinned(self._window, reply, self._priority)
+                    messages.append(message)
+        except (PullError, ProtocolError) as error:
+            self._failed = error
+        return messages
+
+    def _deliver(self, reply: Reply) -> None:
+        if reply.status == 100:
+            self._window.on_heartbeat(self._clock())
+            return
+        self._arrived.append(reply)
+        self._something.set()
+
+    async def _fail(self) -> None:
+        failed, self._failed = self._failed, None
+        if isinstance(failed, NoResponders):
+            failed = await self._consumer._unanswered(failed)
+        if isinstance(failed, PinLost) and self._priority:
+            self._consumer._unpinned(self._window, self._priority)
+        if failed is not None:
+            raise failed
+
+    async def _ask(self) -> None:
+        while request := self._window.next_request(self._clock(), self._consumer.js.connection.pulls):
+            number, body = request
+            reply = self.inbox.subject(number) if self.inbox else ""
+            data = self._opening + json.dumps(body).encode()
+            await self._consumer.js.connection.publish(self._subject, data, reply=reply)

@@ -1,0 +1,293 @@
+"""Messages without end: an iterator of what arrives on a subscription, and how it is stopped (ADR-37)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Self
+
+from jetstream_client.callbacks import check_handler
+from jetstream_client.consume.message import Message
+from jetstream_client.errors import (
+    ConnectionEnded,
+    ConnectionLost,
+    DeliveriesMissed,
+    HeartbeatMissed,
+    JetStreamError,
+    LeadershipChanged,
+    PinLost,
+    ProtocolError,
+    RequestTimeout,
+    SlowConsumer,
+    TooManyPulls,
+)
+from jetstream_client.quantities import check_seconds
+
+if TYPE_CHECKING:
+    from jetstream_client.context import JetStream
+    from jetstream_client.wire.control import Inbox
+    from jetstream_client.wire.protocol import Reply
+
+log = logging.getLogger(__name__)
+
+OnError = Callable[[JetStreamError], object]
+"""Is told what the consuming survives, and what ends it."""
+
+PASSING_ERRORS = (
+    ConnectionLost,
+    DeliveriesMissed,
+    HeartbeatMissed,
+    LeadershipChanged,
+    PinLost,
+    ProtocolError,
+    RequestTimeout,
+    SlowConsumer,
+    TooManyPulls,
+)
+"""Errors that consuming survives, as long as the connection can come back."""
+RETRY_WAIT = 0.25
+"""Seconds after such an error before more is asked for."""
+LOOK = 1.0
+"""Seconds between two looks at the connection while nothing arrives."""
+TO_STOP = 0.5
+"""Seconds that stopping waits for what the server had sent before it knew. A server that is frozen sends nothing."""
+ROOM = 0.1
+"""Seconds that arrivals get to be read after the event loop was busy with something else, before silence is silence."""
+
+
+def passes(error: JetStreamError) -> bool:
+    """Whether consuming survives this error."""
+    return isinstance(error, PASSING_ERRORS) and not isinstance(error, ConnectionEnded)
+
+
+class Messages(ABC):
+    """An asynchronous iterator of messages, and a context manager that stops it.
+
+    ``async with consumer.messages() as messages: async for message in messages: …``. Several tasks may iterate over
+    one. Breaking out, or the end of the context, leaves what has arrived unread and unacknowledged: it is delivered
+    again after ``ack_wait``. :meth:`stop` returns it, :meth:`drain` hands it out first.
+
+    Iterating raises
+
+        HeartbeatMissed, LeadershipChanged, RequestTimeout, ProtocolError (somebody sent what is no delivery): consuming
+            survives these. Without an ``on_error`` they are raised, and one may iterate on. A connection that comes
+            back within two heartbeats raises nothing.
+        PermissionDenied, ConsumerDeleted, PullError and its other kinds: these end it.
+        ConnectionEnded: the connection has ended for good; what had arrived is delivered again.
+    """
+
+    @abstractmethod
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None:
+        if left := await self.stop():
+            log.info("%d messages had arrived and were not read: what needs an answer is delivered again", len(left))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    async def __anext__(self) -> Message: ...
+
+    async def next(self, max_wait: float | None = None) -> Message | None:
+        """The next message; None when there is none within ``max_wait`` seconds, or after the end."""
+        if max_wait is not None:
+            check_seconds("max_wait", max_wait, zero=True)
+        try:
+            async with asyncio.timeout(max_wait):
+                return await anext(self, None)
+        except RequestTimeout:
+            raise
+        except TimeoutError:
+            return None
+
+    @abstractmethod
+    async def stop(self) -> list[Message]:
+        """End it on the server and hand out nothing more; what had been delivered and not handed out. May be repeated.
+
+        Returns within half a second, also when the server does not answer. Unless answered, the messages are delivered
+        again after ``ack_wait``, and so is what arrives later.
+        """
+
+    @abstractmethod
+    async def drain(self) -> None:
+        """End it on the server; iterating hands out what had been delivered, and ends then."""
+
+
+class Subscribed(Messages):
+    """:class:`Messages` that arrive on a subscription of this object."""
+
+    def __init__(self, js: JetStream, on_error: OnError | None) -> None:
+        check_handler("on_error", on_error)
+        self._js = js
+        self._on_error = on_error
+        self._arrived: deque[Message | JetStreamError | str] = deque()  # a text: a subject to be answered in its turn
+        self._something = asyncio.Event()
+        self._stack = AsyncExitStack()
+        self._inbox: Inbox | None = None
+        self._opening = asyncio.Lock()
+        self._opened = False
+        self._ended = False  # nothing more arrives
+        self._closed = False  # nothing more is handed out
+        self._clock = asyncio.get_running_loop().time
+        self._reconnects = js.connection.reconnects
+        self._paused_until = 0.0
+
+    async def __aenter__(self) -> Self:
+        await self._start()
+        return self
+
+    async def __anext__(self) -> Message:
+        if not self._opened:
+            await self._start()
+        while not self._closed:
+            try:
+                if not self._ended:
+                    self._js.connection.check_open()  # what has arrived could not be acknowledged
+                    if not self._arrived or self._wants():
+                        await self._look_after()
+                if self._arrived:
+                    item = self._arrived.popleft()
+                    if isinstance(item, Message):
+                        self._on_read(item)
+                        return item
+                    if isinstance(item, str):
+                        await self._js.connection.publish(item)
+                        continue
+                    raise await self._explained(item)
+                if self._ended:
+                    break
+                await self._wait()
+            except JetStreamError as error:
+                if not self._survives(error):
+                    await self.stop()
+                    raise
+        await self._close()
+        raise StopAsyncIteration
+
+    async def stop(self) -> list[Message]:
+        await self._end(TO_STOP)
+        self._closed = True
+        left = [item for item in self._arrived if isinstance(item, Message)]
+        self._arrived.clear()
+        self._something.set()
+        await self._close()
+        return left
+
+    async def drain(self) -> None:
+        await self._end(None)
+        self._something.set()
+
+    async def _start(self) -> None:
+        if self._opened:
+            return
+        async with self._opening:
+            if not (self._opened or self._closed):
+                try:
+                    self._inbox = await self._open()
+                except BaseException:
+                    await self._stack.aclose()
+                    raise
+                self._opened = True
+
+    async def _end(self, within: float | None) -> None:
+        if not self._ended and self._inbox is not None and self._js.connection.is_connected:
+            # What the server had sent before it knew arrives; without a connection nothing can.
+            with suppress(ConnectionLost, RequestTimeout):
+                await self._inbox.drain(within)
+        self._ended = True
+
+    async def _close(self) -> None:
+        self._closed = self._ended = True
+        with suppress(ConnectionLost, RequestTimeout, OSError):
+            await self._stack.aclose()
+
+    def _survives(self, error: JetStreamError) -> bool:
+        """Whether iterating goes on after this error; raises it where nobody is told but the iterator."""
+        if self._on_error is not None:
+            self._on_error(error)
+        if not passes(error):
+            return False
+        if not isinstance(error, ProtocolError):
+            self._interrupted()
+            self._paused_until = self._clock() + RETRY_WAIT
+        if self._on_error is None:
+            if not isinstance(error, PinLost):
+                raise error
+            log.info("another client is pinned now: %s", error)
+        return True
+
+    async def _look_after(self) -> None:
+        connection = self._js.connection
+        if connection.reconnects != self._reconnects:
+            self._reconnects = connection.reconnects
+            self._interrupted()
+        if connection.is_connected and not self._arrived and (wait := self._paused_until - self._clock()) > 0:
+            await asyncio.sleep(wait)
+        if connection.is_connected:
+            await self._ask()
+
+    async def _wait(self) -> None:
+        """Until something arrives, LOOK seconds at most. Raises HeartbeatMissed, PermissionDenied."""
+        self._something.clear()
+        patience = self._remaining()
+        with suppress(TimeoutError):
+            async with self._js.connection.timeout(max(ROOM, min(LOOK, patience))):
+                await self._something.wait()
+        if self._arrived or self._ended:
+            return
+        self._check_permitted()
+        if patience <= LOOK and self._remaining() <= 0:
+            raise HeartbeatMissed(self._silence_allowed() - self._remaining())
+
+    @abstractmethod
+    async def _open(self) -> Inbox:
+        """Subscribe, in ``_stack``."""
+
+    @abstractmethod
+    def _wants(self) -> bool:
+        """Whether there is room for more although something waits unread."""
+
+    @abstractmethod
+    async def _ask(self) -> None:
+        """Ask the server for more, where it has to be asked."""
+
+    @abstractmethod
+    def _on_read(self, message: Message) -> None:
+        """A message is handed out."""
+
+    @abstractmethod
+    def _interrupted(self) -> None:
+        """What was asked for before is lost."""
+
+    @abstractmethod
+    def _remaining(self) -> float:
+        """Seconds until silence means that the server is gone."""
+
+    @abstractmethod
+    def _silence_allowed(self) -> float: ...
+
+    @abstractmethod
+    def _check_permitted(self) -> None:
+        """Raises PermissionDenied."""
+
+    async def _explained(self, error: JetStreamError) -> JetStreamError:
+        return error
+
+    def _put(self, item: Message | JetStreamError | str) -> None:
+        self._arrived.append(item)
+        self._something.set()
+
+    def _put_message(self, reply: Reply) -> Message | None:
+        try:
+            message = Message(self._js.connection, reply)
+        except ProtocolError as error:
+            self._put(error)
+            return None
+        self._arrived.append(message)
+        self._something.set()
+        return message

@@ -1,0 +1,157 @@
+"""What the server says of a stream and of a consumer: its answers to STREAM.INFO, CONSUMER.INFO and CONSUMER.PAUSE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from jetstream_client.errors import ProtocolError
+from jetstream_client.times import time_nanoseconds
+
+
+@dataclass(frozen=True)
+class StreamInfo:
+    """``STREAM.INFO`` as the server sent it; durations are integer nanoseconds. Raises ProtocolError for less."""
+
+    raw: dict[str, Any] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            if not (isinstance(self.raw["config"], dict) and isinstance(self.raw["state"], dict)):
+                raise ValueError  # noqa: TRY004, TRY301
+            time_nanoseconds(self.created)
+        except (KeyError, TypeError, ValueError):
+            raise ProtocolError("the answer to STREAM.INFO is not what the API promises") from None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return dict(self.raw["config"])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """messages, bytes, first_seq, first_ts, last_seq, last_ts, num_subjects, num_deleted, consumer_count. An empty
+        stream has first_seq = last_seq + 1."""
+        return dict(self.raw["state"])
+
+    @property
+    def created(self) -> str:
+        """RFC 3339, with the server's nanoseconds. Another stream of the same name has another."""
+        return str(self.raw["created"])
+
+    @property
+    def now(self) -> str:
+        """The server's clock at the answer, RFC 3339."""
+        return str(self.raw["ts"])
+
+    @property
+    def domain(self) -> str:
+        """The JetStream domain that the stream is in; empty without one."""
+        return str(self.raw.get("domain") or "")
+
+    @property
+    def cluster(self) -> dict[str, Any]:
+        """name, leader, replicas (each name, current, offline, active, lag); empty without a cluster."""
+        return dict(self.raw.get("cluster") or {})
+
+    @property
+    def mirror(self) -> dict[str, Any] | None:
+        """name, lag, active (nanoseconds since it was heard of) of what this stream mirrors; None if it does not."""
+        mirror = self.raw.get("mirror")
+        return None if mirror is None else dict(mirror)
+
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """name, lag, active of each stream that this one sources from."""
+        return list(self.raw.get("sources") or ())
+
+
+@dataclass(frozen=True)
+class ConsumerInfo:
+    """``CONSUMER.INFO`` as the server sent it. Raises ProtocolError for one that lacks what decisions rest on."""
+
+    raw: dict[str, Any] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            counts = (self.counter, self.delivered, self.floor, self.pending, self.ack_pending)
+            if not isinstance(self.raw["config"], dict) or min(counts) < 0:
+                raise ValueError  # noqa: TRY301
+            time_nanoseconds(self.now)
+            time_nanoseconds(self.created)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise ProtocolError("the answer to CONSUMER.INFO is not what the API promises") from None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return dict(self.raw["config"])
+
+    @property
+    def created(self) -> str:
+        """RFC 3339. Another consumer of the same name has another; a reset leaves it as it is."""
+        return str(self.raw["created"])
+
+    @property
+    def counter(self) -> int:
+        """``delivered.consumer_seq``: how many deliveries this consumer has made."""
+        return int(self.raw["delivered"]["consumer_seq"])
+
+    @property
+    def delivered(self) -> int:
+        """``delivered.stream_seq``: the highest stream sequence delivered."""
+        return int(self.raw["delivered"]["stream_seq"])
+
+    @property
+    def floor(self) -> int:
+        """``ack_floor.stream_seq``: everything up to here is acknowledged."""
+        return int(self.raw["ack_floor"]["stream_seq"])
+
+    @property
+    def pending(self) -> int:
+        """Messages not delivered yet."""
+        return int(self.raw["num_pending"])
+
+    @property
+    def ack_pending(self) -> int:
+        """Messages delivered and not acknowledged."""
+        return int(self.raw["num_ack_pending"])
+
+    @property
+    def paused(self) -> bool:
+        """Whether it delivers nothing at present (:meth:`Consumer.pause`)."""
+        return bool(self.raw.get("paused"))
+
+    @property
+    def now(self) -> str:
+        """The server's clock at the answer, RFC 3339."""
+        return str(self.raw["ts"])
+
+
+@dataclass(frozen=True)
+class PauseState:
+    """What a pause or resume has made of a consumer, as the server answered it. Raises ProtocolError for less."""
+
+    raw: dict[str, Any] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            if not (isinstance(self.raw.get("paused", False), bool) and self.remaining >= timedelta()):
+                raise ValueError  # noqa: TRY301
+            time_nanoseconds(self.raw["pause_until"])
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+            raise ProtocolError("the answer to CONSUMER.PAUSE is not what the API promises") from None
+
+    @property
+    def paused(self) -> bool:
+        """Whether it delivers nothing at present."""
+        return bool(self.raw.get("paused"))
+
+    @property
+    def until(self) -> str:
+        """When the pause ends, RFC 3339; empty if it is not paused."""
+        return str(self.raw["pause_until"]) if self.paused else ""
+
+    @property
+    def remaining(self) -> timedelta:
+        """How long it is paused from now on, by the server's clock; zero if it is not."""
+        return timedelta(microseconds=self.raw.get("pause_remaining", 0) / 1_000)

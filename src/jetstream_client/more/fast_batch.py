@@ -1,0 +1,151 @@
+"""Fast-ingest batches on the control connection (ADR-50, nats-server 2.14); in bulk: ``publish.bulk.publish_fast``.
+
+Not atomic: what arrived before a failure is stored. A batch that lost a message is ended by the server with an answer
+that looks like success, so it has succeeded only if the count in that answer is the number of messages that were sent.
+Batches that go on over gaps (``ok`` in the reply subject) are not offered: their count says nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from jetstream_client.errors import (
+    ConnectionLost,
+    InvalidValue,
+    JetStreamError,
+    RequestTimeout,
+)
+from jetstream_client.publish.ack import PubAck
+from jetstream_client.publish.fast_window import PING_AFTER, SILENT_FOR, FastWindow
+from jetstream_client.publish.options import OutgoingMessage, outgoing
+from jetstream_client.publish.window import Outgoing
+from jetstream_client.requirements import of_headers
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from jetstream_client.publish.options import Headers, PublishOptions
+    from jetstream_client.publishing import Publishing
+    from jetstream_client.wire.protocol import Reply
+
+
+class FastBatch:
+    """A fast-ingest batch on the control connection. Get one from :meth:`JetStream.fast_batch`.
+
+    Messages are stored as they come. While nothing is added the server is told every 2 s that the batch goes on.
+    """
+
+    def __init__(self, js: Publishing, window: FastWindow) -> None:
+        self._js = js
+        self._window = window
+        self._held: OutgoingMessage | None = None
+        self._news = asyncio.Event()
+        self._heard = asyncio.get_running_loop().time()
+
+    @property
+    def id(self) -> str:
+        return self._window.id
+
+    @property
+    def size(self) -> int:
+        """Messages that were added."""
+        return self._window.added
+
+    @property
+    def ended(self) -> bool:
+        return self._window.ended
+
+    async def add(
+        self, subject: str, data: bytes = b"", *, headers: Headers | None = None, **options: Unpack[PublishOptions]
+    ) -> None:
+        """Add a message. It is sent with the next one, or by :meth:`commit`. Waits while the server has enough to do.
+
+        Options as for :meth:`JetStream.publish`. A message whose ``msg_id`` is known counts, and is not stored again.
+
+        Raises:
+            InvalidValue, ServerTooOld: the message is not added.
+            PublishFailed: one of those before was refused, or no answer came; the batch has ended.
+            BatchGap: one of those before did not arrive; the batch has ended.
+        """
+        if self._window.ended:
+            self._window.result()
+            raise InvalidValue("batch", self.id, "it was committed: open another")
+        if options.get("expected_last_msg_id") is not None:
+            remedy = "the server counts the message, stored or not"
+            raise InvalidValue("expected_last_msg_id", options["expected_last_msg_id"], remedy)
+        message = outgoing(subject, data, headers, options)
+        await self._js.require(of_headers(message.headers))
+        if self._held is not None:
+            await self._send(self._held)
+        while self._window.sent and self._window.busy and not self._window.failed:
+            await self._hear()
+        if self._window.failed:
+            await self._end()
+            self._window.result()
+        self._held = message
+        self._window.add(Outgoing(self._window.added, subject, data, message.block))
+
+    async def commit(self) -> PubAck:
+        """Send the last message and wait until everything is stored. ``batch_size`` is how many, ``seq`` the last one.
+
+        Raises: as :meth:`add`; InvalidValue without any message.
+        """
+        if self._held is None:
+            raise InvalidValue("messages", 0, "a batch has at least one message")
+        held, self._held = self._held, None
+        if not self._window.failed:
+            await self._send(held, last=True)
+        await self._end()
+        return self._window.result()
+
+    async def _send(self, message: OutgoingMessage, *, last: bool = False) -> None:
+        reply = self._window.reply(last=last)
+        try:
+            await self._js.connection.publish(message.subject, message.data, reply, message.block)
+        except JetStreamError as error:
+            self._window.give_up(error)
+            self._window.result()
+
+    async def _end(self) -> None:
+        while not self._window.ended:
+            await self._hear(ask=self._window.broken)
+
+    async def _hear(self, *, ask: bool = False) -> None:
+        """Wait for something new, for so long that it is time for a ping, or to give up."""
+        if ask:
+            await self.ping()
+        self._news.clear()
+        try:
+            async with self._js.connection.timeout(PING_AFTER):
+                await self._news.wait()
+        except TimeoutError:
+            if asyncio.get_running_loop().time() - self._heard > SILENT_FOR:
+                self._js.connection.check_permitted(self._window.subject)
+                self._window.give_up(RequestTimeout(f"no answer for {SILENT_FOR:g} s"))
+
+    async def ping(self) -> None:
+        """Ask the server what it has, which keeps the batch open, too."""
+        if self._window.sent and not self._window.ended:
+            try:
+                await self._js.connection.publish(self._window.subject, b"", self._window.ping())
+            except JetStreamError as error:
+                self._window.give_up(error)
+
+    async def keep_open(self) -> None:
+        """Until it is cancelled."""
+        while not self._window.ended:
+            await asyncio.sleep(PING_AFTER)
+            await self.ping()
+
+    def deliver(self, reply: Reply) -> None:
+        self._heard = asyncio.get_running_loop().time()
+        try:
+            self._window.on_answer(reply.subject, reply.status, reply.data)
+        except JetStreamError as error:
+            self._window.give_up(error)
+        self._news.set()
+
+    def lost(self, error: ConnectionLost) -> None:
+        self._window.give_up(error)
+        self._news.set()

@@ -1,0 +1,438 @@
+"""An ordered consumer: every message of a stream once and in order, without acknowledgements (ADR-17).
+
+It is an ephemeral consumer that is created again behind the last message, whenever a delivery is missing, its consumer
+is gone, the leader has changed or the server was restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from jetstream_client import config as configs
+from jetstream_client.callbacks import check_handler
+from jetstream_client.consume import pull_window as pulls
+from jetstream_client.consume.consumer import Consumer, consumer_request
+from jetstream_client.consume.consuming import Consuming, PullMessages
+from jetstream_client.consume.messages import Messages, Subscribed
+from jetstream_client.errors import (
+    ApiError,
+    ConnectionEnded,
+    ConnectionLost,
+    ConsumerDeleted,
+    ConsumerNameInUse,
+    ConsumerNotFound,
+    DeliveriesMissed,
+    HeartbeatMissed,
+    InvalidValue,
+    JetStreamError,
+    JetStreamNotEnabled,
+    LeadershipChanged,
+    NoMessages,
+    OrderedConsumerFailed,
+    OrderedConsumerMisused,
+    ProtocolError,
+    RequestTimeout,
+    SlowConsumer,
+    StreamRecreated,
+)
+from jetstream_client.info import ConsumerInfo
+from jetstream_client.more.push import PushMessages
+from jetstream_client.names import check_consumer_name
+from jetstream_client.quantities import check_count, check_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from jetstream_client.consume.consuming import Callback, OnFailure
+    from jetstream_client.consume.message import Message
+    from jetstream_client.quantities import check_count, check_seconds
+    from jetstream_client.stream import Stream
+from jetstream_client.consume.messages import OnError
+
+log = logging.getLogger(__name__)
+
+CHOICES = frozenset(
+    {
+        "deliver_policy",
+        "filter_subject",
+        "filter_subjects",
+        "headers_only",
+        "inactive_threshold",
+        "metadata",
+        "opt_start_seq",
+        "opt_start_time",
+        "replay_policy",
+    }
+)
+"""Fields of the configuration that are the caller's; the others make the consumer ordered."""
+INACTIVE = 300 * 10**9
+"""Nanoseconds after which the server removes a consumer that nobody reads. nats.go: 5 minutes."""
+HEARTBEAT = 5.0
+"""Seconds, pulled or pushed, as in nats.go: what is lost here is noticed by nobody else."""
+LONGEST_WAIT = 5.0
+"""Seconds between two attempts to create it again, at most; the first one follows at once."""
+
+_LOOK = 0.2  # seconds between two looks at a lost connection
+
+INTERRUPTIONS = (
+    ConnectionLost,
+    ConsumerDeleted,
+    ConsumerNameInUse,
+    ConsumerNotFound,
+    DeliveriesMissed,
+    HeartbeatMissed,
+    JetStreamNotEnabled,
+    LeadershipChanged,
+    RequestTimeout,
+    SlowConsumer,
+)
+"""Errors after which it is created again."""
+
+
+class OrderedConsumer:
+    """Every message of a stream once and in order; :meth:`Stream.ordered_consumer` makes one without a round trip.
+
+    It is used by one task at a time, and either fetched from or consumed. Messages of it need no answer.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        config: configs.Config | None = None,
+        *,
+        max_resets: int | None = None,
+        push: bool = False,
+        name_prefix: str | None = None,
+    ) -> None:
+        """See :meth:`Stream.ordered_consumer`. ``push``: the server pushes, with flow control and heartbeats."""
+        self._stream = stream
+        self._prefix = f"ordered-{secrets.token_hex(8)}"
+        if name_prefix is not None:
+            self._prefix = check_consumer_name(name_prefix, "name_prefix")
+        self._number = 0  # of its consumers, the last one's
+        self._config = check_ordered_config({} if config is None else config)
+        self._max_resets = None if max_resets is None else check_count("max_resets", max_resets, 0)
+        self._push = push
+        self._resets = 0  # since the last message
+        self._use = ""
+        self._busy = False
+        self._stream_created = ""
+        self._start = 0  # the sequence from which on messages are expected, once known
+        self._consumer: Consumer | None = None
+        self._delivered = 0  # consumer sequence of the last message
+        self.last_sequence = 0
+        """The stream sequence of the last message that was handed out; 0 before the first."""
+
+    def __repr__(self) -> str:
+        return f"<OrderedConsumer of {self._stream.name} behind {self.last_sequence}>"
+
+    async def info(self) -> ConsumerInfo:
+        """Of the consumer that it has at present, which changes.
+
+        Raises:
+            OrderedConsumerMisused: it has none yet; reading creates it.
+            ConsumerNotFound: it is gone; reading creates another.
+        """
+        if self._consumer is None:
+            raise OrderedConsumerMisused("an ordered consumer has no info before the first message is asked for")
+        return await self._consumer.info()
+
+    def messages(self, pulling: pulls.Pulling | None = None, *, on_error: OnError | None = None) -> OrderedMessages:
+        """Messages without end, as :meth:`Consumer.messages`. ``on_error`` is told why it was created again.
+
+        Iterating raises
+
+            StreamNotFound, StreamRecreated: the stream is gone, or another one has its name.
+            OrderedConsumerFailed: created again ``max_resets`` times in a row without a message.
+            OrderedConsumerMisused: used twice at a time, or fetched from before.
+            PermissionDenied, PullError: refused by the server.
+        """
+        return OrderedMessages(self, pulling or pulls.Pulling(), on_error)
+
+    def consume(
+        self, callback: Callback, pulling: pulls.Pulling | None = None, *, on_error: OnFailure | None = None
+    ) -> Consuming:
+        """Call ``callback`` with each message, as :meth:`Consumer.consume`; raises as :meth:`messages`."""
+        how = pulling or pulls.Pulling()
+        return Consuming(lambda tell: OrderedMessages(self, how, tell), callback, on_error, ack=False)
+
+    async def fetch(self, batch: int, *, max_wait: float = pulls.EXPIRES) -> list[Message]:
+        """Up to ``batch`` messages: ends when they are there or ``max_wait`` seconds (30) are over.
+
+        Raises:
+            as :meth:`messages`; OrderedConsumerMisused: it was consumed from before. What had arrived is in
+            ``messages`` of the error, and counts as handed out.
+        """
+        check_count("batch", batch)
+        return await self._fetch(batch, max_wait, lambda consumer, left, rest: consumer.fetch(left, max_wait=rest))
+
+    async def fetch_no_wait(self, batch: int) -> list[Message]:
+        """Up to ``batch`` messages of those that are there. Raises as :meth:`fetch`."""
+        check_count("batch", batch)
+        patience = self._stream.js.settings.request_timeout
+        return await self._fetch(batch, patience, lambda consumer, left, _: consumer.fetch_no_wait(left))
+
+    async def fetch_bytes(self, max_bytes: int, *, max_wait: float = pulls.EXPIRES) -> list[Message]:
+        """As :meth:`Consumer.fetch_bytes`. Raises as :meth:`fetch`."""
+        check_count("max_bytes", max_bytes)
+        return await self._fetch(0, max_wait, lambda consumer, _, rest: consumer.fetch_bytes(max_bytes, max_wait=rest))
+
+    async def next(self, *, max_wait: float = pulls.EXPIRES) -> Message:
+        """The next message. Raises NoMessages when none comes within ``max_wait`` seconds; else as :meth:`fetch`."""
+        for message in await self.fetch(1, max_wait=max_wait):
+            return message
+        raise NoMessages(408, f"no message within {max_wait:g} s")
+
+    async def _fetch(
+        self, batch: int, max_wait: float, fetch: Callable[[Consumer, int, float], Awaitable[list[Message]]]
+    ) -> list[Message]:
+        if self._push:
+            raise OrderedConsumerMisused("an ordered push consumer cannot be fetched from: use messages or consume")
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + check_seconds("max_wait", max_wait)
+        messages: list[Message] = []
+        self._begin("fetch")
+        try:
+            while True:
+                try:
+                    consumer = self._consumer or await self._create()
+                    rest = max(0.1, deadline - clock())
+                    await self._receive(fetch(consumer, batch - len(messages), rest), messages)
+                except JetStreamError as error:
+                    if not interrupts(error):
+                        raise
+                    await self._reset(error)
+                    if messages and (len(messages) >= batch or clock() >= deadline):
+                        return messages
+                    if clock() >= deadline:
+                        raise
+                else:
+                    return messages
+        except JetStreamError as error:
+            error.messages = messages
+            raise
+        finally:
+            self._end()
+
+    async def _receive(self, fetching: Awaitable[list[Message]], messages: list[Message]) -> None:
+        """Append what arrives, also before the fetch fails."""
+        failed: JetStreamError | None = None
+        arrived: Iterable[Message] = ()
+        try:
+            arrived = await fetching
+        except JetStreamError as error:
+            arrived, failed = error.messages, error
+        for message in arrived:
+            self._follow(message)
+            messages.append(message)
+        if failed is not None:
+            raise failed
+
+    def _begin(self, use: str) -> None:
+        if self._busy:
+            raise OrderedConsumerMisused("an ordered consumer is used once at a time: create another one")
+        if self._use not in ("", use):
+            raise OrderedConsumerMisused(f"this ordered consumer was used to {self._use}: create another one to {use}")
+        self._busy, self._use = True, use
+
+    def _end(self) -> None:
+        self._busy = False
+
+    async def _create(self, deliver: Mapping[str, Any] | None = None) -> Consumer:
+        """Another consumer, behind the last message. Raises StreamNotFound, StreamRecreated, ApiError."""
+        js = self._stream.js
+        created = (await self._stream.info()).created
+        if self._stream_created and created != self._stream_created:
+            raise StreamRecreated(f"stream {self._stream.name!r} was created again: its sequences mean other messages")
+        config = dict(self._config)
+        if self._start and (self.last_sequence or config.get("deliver_policy") != "last_per_subject"):
+            # Behind what was read; "new" and "last" mean what they meant when it was first created.
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(self._start, self.last_sequence + 1)}
+            config.pop("opt_start_time", None)
+        config |= deliver or {}
+        info = await self._new(config)
+        self._stream_created = created
+        self._start = self._start or info.delivered + 1
+        self._delivered = 0
+        self._consumer = Consumer(js, self._stream.name, str(info.raw["name"]))
+        return self._consumer
+
+    async def _new(self, config: dict[str, Any]) -> ConsumerInfo:
+        """A consumer that nobody has read from: that of an earlier reader with the same prefix may still exist, and
+        creating an equal one is no error."""
+        while True:
+            self._number += 1
+            config["name"] = f"{self._prefix}_{self._number}"
+            with suppress(ConsumerNameInUse):
+                request = consumer_request(self._stream.name, config, "create")
+                info = ConsumerInfo(await self._stream.js.api(*request))
+                if self._push or not (info.counter or info.raw.get("num_waiting")):  # pushed to a subject of ours
+                    return info
+
+    def _follow(self, message: Message) -> None:
+        """The next one. Raises DeliveriesMissed when there is a gap before it."""
+        meta = message.metadata
+        if (
+            self._consumer is None
+            or meta.consumer != self._consumer.name
+            or meta.consumer_sequence != self._delivered + 1
+        ):
+            raise DeliveriesMissed(self._delivered, meta.consumer_sequence - 1)
+        self._delivered = meta.consumer_sequence
+        self.last_sequence = meta.sequence
+        self._resets = 0
+
+    async def _reset(self, error: JetStreamError) -> None:
+        """Give the consumer up; wait the longer the more often in a row. Raises the error, OrderedConsumerFailed."""
+        if not self._stream_created:
+            raise error  # it never was there
+        log.info("ordered consumer of %s is created again behind %d: %s", self._stream.name, self.last_sequence, error)
+        await self._drop()
+        if not self._stream.js.connection.is_connected:
+            await asyncio.sleep(_LOOK)  # no attempt can be made
+            return
+        self._resets += 1
+        if self._max_resets is not None and self._resets > self._max_resets:
+            raise OrderedConsumerFailed(
+                f"created again {self._max_resets} times without a message between, and then: {error}"
+            ) from error
+        if self._resets > 1:
+            await asyncio.sleep(min(LONGEST_WAIT, 0.1 * 2 ** min(self._resets, 10)))
+
+    async def _drop(self) -> None:
+        """Nobody reads the present consumer any more."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            # Not waited for: what is gone need not be deleted.
+            js = self._stream.js
+            with suppress(ConnectionLost):
+                request = f"{js.settings.prefix}.CONSUMER.DELETE.{consumer.stream}.{consumer.name}"
+                await js.connection.publish(request)
+
+
+def interrupts(error: JetStreamError) -> bool:
+    """Whether an ordered consumer is created again after this error."""
+    if isinstance(error, ConnectionEnded):
+        return False
+    return isinstance(error, INTERRUPTIONS) or (isinstance(error, ApiError) and error.code in (429, 500, 503))
+
+
+def check_ordered_config(config: object) -> dict[str, Any]:
+    """What the caller may choose, checked, with what makes a consumer ordered. Raises InvalidValue."""
+    wanted = configs.check_consumer_config(config)
+    for name in wanted:
+        if name not in CHOICES:
+            raise InvalidValue(
+                f"config[{name!r}]", wanted[name], f"an ordered consumer takes {', '.join(sorted(CHOICES))}"
+            )
+    filtered = "filter_subject" in wanted or wanted.get("filter_subjects")
+    if wanted.get("deliver_policy") == "last_per_subject" and not filtered:
+        wanted["filter_subject"] = ">"  # the server refuses this policy without a filter
+    return {
+        "inactive_threshold": INACTIVE,
+        **wanted,
+        "ack_policy": "none",
+        "max_deliver": 1,
+        "mem_storage": True,
+        "num_replicas": 1,
+    }
+
+
+class OrderedMessages(Messages):
+    """:class:`~jetstream_client.consume.messages.Messages` of an ordered consumer, across its consumers."""
+
+    def __init__(self, ordered: OrderedConsumer, pulling: pulls.Pulling, on_error: OnError | None) -> None:
+        self._ordered = ordered
+        self._pulling = pulling
+        self._left = pulling.stop_after
+        check_handler("on_error", on_error)
+        self._on_error = on_error
+        self._begun = False
+        self._present: Subscribed | None = None
+        self._ending = False
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        return self
+
+    async def __anext__(self) -> Message:
+        self._begin()
+        while not self._closed and self._left != 0:
+            try:
+                if self._present is None:
+                    self._present = await self._open()
+                message = await anext(self._present)
+                self._ordered._follow(message)
+            except StopAsyncIteration:
+                break
+            except ProtocolError as error:
+                log.warning("ordered consumer of %s: %s", self._ordered._stream.name, error)
+            except JetStreamError as error:
+                await self._interrupted(error)
+            else:
+                if self._left is not None:
+                    self._left -= 1
+                return message
+        await self.stop()
+        raise StopAsyncIteration
+
+    async def stop(self) -> list[Message]:
+        self._closed = True
+        left = await self._leave()
+        if self._begun:
+            self._begun = False
+            self._ordered._end()
+        await self._ordered._drop()
+        return left
+
+    async def drain(self) -> None:
+        self._ending = True
+        if self._present is not None:
+            await self._present.drain()
+        else:
+            self._closed = True
+
+    def _begin(self) -> None:
+        if not (self._begun or self._closed):
+            self._ordered._begin("consume")
+            self._begun = True
+
+    async def _open(self) -> Subscribed:
+        ordered, js = self._ordered, self._ordered._stream.js
+        heartbeat = self._pulling.heartbeat or min(HEARTBEAT, self._pulling.expires / 2)
+        present: Subscribed
+        if ordered._push:
+            deliver = js.connection.new_inbox()
+            config = {"deliver_subject": deliver, "flow_control": True, "idle_heartbeat": round(heartbeat * 1e9)}
+            present = PushMessages(js, config, None, lambda: ordered._create(config))
+        else:
+            pulling = replace(self._pulling, heartbeat=heartbeat, stop_after=self._left)
+            present = PullMessages(ordered._consumer or await ordered._create(), pulling, None)
+        return await present.__aenter__()
+
+    async def _leave(self) -> list[Message]:
+        present, self._present = self._present, None
+        return await present.stop() if present is not None else []
+
+    async def _interrupted(self, error: JetStreamError) -> None:
+        try:
+            if not interrupts(error):
+                raise error
+            if self._on_error is not None:
+                self._on_error(error)
+            await self._leave()
+            await self._ordered._reset(error)
+        except JetStreamError as final:
+            if self._on_error is not None and final is not error:
+                self._on_error(final)
+            await self.stop()
+            raise
+        if self._ending:
+            self._closed = True

@@ -1,0 +1,283 @@
+"""Publishing without waiting for each answer: one future a message, in a bounded number.
+
+After nats.go's ``PublishAsync``. Nothing waits for ever: a slot becomes free when the stream answers, when it has not
+for ``ack_timeout``, when the connection is lost, when the message is refused before it is sent, and when the caller
+cancels the future.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from jetstream_client.callbacks import check_handler
+from jetstream_client.errors import (
+    ConnectionLost,
+    JetStreamError,
+    NoStreamResponse,
+    PermissionDenied,
+    PublisherClosed,
+    RequestTimeout,
+    TooManyPending,
+)
+from jetstream_client.publish.ack import RETRY_ATTEMPTS, RETRY_WAIT, PubAck
+from jetstream_client.publish.options import OutgoingMessage, outgoing
+from jetstream_client.quantities import check_count, check_seconds
+from jetstream_client.requirements import of_headers
+from jetstream_client.wire.protocol import NO_RESPONDERS, inbox_number
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from jetstream_client.publish.options import Headers, PublishOptions
+    from jetstream_client.publishing import Publishing
+    from jetstream_client.wire.control import Inbox
+    from jetstream_client.wire.protocol import Reply
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING = 4_000
+"""Messages without an answer, as in nats.go and nats-py."""
+ACK_TIMEOUT = 30.0
+"""Seconds, as in async-nats: a stream whose leader changes answers after several."""
+
+_CLOSED = "this publisher was closed, nothing was sent: open another one"
+
+OnError = Callable[[OutgoingMessage, Exception], object]
+OnAck = Callable[[OutgoingMessage, PubAck], object]
+
+
+class PublishFuture(asyncio.Future[PubAck]):
+    """The stream's answer to come. Awaited it gives the :class:`PubAck`, or raises what :meth:`JetStream.publish` does.
+
+    ``message`` is what was sent. ``exception()`` is the error once it is done. Cancelling it frees its slot; the
+    message may be stored nevertheless.
+    """
+
+    def __init__(self, message: OutgoingMessage, free: Callable[[], object], attempts: int, wait: float) -> None:
+        super().__init__()
+        self.message = message
+        self._free = free
+        self._attempts = attempts  # that are left when nobody answers
+        self._wait = wait
+
+    def cancel(self, msg: Any = None) -> bool:
+        self._free()
+        return super().cancel(msg)
+
+
+class AsyncPublisher:
+    """Get one from :meth:`JetStream.publisher`, or use the context's own: :meth:`JetStream.publish_async`.
+
+    max_pending:   how many messages may be without an answer.
+    stall_timeout: seconds that :meth:`publish` waits for a slot. None: as long as it takes, which ``ack_timeout``
+                   bounds. 0: not at all.
+    ack_timeout:   seconds for each answer.
+    on_error:      called with the message and its error when it fails. Without one, asyncio logs an error that nobody
+                   has asked its future for.
+    on_ack:        called with the message and its :class:`PubAck` when it is stored.
+    """
+
+    def __init__(
+        self,
+        js: Publishing,
+        *,
+        max_pending: int = MAX_PENDING,
+        stall_timeout: float | None = None,
+        ack_timeout: float = ACK_TIMEOUT,
+        on_error: OnError | None = None,
+        on_ack: OnAck | None = None,
+    ) -> None:
+        check_handler("on_error", on_error)
+        check_handler("on_ack", on_ack)
+        self._js = js
+        self._slots = asyncio.Semaphore(check_count("max_pending", max_pending))
+        self._stall_timeout = stall_timeout
+        if stall_timeout is not None:
+            check_seconds("stall_timeout", stall_timeout, zero=True)
+        self._ack_timeout = check_seconds("ack_timeout", ack_timeout)
+        self._on_error = on_error
+        self._on_ack = on_ack
+        self._pending: dict[int, PublishFuture] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._closed = False
+        self._number = 0
+        self._opening = asyncio.Lock()
+        self._inbox: Inbox | None = None
+
+    @property
+    def pending(self) -> int:
+        """Messages without an answer."""
+        return len(self._pending)
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        headers: Headers | None = None,
+        retry_attempts: int = RETRY_ATTEMPTS,
+        retry_wait: float = RETRY_WAIT,
+        **options: Unpack[PublishOptions],
+    ) -> PublishFuture:
+        """Send one message. Returns when it is sent, and before it is answered.
+
+        retry_attempts, retry_wait: as :meth:`JetStream.publish`, within ``ack_timeout``.
+
+        Raises:
+            InvalidValue, ServerTooOld: as :meth:`JetStream.publish`; a ``reply`` subject is one of the former.
+            TooManyPending: no slot became free within ``stall_timeout``; nothing was sent.
+            PublisherClosed: after :meth:`close`; nothing was sent.
+            ConnectionLost: not connected at this moment; nothing was sent.
+        """
+        check_count("retry_attempts", retry_attempts, 0)
+        check_seconds("retry_wait", retry_wait, zero=True)
+        message = outgoing(subject, data, headers, options)
+        await self._js.require(of_headers(message.headers))
+        await self._slot()
+        self._number += 1
+        number = self._number
+        future = PublishFuture(message, partial(self._free, number), retry_attempts, retry_wait)
+        self._pending[number] = future
+        self._timers[number] = asyncio.get_running_loop().call_later(self._ack_timeout, self._unanswered, number)
+        try:
+            inbox = self._inbox or await self._open()
+            await self._js.connection.publish(subject, data, inbox.subject(number), message.block)
+        except BaseException:
+            if not future.cancel():
+                future.exception()  # it failed meanwhile, and the caller is told that it was not sent
+            raise
+        return future
+
+    async def complete(self, timeout: float | None = None) -> None:
+        """Wait until no message is without an answer, those that are published meanwhile included.
+
+        It says nothing about success: ask the futures, or give ``on_error``. At most ``ack_timeout`` after the last
+        publish, so ``timeout`` seconds are only a shorter limit. Raises RequestTimeout.
+        """
+        if timeout is not None:
+            check_seconds("timeout", timeout, zero=True)
+        try:
+            async with asyncio.timeout(timeout):
+                while self._pending:
+                    await asyncio.wait(list(self._pending.values()))
+        except TimeoutError:
+            raise RequestTimeout(f"{self.pending} messages have no answer after {timeout:g} s") from None
+
+    async def close(self) -> None:
+        """End it: nothing more is published, and no answer is listened for. What has none fails: PublisherClosed."""
+        self._closed = True
+        self._js.connection.when_lost.discard(self._lost)
+        inbox, self._inbox = self._inbox, None
+        self._give_up(PublisherClosed, "the publisher was closed before the stream's answer; the message may be stored")
+        if inbox is not None:
+            await inbox.close()
+
+    async def _slot(self) -> None:
+        if self._stall_timeout == 0 and self._slots.locked():
+            raise TooManyPending(self.pending)
+        try:
+            async with asyncio.timeout(self._stall_timeout or None):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise TooManyPending(self.pending) from None
+        if self._closed:
+            self._slots.release()
+            raise PublisherClosed(_CLOSED)
+
+    async def _open(self) -> Inbox:
+        async with self._opening:
+            if self._inbox is None:
+                inbox = await self._js.connection.open_inbox(self._deliver)
+                if self._closed:
+                    await inbox.close()
+                    raise PublisherClosed(_CLOSED)
+                self._inbox = inbox
+                self._js.connection.when_lost.add(self._lost)
+        return self._inbox
+
+    def _free(self, number: int) -> PublishFuture | None:
+        """Give its slot to the next message at once. None if it was done before."""
+        future = self._pending.pop(number, None)
+        if future is not None:
+            self._timers.pop(number).cancel()
+            self._slots.release()
+        return future
+
+    def _deliver(self, reply: Reply) -> None:
+        number = inbox_number(reply.subject)
+        future = self._pending.get(number)
+        if future is None:
+            return
+        try:
+            if reply.status != NO_RESPONDERS:
+                self._stored(number, self._js.acknowledged(future.message.subject, reply.data))
+            elif future._attempts > 0:
+                future._attempts -= 1
+                asyncio.get_running_loop().call_later(future._wait, self._again, number)
+            else:
+                raise NoStreamResponse(future.message.subject)
+        except JetStreamError as error:
+            self._fail(number, error)
+
+    def _again(self, number: int) -> None:
+        if number in self._pending:
+            sending = asyncio.ensure_future(self._send_again(number))
+            self._pending[number].add_done_callback(lambda _: sending.cancel())
+
+    async def _send_again(self, number: int) -> None:
+        future = self._pending.get(number)
+        if future is None or self._inbox is None:
+            return
+        message = future.message
+        try:
+            reply = self._inbox.subject(number)
+            await self._js.connection.publish(message.subject, message.data, reply, message.block)
+        except JetStreamError as error:
+            self._fail(number, error)
+
+    def _unanswered(self, number: int) -> None:
+        subject = self._pending[number].message.subject
+        error: Exception = RequestTimeout(
+            f"no answer on {subject!r} within {self._ack_timeout:g} s; the message may be stored"
+        )
+        try:
+            self._js.connection.check_permitted(subject)
+        except PermissionDenied as denied:
+            error = denied
+        self._fail(number, error)
+
+    def _lost(self, error: ConnectionLost) -> None:
+        """The answers of before will not come, and what was sent may be stored or not."""
+        self._give_up(type(error), f"no answer from the stream, the message may be stored: {error}")
+
+    def _give_up(self, kind: type[JetStreamError], what: str) -> None:
+        for number in list(self._pending):
+            self._fail(number, kind(what))
+
+    def _stored(self, number: int, ack: PubAck) -> None:
+        future = self._free(number)
+        if future is None:
+            return
+        future.set_result(ack)
+        if self._on_ack is not None:
+            try:
+                self._on_ack(future.message, ack)
+            except Exception:
+                log.exception("the on_ack of publish_async failed for a message on %r", future.message.subject)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        future = self._free(number)
+        if future is None:
+            return
+        future.set_exception(error)
+        if self._on_error is None:
+            return
+        future.exception()  # the handler has it
+        try:
+            self._on_error(future.message, error)
+        except Exception:
+            log.exception("the on_error of publish_async failed for a message on %r", future.message.subject)

@@ -1,0 +1,175 @@
+"""A push consumer: the server sends to its ``deliver_subject``, whoever listens there reads.
+
+Idle heartbeats and flow control: ADR-15, and ``sendIdleHeartbeat``, ``sendFlowControl`` in nats-server's
+``server/consumer.go``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from jetstream_client.consume.consumer import Consumer
+from jetstream_client.consume.consuming import Consuming
+from jetstream_client.consume.messages import Subscribed
+from jetstream_client.errors import ConsumerIsBound, ConsumerIsPullBased, DeliveriesMissed, PullError, SlowConsumer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import Any
+
+    from jetstream_client.consume.consuming import Callback, OnFailure
+    from jetstream_client.consume.message import Message
+    from jetstream_client.consume.messages import OnError
+    from jetstream_client.context import JetStream
+    from jetstream_client.info import ConsumerInfo
+    from jetstream_client.wire.control import Inbox
+    from jetstream_client.wire.protocol import Reply
+
+MOST_UNREAD = 512 << 10
+"""Messages that wait unread; more are dropped, which is SlowConsumer. nats.go's DefaultSubPendingMsgsLimit."""
+MOST_UNREAD_BYTES = 256 << 20
+HEARTBEATS_MISSED = 2
+_FLOW_CONTROL = "$JS.FC."
+"""How the subject begins on which the server waits for a slow reader's answer. Others are not answered: anybody may
+publish what looks like a flow control message, and would have this client publish where he may not."""
+
+
+class PushConsumer:
+    """A push consumer's handle; :meth:`Stream.push_consumer` makes one without a round trip.
+
+    Its ``deliver_group`` makes it a queue group: several clients share the messages. With ``idle_heartbeat`` a silent
+    server is noticed, with ``flow_control`` the server waits for a slow reader; both are best switched on.
+    """
+
+    def __init__(self, js: JetStream, stream: str, name: str) -> None:
+        self._consumer = Consumer(js, stream, name)
+        self.js = js
+        self.stream = self._consumer.stream
+        self.name = self._consumer.name
+
+    def __repr__(self) -> str:
+        return f"<PushConsumer {self.name} of {self.stream}>"
+
+    async def info(self, *, patience: float = 0) -> ConsumerInfo:
+        """Fresh. Raises ConsumerNotFound, StreamNotFound."""
+        return await self._consumer.info(patience=patience)
+
+    async def delete(self) -> None:
+        """Raises ConsumerNotFound."""
+        await self._consumer.delete()
+
+    def messages(self, *, on_error: OnError | None = None) -> PushMessages:
+        """Messages without end, as :meth:`Consumer.messages`.
+
+        The first use raises
+
+            ConsumerNotFound, StreamNotFound: there is none.
+            ConsumerIsPullBased: it has no ``deliver_subject``.
+            ConsumerIsBound: somebody else listens, and it is no queue group.
+            PermissionDenied: the account may not listen there.
+
+        and iterating, beside what :class:`~jetstream_client.consume.messages.Messages` says,
+
+            DeliveriesMissed: the server has delivered what did not arrive. Not noticed in a queue group.
+            SlowConsumer: messages were dropped because 524,288 messages or 256 MiB waited unread.
+        """
+        return PushMessages(self.js, self._bound, on_error)
+
+    def consume(self, callback: Callback, *, on_error: OnFailure | None = None, ack: bool = False) -> Consuming:
+        """Call ``callback`` with each message, as :meth:`Consumer.consume`."""
+        return Consuming(lambda tell: PushMessages(self.js, self._bound, tell), callback, on_error, ack=ack)
+
+    async def _bound(self) -> dict[str, Any]:
+        info = await self.info()
+        if not info.config.get("deliver_subject"):
+            raise ConsumerIsPullBased(self.name)
+        if info.raw.get("push_bound") and not info.config.get("deliver_group"):
+            raise ConsumerIsBound(self.name)
+        return info.config
+
+
+class PushMessages(Subscribed):
+    """:class:`~jetstream_client.consume.messages.Messages` of a push consumer.
+
+    config:  the consumer's configuration, or what gives it: where it delivers, to which group, its heartbeats.
+    created: is awaited once that is listened to.
+    """
+
+    def __init__(
+        self,
+        js: JetStream,
+        config: dict[str, Any] | Callable[[], Awaitable[dict[str, Any]]],
+        on_error: OnError | None,
+        created: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        super().__init__(js, on_error)
+        self._config = config
+        self._created = created
+        self._subject = self._queue = ""
+        self._heartbeat = math.inf
+        self._heard = self._clock()
+        self._last = 0  # consumer sequence that arrived last
+        self._unread = self._unread_bytes = 0
+        self._dropped = 0
+
+    async def _open(self) -> Inbox:
+        config = self._config if isinstance(self._config, dict) else await self._config()
+        self._subject, self._queue = config["deliver_subject"], config.get("deliver_group", "")
+        self._heartbeat = config.get("idle_heartbeat", 0) / 1e9 or math.inf
+        listening = self._js.connection.listen(self._subject, self._deliver, queue=self._queue)
+        inbox = await self._stack.enter_async_context(listening)
+        if self._created is not None:
+            await self._created()
+        self._heard = self._clock()
+        return inbox
+
+    def _deliver(self, reply: Reply) -> None:
+        self._heard = self._clock()
+        if reply.status == 100:
+            stalled = reply.headers.get("Nats-Consumer-Stalled", [""])[0]
+            answer = reply.reply or stalled
+            if answer.startswith(_FLOW_CONTROL):
+                self._put(answer)  # in its turn: the server goes on when what came before is read
+            last = reply.headers.get("Nats-Last-Consumer", ["0"])[0]
+            self._arrived_up_to(int(last) if last.isdecimal() and len(last) < 20 else 0)
+        elif reply.status:
+            self._put(PullError.from_status(reply.status, reply.description))
+        elif self._unread >= MOST_UNREAD or self._unread_bytes + reply.size > MOST_UNREAD_BYTES:
+            self._dropped += 1
+        elif message := self._put_message(reply):
+            sequence = message.metadata.consumer_sequence
+            self._arrived_up_to(sequence - 1)
+            self._last = sequence
+            self._unread += 1
+            self._unread_bytes += reply.size
+
+    def _arrived_up_to(self, last: int) -> None:
+        """Everything up to this delivery should be here; before the first one there may have been other listeners."""
+        if 0 < self._last < last and not self._queue and not self._dropped:
+            self._put(DeliveriesMissed(self._last, last))
+            self._last = last
+
+    def _wants(self) -> bool:
+        return False
+
+    async def _ask(self) -> None:
+        if self._dropped and not self._arrived:
+            dropped, self._dropped, self._last = self._dropped, 0, 0
+            raise SlowConsumer(dropped)
+
+    def _on_read(self, message: Message) -> None:
+        self._unread -= 1
+        self._unread_bytes -= message.counted
+
+    def _interrupted(self) -> None:
+        self._heard = self._clock()
+
+    def _remaining(self) -> float:
+        return self._silence_allowed() - (self._clock() - self._heard)
+
+    def _silence_allowed(self) -> float:
+        return HEARTBEATS_MISSED * self._heartbeat
+
+    def _check_permitted(self) -> None:
+        self._js.connection.check_permitted(self._subject)

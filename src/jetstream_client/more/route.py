@@ -1,0 +1,80 @@
+"""Where a message would go: the servers' own message tracing (ADR-41, nats-server 2.11), with nothing delivered."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jetstream_client.errors import ProtocolError, RequestTimeout
+from jetstream_client.publish.options import outgoing
+from jetstream_client.wire.protocol import decode_object
+
+if TYPE_CHECKING:
+    from jetstream_client.publish.options import Headers
+    from jetstream_client.wire.control import Connection
+    from jetstream_client.wire.protocol import Reply
+
+_NO_TRACE = "a trace of a message is not what nats-server promises"
+
+
+@dataclass(frozen=True)
+class Route:
+    """``raw`` is what each server on the way said (nats-server ``MsgTraceEvent``), the first is the nearest."""
+
+    raw: list[dict[str, Any]] = field(repr=False)
+    streams: list[str]
+    """Those that would get it."""
+    refused: list[str]
+    """Why it would not get on somewhere, in the servers' words."""
+
+    @classmethod
+    def parse(cls, raw: list[dict[str, Any]]) -> Route:
+        """Raises ProtocolError."""
+        try:
+            events = [event for each in raw for event in each["events"]]
+            streams = [str(event["stream"]) for event in events if event["type"] == "js"]
+            return cls(raw, streams, [str(event["error"]) for event in events if "error" in event])
+        except (KeyError, TypeError):
+            raise ProtocolError(_NO_TRACE) from None
+
+
+def onward(said: dict[str, Any]) -> int:
+    """How many servers it went on to from this one, each of which says something, too. Raises ProtocolError."""
+    hops = said.get("hops", 0)
+    if type(hops) is not int or hops < 0:
+        raise ProtocolError(_NO_TRACE)
+    return hops
+
+
+def came_on(said: dict[str, Any]) -> bool:
+    """Whether the message came to this server from another one."""
+    try:
+        return "Nats-Trace-Hop" in said["request"]["header"]
+    except (KeyError, TypeError):
+        return False
+
+
+async def find(connection: Connection, subject: str, data: bytes, headers: Headers | None, seconds: float) -> Route:
+    """Raises RequestTimeout, PermissionDenied, InvalidValue."""
+    arrived: asyncio.Queue[Reply] = asyncio.Queue()
+    async with connection.inbox(arrived.put_nowait) as inbox:
+        tracing = {"Nats-Trace-Dest": inbox.subject(1), "Nats-Trace-Only": "true"}
+        message = outgoing(subject, data, {**(headers or {}), **tracing}, {})
+        await connection.publish(subject, data, headers=message.block)
+        said: list[dict[str, Any]] = []
+        expected, begun = 1, False
+        try:
+            async with connection.timeout(seconds):
+                while not begun or len(said) < expected:
+                    said.append(decode_object((await arrived.get()).data, "a trace of a message"))
+                    expected += onward(said[-1])
+                    begun = begun or not came_on(said[-1])  # one farther on may be heard first
+        except TimeoutError:
+            connection.check_permitted(subject)
+            raise RequestTimeout(f"{len(said)} of {expected} servers said where {subject!r} goes") from None
+    route = Route.parse(said)
+    if route.refused:
+        await connection.flush()  # a permission that lacks is said on the side
+        connection.check_permitted(subject)
+    return route

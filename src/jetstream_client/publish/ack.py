@@ -1,0 +1,65 @@
+"""The stream's answer to a publish: nats-server's ``JSPubAckResponse`` (server/stream.go)."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from jetstream_client.errors import ApiError, ProtocolError
+from jetstream_client.wire.protocol import decode_object
+
+RETRY_ATTEMPTS, RETRY_WAIT = 2, 0.25
+"""How often a publish that nobody answers is tried again, and the seconds before each: a stream without a leader."""
+NOT_PROPOSED = (503, 0)
+"""Codes of a leader's answer that could not propose a message to its replicas, because it is no leader any more
+(``processClusteredInboundMsg`` in nats-server's ``server/jetstream_cluster.go``): nothing was stored."""
+
+plain_ack = re.compile(rb'\{"stream":"([\w-]+)", ?"seq":([1-9]\d{0,18})(,"duplicate": ?true)?\}', re.ASCII).fullmatch
+"""What servers answer nearly always; anything else is read as JSON."""
+DIGITS = 20
+"""More than a sequence has."""
+_integer = re.compile(r"[+-]?\d{1,4000}", re.ASCII).fullmatch  # Python reads no longer ones
+
+
+class PubAck(NamedTuple):
+    """The stream's answer to one message, or to a batch.
+
+    seq:        the message's sequence; of a duplicate that of the first; of a batch its last one.
+    duplicate:  the stream has a message with this id, and did not store another.
+    domain:     the JetStream domain of the server that stored it.
+    value:      of a counter, after the increment.
+    batch_id, batch_size:  which batch was committed, and how many messages the server counts in it.
+    """
+
+    stream: str
+    seq: int
+    duplicate: bool = False
+    domain: str = ""
+    value: int | None = None
+    batch_id: str = ""
+    batch_size: int = 0
+
+    @classmethod
+    def parse(cls, data: bytes, *, nothing_new: bool = False) -> PubAck:
+        """Raises ApiError for a refusal, ProtocolError for anything that is no PubAck.
+
+        nothing_new:  it may be of a batch of which everything was stored before: that has the sequence 0.
+        """
+        if plain := plain_ack(data):
+            return cls(plain[1].decode(), int(plain[2]), plain[3] is not None)
+        answer = decode_object(data, "the answer to a publish")
+        if "error" in answer:
+            raise ApiError.from_response(answer["error"])
+        stream, seq = answer.get("stream"), answer.get("seq")
+        duplicate, domain = answer.get("duplicate", False), answer.get("domain", "")
+        if not (isinstance(stream, str) and stream):
+            raise ProtocolError("the answer to a publish is no PubAck")
+        least = 0 if nothing_new and "batch" in answer else 1
+        if not (type(seq) is int and least <= seq < 1 << 64):
+            raise ProtocolError(f"the answer to a publish has an impossible sequence: {str(seq)[:DIGITS]}")
+        batch, size, value = answer.get("batch", ""), answer.get("count", 0), answer.get("val")
+        if not (isinstance(duplicate, bool) and isinstance(domain, str) and isinstance(batch, str)):
+            raise ProtocolError("the answer to a publish is no PubAck")
+        if not (type(size) is int and size >= 0 and (value is None or (isinstance(value, str) and _integer(value)))):
+            raise ProtocolError("the answer to a publish is no PubAck")
+        return cls(stream, seq, duplicate, domain, None if value is None else int(value), batch, size)

@@ -1,0 +1,313 @@
+"""Publishing many messages over the bulk connection, accounted for by the window of ``publish``."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from jetstream_client.errors import (
+    ApiError,
+    ConnectionDenied,
+    ConnectionFailed,
+    ConnectionLost,
+    DuplicatesPossible,
+    JetStreamError,
+    PermissionDenied,
+    ProtocolError,
+    RequestTimeout,
+    StreamNotFound,
+)
+from jetstream_client.names import subject_matches
+from jetstream_client.publish.ack import PubAck
+from jetstream_client.publish.fast_window import PING_AFTER, SILENT_FOR, FastWindow
+from jetstream_client.publish.feed import Feed, Publishable
+from jetstream_client.publish.position import ON_THE_WAY, Found, Position, find
+from jetstream_client.publish.window import MessageIds, Outgoing, Published, PublishWindow, message_id
+from jetstream_client.requirements import FAST_BATCHES
+from jetstream_client.wire.blocking import ANSWERED_WITHIN, PASSING, RESUMED_WITHIN, Wire
+from jetstream_client.wire.protocol import (
+    SUBSCRIBE,
+    decode_headers,
+    decode_status,
+    encode_headers,
+    encode_publish,
+    inbox_number,
+)
+from jetstream_client.wire.settings import ConnectionSettings
+
+__all__ = ["Publishable", "publish_all", "publish_fast"]
+
+log = logging.getLogger(__name__)
+
+_PAUSE = 0.01  # seconds that a stream gets which had no room
+_ELECTION = 0.25  # seconds between two looks whether a stream has a leader
+_BUSY = "the stream had no room for a minute (too many requests): publish less at once, or raise max_buffered_msgs"
+_LEADERLESS = "the stream had no leader for a minute ({}): see that most of its servers run"
+
+
+def publish_all(
+    settings: ConnectionSettings,
+    messages: Iterable[Publishable],
+    *,
+    stream: str | None = None,
+    scope: str | None = None,
+    since: Position | None = None,
+    first: bool = False,
+    accept_duplicates: bool = False,
+    headers: Mapping[str, str] | None = None,
+    progress: Callable[[int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Published:
+    """Publish everything, each message answered by the stream. Blocking.
+
+    stream:   the stream that must store them; a message on another stream's subject is refused.
+    scope:    with it each message without a ``Nats-Msg-Id`` gets one from scope, content and occurrence. The same call
+              with the same scope stores nothing twice within the stream's duplicate window.
+    since:    where the stream ended before the first attempt (:meth:`Position.current`): with it nothing is stored
+              twice later either. What the stream holds since then is looked for by its ids before the first message,
+              and again when a connection was lost, and not sent again. Where that cannot be found out, the duplicate
+              window is relied on until 10 s before it ends, and then nothing more is sent. Messages need ids: a scope,
+              or their own.
+    first:    this is the first attempt since that position: only a lost connection is a reason to look.
+    accept_duplicates: send nevertheless.
+    headers:  of every message that does not have them itself. They are no part of the content that an id is made of:
+              the same call with others stores nothing twice.
+    progress: called now and then with the number of messages that the stream holds.
+    stop:     asked now and then; True ends the publish as failed.
+
+    A lost connection is opened again and what was unanswered is sent again, for up to 60 s without progress. Without
+    ``since`` that stores a message twice when the connection was away for longer than the duplicate window. A stream
+    without a leader is waited for as long, with nothing new sent meanwhile; a subject that no stream listens on is
+    refused as soon as the server has said so.
+
+    The stream gets the messages in the order of the input, except those that it dropped at first, having too much to do
+    (429): ``Published.in_order`` says what became of it.
+
+    Raises:
+        DuplicatesPossible: before anything is sent: what was stored since the position cannot be found out.
+        PublishFailed: the first message that was not stored, why, and how many were.
+        ConnectionFailed: no connection at the start.
+        PermissionDenied: no answers can be listened for, see ``inbox_prefix`` of the settings.
+    """
+    window = PublishWindow(stream, domain=settings.domain)
+    feed = Feed(messages, window, stream, scope, stop or (lambda: False), headers=headers)
+    report = progress or (lambda _: None)
+    look = _Look(settings, since, feed.ids, accept_duplicates) if since else None
+    if look and not first:
+        look.before_the_first(feed)
+    _drive_all(settings, window, feed, report, look)
+    return window.result()
+
+
+def publish_fast(
+    settings: ConnectionSettings,
+    messages: Iterable[Publishable],
+    *,
+    stream: str | None = None,
+    scope: str | None = None,
+    progress: Callable[[int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> PubAck:
+    """Publish everything as one fast-ingest batch (nats-server 2.14, ``allow_batched``). Blocking, on one connection.
+
+    Faster than :func:`publish_all`, and less is promised: a lost connection ends it, and what had arrived is stored.
+    With a ``scope``, which gives ids, the same call again stores nothing twice within the stream's duplicate window;
+    what it recognises counts. The input has to give a message every 10 s, after which the server gives a batch up.
+
+    stream, scope, progress, stop:  see :func:`publish_all`.
+
+    Returns ``batch_size``, how many messages the stream holds, all of them, and ``seq`` of the last one; with an empty
+    input both are 0.
+
+    Raises:
+        ServerTooOld: before anything is sent.
+        BatchesDisabled: as ``PublishFailed.cause``: the stream has no ``allow_batched``.
+        BatchGap: messages got lost on the way; those before are stored.
+        PublishFailed: the first message that was refused, could not be sent or was not answered.
+        ConnectionFailed, PermissionDenied: see :func:`publish_all`.
+    """
+    with Wire.open(settings) as wire:
+        version = str(wire.server.get("version", ""))
+        FAST_BATCHES.check(version)
+        window = FastWindow(wire.new_inbox(), settings.domain)
+        feed = Feed(messages, window, None, scope, stop or (lambda: False))
+        feed.max_payload, feed.server = wire.max_payload, version
+        wire.subscribe(window.answers)
+        try:
+            _drive_fast(wire, window, feed, stream, progress or (lambda _: None))
+        except (ConnectionLost, PermissionDenied, ProtocolError) as error:
+            window.give_up(error)
+    return window.result() if window.added or window.failed else PubAck(stream or "", 0)
+
+
+def _drive_fast(
+    wire: Wire, window: FastWindow, feed: Feed, stream: str | None, progress: Callable[[int], None]
+) -> None:
+    held: list[Outgoing] = []  # the last one: whether it commits is known when there is no next
+    silent = 0
+    asked = False
+    while not window.ended:
+        held += feed.next()
+        if not window.added:
+            return
+        if window.broken:
+            if not asked:
+                asked = True
+                wire.send(encode_publish(window.subject, window.ping(), b""))
+        elif ready := held if feed.ended else held[:-1]:
+            wire.send(*[_encode_fast(window, each, stream, feed.ended and each is held[-1]) for each in ready])
+            held = held[len(ready) :]
+        try:
+            arrived = wire.receive(PING_AFTER if window.full or window.broken or feed.ended else 0)
+        except RequestTimeout:
+            silent += 1
+            if silent * PING_AFTER >= SILENT_FOR:
+                window.give_up(RequestTimeout(f"no answer for {SILENT_FOR:g} s"))
+            wire.send(encode_publish(window.subject, window.ping(), b""))
+            continue
+        silent = 0
+        for frame in arrived:
+            status = decode_status(frame.header)[0] if frame.header else 0
+            window.on_answer(frame.subject.decode("latin-1"), status, frame.data)
+        if arrived:
+            progress(window.confirmed)
+
+
+def _encode_fast(window: FastWindow, message: Outgoing, stream: str | None, last: bool) -> bytes:
+    header = message.header
+    if stream and not window.sent:  # the others are of one batch with it
+        header = encode_headers({**decode_headers(header), "Nats-Expected-Stream": stream})
+    return encode_publish(message.subject, window.reply(last=last), message.data, header)
+
+
+class _Look:
+    """Looking what the stream holds of this publish already, and whether the rest may be sent."""
+
+    def __init__(
+        self, settings: ConnectionSettings, since: Position, ids: MessageIds | None, accept_duplicates: bool
+    ) -> None:
+        self._settings = settings
+        self._since = since
+        self._ids = ids
+        self._accept = accept_duplicates
+
+    def before_the_first(self, feed: Feed) -> None:
+        """Tell the feed what it must not send. Raises DuplicatesPossible."""
+        now = time.monotonic()
+        found = find(self._settings, self._since, self._ids)
+        feed.stored = found.ids
+        feed.sends_until = self._until(found, now - found.age)
+        feed.unclear = DuplicatesPossible(self._since.stream, found.unclear)
+        if time.monotonic() > feed.sends_until:
+            raise feed.unclear
+
+    def after_a_loss(self, window: PublishWindow) -> None:
+        """Take what was stored out of the unanswered. Raises DuplicatesPossible."""
+        if (oldest := window.oldest) is None:
+            return
+        last, sent = oldest
+        found = find(self._settings, replace(self._since, last=max(last, self._since.last)), self._ids)
+        for message in window.unanswered:
+            if sequence := found.ids.get(message_id(message.header)):
+                window.found(message.position, sequence)
+        if time.monotonic() > self._until(found, sent):
+            raise DuplicatesPossible(self._since.stream, found.unclear)
+
+    def _until(self, found: Found, began: float) -> float:
+        """Until when what was not found may be sent, by the monotonic clock."""
+        if not found.unclear:
+            return math.inf
+        if self._accept:
+            log.warning("stream %s: %s; duplicates are accepted", self._since.stream, found.unclear)
+            return math.inf
+        log.warning("stream %s: %s; its duplicate window is relied on", self._since.stream, found.unclear)
+        return began + found.window - ON_THE_WAY
+
+
+def _receive(wire: Wire, window: PublishWindow, seconds: float) -> None:
+    try:
+        arrived = wire.receive_runs(seconds)
+    except PermissionDenied as denied:
+        if denied.act == SUBSCRIBE:
+            raise
+        window.on_denied(denied)
+        return
+    for run in arrived:
+        for subject, _, _, header, data in wire.read(run):
+            status = decode_status(header)[0] if header else 0
+            window.on_reply(inbox_number(subject), status, data)
+
+
+def _listened(wire: Wire, subject: str, stream: str | None) -> bool:
+    """Whether a stream that nobody answered for may listen on a subject: False when the server knows of none."""
+    try:
+        if stream is None:
+            return bool(wire.api("STREAM.NAMES", {"subject": subject})["streams"])
+        subjects = wire.api(f"STREAM.INFO.{stream}")["config"].get("subjects") or []
+    except StreamNotFound:
+        return False
+    except (ApiError, PermissionDenied, RequestTimeout):  # it has no leader that could say, or we may not ask
+        return True
+    return any(subject_matches(each, subject) for each in subjects)
+
+
+def _drive_all(
+    settings: ConnectionSettings,
+    window: PublishWindow,
+    feed: Feed,
+    progress: Callable[[int], None],
+    look: _Look | None,
+) -> None:
+    inbox = ""
+    last_progress, answered = time.monotonic(), -1
+    connected = False
+    while True:
+        try:
+            if look:
+                look.after_a_loss(window)
+            with Wire.open(settings) as wire:
+                connected = True
+                inbox = inbox or wire.new_inbox()  # the same on each connection: late answers still count
+                feed.max_payload, feed.server = wire.max_payload, str(wire.server.get("version", ""))
+                wire.subscribe(f"{inbox}.*")
+                window.again()  # they are among the unanswered
+                outgoing = window.unanswered
+                while True:
+                    wire.send(
+                        *[
+                            encode_publish(each.subject, f"{inbox}.{each.position}", each.data, each.header)
+                            for each in outgoing
+                        ]
+                    )
+                    if window.empty and feed.ended:
+                        return
+                    _receive(wire, window, ANSWERED_WITHIN if window.full or feed.ended else 0)
+                    if window.answered != answered:
+                        answered, last_progress = window.answered, time.monotonic()
+                        progress(answered)
+                    if again := window.again():
+                        if time.monotonic() - last_progress > RESUMED_WITHIN:
+                            without = _LEADERLESS.format(window.leaderless)
+                            window.give_up(JetStreamError(without if window.leaderless else _BUSY))
+                            return
+                        if window.leaderless and not _listened(wire, again[0].subject, feed.stream):
+                            window.refuse(again.pop(0), window.leaderless)
+                        time.sleep(_ELECTION if window.leaderless else _PAUSE)
+                    outgoing = again + feed.next()
+        except DuplicatesPossible as error:
+            window.give_up(error)
+            return
+        except (ConnectionFailed, RequestTimeout, ApiError) as error:
+            if isinstance(error, ConnectionDenied) or not connected:
+                raise
+            if isinstance(error, ApiError) and error.code not in PASSING:
+                window.give_up(error)
+                return
+            if time.monotonic() - last_progress > RESUMED_WITHIN:
+                window.give_up(error)
+                return
+            log.warning("publishing was interrupted, sending %d messages again: %s", len(window.unanswered), error)
+            time.sleep(0.2)

@@ -1,0 +1,246 @@
+"""Stored messages: what a stream holds, read by sequence, subject or time, from its leader or by direct get.
+
+``STREAM.MSG.GET`` asks the leader. Direct get (ADR-31) is answered by any replica, or a mirror, and may be behind.
+Many messages on a connection for bulk, resumed when that is lost, are :mod:`~jetstream_client.read.direct`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jetstream_client import config as configs
+from jetstream_client import requirements
+from jetstream_client.errors import (
+    ApiError,
+    BadRequest,
+    ConnectionLost,
+    DirectGetDisabled,
+    InvalidValue,
+    JetStreamNotEnabled,
+    MessageNotFound,
+    ProtocolError,
+    RequestTimeout,
+    TooManyRequests,
+    TooManyResults,
+)
+from jetstream_client.names import check_filter, check_subject
+from jetstream_client.sequences import check_sequence
+from jetstream_client.trace import RequestSent, ResponseReceived
+from jetstream_client.wire.protocol import NO_RESPONDERS, decode_headers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping
+    from datetime import datetime
+
+    from jetstream_client.stream import Stream
+    from jetstream_client.wire.protocol import Reply
+
+MAX_BYTES = 8 << 20
+"""Bytes of one answer; the server goes past it by one message at most."""
+BATCH = 1_000
+"""Messages in one request, at most: the client keeps what it has not been asked for yet."""
+
+_ADDED = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence")
+_STATUSES: dict[int, type[ApiError]] = {
+    404: MessageNotFound,
+    408: BadRequest,  # "Bad Request", "Empty Request", "Malformed Request"
+    413: TooManyResults,
+    429: TooManyRequests,
+}
+
+
+@dataclass(frozen=True)
+class StoredMessage:
+    """A message as its stream holds it. ``time`` is when it was stored: RFC 3339, with the server's nanoseconds."""
+
+    subject: str
+    sequence: int
+    time: str
+    headers: dict[str, list[str]] = field(repr=False)
+    data: bytes = field(repr=False)
+
+
+def stored_message(message: Any) -> StoredMessage:
+    """The ``message`` of an answer to ``STREAM.MSG.GET``. Raises ProtocolError."""
+    try:
+        return StoredMessage(
+            str(message["subject"]),
+            int(message["seq"]),
+            str(message["time"]),
+            decode_headers(base64.b64decode(message.get("hdrs", ""))),
+            base64.b64decode(message.get("data", "")),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise ProtocolError("the answer to STREAM.MSG.GET is not what the API promises") from None
+
+
+def direct_message(reply: Reply) -> tuple[StoredMessage, int]:
+    """An answer to a direct get, and the sequence of the message before it in a batch, 0 for the first.
+
+    What the server adds are the last values of its headers: the message may have had some of these names itself.
+    Raises ProtocolError.
+    """
+    headers = {name: list(values) for name, values in reply.headers.items()}
+    added = {name: headers[name].pop() for name in _ADDED if name in headers}
+    kept = {name: values for name, values in headers.items() if values}
+    try:
+        sequence, before = int(added["Nats-Sequence"]), int(added.get("Nats-Last-Sequence", 0))
+        return StoredMessage(added["Nats-Subject"], sequence, added["Nats-Time-Stamp"], kept, reply.data), before
+    except (KeyError, ValueError):
+        raise ProtocolError("direct get answered with what is no message of a stream") from None
+
+
+def selection(
+    sequence: int | None,
+    next_by_subject: str | None = None,
+    last_by_subject: str | None = None,
+    start_time: datetime | str | None = None,
+) -> dict[str, Any]:
+    """The checked body of a get. Raises InvalidValue."""
+    if last_by_subject is not None:
+        for name, value in (("sequence", sequence), ("next_by_subject", next_by_subject), ("start_time", start_time)):
+            if value is not None:
+                raise InvalidValue(name, value, "not together with last_by_subject")
+        return {"last_by_subj": check_filter(last_by_subject, "last_by_subject")}
+    if sequence is not None and start_time is not None:
+        raise InvalidValue("start_time", start_time, "give sequence or start_time, not both")
+    if sequence is None and start_time is None and next_by_subject is None:
+        raise InvalidValue(
+            "sequence", None, "say which message: sequence, next_by_subject, last_by_subject, start_time"
+        )
+    body: dict[str, Any] = {}
+    if sequence is not None:
+        body["seq"] = check_sequence(sequence)
+    if start_time is not None:
+        body |= configs.normalise({"start_time": start_time})
+    if next_by_subject is not None:
+        body["next_by_subj"] = check_filter(next_by_subject, "next_by_subject")
+    return body
+
+
+def last_selection(
+    subjects: Iterable[str], up_to_sequence: int | None, up_to_time: datetime | str | None
+) -> dict[str, Any]:
+    """The checked body of a get of last messages. Raises InvalidValue."""
+    filters = [check_filter(subject, "subjects") for subject in ([subjects] if isinstance(subjects, str) else subjects)]
+    if not filters:
+        raise InvalidValue("subjects", filters, "give at least one subject; > stands for all of them")
+    if up_to_sequence is not None and up_to_time is not None:
+        raise InvalidValue("up_to_time", up_to_time, "give up_to_sequence or up_to_time, not both")
+    body: dict[str, Any] = {"multi_last": filters}
+    if up_to_sequence is not None:
+        body["up_to_seq"] = check_sequence(up_to_sequence, "up_to_sequence")
+    if up_to_time is not None:
+        body |= configs.normalise({"up_to_time": up_to_time})
+    return body
+
+
+async def get(stream: Stream, body: Mapping[str, Any]) -> StoredMessage:
+    """From the leader. Raises MessageNotFound."""
+    answer = await stream.js.api(f"STREAM.MSG.GET.{stream.name}", body)
+    return stored_message(answer.get("message"))
+
+
+async def get_direct(stream: Stream, body: Mapping[str, Any]) -> StoredMessage:
+    """From any replica. Raises MessageNotFound, DirectGetDisabled."""
+    return direct_message(await ask_direct(stream, body))[0]
+
+
+async def ask_direct(stream: Stream, body: Mapping[str, Any]) -> Reply:
+    """The answer to a direct get of one message. Raises MessageNotFound, DirectGetDisabled."""
+    subject, data = f"{stream.js.settings.prefix}.DIRECT.GET.{stream.name}", json.dumps(body).encode()
+    last = body.get("last_by_subj")
+    if last is not None and len(body) == 1 and not {"*", ">"}.intersection(last.split(".")):
+        subject, data = f"{subject}.{check_subject(last, 'last_by_subject')}", b""  # permissions can be given for it
+    reply = await stream.js.request(subject, data)
+    if reply.status:
+        await _refused(stream, reply)
+    return reply
+
+
+async def batch(stream: Stream, body: Mapping[str, Any], count: int | None) -> AsyncIterator[StoredMessage]:
+    """Up to ``count`` messages by direct get, all there are without one, in pages.
+
+    The next page is asked for when one has been read; between them nothing is held on the server.
+
+    Raises:
+        ServerTooOld, DirectGetDisabled, TooManyResults, TooManyRequests.
+        RequestTimeout: no message within the context's ``request_timeout``.
+        ConnectionLost: messages were lost on their way, so the rest is not what was asked for.
+    """
+    await stream.js.require(requirements.BATCHED_DIRECT_GET)
+    page, given = dict(body), 0
+    while count is None or given < count:
+        page |= {"batch": BATCH if count is None else min(BATCH, count - given), "max_bytes": MAX_BYTES}
+        messages, end = await _page(stream, page)
+        for message in messages:
+            yield message
+        given += len(messages)
+        if end.status == 404 or not _int(end, "Nats-Num-Pending"):
+            return
+        page.pop("start_time", None)
+        page["seq"] = messages[-1].sequence + 1
+        if page.pop("up_to_time", None) is not None or "multi_last" in page:
+            page["up_to_seq"] = _int(end, "Nats-UpTo-Sequence")  # the state of one moment on every page
+
+
+async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMessage], Reply]:
+    """The messages of one request and the status that ends them: 204, or 404 for nothing. Traced without them."""
+    js = stream.js
+    subject, data = f"{js.settings.prefix}.DIRECT.GET.{stream.name}", json.dumps(body).encode()
+    arrived: asyncio.Queue[Reply] = asyncio.Queue()
+    messages: list[StoredMessage] = []
+    last = 0
+    start = asyncio.get_running_loop().time()
+    js.trace.sent(RequestSent(subject, data))
+    async with js.connection.inbox(arrived.put_nowait) as inbox:
+        await js.connection.publish(subject, data, reply=inbox.subject(1))
+        while not (reply := await _next(stream, subject, arrived)).status:
+            message, before = direct_message(reply)
+            if message.sequence < max(body.get("seq", 1), last + 1) or len(messages) == body["batch"]:
+                raise ProtocolError(f"direct get answered with sequence {message.sequence}, which was not asked for")
+            if before != last:
+                raise ConnectionLost(f"messages of stream {stream.name!r} were lost on their way", last)
+            last = message.sequence
+            messages.append(message)
+    js.trace.received(ResponseReceived.of(subject, reply, asyncio.get_running_loop().time() - start))
+    if reply.status not in (204, 404):
+        await _refused(stream, reply)
+    if reply.status == 204 and _int(reply, "Nats-Last-Sequence") != last:
+        raise ConnectionLost(f"messages of stream {stream.name!r} were lost on their way", last)
+    if reply.status == 204 and not messages:
+        raise ProtocolError("direct get ended a batch that has no message")
+    return messages, reply
+
+
+async def _next(stream: Stream, subject: str, arrived: asyncio.Queue[Reply]) -> Reply:
+    seconds = stream.js.settings.request_timeout
+    try:
+        async with stream.js.connection.timeout(seconds):
+            return await arrived.get()
+    except TimeoutError:
+        stream.js.connection.check_permitted(subject)
+        raise RequestTimeout(f"no answer on {subject!r} for {seconds:g} s") from None
+
+
+def _int(reply: Reply, header: str) -> int:
+    try:
+        return int(reply.headers[header][-1])
+    except (KeyError, ValueError):
+        raise ProtocolError(f"direct get ended without {header}") from None
+
+
+async def _refused(stream: Stream, reply: Reply) -> NoReturn:
+    if reply.status == NO_RESPONDERS:
+        # Nobody listens: the stream is gone, or does not allow it, or has no leader at the moment.
+        if not (await stream.info(patience=stream.js.settings.request_timeout)).config.get("allow_direct"):
+            raise DirectGetDisabled(stream.name)
+        raise JetStreamNotEnabled(
+            reply.status, 0, f"nobody answers direct gets of stream {stream.name!r} at this moment"
+        )
+    kind = _STATUSES.get(reply.status, ApiError)
+    raise kind(reply.status, 10037 if kind is MessageNotFound else 0, reply.description)

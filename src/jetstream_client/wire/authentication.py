@@ -1,0 +1,167 @@
+"""How a connection says who it is: the CONNECT line of both drivers, signatures included.
+
+An NKey is an Ed25519 key: base32 of a prefix, the 32 bytes and a checksum (nats-io/nkeys, ``strkey.go``). A ``.creds``
+file holds a JWT and the seed that belongs to it; the server sends a nonce in INFO and gets it back signed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from jetstream_client.errors import AuthenticationFailed, InvalidValue, TlsNotOffered
+from jetstream_client.wire.protocol import encode_connect
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from jetstream_client.wire.settings import ConnectionSettings
+
+_SEED = re.compile(r"SU[A-Z2-7]{56}")
+_JWT = re.compile(r"[\w.-]+", re.ASCII)
+_PREFIX_USER = 20 << 3
+
+
+def connect_line(settings: ConnectionSettings, server: Mapping[str, Any], *, encrypted: bool) -> bytes:
+    """The CONNECT line for a server's INFO. Both drivers send this one, so nothing secret leaves in any other way.
+
+    Raises:
+        TlsNotOffered: TLS was asked for, and the line is not encrypted.
+        AuthenticationFailed: there is something to sign with, and the server asks for no signature; or the package
+            that signs is missing here.
+        InvalidValue: a seed whose checksum is wrong; a file of a credential that cannot be read or holds another thing.
+    """
+    if settings.tls and not encrypted:
+        raise TlsNotOffered(
+            f"TLS was asked for and the server at {', '.join(settings.servers)} offers none: nothing secret was sent; "
+            "enable TLS on the server or ask for none"
+        )
+    fields = {
+        "verbose": False,
+        "pedantic": False,
+        "headers": True,
+        "no_responders": True,
+        "lang": "python",
+        "version": _version(),
+        "protocol": 1,
+        "name": settings.name,
+    }
+    return encode_connect(fields | _who(settings, str(server.get("nonce", ""))))
+
+
+def refused(settings: ConnectionSettings, words: str) -> AuthenticationFailed:
+    """The error for a server's refusal in its own words: what to fix, for each way to authenticate."""
+    return AuthenticationFailed(
+        f"the NATS server refused the connection ({settings.kind}): {words}; {_remedy(settings)}"
+    )
+
+
+def check_seed(seed: str) -> str:
+    """A user's NKey seed without white space around it. Raises InvalidValue, which does not show it."""
+    if not _SEED.fullmatch(seed.strip()):
+        remedy = "the seed of a user has 58 characters and begins with SU; give it, or the path of a file that holds it"
+        raise InvalidValue("nkey_seed", "…", remedy)
+    return seed.strip()
+
+
+def check_credentials(credentials: str) -> tuple[str, str]:
+    """JWT and seed of a ``.creds`` file's content. Raises InvalidValue, which does not show it."""
+    jwt, seed = _block("NATS USER JWT", credentials), _block("USER NKEY SEED", credentials)
+    if not (_JWT.fullmatch(jwt) and _SEED.fullmatch(seed)):
+        remedy = "give a .creds file, by content or by path: its block USER JWT and its block USER NKEY SEED"
+        raise InvalidValue("credentials", "…", remedy)
+    return jwt, seed
+
+
+def _block(label: str, text: str) -> str:
+    """What stands between the lines BEGIN and END, whose line ends may be of any system, spaces, or lost."""
+    inside, end, _ = text.partition(f"-----BEGIN {label}-----")[2].partition("-----END")
+    return inside.rstrip("-").strip() if end else ""
+
+
+def _who(settings: ConnectionSettings, nonce: str) -> dict[str, str | None]:
+    if settings.user:
+        return {"user": settings.user, "pass": settings.credential("password")}
+    if settings.token:
+        return {"auth_token": settings.credential("token")}
+    if not (settings.nkey_seed or settings.credentials):
+        return {}
+    if not nonce:
+        raise refused(settings, "it asks for no signature")
+    if settings.nkey_seed:
+        key = _key("nkey_seed", _seed(settings))
+        return {"nkey": _public(key), "sig": _signature(key, nonce)}
+    jwt, seed = _jwt_and_seed(settings)
+    return {"jwt": jwt, "sig": _signature(_key("credentials", seed), nonce)}
+
+
+def _seed(settings: ConnectionSettings) -> str:
+    return check_seed(settings.credential("nkey_seed"))
+
+
+def _jwt_and_seed(settings: ConnectionSettings) -> tuple[str, str]:
+    return check_credentials(settings.credential("credentials"))
+
+
+def _key(field: str, seed: str) -> Ed25519PrivateKey:
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError:
+        raise AuthenticationFailed(
+            "an NKey seed or credentials need the package cryptography, which is not installed here: install it on "
+            "every Spark executor"
+        ) from None
+    raw = base64.b32decode(seed.strip() + "======")  # 36 bytes: two of prefix, the key, two of checksum
+    if binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:
+        raise InvalidValue(field, "…", "the seed's checksum is wrong: a character was lost or changed")
+    return Ed25519PrivateKey.from_private_bytes(raw[2:-2])
+
+
+def _public(key: Ed25519PrivateKey) -> str:
+    raw = bytes([_PREFIX_USER]) + key.public_key().public_bytes_raw()
+    return base64.b32encode(raw + binascii.crc_hqx(raw, 0).to_bytes(2, "little")).rstrip(b"=").decode()
+
+
+def _signature(key: Ed25519PrivateKey, nonce: str) -> str:
+    return base64.urlsafe_b64encode(key.sign(nonce.encode())).rstrip(b"=").decode()
+
+
+def _remedy(settings: ConnectionSettings) -> str:
+    if settings.user:
+        return "check user and password"
+    if settings.token:
+        return "check the token"
+    if settings.nkey_seed:
+        return f"check that the server knows the user {_public(_key('nkey_seed', _seed(settings)))}"
+    if settings.credentials:
+        expired = _expired(_jwt_and_seed(settings)[0])
+        return (
+            f"they expired at {expired}: renew them" if expired else "check that its operator and account issued them"
+        )
+    if settings.tls_certificate:
+        return "check that the server has a user for the name in the client certificate"
+    return "give user and password, a token, an NKey seed, credentials or a client certificate"
+
+
+def _expired(jwt: str) -> str:
+    try:
+        claims = jwt.split(".")[1]
+        expires = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4))).get("exp") or 0
+        end = datetime.fromtimestamp(expires, UTC)
+    except (ValueError, TypeError, AttributeError, IndexError, OverflowError, OSError):
+        return ""
+    return f"{end:%Y-%m-%dT%H:%M:%SZ}" if expires and end < datetime.now(UTC) else ""
+
+
+def _version() -> str:
+    try:
+        return version("airflow-provider-nats-jetstream")
+    except PackageNotFoundError:  # shipped to an executor as plain files
+        return "0"

@@ -1,0 +1,380 @@
+"""The bulk connection: blocking sockets, commands written as they are, no reconnecting by itself.
+
+It exists for speed: reading into Spark, large publishes, acknowledging a claim. It needs neither nats-py nor an event
+loop. An answer that does not come is the caller's to count; a connection that ends is :class:`ConnectionLost`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import select
+import socket
+import ssl
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from jetstream_client.errors import (
+    ApiError,
+    ConnectionDenied,
+    ConnectionFailed,
+    ConnectionLost,
+    JetStreamNotEnabled,
+    PermissionDenied,
+    ProtocolError,
+    RequestTimeout,
+)
+from jetstream_client.wire.authentication import connect_line, refused
+from jetstream_client.wire.parser import Frame, Parser, Run, ServerLine
+from jetstream_client.wire.protocol import (
+    NO_RESPONDERS,
+    decode_info,
+    decode_object,
+    decode_status,
+    encode_publish,
+    encode_subscribe,
+    encode_unsubscribe,
+    is_authentication_error,
+    is_line_too_long,
+    parse_violation,
+)
+from jetstream_client.wire.tls import TlsSocket, check_plain, silence, tls_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from jetstream_client.wire.settings import ConnectionSettings
+
+ANSWERED_WITHIN = 10.0
+"""Seconds without any answer after which whoever reads or publishes over a connection takes it for dead."""
+RESUMED_WITHIN = 60.0
+"""Seconds without progress, over however many connections, after which they give up."""
+PASSING = (429, NO_RESPONDERS)
+"""Codes of a server that has too much to do, or whose stream has no leader: reasons to try again until then."""
+
+_RECEIVE = 1 << 18  # bytes for one read: what fits into the processor's caches is parsed twice as fast as 1 MiB
+_BUFFER = 4 << 20  # bytes asked of the kernel for each direction
+_MOST_KEPT = 256 << 20  # bytes that wait to be received: a server that never stops must not fill the memory
+_MOST_DENIED = 1_000
+_LONGEST_TEXT = 1_000  # of a server's error, for an exception and a log
+_GRACE = 1.0  # seconds past a time limit in which what has begun to arrive may become whole
+_PING_AFTER = 10.0  # seconds of silence after which we ask whether the server is there; as long again for its answer
+
+
+class _Nothing(Exception):
+    """The time is over."""
+
+
+class Wire:
+    """One blocking connection to one server. A context manager; used by one thread."""
+
+    def __init__(self, settings: ConnectionSettings, connection: socket.socket) -> None:
+        self.settings = settings
+        self.server: dict[str, Any] = {}
+        """The server's INFO."""
+        self._socket: socket.socket | TlsSocket = connection
+        self._parser = Parser()
+        self._arrived: list[Run] = []
+        self._frames = 0  # in what arrived
+        self._kept = 0  # bytes that were read since frames were handed out
+        self._denied: list[PermissionDenied] = []
+        self._sid = 0
+        self._asked = 0.0  # when our PING went out that has no PONG yet
+        self._pongs_owed = 0
+        self._heard = time.monotonic()
+
+    @classmethod
+    def open(cls, settings: ConnectionSettings) -> Wire:
+        """Connect to the first server that accepts, trying them in turn for ``settings.connect_timeout`` seconds.
+
+        Raises:
+            AuthenticationFailed, TlsNotOffered, TlsFailed: at once.
+            ConnectionFailed: none accepted in time.
+            InvalidValue: a certificate or key that cannot be read.
+        """
+        context = settings.ssl_context()
+        deadline = time.monotonic() + settings.connect_timeout
+        while True:
+            for address in settings.addresses:
+                try:
+                    return cls._connect(settings, context, address, max(0.1, deadline - time.monotonic()))
+                except ConnectionDenied:
+                    raise
+                except OSError as error:
+                    reason = str(error) or type(error).__name__
+            if time.monotonic() + 0.1 > deadline:
+                servers = ", ".join(settings.servers)
+                raise ConnectionFailed(
+                    f"no NATS server reachable at {servers} within {settings.connect_timeout:g} s: {reason}; "
+                    "check servers and port, and that a server runs there"
+                )
+            time.sleep(0.1)
+
+    @classmethod
+    def _connect(
+        cls, settings: ConnectionSettings, context: ssl.SSLContext | None, address: tuple[str, int], timeout: float
+    ) -> Wire:
+        deadline = time.monotonic() + timeout
+        connection = socket.create_connection(address, timeout=timeout)
+        wire = cls(settings, connection)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+            connection.setblocking(False)
+            wire._greet(context, settings.tls_hostname or address[0], deadline)
+        except BaseException:
+            wire.close()
+            raise
+        return wire
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message in bytes, headers included."""
+        return int(self.server.get("max_payload", 1 << 20))
+
+    def new_inbox(self) -> str:
+        return f"{self.settings.inbox_prefix}.{secrets.token_hex(11)}"
+
+    def subscribe(self, subject: str) -> int:
+        """The subscription's number, which each of its frames carries as ``sid``."""
+        self._sid += 1
+        self.send(encode_subscribe(subject, self._sid))
+        return self._sid
+
+    def unsubscribe(self, sid: int) -> None:
+        self.send(encode_unsubscribe(sid))
+
+    def send(self, *commands: bytes) -> None:
+        """Write encoded commands, all of them before it returns.
+
+        While the socket takes no more, what the server sends is read and kept for :meth:`receive`: two sides that only
+        write would wait for each other. A PING that is read then is answered after the commands, not inside of one.
+
+        Raises:
+            ConnectionLost: some may have reached the server.
+        """
+        data = memoryview(commands[0] if len(commands) == 1 else b"".join(commands))
+        taken = time.monotonic()
+        while data:
+            try:
+                data = data[self._socket.send(data) :]
+                taken = time.monotonic()
+            except BlockingIOError:
+                ready = self._wait(select.POLLIN | select.POLLOUT, 2 * _PING_AFTER)
+                if not ready or time.monotonic() - taken > 2 * _PING_AFTER:
+                    raise ConnectionLost("the NATS server takes no more data") from None
+                if ready & ~select.POLLOUT:
+                    self._read()
+            except OSError as error:
+                raise ConnectionLost(f"the connection to NATS ended: {error}") from None
+        if self._pongs_owed:
+            owed, self._pongs_owed = self._pongs_owed, 0
+            self.send(b"PONG\r\n" * owed)
+
+    def receive(self, timeout: float) -> list[Frame]:
+        """What has arrived, as :meth:`receive_runs`, message by message."""
+        new = tuple.__new__  # past the constructor of the named tuple, which takes as long as all else
+        return [new(Frame, fields) for run in self.receive_runs(timeout) for fields in self.read(run)]
+
+    def receive_runs(self, timeout: float) -> list[Run]:
+        """What has arrived; waits up to ``timeout`` seconds for the first message. 0: only what is there.
+
+        Raises:
+            PermissionDenied: something that was sent will never be answered. What has arrived is kept.
+            RequestTimeout: nothing came, for a ``timeout`` above 0.
+            ConnectionLost: the connection ended, or the server did not answer our PING within 10 s. That goes out after
+                10 s without a byte; the caller's own pauses do not count against the server.
+        """
+        try:
+            self._gather(0, time.monotonic() + timeout)
+        except _Nothing:
+            if timeout:
+                raise RequestTimeout(f"nothing arrived for {timeout:g} s") from None
+        arrived, self._arrived, self._frames, self._kept = self._arrived, [], 0, 0
+        return arrived
+
+    @staticmethod
+    def read(run: Run) -> Iterator[tuple[bytes, int, bytes, bytes, bytes]]:
+        """The fields of each message's :class:`Frame`. Raises ConnectionLost for what is no protocol."""
+        try:
+            columns = run.columns()
+            return zip(*columns, strict=True) if columns else iter(run.frames())
+        except ProtocolError as error:
+            raise ConnectionLost(str(error)) from None
+
+    def _gather(self, have: int, deadline: float) -> None:
+        """Read until more than ``have`` frames are here."""
+        while self._frames <= have and not self._denied:
+            if self._wait(select.POLLIN, min(deadline - time.monotonic(), _PING_AFTER)):
+                self._read()
+                self.send()
+                if time.monotonic() > deadline + _GRACE and self._frames <= have:
+                    raise _Nothing  # it talks and says nothing
+                continue
+            now = time.monotonic()
+            if not self._asked and now - self._heard >= _PING_AFTER:
+                self._asked = now
+                self.send(b"PING\r\n")
+            elif self._asked and now - max(self._asked, self._heard) >= _PING_AFTER:
+                raise ConnectionLost("the NATS server does not answer")
+            if now >= deadline:
+                raise _Nothing
+        if self._denied:
+            raise self._denied.pop(0)
+
+    def request(self, subject: str, data: bytes = b"", timeout: float | None = None) -> Frame:
+        """One request and its answer, on an inbox of its own. Frames of other subscriptions are kept.
+
+        Raises:
+            PermissionDenied, RequestTimeout, ConnectionLost.
+        """
+        limit = self.settings.request_timeout if timeout is None else timeout
+        inbox = self.new_inbox()
+        command = encode_publish(subject, inbox, data)
+        sid = self.subscribe(inbox)
+        self.send(command)
+        deadline = time.monotonic() + limit
+        seen = 0  # of the runs that arrived
+        try:
+            while True:
+                for run in self._arrived[seen:]:
+                    for position, frame in enumerate(map(Frame._make, self.read(run))):
+                        if frame.sid == sid:
+                            run.pop(position)
+                            self._frames -= 1
+                            if not run:
+                                self._arrived.remove(run)
+                            return frame
+                seen = len(self._arrived)
+                if time.monotonic() > deadline:
+                    raise _Nothing  # noqa: TRY301 - as _gather does
+                self._gather(self._frames, deadline)
+        except _Nothing:
+            raise RequestTimeout(f"no answer on {subject!r} within {limit:g} s") from None
+        finally:
+            with contextlib.suppress(ConnectionLost):
+                self.unsubscribe(sid)
+
+    def api(self, request: str, payload: Mapping[str, Any] | None = None) -> Any:
+        """A request of the JetStream API, e.g. ``STREAM.INFO.ORDERS``; the decoded answer.
+
+        Raises:
+            ApiError: or a subclass, the server's refusal.
+            JetStreamNotEnabled: nobody answers.
+        """
+        subject = f"{self.settings.prefix}.{request}"
+        frame = self.request(subject, json.dumps(payload).encode() if payload is not None else b"")
+        if decode_status(frame.header)[0] == 503:
+            raise JetStreamNotEnabled(503, 0, f"nobody answers {subject!r}: is JetStream on, and the prefix right?")
+        answer = decode_object(frame.data, f"the answer to {subject!r}")
+        if "error" in answer:
+            raise ApiError.from_response(answer["error"], request)
+        return answer
+
+    def _greet(self, context: ssl.SSLContext | None, hostname: str, deadline: float) -> None:
+        """INFO, TLS before or after it, CONNECT; returns when the server has accepted it."""
+        if context and self.settings.tls_handshake_first:
+            self._encrypt(context, hostname, deadline)
+        while not self.server:
+            self._read_until(deadline, silence(handshake_first=self.settings.tls_handshake_first))
+        if context is None:
+            check_plain(self.server)
+        if (
+            context
+            and isinstance(self._socket, socket.socket)
+            and (self.server.get("tls_required") or self.server.get("tls_available"))
+        ):
+            # Anything but INFO that came in plain text came from no server.
+            self._parser, self._arrived, self._frames, self._denied, self._pongs_owed = Parser(), [], 0, [], 0
+            self._encrypt(context, hostname, deadline)
+        line = connect_line(self.settings, self.server, encrypted=isinstance(self._socket, TlsSocket))
+        self._asked = time.monotonic()
+        with contextlib.suppress(ConnectionLost):  # why it ended is there to be read
+            self.send(line + b"PING\r\n")
+        while self._asked:
+            self._read_until(deadline, "it does not answer")
+
+    def _encrypt(self, context: ssl.SSLContext, hostname: str, deadline: float) -> None:
+        assert isinstance(self._socket, socket.socket)  # noqa: S101 - not encrypted yet
+        self._socket.settimeout(max(0.1, deadline - time.monotonic()))
+        try:
+            encrypted = context.wrap_socket(self._socket, server_hostname=hostname)
+        except ssl.SSLError as error:
+            raise tls_failure(error) or error from None
+        encrypted.setblocking(False)
+        self._socket = TlsSocket(encrypted)
+
+    def _read_until(self, deadline: float, silence: str) -> None:
+        if time.monotonic() > deadline or not self._wait(select.POLLIN, deadline - time.monotonic()):
+            raise ConnectionLost(silence)
+        try:
+            self._read()
+        except ConnectionLost:
+            if not self.server:
+                raise ConnectionLost(silence) from None
+            raise
+
+    def _wait(self, events: int, seconds: float) -> int:
+        """Which of the poll events came, 0 after ``seconds``. Unlike select it knows no highest descriptor."""
+        poll = select.poll()
+        poll.register(self._socket, events)
+        ready = poll.poll(max(0.0, seconds) * 1000)
+        return ready[0][1] if ready else 0
+
+    def _read(self) -> None:
+        """Read once and keep what arrived."""
+        try:
+            data = self._socket.recv(_RECEIVE)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if isinstance(error, ssl.SSLError) and (denied := tls_failure(error)):
+                raise denied from None
+            raise ConnectionLost(f"the connection to NATS ended: {error or type(error).__name__}") from None
+        if not data:
+            raise ConnectionLost("the NATS server closed the connection")
+        self._heard = time.monotonic()
+        self._kept += len(data)
+        if self._kept > _MOST_KEPT:
+            raise ConnectionLost(f"the NATS server sends more than {_MOST_KEPT >> 20} MiB that nobody asked for")
+        try:
+            for piece in self._parser.cut(data):
+                if isinstance(piece, Run):
+                    self._arrived.append(piece)
+                    self._frames += len(piece)
+                else:
+                    self._handle(piece)
+        except ProtocolError as error:
+            raise ConnectionLost(str(error)) from None
+
+    def _handle(self, line: ServerLine) -> None:
+        if line.verb == "PING":
+            self._pongs_owed += 1
+        elif line.verb == "PONG":
+            self._asked = 0.0
+        elif line.verb == "INFO":
+            self.server = decode_info(line.rest)
+        elif line.verb == "-ERR":
+            text = line.rest[:_LONGEST_TEXT].decode("utf-8", "replace").strip("'")
+            if violation := parse_violation(text):
+                self._denied[_MOST_DENIED:] = [PermissionDenied(*violation)]
+            elif is_authentication_error(text):
+                raise refused(self.settings, text)
+            elif is_line_too_long(text):
+                raise ConnectionDenied(
+                    f"the NATS server ended the connection: {text}; use shorter subjects, or raise the server's "
+                    "max_control_line to its default of 4096 bytes"
+                )
+            else:
+                raise ConnectionLost(f"the NATS server ended the connection: {text}")

@@ -1,0 +1,512 @@
+"""The control connection: nats-py's, with its traps closed.
+
+What nats-py does well stays with it: TLS, authentication, reconnecting, requests. What differs here:
+
+* its CONNECT line is ours, the same as on the bulk connection (``authentication``);
+* connecting has one time limit, and wrong credentials or missing TLS end it at once;
+* TLS that was asked for and not given is an error before anything secret is sent (nats-py would go on in plain text);
+* nothing is buffered while disconnected: a buffered acknowledgement could reach a later life of its consumer, a
+  buffered publish would be stored after its caller was told that it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import nats.errors
+
+from jetstream_client.errors import (
+    ConnectionDenied,
+    ConnectionFailed,
+    InvalidValue,
+    JetStreamError,
+    PermissionDenied,
+    RequestTimeout,
+)
+from jetstream_client.wire.authentication import refused
+from jetstream_client.wire.nats_py import LONGEST_TEXT, Client, StatusHeaders
+from jetstream_client.wire.protocol import (
+    NO_RESPONDERS,
+    SUBSCRIBE,
+    Reply,
+    decode_headers,
+    decode_status,
+    encode_headers,
+    encode_publish,
+    is_authentication_error,
+    parse_violation,
+)
+from jetstream_client.wire.tls import silence, tls_failure
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Iterator
+
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+
+    from jetstream_client.wire.settings import ConnectionSettings
+
+log = logging.getLogger(__name__)
+
+RECONNECT_WAIT = 0.25
+"""Seconds between two attempts at one server: short, because acknowledgements wait for it."""
+
+TO_CLOSE = 0.2
+"""Seconds for the end of a socket that nobody will use."""
+MOST_DENIED = 10_000
+"""Refused subjects that are remembered: an account that lacks a permission may try it for each of its messages."""
+
+Denied = dict[str, PermissionDenied]
+Headers = Mapping[str, str | Sequence[str]] | bytes
+"""Of a message that is sent: by name, or a block that is encoded already."""
+
+
+class Connection:
+    """One nats-py connection. Get one from :meth:`open`."""
+
+    def __init__(self, settings: ConnectionSettings, client: Client, denied: Denied) -> None:
+        self.settings = settings
+        self._client = client
+        self._denied = denied
+        self.when_lost = client.when_lost
+        """Called with the error when the connection is lost, for good or until it is made again: no answer comes to
+        what was sent."""
+        self.pulls = 0
+        """How many are open: they share what the server keeps for a connection that reads slowly."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: ConnectionSettings) -> AsyncIterator[Connection]:
+        """Connect, and close at the end: whatever waits on the connection then raises ConnectionEnded.
+
+        Raises:
+            ConnectionFailed: no server answered within ``settings.connect_timeout`` seconds.
+            AuthenticationFailed, TlsNotOffered, TlsFailed: at once.
+        """
+        client = Client(settings)
+        denied: Denied = {}
+        await _connect(settings, client, denied)
+        try:
+            yield cls(settings, client, denied)
+        finally:
+            with anyio.CancelScope(shield=True):  # a cancelled task closes its socket, too
+                await _finish(client, within=settings.request_timeout)
+
+    @property
+    def is_connected(self) -> bool:
+        return bool(self._client.is_connected)
+
+    @property
+    def closed(self) -> bool:
+        """Nothing will bring it back: its block was left, or the server ended it with an error, such as a limit."""
+        return bool(self._client.is_closed)
+
+    @property
+    def ended(self) -> bool:
+        """Nobody should wait for it any longer: it is closed, or connecting again has been refused for
+        ``connect_timeout`` seconds, as for a user who was removed. In the latter case attempts go on, which is right
+        for a task that holds claims on it; everybody else can connect anew, with settings of now. A connection that was
+        lost in any other way comes back by itself.
+
+        Whatever waits for something from the server raises ConnectionEnded at that moment.
+        """
+        return bool(self._client.ended)
+
+    def check_open(self) -> None:
+        """Raises ConnectionEnded."""
+        if self._client.ended:
+            raise self._client.lost()
+
+    @asynccontextmanager
+    async def timeout(self, seconds: float | None) -> AsyncIterator[None]:
+        """``asyncio.timeout`` for whatever waits for something from the server: the end of the connection ends it, too.
+
+        Raises:
+            TimeoutError: after so many seconds. None: never.
+            ConnectionEnded: the connection has ended for good.
+        """
+        self.check_open()
+        limits, limit = self._client.limits, asyncio.timeout(seconds)
+        limits.add(limit)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if limit.expired():
+                self.check_open()
+            raise
+        finally:
+            limits.discard(limit)
+
+    async def pause(self, seconds: float) -> None:
+        """Before another attempt. Raises ConnectionEnded where none can succeed, because the connection is closed."""
+        if self.closed:
+            raise self._client.lost()
+        await asyncio.sleep(seconds)
+
+    @property
+    def server_version(self) -> str:
+        return str(self._client._server_info["version"])
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message in bytes, headers included."""
+        return int(self._client.max_payload)
+
+    @property
+    def reconnects(self) -> int:
+        """How often the connection was lost and came back: pulls from before are lost."""
+        return int(self._client.stats["reconnects"])
+
+    @contextmanager
+    def pulling(self) -> Iterator[None]:
+        """One pull more is open."""
+        self.pulls += 1
+        try:
+            yield
+        finally:
+            self.pulls -= 1
+
+    def new_inbox(self) -> str:
+        return str(self._client.new_inbox())
+
+    async def round_trip(self) -> float:
+        """Seconds that a PING takes."""
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        with self._translated("PING"):
+            if not self.is_connected:
+                raise self._client.lost()  # nats-py returns at once
+            async with self.timeout(None):
+                await self._client.flush(timeout=max(1, round(self.settings.request_timeout)))
+        return loop.time() - start
+
+    async def flush(self) -> None:
+        """Wait until the server has taken in everything that was published before."""
+        await self.round_trip()
+
+    async def publish(self, subject: str, data: bytes = b"", reply: str = "", headers: Headers | None = None) -> None:
+        """Raises ConnectionLost when there is no connection at this moment: nothing is buffered."""
+        if self._denied:
+            self._denied.pop(subject.lower(), None)  # it may be allowed by now
+        with self._translated(subject):
+            await self._client.publish(subject, data, reply, _block(headers))
+
+    async def answer(self, subject: str, data: bytes) -> None:
+        """:meth:`publish` for the subject of a message's answer, which needs no check: acknowledgements are many."""
+        client = self._client
+        if self._denied or not client.is_connected or len(data) > client._max_payload:
+            await self.publish(subject, data)  # which says what is wrong
+        elif client.write(encode_publish(subject, "", data)):
+            with self._translated(subject):
+                await client._flush_pending()
+
+    async def request(
+        self, subject: str, data: bytes = b"", *, timeout: float | None = None, headers: Headers | None = None
+    ) -> Reply:
+        """One request, one reply; ``status`` 503 when nobody listens.
+
+        Raises:
+            PermissionDenied: no reply within that time, because the server refused the request.
+            RequestTimeout: no reply within ``timeout`` seconds (``settings.request_timeout``).
+            ConnectionLost: not connected at this moment.
+        """
+        limit = self.settings.request_timeout if timeout is None else timeout
+        with self._translated(subject):
+            try:
+                async with self.timeout(None):
+                    return _reply(await self._client.request(subject, data, timeout=limit, headers=_block(headers)))
+            except nats.errors.TimeoutError:
+                self.check_permitted(subject)
+                raise
+            except nats.errors.NoRespondersError:
+                return Reply(subject, "", NO_RESPONDERS, "No Responders", {}, b"")
+
+    def check_permitted(self, subject: str) -> None:
+        """Raises PermissionDenied when the server has refused what was published there, or the inbox of an answer.
+
+        It says so on the side: ask after a :meth:`flush`, or when an answer does not come.
+        """
+        if subject.lower() in self._denied:
+            raise PermissionDenied(subject)
+        for denied in self._denied.values():
+            if denied.act == SUBSCRIBE:
+                raise denied
+
+    @asynccontextmanager
+    async def inbox(self, deliver: Callable[[Reply], None]) -> AsyncIterator[Inbox]:
+        """An own inbox whose arrivals go to ``deliver``. Unsubscribed at the end, so that the server stops serving
+        pulls that nobody reads."""
+        inbox = await self.open_inbox(deliver)
+        try:
+            yield inbox
+        finally:
+            await inbox.close()
+
+    async def open_inbox(self, deliver: Callable[[Reply], None]) -> Inbox:
+        """The same, to be closed by :meth:`Inbox.close`, or with the connection."""
+        prefix = self.new_inbox()
+        with self._translated(prefix):
+            return Inbox(self, prefix, await self._client.subscribe(f"{prefix}.*", cb=_at_once(deliver)))
+
+    @asynccontextmanager
+    async def listen(self, subject: str, deliver: Callable[[Reply], None], *, queue: str = "") -> AsyncIterator[Inbox]:
+        """What anybody publishes on the subject, which may have wildcards, goes to ``deliver``; in a ``queue`` group
+        to one member of it.
+
+        Raises:
+            PermissionDenied: the account may not subscribe to it.
+        """
+        with self._translated(subject):
+            subscription = await self._client.subscribe(subject, queue, cb=_at_once(deliver))
+        listening = Inbox(self, subject, subscription)
+        try:
+            await self.flush()  # the server refuses before it answers
+            if subject.lower() in self._denied:
+                raise PermissionDenied(subject, SUBSCRIBE)
+            yield listening
+        finally:
+            await listening.close()
+
+    def _translated(self, subject: str) -> _Translated:
+        return _Translated(self._client, subject)
+
+
+class Inbox:
+    """Where answers arrive: each request gets a subject of its own under ``prefix``."""
+
+    def __init__(self, connection: Connection, prefix: str, subscription: Subscription) -> None:
+        self._connection = connection
+        self._prefix = prefix
+        self._subscription = subscription
+        self.drained = False
+
+    def subject(self, number: int) -> str:
+        return f"{self._prefix}.{number}"
+
+    async def drain(self, within: float | None = None) -> None:
+        """Unsubscribe, and deliver what the server had sent before it knew, as far as it comes ``within`` seconds.
+
+        Raises:
+            ConnectionLost, RequestTimeout: something may have been on its way.
+        """
+        self.drained = True
+        client = self._connection._client
+        try:
+            with self._connection._translated(self._prefix):
+                async with asyncio.timeout(within):
+                    await client._send_unsubscribe(self._subscription._id)
+                    await self._connection.flush()
+        finally:  # or it would be subscribed to again when the connection is made again
+            self._subscription._stop_processing()
+            client._remove_sub(self._subscription._id)
+
+    async def close(self) -> None:
+        if not (self.drained or self._subscription._conn.is_closed):
+            with self._connection._translated(self._prefix):
+                await self._subscription.unsubscribe()
+
+
+def _block(headers: Headers | None) -> Any:  # nats-py hands it on to our client's _send_publish
+    if not headers:
+        return None
+    return headers if isinstance(headers, bytes) else encode_headers(headers)
+
+
+def _at_once(deliver: Callable[[Reply], None]) -> Callable[[Msg], Awaitable[None]]:
+    """A callback for nats-py that our reading does not wait for: its queue and task for each subscription cost as much
+    as all else of a message."""
+
+    async def receive(message: Msg) -> None:
+        deliver(_reply(message))
+
+    receive.deliver = deliver  # type: ignore[attr-defined]
+    return receive
+
+
+def _reply(message: Msg) -> Reply:
+    headers = message.headers
+    if not headers:
+        return Reply(message.subject, message.reply, 0, "", {}, message.data)
+    block = headers.block if isinstance(headers, StatusHeaders) else b""
+    status, description = (0, "") if message.data else decode_status(block)
+    return Reply(message.subject, message.reply, status, description, decode_headers(block), message.data)
+
+
+class _Translated:
+    """nats-py's exceptions as ours, and a cancellation that it swallowed: it does when an answer arrives at the same
+    moment (``asyncio.wait_for`` before Python 3.12, https://github.com/python/cpython/issues/86296), or while it queues
+    a flush. Who was cancelled would go on for ever."""
+
+    def __init__(self, client: Client, subject: str) -> None:
+        self._client = client
+        self._subject = subject
+
+    def __enter__(self) -> None:
+        self._cancelled = _times_cancelled()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            return
+        if _times_cancelled() > self._cancelled:
+            raise asyncio.CancelledError from None
+        if isinstance(error, JetStreamError):
+            return
+        if isinstance(error, nats.errors.TimeoutError | asyncio.TimeoutError):
+            raise RequestTimeout(f"no answer on {self._subject!r} in time") from None
+        if isinstance(error, nats.errors.OutboundBufferLimitError | nats.errors.ConnectionClosedError | OSError):
+            raise self._client.lost() from None
+        if isinstance(error, nats.errors.MaxPayloadError):
+            raise InvalidValue("data", "…", "the message is larger than the server's max_payload") from None
+        if isinstance(error, nats.errors.Error):
+            raise JetStreamError(f"nats-py: {error}") from None
+
+
+def _times_cancelled() -> int:
+    """How often somebody has cancelled this task."""
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
+
+
+async def _connect(settings: ConnectionSettings, client: Client, denied: Denied) -> None:
+    failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+    last: list[Exception] = []
+
+    async def on_error(error: Exception) -> None:
+        if client.is_connected:
+            _said(error, denied)
+            return
+        last[:] = [error]
+        final = _final(settings, error)
+        if attempt.done():
+            client.failed_again(final)
+        if final is not None and not failure.done():
+            failure.set_result(final)
+
+    async def on_disconnect() -> None:
+        client.interrupted()
+        if not client.is_closed:
+            log.warning("NATS connection lost, reconnecting")
+
+    async def on_reconnect() -> None:
+        client.connected_again()
+        log.info("NATS connection is back")
+
+    attempt: asyncio.Task[None] = asyncio.ensure_future(
+        client.connect(
+            **_options(settings),
+            error_cb=on_error,
+            disconnected_cb=on_disconnect,
+            reconnected_cb=on_reconnect,
+        )
+    )
+    try:
+        async with asyncio.timeout(settings.connect_timeout):
+            ends: list[asyncio.Future[Any]] = [attempt, failure]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if failure.done():
+                raise failure.result()
+            await attempt
+            if not client.is_connected:
+                raise _no_server(settings)
+    except TimeoutError:
+        reason = (_words(last[-1]) if last else "") or silence(handshake_first=settings.tls_handshake_first)
+        servers = ", ".join(settings.servers)
+        raise ConnectionFailed(
+            f"no NATS server reachable at {servers} within {settings.connect_timeout:g} s: {reason}; "
+            "check servers and port, and that a server runs there"
+        ) from None
+    except (nats.errors.Error, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
+        raise _final(settings, error) or _no_server(settings, error) from None
+    finally:
+        await _cancelled(attempt)
+        if not client.is_connected:
+            with anyio.CancelScope(shield=True):
+                client.abort()
+                await _finish(client, within=TO_CLOSE)
+
+
+def _said(error: Exception, denied: Denied) -> None:
+    """What the server says on the side of a connection that goes on."""
+    violation = parse_violation(str(error))
+    log.log(logging.DEBUG if violation and denied else logging.WARNING, "NATS connection: %s", error)
+    if violation:
+        if len(denied) == MOST_DENIED:
+            denied.clear()
+        denied[violation[0]] = PermissionDenied(*violation)  # nats-py has made it lower case
+
+
+async def _cancelled(attempt: asyncio.Task[None]) -> None:
+    """Ask until it ends: wait_for of Python 3.11 loses a cancellation that meets its own end, as when a server hangs up
+    at the time limit, and nats-py would go on for ever."""
+    while not attempt.done():
+        attempt.cancel()
+        await asyncio.wait([attempt], timeout=TO_CLOSE)
+    await asyncio.gather(attempt, return_exceptions=True)
+
+
+async def _finish(client: Client, *, within: float) -> None:
+    """Close it, and send what is written so far if the server takes it in so many seconds.
+
+    nats-py takes itself for closed while it is still closing its socket. It waits forever for the end of a socket whose
+    TLS handshake failed, and for a server that does not read.
+    """
+    closing = asyncio.ensure_future(client.leave())
+    try:
+        await asyncio.wait([closing], timeout=within)
+    finally:
+        client.abort()
+    await asyncio.wait([closing], timeout=TO_CLOSE)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+
+
+def _words(error: Exception) -> str:
+    """Empty where the server said nothing."""
+    if "empty response" in str(error):
+        return ""
+    return str(error) or type(error).__name__
+
+
+def _no_server(settings: ConnectionSettings, error: Exception | None = None) -> ConnectionFailed:
+    """Whatever nats-py makes of an INFO or a first answer of any length and type."""
+    words = str(error) if isinstance(error, nats.errors.Error) else "it does not speak the NATS protocol"
+    return ConnectionFailed(f"NATS at {', '.join(settings.servers)}: {words[:LONGEST_TEXT]}")
+
+
+def _final(settings: ConnectionSettings, error: Exception) -> Exception | None:
+    """The error that further attempts cannot mend, if this is one."""
+    if isinstance(error, ConnectionDenied | InvalidValue):
+        return error
+    if isinstance(error, ssl.SSLError):
+        return tls_failure(error)
+    text = str(error)
+    if isinstance(error, nats.errors.Error) and is_authentication_error(text):
+        return refused(settings, text.removeprefix("nats: ").strip("'"))
+    return None
+
+
+def _options(settings: ConnectionSettings) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "servers": list(settings.servers),
+        "allow_reconnect": True,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": RECONNECT_WAIT,
+        "connect_timeout": settings.connect_timeout,
+        "ping_interval": 10,
+        "max_outstanding_pings": 2,
+        "pending_size": 0,
+        "inbox_prefix": settings.inbox_prefix,
+    }
+    if settings.tls:
+        options["tls"] = settings.ssl_context()
+        options["tls_handshake_first"] = settings.tls_handshake_first
+        if settings.tls_hostname:
+            options["tls_hostname"] = settings.tls_hostname
+    return options
