@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 from demo.nats_server import NatsServer
+from demo.service import until
 from jetstream_client import ConnectionSettings
 
 SHIPPED = (Path(__file__).parent.parent.parent / "docs" / "reference" / "permissions.conf").read_text()
@@ -46,8 +47,13 @@ class Access:
         )
 
     def without(self, role: str, subject: str) -> None:
-        """Withdraw a permission while the server runs."""
+        """Withdraw a permission while the server runs. Returns when the server has it."""
         head, user, tail = self._config.partition(f"user: {role},")
         changed = head + user + tail.replace(f'"{subject}"', "", 1)
         (self.server.folder / "nats-server.conf").write_text(changed)
+        reloaded = self._reloaded()
         os.kill(self.server.pid, signal.SIGHUP)
+        until("the server has reloaded", lambda: self._reloaded() > reloaded, 30, every=0.01)
+
+    def _reloaded(self) -> int:
+        return self.server.log.read_text().count("Reloaded server configuration")

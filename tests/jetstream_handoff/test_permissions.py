@@ -362,7 +362,6 @@ async def test_who_may_not_acknowledge_is_told_before_the_work_begins(access: Ac
     await set_up(access)
     await asyncio.to_thread(publish, access, "publisher", "flights.ua", 5)
     access.without(role, "$JS.ACK.FLIGHTS.delays.>")
-    await asyncio.sleep(0.3)
 
     async def work() -> None:
         async with connect(access.settings("sensor")) as js:
@@ -377,7 +376,6 @@ async def test_who_may_not_acknowledge_is_told_before_the_work_begins(access: Ac
 async def test_a_sensor_that_may_not_pull_is_told_so(access: Access) -> None:
     await set_up(access)
     access.without("sensor", "$JS.API.CONSUMER.MSG.NEXT.FLIGHTS.delays")
-    await asyncio.sleep(0.3)
     async with connect(access.settings("sensor")) as js:
         with pytest.raises(PermissionDenied, match=r"MSG\.NEXT\.FLIGHTS\.delays"):
             await asyncio.wait_for(take(js), 20)
@@ -524,7 +522,6 @@ async def test_what_settling_may_not_do_is_named_before_anything_is_pulled(
     await set_up(access)
     await asyncio.to_thread(publish, access, "publisher", "flights.ua", 5)
     access.without("sensor", subject)
-    await asyncio.sleep(0.3)
     async with connect(access.settings("sensor")) as js:
         with pytest.raises(error, match=named):
             await take(js)

@@ -59,7 +59,7 @@ def test_times_of_a_consumer_and_of_the_leader_are_one_column() -> None:
 
 BATCHES = """
 import sys
-from jetstream_client.direct_message import DirectMessage, DirectMessages
+from jetstream_client.read.rows import DirectMessage, DirectMessages
 from pyspark_jetstream.arrow import record_batch
 
 for block in (b"", b"A: 1\\r\\nB: 2\\r\\n", b"A: 1\\r\\nA: 2\\r\\n", b"\\xff: x\\r\\n"):

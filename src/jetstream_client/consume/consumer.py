@@ -259,7 +259,7 @@ class Consumer:
             raise InvalidValue(
                 "message", message.metadata.sequence, f"{self.stream}/{self.name} did not deliver it: {of} did"
             )
-        with message.answering(InvalidValue, ConnectionLost):  # nothing was sent then
+        with message._answering(InvalidValue, ConnectionLost):  # nothing was sent then
             return await self._next(max_wait, subject=message.reply, opening=NEXT)
 
     async def _next(

@@ -105,7 +105,7 @@ class Message:
             RequestTimeout: no confirmation within ``request_timeout``; it may have been acknowledged.
             JetStreamError: nobody confirms: the consumer is gone.
         """
-        with self.answering(BaseException):
+        with self._answering(BaseException):
             if (await self._connection.request(self.reply, ACK)).status:
                 raise JetStreamError(f"nobody confirms message {self.metadata.sequence}: is the consumer gone?")
 
@@ -124,7 +124,7 @@ class Message:
         await self._answer(term(reason))
 
     @contextmanager
-    def answering(self, *unanswered: type[BaseException]) -> Iterator[None]:
+    def _answering(self, *unanswered: type[BaseException]) -> Iterator[None]:
         """While an answer is being sent. After an exception of ``unanswered`` another one may be given."""
         if self._answered:
             raise MessageAlreadyAnswered(self.metadata.stream, self.metadata.sequence)
@@ -136,5 +136,5 @@ class Message:
             raise
 
     async def _answer(self, body: bytes) -> None:
-        with self.answering(BaseException):
+        with self._answering(BaseException):
             await self._connection.answer(self.reply, body)

@@ -34,8 +34,8 @@ FORGOTTEN = 0.3  # seconds after which it is over, and the server has looked
 PUBLISH = """
 import json, sys, time
 from jetstream_client import ConnectionSettings
-from jetstream_client.bulk import publish_all
-from jetstream_client.position import Position
+from jetstream_client.publish.bulk import publish_all
+from jetstream_client.publish.position import Position
 
 def messages():
     for number in range(6_000):
