@@ -182,6 +182,12 @@ class Client(nats.aio.client.Client):
             if not pong.done():
                 pong.set_result(True)
 
+    async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
+        # nats-py writes it past what waits to be sent, and the answer would say nothing of that.
+        self._pongs.append(future or asyncio.get_running_loop().create_future())
+        if self.write(b"PING\r\n"):
+            await self._flush_pending()
+
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if self._settings.tls:
             # INFO comes in plain text before TLS, so whoever is on the way could name a server of theirs here, whose

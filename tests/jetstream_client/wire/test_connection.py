@@ -164,6 +164,29 @@ async def test_who_is_cancelled_while_it_waits_for_a_round_trip_leaves_nothing_b
     assert not caplog.records
 
 
+async def test_a_round_trip_follows_what_was_published_before() -> None:
+    """nats-py writes its PING at once, past what still waits to be sent."""
+    heard: list[bytes] = []
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.15.1","headers":true,"max_payload":1024}\r\n')
+        while line := await reader.readline():
+            heard.append(line.strip())
+            if line == b"PING\r\n":
+                writer.write(b"PONG\r\n")
+        writer.close()
+
+    async with (
+        pretend(server) as port,
+        Connection.open(ConnectionSettings(servers=f"nats://127.0.0.1:{port}")) as open_,
+    ):
+        heard.clear()
+        for _ in range(3):
+            await open_.publish("a")
+        await open_.flush()
+        assert heard == [b"PUB a 0", b""] * 3 + [b"PING"]
+
+
 async def answers(connection: Connection) -> bool:
     try:
         await connection.flush()
