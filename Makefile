@@ -78,7 +78,7 @@ submitted: $(READY) ## jobs on a real Spark cluster for the real Airflow: the tr
 	$(BIN)/pytest tests/airflow_system/submitted.py
 
 fuzz: $(READY) ## hostile input, 100,000 cases and more; SEED=1 and CASES=100000 choose others
-	SEED=$(or $(SEED),1) CASES=$(or $(CASES),100000) $(BIN)/pytest tests/hostile
+	SEED=$(or $(SEED),1) CASES=$(or $(CASES),100000) $(BIN)/pytest tests/hostile --timeout=3600
 
 audit: $(READY) ## the locked versions against the OSV database of vulnerabilities, and their licences against our list
 	$(BIN)/pip-licenses > /dev/null
