@@ -57,7 +57,7 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
         raise InvalidValue("uri", "nats://…?…", f"no query: {_FORM}")
     names = [unquote(each) for each in uri.path.split("/")[1:]]
     if not 1 <= len(names) <= 2:
-        raise InvalidValue("uri", f"nats://…{uri.path}", _FORM)
+        raise InvalidValue("uri", "nats://…", _FORM)
     check_stream_name(names[0])
     if len(names) == 2:
         check_filter(names[1], "subject")

@@ -76,10 +76,13 @@ async def _connected(settings: ConnectionSettings, command: Command, args: argpa
 
 
 def _settings(args: argparse.Namespace) -> ConnectionSettings:
+    if "@" in (args.conn_id or ""):
+        raise InvalidValue("--conn-id", "…@…", "give the id of an Airflow connection; an address goes with --server")
     if args.server is None:
         for name in ("credentials", "ledger", "domain"):
             if getattr(args, name) is not None:
-                raise InvalidValue(f"--{name}", getattr(args, name), "goes with --server; a connection says it itself")
+                shown = "…" if name == "credentials" else getattr(args, name)
+                raise InvalidValue(f"--{name}", shown, "goes with --server; a connection says it itself")
         return _of_airflow(args.conn_id or "nats_default")
     if args.conn_id is not None:
         raise InvalidValue("--conn-id", args.conn_id, "give a connection or a server, not both")
@@ -90,7 +93,7 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
         try:
             given["credentials"] = Path(args.credentials).expanduser().read_text()
         except OSError as error:
-            raise InvalidValue("--credentials", args.credentials, f"cannot be read: {error.strerror}") from None
+            raise InvalidValue("--credentials", "…", f"the file cannot be read: {error.strerror}") from None
     return ConnectionSettings(servers=args.server, **given)
 
 

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from airflow_nats_jetstream.errors import SparkMasterRefused, SparkMasterUnavailable
 from jetstream_client.errors import InvalidValue
-from jetstream_client.wire.settings import ENVIRONMENT_PREFIX
+from jetstream_client.wire.settings import ENVIRONMENT_PREFIX, shown_address
 
 if TYPE_CHECKING:
     import httpx
@@ -41,6 +41,9 @@ _CLOCKS = 60.0  # seconds by which the clocks of master and Airflow may differ
 _ANSWER = 30.0  # seconds for one answer, all masters asked and the last byte read
 _CONNECTED = 5.0  # seconds for one master to accept a connection
 _LARGEST_ANSWER = 1 << 20
+_HOST = re.compile(r"([\w.-]+)(?::([0-9]{1,5}))?/?", re.ASCII)
+_PORT = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
+_TOKEN = re.compile(r"[\x21-\x7e]*")  # httpx shows a header that it refuses
 _DRIVER = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
@@ -67,7 +70,7 @@ class Submission:
     def __post_init__(self) -> None:
         if not self.application.endswith(".py") or not (self.application.startswith("/") or ":" in self.application):
             remedy = "give the absolute path, or the address, of a Python program that every worker finds there"
-            raise InvalidValue("application", self.application, remedy)
+            raise InvalidValue("application", "…@…" if "@" in self.application else self.application, remedy)
         for argument in self.application_args:
             if len(argument.encode()) > _LONGEST_ARGUMENT:
                 remedy = f"at most {_LONGEST_ARGUMENT} bytes: let the sensor take smaller claims (messages_per_claim)"
@@ -116,21 +119,27 @@ class SparkMaster:
         ``rest-port`` and ``rest-scheme``. Here also ``webui`` there, and the password as the token.
 
         Raises:
-            InvalidValue: not a standalone master.
+            InvalidValue: not a standalone master, or another field that cannot be used. It shows no secret.
         """
-        host, extra = connection.host or "", connection.extra_dejson
-        scheme, _, hosts = host.rpartition("://")
-        if (scheme or "spark") != "spark" or not hosts:
+        host, extra, token = connection.host or "", connection.extra_dejson, connection.password or ""
+        masters = [_HOST.fullmatch(each.strip()) for each in host.removeprefix("spark://").split(",")]
+        names = [(each[1], each[2] or connection.port or 7077) for each in masters if each]
+        if len(names) < len(masters) or not all(0 < int(port) < 1 << 16 for _, port in names):
             remedy = f"the connection {connection.conn_id} must name a standalone master, e.g. spark://spark-master"
-            raise InvalidValue("host", host, remedy)
-        names = [each.strip().partition(":") for each in hosts.split(",")]
-        url = ",".join(f"{name}:{port or connection.port or 7077}" for name, _, port in names)
-        rest = f"{extra.get('rest-scheme', 'http')}://{{}}:{extra.get('rest-port', 6066)}/v1/submissions"
+            raise InvalidValue("host", shown_address(host), remedy)
+        scheme, port = str(extra.get("rest-scheme") or "http"), str(extra.get("rest-port") or 6066)
+        if scheme not in ("http", "https"):
+            raise InvalidValue("extra['rest-scheme']", "…", "give http or https")
+        if not _PORT.fullmatch(port):
+            raise InvalidValue("extra['rest-port']", "…", "give the port of the master's REST server, e.g. 6066")
         webui = str(extra.get("webui") or "").rstrip("/")
-        if webui and (urlsplit(webui).scheme not in ("http", "https") or "@" in webui):
-            raise InvalidValue("webui", "…", "give an address such as http://spark-master:8080, without a password")
-        addresses = tuple(rest.format(name) for name, _, _ in names)
-        return cls(f"spark://{url}", addresses, webui, connection.password or "")
+        if webui and not _is_page(webui):
+            remedy = "give an address such as http://spark-master:8080, without a password"
+            raise InvalidValue("extra['webui']", "…", remedy)
+        if not _TOKEN.fullmatch(token):
+            raise InvalidValue("password", "…", "it is sent as a bearer token: give letters without spaces, or nothing")
+        addresses = tuple(f"{scheme}://{name}:{port}/v1/submissions" for name, _ in names)
+        return cls("spark://" + ",".join(f"{name}:{port}" for name, port in names), addresses, webui, token)
 
     async def submit(self, submission: Submission, name: str) -> str:
         """The id of the driver that will run it as the application ``name``.
@@ -286,6 +295,13 @@ def _unavailable(address: str, error: Exception) -> SparkMasterUnavailable:
 def _is_driver(value: object) -> TypeGuard[str]:
     """Whether it can be a driver's id, which goes into addresses, logs and pages."""
     return isinstance(value, str) and _DRIVER.fullmatch(value) is not None
+
+
+def _is_page(address: str) -> bool:
+    try:
+        return urlsplit(address).scheme in ("http", "https") and "@" not in address
+    except ValueError:
+        return False
 
 
 def _milliseconds(value: object) -> int:

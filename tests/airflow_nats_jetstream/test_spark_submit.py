@@ -1,5 +1,6 @@
 """What of a Spark job can be refused before anything is submitted; the jobs themselves are in tests/cluster."""
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +29,7 @@ def task(claimed: Any = None, **changes: Any) -> JetStreamSparkSubmitOperator:
     [
         ({"application": "delays.py"}, "absolute path"),
         ({"application": "/opt/delays.jar"}, "Python program"),
+        ({"application": "s3a://key:hush@bucket/delays.jar"}, "Python program"),
         ({"application_args": "--out /data"}, "give a list"),
         ({"application_args": ["x" * 200_000]}, "200000 bytes.*messages_per_claim"),
         ({"conf": {"spark.driver.supervise": True}}, "spark.driver.supervise"),
@@ -101,6 +103,40 @@ def test_the_connection_is_read_as_airflows_spark_provider_does() -> None:
     assert two.url == "spark://a:7077,b:7079"
     assert two.rest == ("https://a:6066/v1/submissions", "https://b:6066/v1/submissions")
     assert master(host="a").url == "spark://a:7077"
-    for wrong in ({"host": "yarn://a"}, {"host": ""}, {"host": "a", "extra": '{"webui": "http://u:p@a"}'}):
-        with pytest.raises(InvalidValue):
-            master(**wrong)
+    with pytest.raises(InvalidValue, match="host=''"):
+        master(host="")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"host": "http://u:hush@a"}, "host"),
+        ({"host": "spark://u:hush@a"}, "host"),
+        ({"host": "u:hush@a:7077,b"}, "host"),
+        ({"host": "a,b?token=hush"}, "host"),
+        ({"host": "a:hush"}, "host"),
+        ({"host": "a/hush"}, "host"),
+        ({"host": "a:99999"}, "host"),
+        ({"host": "a", "extra": '{"rest-port": "6066@hush"}'}, "extra['rest-port']"),
+        ({"host": "a", "extra": '{"rest-port": -1}'}, "extra['rest-port']"),
+        ({"host": "a", "extra": '{"rest-scheme": "http://u:hush@b?"}'}, "extra['rest-scheme']"),
+        ({"host": "a", "extra": '{"webui": "http://u:hush@a"}'}, "extra['webui']"),
+        ({"host": "a", "extra": '{"webui": "http://[hush"}'}, "extra['webui']"),
+        ({"host": "a", "password": "hush\n"}, "password"),
+        ({"host": "a", "password": "h\u00fcsh"}, "password"),
+    ],
+)
+def test_a_refused_field_of_the_connection_is_named_and_what_may_be_a_secret_is_not_shown(
+    fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        SparkMaster.of(Connection(conn_id="c", conn_type="spark", **fields))
+    assert refused.value.field == named
+    assert not re.search("hush|h\u00fcsh", str(refused.value))
+
+
+@pytest.mark.parametrize("host", ["yarn://a", "http://a:8080"])
+def test_a_refused_master_in_which_no_secret_can_be_is_shown(host: str) -> None:
+    with pytest.raises(InvalidValue, match="standalone master") as refused:
+        SparkMaster.of(Connection(conn_id="c", conn_type="spark", host=host))
+    assert host in str(refused.value)

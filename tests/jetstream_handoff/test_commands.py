@@ -200,6 +200,9 @@ async def test_what_is_wrong_is_one_sentence_and_no_secret(stream: Stream, tmp_p
         (["--server", server, "--conn-id", "x"], "not both"),
         (["--server", server, "--ledger", "a b"], "ledger="),
         (["--server", server, "--credentials", str(tmp_path / "none")], "cannot be read"),
+        (["--server", server, "--credentials", "hidden-7d1"], "cannot be read"),
+        (["--credentials", "hidden-7d1"], "goes with --server"),
+        (["--conn-id", "nats://user:hidden-7d1@127.0.0.1"], "id of an Airflow connection"),
         (["--server", server, "--credentials", str(credentials)], ""),
         (["--ledger", "x"], "goes with --server"),
     ):

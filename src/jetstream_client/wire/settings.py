@@ -26,7 +26,12 @@ _SERVER = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff]+")
 _HOST = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff%]{1,253}")
 _PLAIN = re.compile(r"[a-z0-9_]")
 _HARMLESS = re.compile(r"(?:[a-z]+://)?(?:[\w.-]*|\[[0-9a-fA-F:.]*\])(?::[0-9]{1,5})?/?", re.ASCII)
-"""An address that is shown although it is refused: scheme, host and port, and no more in which a secret could be."""
+"""Scheme, host and port, and no more in which a secret could be."""
+
+
+def shown_address(address: str) -> str:
+    """What an error shows of an address that it refuses: ``…`` if a secret could be in it."""
+    return address if _HARMLESS.fullmatch(address) else "…"
 
 
 def _secret() -> Any:
@@ -262,7 +267,12 @@ def environment_name(connection: str) -> str:
 
     ``nats_default`` is ``NATS_DEFAULT``. What is not ``a`` to ``z``, a digit or ``_`` becomes its hexadecimal code
     between two ``x``, so that two connections never share a variable: ``nats-prod`` is ``NATSx2dxPROD``.
+
+    Raises:
+        InvalidValue: an address, which may hold a password. Airflow allows no ``@`` in an id.
     """
+    if "@" in connection:
+        raise InvalidValue("connection", "…@…", "give the id of an Airflow connection, not an address")
     letters = (each.upper() if _PLAIN.fullmatch(each) else f"x{ord(each):x}x" for each in connection)
     return ENVIRONMENT_PREFIX + "".join(letters)
 
@@ -285,8 +295,8 @@ def _check_server(server: str) -> str:
         or url.fragment
         or port == 0
     ):
-        shown = server if _HARMLESS.fullmatch(server) else "…"
-        raise InvalidValue("servers", shown, f"a server is nats://host:port or tls://host:port, e.g. {DEFAULT_SERVER}")
+        remedy = f"a server is nats://host:port or tls://host:port, e.g. {DEFAULT_SERVER}"
+        raise InvalidValue("servers", shown_address(server), remedy)
     return text.rstrip("/")
 
 
