@@ -139,10 +139,10 @@ class Judge:
         return self._ask(waiting)
 
     def next_pull(self, stream: str) -> None:
-        """Return at the moment of the consumer's next pull."""
+        """Return at the moment of the consumer's next pull: one lasts 100 s."""
 
         async def pulled(js: JetStreamContext) -> None:
-            await (await js._nc.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{self.consumer}")).next_msg(timeout=60)
+            await (await js._nc.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{self.consumer}")).next_msg(timeout=240)
 
         self._ask(pulled)
 
