@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.bases.notifier import BaseNotifier
 
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.template import templated
+from airflow_nats_jetstream.template import check_mapping, templated
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name, check_subject
 
@@ -62,6 +62,7 @@ class JetStreamNotifier(BaseNotifier):
             check_subject(subject)
         if stream is not None and not templated(stream):
             check_stream_name(stream)
+        check_mapping("headers", headers or {}, "names to texts")
         _data(message)
 
     def __call__(self, *args: Any) -> None:

@@ -21,6 +21,16 @@ def templated(value: Any) -> bool:
     return hasattr(value, "resolve")
 
 
+def check_mapping(name: str, value: object, what: str) -> None:
+    """Raises InvalidValue for what is not a mapping whose keys are texts, and is not templated.
+
+    It shows a type only: what stands in the place of a mapping may be a secret that belongs into it.
+    """
+    odd = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else [value]
+    if odd and not templated(value):
+        raise InvalidValue(name, type(odd[0]).__name__, f"give a mapping of {what}")
+
+
 def absent(value: object) -> bool:
     """Whether nothing is given: a template makes the text ``None`` of None."""
     return value in (None, "", "None")

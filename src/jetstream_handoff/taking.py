@@ -65,6 +65,8 @@ class Taking:
             raise InvalidValue("gather", self.gather, "give a duration of 0 or more")
         if self.look_every < timedelta(0):
             raise InvalidValue("look_every", self.look_every, "give a duration of 0 or more")
+        if not isinstance(self.consumer_config or {}, Mapping):
+            raise InvalidValue("consumer_config", self.consumer_config, "give a mapping of the consumer's fields")
         if self.hand_off_timeout < timedelta(seconds=1):
             raise InvalidValue("hand_off_timeout", self.hand_off_timeout, "give at least a second")
 

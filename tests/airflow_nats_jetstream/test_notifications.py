@@ -124,7 +124,7 @@ def test_what_is_not_stored_is_an_error(hook: JetStreamHook, stream: str) -> Non
     assert told(hook, stream) == []
 
 
-@pytest.mark.parametrize("wrong", [{"subject": "a..b"}, {"stream": "a.b"}, {"message": {1, 2}}])
+@pytest.mark.parametrize("wrong", [{"subject": "a..b"}, {"stream": "a.b"}, {"message": {1, 2}}, {"headers": ["a"]}])
 def test_what_can_be_known_is_refused_when_the_dag_is_parsed(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue):
         notifier("S", **wrong)

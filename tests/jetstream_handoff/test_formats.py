@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from jetstream_client.consume.priority import Priority
+from jetstream_client.errors import InvalidValue
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.claim import Claim
@@ -50,6 +51,8 @@ def test_a_taking_means_what_it_meant() -> None:
     least = {"stream": "S", "consumer": "c", "owner": ["dag"], "max_messages": 1}
     assert Taking.from_json(least) == Taking(stream="S", consumer="c", owner=("dag",), max_messages=1)
     assert "backlog" not in Taking.from_json(least).to_json()
+    with pytest.raises(InvalidValue, match="consumer_config='ack_wait': give a mapping"):
+        Taking.from_json({**least, "consumer_config": "ack_wait"})
 
 
 def test_it_means_what_it_meant() -> None:

@@ -21,7 +21,7 @@ from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
 from airflow_nats_jetstream.spark_master import FINISHED, GOING, SparkMaster, Submission
-from airflow_nats_jetstream.template import absent, duration, templated
+from airflow_nats_jetstream.template import absent, check_mapping, duration, templated
 from airflow_nats_jetstream.tracebacks import Brief
 from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger
 from jetstream_client.errors import InvalidValue, JetStreamError
@@ -152,9 +152,8 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
         self.status_poll_interval = duration("status_poll_interval", status_poll_interval)
         self.longest_hold = duration("longest_hold", longest_hold)
         self._driver: str | None = None
-        if isinstance(application_args, str):
-            raise InvalidValue("application_args", application_args, "give a list")
-        if not templated([application, *application_args, self.conf, self.env_vars, py_files]):
+        self._check_types()
+        if not templated([application, application_args, self.conf, self.env_vars, py_files]):
             self._submission()
         if not templated(on_settled):
             self._check_on_settled()
@@ -310,12 +309,23 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
 
     def _submission(self, claim: dict[str, Any] | None = None, attempt: str = "") -> Submission:
         """What is to run. Raises InvalidValue."""
+        self._check_types()
         arguments = [str(each) for each in self.application_args]
         if claim is not None:
             arguments += ["--claim", json.dumps(claim), "--attempt", attempt]
         conf, env_vars = _texts(self.conf), _texts(self.env_vars)
         py_files = None if absent(self.py_files) else self.py_files
         return Submission(str(self.application), tuple(arguments), conf, env_vars, py_files)
+
+    def _check_types(self) -> None:
+        """Raises InvalidValue, also for one field while others are templated."""
+        listed = isinstance(self.application_args, Sequence) and not isinstance(self.application_args, str | bytes)
+        if not (listed or templated(self.application_args)):
+            raise InvalidValue("application_args", self.application_args, "give a list")
+        if not (absent(self.py_files) or isinstance(self.py_files, str) or templated(self.py_files)):
+            raise InvalidValue("py_files", self.py_files, "give a text, with commas between the files")
+        check_mapping("conf", self.conf, "Spark's properties to their values")
+        check_mapping("env_vars", self.env_vars, "names of variables to texts")
 
     def _name_of(self, job: Job) -> str:
         """The application's name on Spark's pages, by which a retry finds it."""

@@ -132,12 +132,16 @@ class JetStreamPullSensor(JetStreamSensor):
         self.nats_conn_id = nats_conn_id
         self.check_mode()
         numbers = [max_messages, messages_per_claim, min_messages, max_failures]
-        if backlog is not None and not all(part.isidentifier() for part in backlog.split(".")):
+        if backlog is not None and not all(part.isidentifier() for part in str(backlog).split(".")):
             raise InvalidValue("backlog", backlog, "give the path of a function: package.module.function")
         if not templated(gather):
             self._gather()
         if not templated(hand_off_timeout):
             self._hand_off_timeout()
+        if not templated(consumer_config):
+            _consumer_config(consumer_config)
+        if not templated(self.priority):
+            _priority(self.priority)
         durations = [gather, hand_off_timeout]
         known = not templated([stream, consumer, dead_letters, self.priority, consumer_config, *numbers, *durations])
         if known:
@@ -202,7 +206,7 @@ class JetStreamPullSensor(JetStreamSensor):
 
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
-        config = _consumer_config(self.consumer_config or {}) or None
+        config = _consumer_config(self.consumer_config)
         taking = Taking(
             stream=self.stream,
             consumer=self.consumer,
@@ -251,10 +255,12 @@ async def _taken(js: JetStream, taking: Taking, wait: Callable[[Take], Awaitable
     return [claim.to_json() for claim in claims]
 
 
-def _consumer_config(config: Any) -> dict[str, Any]:
+def _consumer_config(config: Any) -> dict[str, Any] | None:
     """The fields in the server's terms. Raises InvalidValue."""
+    if absent(config):
+        return None
     try:
-        return normalise(CONSUMER.check(config))
+        return normalise(CONSUMER.check(config)) or None
     except Wrong as wrong:
         place = "consumer_config" + "".join(f"[{each!r}]" for each in wrong.path)
         raise InvalidValue(place, wrong.value, wrong.remedy) from None
@@ -262,7 +268,7 @@ def _consumer_config(config: Any) -> dict[str, Any]:
 
 def _priority(fields: Any) -> Priority | None:
     """The fields as numbers where they are numbers: templates render texts."""
-    if not fields:
+    if absent(fields) or fields == {}:
         return None
     if not isinstance(fields, Mapping) or not {"group"} <= fields.keys() <= _PRIORITY:
         raise InvalidValue("priority", fields, f"give group and, if wanted, others of {', '.join(sorted(_PRIORITY))}")
