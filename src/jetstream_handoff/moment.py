@@ -31,6 +31,6 @@ class Moment:
         """The moment at which our clock showed ``ours``."""
         return Moment(ours, self.server + round((ours - self.ours) * 1e9))
 
-    def age(self, info: ConsumerInfo, ours: float) -> float:
-        """Seconds from this moment to an INFO that has just arrived, by the clock that shows more of them."""
-        return max(ours - self.ours, (time_nanoseconds(info.now) - self.server) / 1e9)
+    def age(self, now: Moment) -> float:
+        """Seconds from this moment to a later one, by the clock that shows more of them."""
+        return max(now.ours - self.ours, (now.server - self.server) / 1e9)

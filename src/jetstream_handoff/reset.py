@@ -100,7 +100,7 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
             began = clock()
             _, look = await ledger.change(work.last_look)
             now = await ledger.consumer.info(patience=PATIENCE)  # our own clock stands still on a paused machine
-            if Moment.of(look, began).age(now, clock()) < AT_ONCE:
+            if Moment.of(look, began).age(Moment.of(now, clock())) < AT_ONCE:
                 break
         except _Settled:
             log.info("claims were settled in the meantime: looking after their acknowledgements again")

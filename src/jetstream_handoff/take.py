@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jetstream_client.errors import (
     ConnectionLost,
@@ -27,9 +26,9 @@ from jetstream_client.sequences import Sequences
 from jetstream_handoff import answers, consumer, failures, settle
 from jetstream_handoff.claim import Claim, new_claim_id, new_token
 from jetstream_handoff.dead_letters import DeadLetters, Holder
-from jetstream_handoff.durations import HEARTBEATS
 from jetstream_handoff.errors import LedgerFull
 from jetstream_handoff.events import tell
+from jetstream_handoff.gather import LONGEST_PULL, LOOK, Batch, Delivery, GatherWindow, LeaseOver
 from jetstream_handoff.ledger import PATIENCE, Ledger
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.record import BELIEVED, OpenEntry, Record
@@ -45,28 +44,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Seconds. Renewing a pull is most of what a waiting sensor costs; past two minutes a server unpins a client (ADR-42).
-_LONGEST_PULL = 100.0
-_HEARTBEAT = 15.0  # seconds between the server's, as nats.go's consuming has it; two missed ones are a lost pull
-_REFUSED = 1.0  # a pull that the server does not permit is known by then
-_LOOK = 1.0  # seconds that the pull of a look waits on the server for a first message
-_STALLED = 3.0  # what the server has and does not send for so long waits for acknowledgements, or for somebody else
 _TO_TELL = 5.0  # seconds for finding out what is waited for
 _SMALLEST_BATCH = 100  # below this, a record that is still too large is not the batch's fault
-_LEASED = 0.75  # of ack_wait: an older batch could be delivered to somebody else while it is entered
-
-
-class _LeaseOver(Exception):
-    """Some of the pulled messages may have been delivered to somebody else."""
-
-
-class Delivery(NamedTuple):
-    """What the hand-off needs of a message. ``counter`` is its consumer sequence, ``first``: delivered once so far."""
-
-    sequence: int
-    counter: int
-    size: int
-    first: bool
 
 
 class Take:
@@ -79,13 +58,12 @@ class Take:
         self._dead_letters = DeadLetters(js, taking.stream, taking.dead_letters)
         self._clock = asyncio.get_running_loop().time
         self._ack_wait = 60.0
-        self._longest_pull = _LONGEST_PULL
+        self._longest_pull = LONGEST_PULL
         self._waiting = Waiting(self.ledger, taking)
-        self._pulled: dict[int, Delivery] = {}
+        self._window: GatherWindow | None = None
         self._entered: list[Claim] = []
-        self._began = 0.0
-        """When the first message of the batch came."""
         self._origin = ""
+        """The ``traceparent`` of the batch's first message."""
 
     async def prepare(self) -> None:
         """:meth:`create`, and find what would stop those who hold and settle the claims, as far as this user can know.
@@ -117,7 +95,7 @@ class Take:
         )
         self._ack_wait = info.config["ack_wait"] / 1e9
         if longest := info.config.get("max_expires"):
-            self._longest_pull = min(_LONGEST_PULL, longest / 1e9)
+            self._longest_pull = min(LONGEST_PULL, longest / 1e9)
         await self.ledger.locate()
         await self.ledger.create()
         if taking.max_failures is not None:
@@ -143,7 +121,7 @@ class Take:
             if left <= 0:
                 return []
             if self.taking.backlog is not None:
-                await asyncio.sleep(min(left, max(_LOOK, self.taking.look_every.total_seconds())))
+                await asyncio.sleep(min(left, max(LOOK, self.taking.look_every.total_seconds())))
 
     async def look(self) -> list[Claim]:
         """The claims of what can be delivered now; ``[]`` when that is less than ``min_messages``, which is given back.
@@ -165,25 +143,29 @@ class Take:
         return enough
 
     async def _batch(self, deadline: float, *, look: bool) -> list[Claim]:
-        """Pull once and enter it; what is too little goes back, and after an interruption there is nothing."""
+        """Gather once and enter it; what is too little goes back, and after an interruption there is nothing."""
         try:
-            since = await self._gather(deadline, look=look)
-        except _LeaseOver as over:
-            self._drop(len(self._pulled), str(over))
-            self._pulled.clear()
+            await self._gather(deadline, look=look)
+        except LeaseOver as over:
+            self._drop(self._gathered(), str(over))
             return []
         except (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout) as error:
             if self.ledger.js.connection.ended:
                 raise  # there is nothing to try again on
             log.warning("pull interrupted, trying again: %s", error)
-            self._pulled.clear()  # comes again when ack_wait is over
+            self._gathered()  # comes again when ack_wait is over
             await asyncio.sleep(0.2)
             return []
-        if len(self._pulled) >= self.taking.min_messages:
-            return await self._enter(since)
-        if self._pulled:
+        if self._window and self._window.enough:
+            return await self._enter()
+        if self._window and self._window.count:
             await self.put_back()
         return []
+
+    def _gathered(self) -> Batch | None:
+        """What has been gathered, which from now on is not to be put back."""
+        window, self._window = self._window, None
+        return window.batch if window else None
 
     def handed_on(self) -> None:
         """The claims are the event's now: nothing of this taking is to be given back."""
@@ -191,7 +173,8 @@ class Take:
 
     async def put_back(self) -> None:
         """Give back what was pulled and not entered, and what was entered and not handed on. May be called twice."""
-        pulled, self._pulled = Sequences.of(self._pulled), {}
+        batch = self._gathered()
+        pulled = batch.sequences if batch else Sequences()
         claims, self._entered = self._entered, []
         entered = {claim.id: claim.taken_at for claim in claims}
         if entered:
@@ -237,17 +220,10 @@ class Take:
             return record, info  # looked, without waiting for a turn to change it
         return await self.ledger.change(look)
 
-    def _drop(self, count: int, reason: str) -> None:
+    def _drop(self, batch: Batch | None, reason: str) -> None:
+        count = len(batch.deliveries) if batch else 0
         log.warning("dropped a batch of %d messages, which are redelivered: %s", count, reason)
         tell("dropped", self.taking, count)
-
-    def _check_lease(self, since: Moment, info: ConsumerInfo) -> None:
-        """Raises _LeaseOver when what is leased since then may have been delivered again by the time of this INFO."""
-        if since.age(info, self._clock()) > _LEASED * self._ack_wait:
-            raise _LeaseOver(
-                f"it is older than {_LEASED:.0%} of ack_wait ({self._ack_wait:g} s), so that it could have been "
-                "delivered again; if this goes on, raise ack_wait, or lower min_messages or max_messages"
-            )
 
     async def _mine(self) -> list[Claim]:
         """Hand on what another try of this owner entered and nobody holds, under a new lease.
@@ -302,121 +278,82 @@ class Take:
             account=self.ledger.address.account,
         )
 
-    async def _gather(self, deadline: float, *, look: bool = False) -> Moment:
-        """Pull until the batch is complete or the time is over; the moment since which all of it is surely leased.
-
-        ``look``: what is there now, and what follows it within ``gather``.
+    async def _gather(self, deadline: float, *, look: bool = False) -> None:
+        """Pull until the window has no further pull.
 
         Raises:
-            _LeaseOver: the batch was gathered too slowly.
+            LeaseOver: the batch was gathered too slowly.
         """
-        taking, clock = self.taking, self._clock
-        self._pulled.clear()
-        first, heard, waiting = 0.0, 0.0, 0
-        since = Moment(clock(), 0)
-        end, life = deadline, None
-        while clock() < end and len(self._pulled) < taking.max_messages:
+        clock, consumer = self._clock, self.ledger.consumer
+        self._window = window = GatherWindow(
+            self.taking, deadline=deadline, ack_wait=self._ack_wait, longest_pull=self._longest_pull, look=look
+        )
+        while window.wait(clock()):
             record, info = await self._look()
-            seen = Moment.of(info, clock())
-            before, life = life, (record.created, record.n) if record else (info.created, 0)
-            if life != before:
-                self._pulled.clear()  # of an earlier life: it is delivered again
-            if self._pulled:
-                self._check_lease(since, info)
-            elif self._of_this_owner(record):
-                break  # another try of this owner, which is still alive, has entered them meanwhile
-            elif look:
-                end = min(deadline, seen.ours + _LOOK)
-            # A look is shorter than its request: heartbeats that a busy machine misses in a second mean nothing.
-            expires = min(self._longest_pull, max(5.0 if look else 1.0, end - clock()))
-            missing = taking.max_messages - len(self._pulled)
-            quiet = _REFUSED
-            heartbeat = min(_HEARTBEAT, expires / 2.5, self._ack_wait / 4)
-            pulling = self.ledger.consumer.pull(missing, expires=expires, heartbeat=heartbeat, priority=taking.priority)
+            life = (record.created, record.n) if record else (info.created, 0)
+            window.on_look(life, Moment.of(info, clock()), elsewhere=bool(self._of_this_owner(record)))
+            if (request := window.next_pull(clock())) is None:
+                return
+            pulling = consumer.pull(
+                request.messages,
+                expires=request.expires,
+                heartbeat=request.heartbeat,
+                priority=self.taking.priority,
+            )
             async with pulling as pull:
-                while not pull.ended and clock() < end and len(self._pulled) < taking.max_messages:
-                    wait = min(1.0, self._ack_wait / 10) if self._pulled else quiet
-                    empty = not self._pulled
-                    messages = await pull.receive(max(0.01, min(wait, end - clock())))
-                    now, quiet = clock(), expires
-                    if messages:
-                        waiting, heard = self._add(messages), now
-                    elif len(self._pulled) < taking.min_messages:
-                        await self._waiting.tell(len(self._pulled), min(_TO_TELL, self._ack_wait / 4))
-                    if not self._pulled:
-                        continue
-                    if empty:
-                        since = seen.at(now - pull.silence)
-                    first = first or now
-                    if now - since.ours > self._ack_wait / HEARTBEATS:
-                        since = await self._renew(pull, since)
-                        heard += clock() - now  # hundreds of thousands take seconds, in which nothing was received
-                    if look or len(self._pulled) >= taking.min_messages:
-                        end = min(deadline, self._gathered(first, heard, waiting, since))
-                empty = not self._pulled
-                self._add(await pull.stop())
-                if empty:
-                    since = seen.at(clock() - pull.silence)
-            if look and not self._pulled:
-                break
-        return since
+                await self._receive(window, pull)
 
-    def _gathered(self, first: float, heard: float, waiting: int, since: Moment) -> float:
-        """When the batch has been gathered that is large enough, and began at ``first``.
+    async def _receive(self, window: GatherWindow, pull: Pull) -> None:
+        while not pull.ended and (wait := window.wait(self._clock())):
+            messages = await pull.receive(wait)
+            self._report(window, pull, messages)
+            if not messages and not window.enough:
+                await self._waiting.tell(window.count, min(_TO_TELL, self._ack_wait / 4))
+            if window.renewal_due(self._clock()):
+                await self._renew(window, pull)
+        self._report(window, pull, await pull.stop(), stopped=True)
 
-        What the server has is fetched as long as it comes, and what it does not have is waited for; but when renewing
-        the leases took so long that the next round is due, more messages would have them end before they are entered.
-        """
-        if self._clock() - since.ours > self._ack_wait / HEARTBEATS:
-            return first
-        gathered = first + self.taking.gather.total_seconds()
-        return max(gathered, heard + _STALLED) if waiting else gathered
+    def _report(self, window: GatherWindow, pull: Pull, messages: list[Message], *, stopped: bool = False) -> None:
+        if messages and not window.count:
+            self._origin = "".join(messages[0].headers.get("traceparent", ())[:1])
+        pending = messages[-1].metadata.pending if messages and not stopped else None
+        window.on_messages(map(self._delivery, messages), self._clock(), silence=pull.silence, pending=pending)
 
-    async def _renew(self, pull: Pull, since: Moment) -> Moment:
-        """Lease all that was pulled anew. Returns the moment since which all of it is, and whatever comes later.
+    def _delivery(self, message: Message) -> Delivery:
+        meta, address = message.metadata, self.ledger.address
+        if not address.covers(meta):
+            raise InvalidValue("reply", message.reply, f"this is no delivery of the consumer under {address.prefix}")
+        return Delivery(meta.sequence, meta.consumer_sequence, message.size, meta.delivered == 1)
+
+    async def _renew(self, window: GatherWindow, pull: Pull) -> None:
+        """Lease all that was pulled anew.
 
         What the server had delivered before it answered INFO has arrived before the answer, so it is renewed as well.
         """
         asked = self._clock()
+        began = (await self._moment()).at(asked)
+        self._report(window, pull, await pull.receive(0))
+        await answers.in_progress(self.ledger, window.batch.sequences, window.batch.counter)
+        window.on_renewed(began, await self._moment())
+
+    async def _moment(self) -> Moment:
         info = await self.ledger.consumer.info(patience=PATIENCE)
-        renewed = Moment.of(info, self._clock()).at(asked)
-        self._add(await pull.receive(0))
-        counter = max(delivery.counter for delivery in self._pulled.values())
-        await answers.in_progress(self.ledger, Sequences.of(self._pulled), counter)
-        self._check_lease(since, await self.ledger.consumer.info(patience=PATIENCE))
-        return renewed
+        return Moment.of(info, self._clock())
 
-    def _add(self, messages: Iterable[Message]) -> int:
-        """Keep what arrived; how many more the server has at once."""
-        waiting = 0
-        address = self.ledger.address
-        for message in messages:
-            meta = message.metadata
-            if not self._pulled:
-                self._began, self._origin = self._clock(), "".join(message.headers.get("traceparent", ())[:1])
-            if not address.covers(meta):
-                raise InvalidValue(
-                    "reply", message.reply, f"this is no delivery of the consumer under {address.prefix}"
-                )
-            before = self._pulled.get(meta.sequence)
-            first = meta.delivered == 1 or (before is not None and before.first)
-            self._pulled[meta.sequence] = Delivery(meta.sequence, meta.consumer_sequence, message.size, first)
-            waiting = meta.pending
-        return waiting
-
-    async def _enter(self, since: Moment) -> list[Claim]:
+    async def _enter(self) -> list[Claim]:
         """Enter the batch as claims, acknowledge again what is done, lease the rest. ``[]``: nothing was entered."""
-        pulled, self._pulled = self._pulled, {}
-        batch = sorted(pulled.values())
+        if (whole := self._gathered()) is None:
+            return []
+        batch = whole
         stream_created = (await self.ledger.stream.info(patience=PATIENCE)).created
         while True:
-            entering = _Entering(self, batch, since)
+            entering = _Entering(self, batch)
             record, _ = await self.ledger.change(entering.change)
             if not entering.too_large:
                 break
-            if len(batch) <= _SMALLEST_BATCH:
-                log.info("giving back %d messages: no room in the record", len(pulled))
-                await answers.negative(self.ledger, Sequences.of(pulled))
+            if len(batch.deliveries) <= _SMALLEST_BATCH:
+                log.info("giving back %d messages: no room in the record", whole.sequences.count)
+                await answers.negative(self.ledger, whole.sequences)
                 if entering.full:
                     raise LedgerFull(
                         f"the record of consumer {self.taking.consumer!r} would pass its limit; settle the open claims "
@@ -424,9 +361,9 @@ class Take:
                     )
                 await asyncio.sleep(BELIEVED / 1e9)  # then what is done is forgotten as far as it is acknowledged
                 return []
-            batch = batch[: len(batch) // 2]
+            batch = batch.halved()
         if entering.dropped or record is None:
-            self._drop(len(pulled), entering.dropped)
+            self._drop(whole, entering.dropped)
             return []
         entered = {
             claim_id: self._claim(claim_id, entry, stream_created, record.created)
@@ -441,7 +378,7 @@ class Take:
         if entering.again:
             log.info("acknowledging %d messages again that are done", entering.again.count)
             tell("repeated", self.taking, entering.again.count)
-            again = answers.Delivered.of(record, entering.again, entering.counter)
+            again = answers.Delivered.of(record, entering.again, batch.counter)
             await answers.acknowledge(self.ledger, again)
         for claim in claims:
             log.info(
@@ -454,9 +391,9 @@ class Take:
                 claim.bytes,
             )
             await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
-            seconds = self._clock() - self._began
+            seconds = self._clock() - whole.began
             tell("taken", claim, claim.count, claim=claim.id, seconds=seconds, origin=self._origin)
-        tail = entering.left | Sequences.of(pulled) - Sequences.of(delivery.sequence for delivery in batch)
+        tail = entering.left | whole.sequences - batch.sequences
         if tail:
             log.info("giving back %d messages: too many claims of what failed, or no room in the record", tail.count)
             tell("given_back", self.taking, tail.count)
@@ -486,11 +423,9 @@ class Take:
 class _Entering:
     """The change that enters a batch. It may be applied several times; what it decided last stands."""
 
-    def __init__(self, take: Take, batch: list[Delivery], since: Moment) -> None:
+    def __init__(self, take: Take, batch: Batch) -> None:
         self._take = take
-        self._batch = {delivery.sequence: delivery for delivery in batch}
-        self._since = since
-        self.counter = max(delivery.counter for delivery in batch)
+        self._batch = batch
         self.entries: dict[str, OpenEntry] = {}
         self.poisoned = new_claim_id()
         """The claim among ``entries`` that is not handed on, if there is one: ``token`` holds it."""
@@ -510,7 +445,7 @@ class _Entering:
             self.dropped = reason
             return old
         record = old or Record(info.created)
-        pulled = Sequences.of(self._batch)
+        pulled = self._batch.sequences
         done = record.all_settled
         if record.new_life(info) or self._delivered_anew(done & pulled):
             record, done = record.reborn(info), Settled()
@@ -534,23 +469,23 @@ class _Entering:
         ledger = self._take.ledger
         # What is done is forgotten when the floor passes it: what holds the floor must find room, or nothing would.
         holds_the_floor = bool(done and rest) and rest.first < done.first
-        self.too_large = not ledger.fits(new, reserve=holds_the_floor and len(self._batch) <= _SMALLEST_BATCH)
+        self.too_large = not ledger.fits(new, reserve=holds_the_floor and pulled.count <= _SMALLEST_BATCH)
         self.full = self.too_large and not ledger.fits(replace(new, settled=Settled()))
         return without_the_batch.note(info).tidied(info) if self.too_large else new
 
     def _stale(self, info: ConsumerInfo) -> str | None:
         try:
-            self._take._check_lease(self._since, info)
-        except _LeaseOver as over:
+            self._batch.check(Moment.of(info, self._take._clock()))
+        except LeaseOver as over:
             return str(over)
-        if info.counter < self.counter:
+        if info.counter < self._batch.counter:
             return "the consumer was reset or rolled back since it was pulled"
         return None
 
     def _delivered_anew(self, done: Settled) -> bool:
         """Whether a done message arrives as if it had never been delivered: the consumer began a new life."""
         return any(
-            self._batch[sequence].first or self._batch[sequence].counter <= counter
+            self._batch.deliveries[sequence].first or self._batch.deliveries[sequence].counter <= counter
             for first, last, counter in done.spans
             for sequence in range(first, last + 1)
         )
@@ -567,7 +502,7 @@ class _Entering:
         return entries
 
     def _entry(self, part: Sequences, now: str) -> OpenEntry:
-        deliveries = [self._batch[sequence] for sequence in part]
+        deliveries = [self._batch.deliveries[sequence] for sequence in part]
         return OpenEntry(
             part,
             max(delivery.counter for delivery in deliveries),

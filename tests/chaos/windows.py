@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from jetstream_client.sequences import Sequences
 from jetstream_handoff import answers, settle
 from jetstream_handoff.errors import AlreadyDone, HoldLost, Superseded, Taken
 from jetstream_handoff.hold import Hold
@@ -83,7 +82,7 @@ def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(enter)
     async def entering(take: Take, *arguments: Any) -> Any:
         run = str(take.taking.owner[1])
-        ranges = Sequences.of(take._pulled).to_json()
+        ranges = take._window.batch.sequences.to_json() if take._window else []
         mark(FETCH, "enter", take.taking.stream, run, ranges=ranges)
         await asyncio.sleep(pause(FETCH, f"{run} fetched {ranges}"))
         return await enter(take, *arguments)

@@ -44,7 +44,6 @@ from jetstream_handoff.errors import (
 )
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.moment import Moment
 from jetstream_handoff.take import Take
 from jetstream_handoff.taking import Taking
 from tests.chaos.proxy import Proxy
@@ -231,25 +230,26 @@ class Handoff(RuleBasedStateMachine):
         """Between delivery and entering: its clock stands still, its connection survives, its leases end."""
         work = self.call(self._prepared, size)
 
-        async def gather() -> Moment:
-            return await work._gather(asyncio.get_running_loop().time() + 1)
+        async def gather() -> bool:
+            await work._gather(asyncio.get_running_loop().time() + 1)
+            return work._window is not None and work._window.count > 0
 
-        async def resume(since: Moment) -> list[Claim]:
+        async def resume() -> list[Claim]:
             with suppress(LedgerFull):
-                await work._enter(since)
+                await work._enter()
             claims, work._entered = work._entered, []
             return claims
 
         try:
-            since = self.call(gather)
+            gathered = self.call(gather)
         except JetStreamError:
             return  # interrupted, as after a kill of the server
-        if not work._pulled:
+        if not gathered:
             return
         paused = self.call(self._now)
         work._clock = lambda: paused
         self._somebody_else_takes(settled)
-        self._work_on(self.call(resume, since))
+        self._work_on(self.call(resume))
 
     async def _prepared(self, size: int) -> Take:
         work = Take(self.js, self.taking(size, size))

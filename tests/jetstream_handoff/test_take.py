@@ -324,14 +324,14 @@ async def test_a_try_that_waits_hands_on_what_an_older_one_takes_meanwhile(strea
     older = Take(stream.js, taking(stream, consumer_config=config))
     await older.prepare()
     await publish(stream, 10)
-    since = await older._gather(older._clock() + 10)
+    await older._gather(older._clock() + 10)
     newer = asyncio.create_task(take(stream, wait=30, consumer_config=config))
 
     async def waits() -> bool:
         return bool((await stream.consumer(CONSUMER).info()).raw["num_waiting"])
 
     await until(waits)
-    (claim,) = await older._enter(since)
+    (claim,) = await older._enter()
     (handed_on,) = await newer
     assert handed_on.id == claim.id
 
@@ -603,11 +603,11 @@ async def test_a_batch_of_a_machine_that_was_paused_is_dropped(stream: Stream) -
         work = Take(stream.js, taking(stream, "paused", consumer_config=SHORT))
         await work.prepare()
         loop = asyncio.get_running_loop()
-        since = await work._gather(loop.time() + 10)
+        await work._gather(loop.time() + 10)
         paused = loop.time()
         work._clock = lambda: paused  # our clock stands still, the server's leases end
         await _settled_by_somebody_else(stream, 10)
-        assert await work._enter(since) == []
+        assert await work._enter() == []
         await _undisturbed(stream, held, 10)
 
 

@@ -1,0 +1,219 @@
+"""Gathering a batch: how many messages to ask for, which leases to renew, when the batch is complete or too old.
+
+No I/O and no clock: :mod:`.take` reports what arrives and when, and carries out what :class:`GatherWindow` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from jetstream_client.sequences import Sequences
+from jetstream_handoff.durations import HEARTBEATS
+from jetstream_handoff.moment import Moment
+
+if TYPE_CHECKING:
+    from jetstream_handoff.taking import Taking
+
+LONGEST_PULL = 100.0
+"""Seconds. Renewing a pull is most of what a waiting sensor costs; past two minutes a server unpins a client
+(ADR-42)."""
+LOOK = 1.0
+"""Seconds that a look waits for a first message."""
+LEASED = 0.75
+"""Of ``ack_wait``: a batch that is older could be delivered to another client while it is entered."""
+_HEARTBEAT = 15.0  # seconds between the server's, as nats.go's consuming has it; two missed ones are a lost pull
+_REFUSED = 1.0  # a pull that the server does not permit is known by then
+_STALLED = 3.0  # what the server has and does not send for so long waits for acknowledgements, or for another client
+
+
+class LeaseOver(Exception):
+    """Some messages of the batch may have been delivered to another client."""
+
+
+class Delivery(NamedTuple):
+    """What the hand-off needs of a message. ``counter`` is its consumer sequence, ``first``: delivered once so far."""
+
+    sequence: int
+    counter: int
+    size: int
+    first: bool
+
+
+class PullRequest(NamedTuple):
+    """A pull to open: how many messages, and seconds as in :meth:`jetstream_client.consumer.Consumer.pull`."""
+
+    messages: int
+    expires: float
+    heartbeat: float
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Messages by their sequences.
+
+    ``since``: before this moment none of them was delivered or renewed. ``began``: when the first one arrived, on our
+    clock. ``ack_wait``: seconds.
+    """
+
+    deliveries: dict[int, Delivery]
+    since: Moment
+    began: float
+    ack_wait: float
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        return Sequences.of(self.deliveries)
+
+    @cached_property
+    def counter(self) -> int:
+        """The highest consumer sequence."""
+        return max(delivery.counter for delivery in self.deliveries.values())
+
+    def check(self, at: Moment) -> None:
+        """Raises LeaseOver when some of it may have been delivered again by then."""
+        if self.since.age(at) > LEASED * self.ack_wait:
+            raise LeaseOver(
+                f"it is older than {LEASED:.0%} of ack_wait ({self.ack_wait:g} s), so that it could have been "
+                "delivered again; if this goes on, raise ack_wait, or lower min_messages or max_messages"
+            )
+
+    def halved(self) -> Batch:
+        """The lower half of its sequences."""
+        kept = sorted(self.deliveries)[: len(self.deliveries) // 2]
+        return replace(self, deliveries={sequence: self.deliveries[sequence] for sequence in kept})
+
+
+class GatherWindow:
+    """The accounting of one batch. Times are seconds of the driver's clock.
+
+    Before each pull the driver looks at the ledger's record and the consumer (:meth:`on_look`), then opens the pull of
+    :meth:`next_pull`. It waits for messages as long as :meth:`wait` says and reports each time what has arrived, if
+    anything (:meth:`on_messages`). When :attr:`renewal_due` it renews the leases (:meth:`on_renewed`). Where ``wait``
+    is 0 it stops the pull; when there is no next one the :attr:`batch` is complete, or too little has arrived in time.
+
+    deadline:     when gathering ends in any case.
+    longest_pull: seconds that the consumer allows to one pull.
+    look:         take what can be delivered now, however little it is, and what follows within ``gather``.
+    """
+
+    def __init__(
+        self,
+        taking: Taking,
+        *,
+        deadline: float,
+        ack_wait: float,
+        longest_pull: float,
+        look: bool = False,
+    ) -> None:
+        self._taking = taking
+        self._deadline = self._patience = deadline
+        self._ack_wait = ack_wait
+        self._longest_pull = longest_pull
+        self._look = look
+        self._life: tuple[str, int] | None = None
+        self._seen = self._since = Moment(0.0, 0)
+        self._pulled: dict[int, Delivery] = {}
+        self._began = 0.0
+        self._more_until = 0.0
+        """The server has more, which is waited for until then."""
+        self._quiet = _REFUSED
+        """Seconds to wait for a first message."""
+        self._slow = False
+        """The last renewal took so long that the next one is due: a larger batch could not be kept leased."""
+        self._elsewhere = False
+
+    @property
+    def count(self) -> int:
+        return len(self._pulled)
+
+    @property
+    def enough(self) -> bool:
+        """As many as ``min_messages`` have arrived."""
+        return len(self._pulled) >= self._taking.min_messages
+
+    @property
+    def batch(self) -> Batch:
+        """What has been gathered so far."""
+        return Batch(self._pulled, self._since, self._began, self._ack_wait)
+
+    def on_look(self, life: tuple[str, int], at: Moment, *, elsewhere: bool) -> None:
+        """The consumer is in this life. ``elsewhere``: another try of the owner, still alive, has entered claims.
+
+        Raises:
+            LeaseOver: the batch was gathered too slowly.
+        """
+        if life != self._life:
+            self._pulled.clear()  # of an earlier life: it is delivered again
+        if self._look and self._life is None:
+            self._patience = min(self._deadline, at.ours + LOOK)
+        self._life, self._seen = life, at
+        if self._pulled:
+            self.batch.check(at)
+        else:
+            self._elsewhere = elsewhere
+
+    def next_pull(self, now: float) -> PullRequest | None:
+        """The pull to open now, if any."""
+        if not self.wait(now):
+            return None
+        # A look is shorter than its request: heartbeats that a busy machine misses in a second mean nothing.
+        expires = min(self._longest_pull, max(5.0 if self._look else 1.0, self._ends() - now))
+        heartbeat = min(_HEARTBEAT, expires / 2.5, self._ack_wait / 4)
+        self._quiet = _REFUSED
+        return PullRequest(self._taking.max_messages - len(self._pulled), expires, heartbeat)
+
+    def wait(self, now: float) -> float:
+        """Seconds to wait for more messages; 0: no more are wanted."""
+        left = self._ends() - now
+        if left <= 0 or self._elsewhere or len(self._pulled) >= self._taking.max_messages:
+            return 0.0
+        return max(0.01, min(left, min(1.0, self._ack_wait / 10) if self._pulled else self._quiet))
+
+    def _ends(self) -> float:
+        """When the batch is handed over if nothing else arrives.
+
+        What the server has is fetched as long as it comes, and what it does not have is waited for; but after a renewal
+        that took too long, more messages would have the leases end before they are entered.
+        """
+        if not self._pulled:
+            return self._patience
+        if not (self._look or self.enough):
+            return self._deadline
+        gathered = max(self._began + self._taking.gather.total_seconds(), self._more_until)
+        return min(self._deadline, self._began if self._slow else gathered)
+
+    def on_messages(self, deliveries: Iterable[Delivery], now: float, *, silence: float, pending: int | None) -> None:
+        """These have arrived by ``now``, perhaps none.
+
+        silence: the longest time so far without a message or heartbeat of this pull: none was on its way for longer.
+        pending: how many more the server has; None when nothing has arrived, or the pull was stopped.
+        """
+        began = not self._pulled
+        for delivery in deliveries:
+            before = self._pulled.get(delivery.sequence)
+            again = before is not None and before.first
+            self._pulled[delivery.sequence] = delivery._replace(first=True) if again else delivery
+        self._quiet = self._longest_pull
+        if pending is not None:
+            self._more_until = now + _STALLED if pending else 0.0
+        if began and self._pulled:
+            self._since, self._began, self._slow = self._seen.at(now - silence), now, False
+
+    def renewal_due(self, now: float) -> bool:
+        return bool(self._pulled) and now - self._since.ours > self._ack_wait / HEARTBEATS
+
+    def on_renewed(self, began: Moment, ended: Moment) -> None:
+        """All messages of the batch that were delivered before ``began`` were leased again between these moments.
+
+        Raises:
+            LeaseOver: a lease may have ended before it was renewed.
+        """
+        self.batch.check(ended)
+        self._since = began
+        took = ended.ours - began.ours
+        self._slow = took > self._ack_wait / HEARTBEATS
+        if self._more_until:
+            self._more_until += took  # hundreds of thousands take seconds, in which nothing was received
