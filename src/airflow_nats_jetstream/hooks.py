@@ -31,7 +31,7 @@ from airflow.sdk.log import amask_secret, mask_secret  # noqa: E402
 
 from airflow_nats_jetstream import instruments  # noqa: E402
 from airflow_nats_jetstream.airflow_connection import check_console, masks, settings_of, tested  # noqa: E402
-from airflow_nats_jetstream.held import HeldClaim, begun  # noqa: E402
+from airflow_nats_jetstream.held import HeldClaim  # noqa: E402
 from airflow_nats_jetstream.tracebacks import Brief  # noqa: E402
 from jetstream_handoff.durations import LONGEST_HOLD  # noqa: E402
 
@@ -179,30 +179,27 @@ class JetStreamHook(BaseHook):
         reprocess:     a claim that is settled is processed again instead of raising AlreadyDone; raises MessagesMissing
                        when its stream does not hold all of its messages any more.
         """
-        from anyio.from_thread import start_blocking_portal
-
         from jetstream_handoff.claim import Claim
-        from jetstream_handoff.dead_letters import dead_letters_of
 
         with Brief():
             settings = self.settings
             claim = claim if isinstance(claim, Claim) else Claim.from_json(claim)
-            dead_letters_of(claim.stream, dead_letters)
         # Spark's JVM and its local Python workers inherit it; the name makes Spark redact it.
         os.environ[environment_name(self.nats_conn_id)] = settings.to_json()
         with (
             Brief(),
             instruments.processing(claim) as carried,
-            start_blocking_portal() as portal,
-            portal.wrap_async_context_manager(
-                begun(settings, claim, try_number, longest_hold, reprocess=reprocess)
-            ) as hold,
+            HeldClaim.begin(
+                settings,
+                claim,
+                try_number=try_number,
+                longest_hold=longest_hold,
+                dead_letters=dead_letters,
+                reprocess=reprocess,
+            ) as held,
         ):
-            held = HeldClaim(hold, portal, self.nats_conn_id, dead_letters, carried)
-            try:
-                yield held
-            finally:
-                held.wait_for_kill()
+            held.connection, held.trace_context = self.nats_conn_id, carried
+            yield held
 
     def test_connection(self) -> tuple[bool, str]:
         """What the Test button shows, see :func:`airflow_nats_jetstream.airflow_connection.tested`."""

@@ -1,0 +1,58 @@
+"""What a task that holds a claim does with Spark: reads the claim, and rejects what a DataFrame lists."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from jetstream_client.errors import InvalidValue
+from pyspark_jetstream import read_claim
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from jetstream_handoff.held import HeldClaim
+
+log = logging.getLogger(__name__)
+
+
+def read(held: HeldClaim, spark: SparkSession, connection: str, local_properties: Mapping[str, str]) -> DataFrame:
+    """A DataFrame of exactly the claimed messages. The session's jobs are cancelled when the claim is lost or killed.
+
+    ``local_properties`` are set for the jobs of this thread; Spark Connect has none.
+    """
+    held.on_stop(partial(_cancel_jobs, spark))
+    messages = read_claim(spark, held.claim, connection=connection)
+    log.info("claim %s is read by Spark, %s: %d messages", held.id, _application(spark), held.count)
+    for name, value in local_properties.items():
+        with suppress(Exception):
+            spark.sparkContext.setLocalProperty(name, value)
+    return messages
+
+
+def by_reason(rejected: DataFrame, reason: str | None) -> dict[str, list[int]]:
+    """Collect the sequences for each reason: the given one, or the column ``reason``. Raises InvalidValue."""
+    columns = ["sequence", "reason"] if reason is None else ["sequence"]
+    for name in columns:
+        if name not in rejected.columns:
+            raise InvalidValue("sequences", rejected.columns, f"the rejected messages need a column {name}")
+    reasons: dict[str, list[int]] = {} if reason is None else {reason: []}
+    for sequence, *of_row in rejected.select(*columns).collect():
+        reasons.setdefault(of_row[0] or "" if reason is None else reason, []).append(sequence)
+    return reasons
+
+
+def _application(spark: SparkSession) -> str:
+    """What Spark's own pages and logs call this session."""
+    try:
+        return f"application {spark.sparkContext.applicationId}"
+    except Exception:  # noqa: BLE001 - Spark Connect has no context, and says so in its own way
+        return "a Connect session"
+
+
+def _cancel_jobs(spark: SparkSession) -> None:
+    with suppress(Exception):  # the session may be gone, which is as good
+        spark.sparkContext.cancelAllJobs()

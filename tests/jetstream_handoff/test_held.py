@@ -1,0 +1,70 @@
+"""A claim that synchronous code holds, without any orchestrator, on a real server."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from jetstream_client.sequences import Sequences
+from jetstream_client.stream import Stream
+from jetstream_handoff import settle
+from jetstream_handoff.errors import AlreadyDone, HoldLost
+from jetstream_handoff.held import HeldClaim
+from jetstream_handoff.ledger import Ledger
+from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, floor, publish, take
+
+
+@pytest.fixture(autouse=True)
+def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settling comes without the wait that only a server that is killed needs."""
+    monkeypatch.setattr(settle, "BELIEVED", 0)
+
+
+async def test_heartbeats_go_on_while_the_thread_works(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+
+    def work() -> int:
+        with HeldClaim.begin(stream.js.settings, claim, try_number=1) as held:
+            end = time.monotonic() + 2.5 * ACK_WAIT.total_seconds()
+            while time.monotonic() < end:
+                sum(range(10_000))
+            held.reject(range(3, 5), "bad")
+            count = sum(1 for _ in held.messages())
+            held.settle("value")
+            assert held.ended
+        return count
+
+    assert await asyncio.to_thread(work) == 10
+    assert await floor(stream) == 10
+    info = await stream.consumer(CONSUMER).info()
+    assert info.counter == 10  # nothing was redelivered
+    (receipt,) = await Ledger(stream.js, stream.name, CONSUMER).committed()
+    assert (receipt.value, receipt.rejected) == ("value", Sequences.of([3, 4]))
+
+    def again() -> None:
+        with HeldClaim.begin(stream.js.settings, claim, try_number=2):
+            pass  # pragma: no cover - it is settled
+
+    with pytest.raises(AlreadyDone):
+        await asyncio.to_thread(again)
+
+
+async def test_a_killed_claim_stops_its_work_and_is_released(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    stopped = threading.Event()
+
+    def work() -> None:
+        with HeldClaim.begin(stream.js.settings, claim, try_number=1) as held:
+            held.on_stop(stopped.set)
+            held.kill()
+            assert held.killed
+            assert stopped.wait(10)
+            held.settle()
+
+    with pytest.raises(HoldLost, match="killed"):
+        await asyncio.to_thread(work)
+    (again,) = await take(stream, "another run")
+    assert again.sequences == claim.sequences
