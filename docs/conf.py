@@ -62,7 +62,8 @@ MODULES = {
     ],
     "The hook": ["airflow_nats_jetstream.hooks", "airflow_nats_jetstream.held"],
     "JetStream from Python": [
-        f"jetstream_client.{name}" for name in ("settings", "context", "stream", "consumer", "message")
+        f"jetstream_client.{name}"
+        for name in ("wire.settings", "context", "stream", "info", "consume.consumer", "consume.message")
     ],
     "Errors": ["jetstream_client.errors", "jetstream_handoff.errors", "airflow_nats_jetstream.errors"],
 }
