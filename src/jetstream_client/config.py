@@ -209,8 +209,9 @@ def merge(current: Config, wanted: Config, remove: Iterable[str] = ()) -> dict[s
 def _window_is_too_long(current: Config, wanted: Config) -> bool:
     """A ``duplicate_window`` that nobody gave is longer than the new ``max_age``, which the server refuses."""
     window, before, after = current.get("duplicate_window", 0), current.get("max_age", 0), wanted.get("max_age", 0)
-    default = min(_DUPLICATE_WINDOW, before or _DUPLICATE_WINDOW)
-    return window == default and type(after) is int and 0 < after < window
+    if not all(type(each) is int for each in (window, before, after)):
+        return False
+    return bool(window == min(_DUPLICATE_WINDOW, before or _DUPLICATE_WINDOW) and 0 < after < window)
 
 
 def _merged(current: Config, wanted: Config) -> dict[str, Any]:

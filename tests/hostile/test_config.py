@@ -66,6 +66,11 @@ def test_any_stream_configuration(config: Any, current: Any) -> None:
         assert not difference(merge(current, wanted), wanted)
 
 
+def test_a_limit_that_a_server_answers_is_no_number() -> None:
+    wanted = check_stream_config(STREAM | {"max_age": 1_000_000_000})
+    assert merge({"name": "S", "max_age": [None], "duplicate_window": 120 * 10**9}, wanted)["max_age"] == 1_000_000_000
+
+
 @attack(changed(CONSUMER) | with_python(CONSUMER) | Json | st.just(deep()), weight=2)
 def test_any_consumer_configuration(config: Any) -> None:
     try:
