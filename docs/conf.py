@@ -46,7 +46,7 @@ NAVIGATION = {
     ],
     "Operating": ["docs/reference/connection", "docs/monitoring", "docs/at-3-am", "docs/reference/permissions"],
     "Reference": ["docs/reference/operators", "docs/reference/spark", "docs/reference/jetstream", "build/api/index"],
-    "The project": ["docs/architecture", "CONTRIBUTING", "SECURITY", "CHANGELOG"],
+    "The project": ["docs/architecture", "docs/decisions", "CONTRIBUTING", "SECURITY", "CHANGELOG"],
 }
 
 # Of these the docstrings become the reference; names with an underscore, and what has no docstring, stay out.
@@ -72,7 +72,8 @@ project = "airflow-provider-nats-jetstream"
 project_copyright = "the authors, Apache-2.0"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+myst_fence_as_directive = ["mermaid"]
 include_patterns = ["*.md", "docs/**.md", "build/api/*.rst"]
 root_doc = "README"
 html_theme = "furo"
