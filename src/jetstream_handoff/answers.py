@@ -46,7 +46,7 @@ class Delivered:
 
     @classmethod
     def of(cls, record: Record, sequences: Sequences, counter: int) -> Delivered:
-        return cls((record.created, record.n), sequences, counter)
+        return cls(record.life, sequences, counter)
 
 
 async def negative(ledger: Ledger, sequences: Sequences, delay: timedelta | None = None) -> None:
@@ -133,7 +133,7 @@ async def _same_life(ledger: Ledger, delivered: Delivered) -> bool:
     info = await ledger.consumer.info(patience=PATIENCE)
     return (
         record is not None
-        and (record.created, record.n) == delivered.life
+        and record.life == delivered.life
         and not record.new_life(info)
         and info.counter >= delivered.counter
         and info.delivered >= delivered.sequences.last

@@ -104,6 +104,32 @@ class Record:
         """The fresh record of the next life: everything open is superseded."""
         return Record(info.created, self.n + 1, resetting=self.resetting)
 
+    @property
+    def life(self) -> tuple[str, int]:
+        return self.created, self.n
+
+    def unheld(self, owner: Owner) -> dict[str, OpenEntry]:
+        """The open claims that were taken for this owner and that nobody holds."""
+        return {each: entry for each, entry in self.open.items() if entry.owner == owner and entry.token is None}
+
+    def handed_on_again(self, owner: Owner, info: ConsumerInfo) -> Record:
+        """With a new time in these: whoever entered them cannot withdraw them any more."""
+        if self.new_life(info):
+            return self
+        again = {each: replace(entry, at=info.now) for each, entry in self.unheld(owner).items()}
+        return replace(self, open={**self.open, **again})
+
+    def withdrawn(self, entered: Mapping[str, str]) -> Record:
+        """Without the claims that were entered at these times, unless they are held or were handed on again."""
+        return replace(
+            self,
+            open={
+                each: entry
+                for each, entry in self.open.items()
+                if entry.token is not None or entered.get(each) != entry.at
+            },
+        )
+
     def note(self, info: ConsumerInfo) -> Record:
         """Remember the counters; believe them once they have stood for a second.
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -23,16 +22,16 @@ from jetstream_client.errors import (
     StreamNotFound,
 )
 from jetstream_client.sequences import Sequences
-from jetstream_handoff import answers, consumer, failures, settle
-from jetstream_handoff.claim import Claim, new_claim_id, new_token
+from jetstream_handoff import answers, consumer, settle
+from jetstream_handoff.claim import Claim
 from jetstream_handoff.dead_letters import DeadLetters, Holder
+from jetstream_handoff.enter import SMALLEST_BATCH, Entered, enter
 from jetstream_handoff.errors import LedgerFull
 from jetstream_handoff.events import tell
 from jetstream_handoff.gather import LONGEST_PULL, LOOK, Batch, Delivery, GatherWindow, LeaseOver
 from jetstream_handoff.ledger import PATIENCE, Ledger
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.record import BELIEVED, OpenEntry, Record
-from jetstream_handoff.settled import Settled
 from jetstream_handoff.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -40,12 +39,12 @@ if TYPE_CHECKING:
     from jetstream_client.consume.message import Message
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
+    from jetstream_handoff.enter import Entries
     from jetstream_handoff.taking import Taking
 
 log = logging.getLogger(__name__)
 
 _TO_TELL = 5.0  # seconds for finding out what is waited for
-_SMALLEST_BATCH = 100  # below this, a record that is still too large is not the batch's fault
 
 
 class Take:
@@ -176,24 +175,10 @@ class Take:
         batch = self._gathered()
         pulled = batch.sequences if batch else Sequences()
         claims, self._entered = self._entered, []
-        entered = {claim.id: claim.taken_at for claim in claims}
-        if entered:
-
-            def withdraw(record: Record | None, info: ConsumerInfo) -> Record | None:  # noqa: ARG001
-                if record is None:
-                    return None
-                return replace(
-                    record,
-                    open={
-                        claim_id: entry
-                        for claim_id, entry in record.open.items()
-                        # Another try of this owner that has handed it on has changed the time.
-                        if entry.token is not None or entered.get(claim_id) != entry.at
-                    },
-                )
-
+        if claims:
+            entered = {claim.id: claim.taken_at for claim in claims}
             try:
-                record, _ = await self.ledger.change(withdraw)
+                record, _ = await self.ledger.change(lambda old, info: old and old.withdrawn(entered))  # noqa: ARG005
             except (ConsumerNotFound, StreamNotFound):
                 return  # and with them everything that could be given back
             withdrawn = Sequences()
@@ -210,15 +195,11 @@ class Take:
 
     async def _look(self) -> tuple[Record | None, ConsumerInfo]:
         """Begin a new life in the record if the consumer did."""
-
-        def look(record: Record | None, info: ConsumerInfo) -> Record | None:
-            return record.reborn(info) if record and record.new_life(info) else record
-
         record, _ = await self.ledger.read()
         info = await self.ledger.consumer.info(patience=PATIENCE)
         if record is None or not record.new_life(info):
             return record, info  # looked, without waiting for a turn to change it
-        return await self.ledger.change(look)
+        return await self.ledger.change(lambda old, info: old.reborn(info) if old and old.new_life(info) else old)
 
     def _drop(self, batch: Batch | None, reason: str) -> None:
         count = len(batch.deliveries) if batch else 0
@@ -231,21 +212,13 @@ class Take:
         The entry's time is changed first: from then on the other try cannot withdraw it any more. What is handed on
         here is never withdrawn from here either, because the other try may have handed it on as well.
         """
+        owner = self.taking.owner
         record, _ = await self._look()
-        if not self._of_this_owner(record):
+        if record is None or not record.unheld(owner):
             return []
         created = (await self.ledger.stream.info(patience=PATIENCE)).created
-        mine: dict[str, OpenEntry] = {}
-
-        def hand_on(record: Record | None, info: ConsumerInfo) -> Record | None:
-            mine.clear()
-            if record is None or record.new_life(info):
-                return record
-            found = self._of_this_owner(record)
-            mine.update((claim_id, replace(entry, at=info.now)) for claim_id, entry in found.items())
-            return replace(record, open={**record.open, **mine})
-
-        record, _ = await self.ledger.change(hand_on)
+        record, info = await self.ledger.change(lambda old, info: old and old.handed_on_again(owner, info))
+        mine = record.unheld(owner) if record and not record.new_life(info) else {}
         if record is None or not mine:
             return []
         claims = [self._claim(claim_id, entry, created, record.created) for claim_id, entry in mine.items()]
@@ -253,15 +226,6 @@ class Take:
         for claim in claims:
             await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
         return claims
-
-    def _of_this_owner(self, record: Record | None) -> dict[str, OpenEntry]:
-        """The claims that were taken for this owner and that nobody holds."""
-        open_claims = record.open if record else {}
-        return {
-            claim_id: entry
-            for claim_id, entry in open_claims.items()
-            if entry.owner == self.taking.owner and entry.token is None
-        }
 
     def _claim(self, claim_id: str, entry: OpenEntry, stream_created: str, consumer_created: str) -> Claim:
         return Claim(
@@ -290,8 +254,8 @@ class Take:
         )
         while window.wait(clock()):
             record, info = await self._look()
-            life = (record.created, record.n) if record else (info.created, 0)
-            window.on_look(life, Moment.of(info, clock()), elsewhere=bool(self._of_this_owner(record)))
+            record = record or Record(info.created)
+            window.on_look(record.life, Moment.of(info, clock()), elsewhere=bool(record.unheld(self.taking.owner)))
             if (request := window.next_pull(clock())) is None:
                 return
             pulling = consumer.pull(
@@ -346,61 +310,75 @@ class Take:
             return []
         batch = whole
         stream_created = (await self.ledger.stream.info(patience=PATIENCE)).created
-        while True:
-            entering = _Entering(self, batch)
-            record, _ = await self.ledger.change(entering.change)
-            if not entering.too_large:
-                break
-            if len(batch.deliveries) <= _SMALLEST_BATCH:
-                log.info("giving back %d messages: no room in the record", whole.sequences.count)
-                await answers.negative(self.ledger, whole.sequences)
-                if entering.full:
-                    raise LedgerFull(
-                        f"the record of consumer {self.taking.consumer!r} would pass its limit; settle the open claims "
-                        f"that `airflow jetstream claims --stream {self.taking.stream}` lists"
-                    )
-                await asyncio.sleep(BELIEVED / 1e9)  # then what is done is forgotten as far as it is acknowledged
-                return []
+        record, entered = await self._write(batch)
+        while entered.too_large and batch.sequences.count > SMALLEST_BATCH:
             batch = batch.halved()
-        if entering.dropped or record is None:
-            self._drop(whole, entering.dropped)
+            record, entered = await self._write(batch)
+        if entered.too_large:
+            await self._refuse(whole, entered)
             return []
-        entered = {
-            claim_id: self._claim(claim_id, entry, stream_created, record.created)
-            for claim_id, entry in entering.entries.items()
-        }
-        poisoned = entered.pop(entering.poisoned, None)
-        claims = list(entered.values())
-        self._entered = claims
-        for claim_id, entry in entering.superseded.items():
+        if entered.dropped or record is None:
+            self._drop(whole, entered.dropped)
+            return []
+
+        def claims_of(entries: Entries) -> list[Claim]:
+            return [self._claim(each, entry, stream_created, record.created) for each, entry in entries.items()]
+
+        self._entered = claims = claims_of(entered.claims)
+        for claim_id, entry in entered.superseded.items():
             log.warning("claim %s is superseded: its messages are delivered again", claim_id)
             tell("superseded", self.taking, entry.sequences.count, claim=claim_id)
-        if entering.again:
-            log.info("acknowledging %d messages again that are done", entering.again.count)
-            tell("repeated", self.taking, entering.again.count)
-            again = answers.Delivered.of(record, entering.again, batch.counter)
-            await answers.acknowledge(self.ledger, again)
+        if entered.again:
+            log.info("acknowledging %d messages again that are done", entered.again.count)
+            tell("repeated", self.taking, entered.again.count)
+            await answers.acknowledge(self.ledger, answers.Delivered.of(record, entered.again, batch.counter))
         for claim in claims:
-            log.info(
-                "claim %s is taken: %d messages of %s by consumer %s, sequences %s, %d bytes",
-                claim.id,
-                claim.count,
-                claim.stream,
-                claim.consumer,
-                claim.sequences,
-                claim.bytes,
-            )
-            await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
-            seconds = self._clock() - whole.began
-            tell("taken", claim, claim.count, claim=claim.id, seconds=seconds, origin=self._origin)
-        tail = entering.left | whole.sequences - batch.sequences
-        if tail:
+            await self._lease(claim, whole.began)
+        if tail := entered.left | whole.sequences - batch.sequences:
             log.info("giving back %d messages: too many claims of what failed, or no room in the record", tail.count)
             tell("given_back", self.taking, tail.count)
             await answers.negative(self.ledger, tail)
-        if poisoned is not None:
-            await self._bury(poisoned, entering.token, record)
+        for claim in claims_of(entered.poisoned):
+            await self._bury(claim, entered.poisoned[claim.id].token or "", record)
         return claims
+
+    async def _write(self, batch: Batch) -> tuple[Record | None, Entered]:
+        """Enter a batch in the ledger. The change may be applied several times; what the last one entered stands."""
+        entered = Entered(None)
+
+        def change(old: Record | None, info: ConsumerInfo) -> Record | None:
+            nonlocal entered
+            if entered.stands_in(old):
+                return old
+            entered = enter(old, info, batch, now=self._clock(), taking=self.taking, fits=self.ledger.fits)
+            return entered.record
+
+        record, _ = await self.ledger.change(change)
+        return record, entered
+
+    async def _refuse(self, batch: Batch, entered: Entered) -> None:
+        log.info("giving back %d messages: no room in the record", batch.sequences.count)
+        await answers.negative(self.ledger, batch.sequences)
+        if entered.full:
+            raise LedgerFull(
+                f"the record of consumer {self.taking.consumer!r} would pass its limit; settle the open claims "
+                f"that `airflow jetstream claims --stream {self.taking.stream}` lists"
+            )
+        await asyncio.sleep(BELIEVED / 1e9)  # then what is done is forgotten as far as it is acknowledged
+
+    async def _lease(self, claim: Claim, began: float) -> None:
+        log.info(
+            "claim %s is taken: %d messages of %s by consumer %s, sequences %s, %d bytes",
+            claim.id,
+            claim.count,
+            claim.stream,
+            claim.consumer,
+            claim.sequences,
+            claim.bytes,
+        )
+        await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
+        seconds = self._clock() - began
+        tell("taken", claim, claim.count, claim=claim.id, seconds=seconds, origin=self._origin)
 
     async def _bury(self, claim: Claim, token: str, record: Record) -> None:
         """Settle the claim of what failed too often: as any claim of which everything is rejected."""
@@ -418,95 +396,3 @@ class Take:
             # Nothing else may wait for it: its lease ends, and a later taking tries again.
             log.error("claim %s could not be dead-lettered, trying again later: %s", claim.id, error)  # noqa: TRY400
             await settle.release(self.ledger, claim, token, self.taking.hand_off_timeout)
-
-
-class _Entering:
-    """The change that enters a batch. It may be applied several times; what it decided last stands."""
-
-    def __init__(self, take: Take, batch: Batch) -> None:
-        self._take = take
-        self._batch = batch
-        self.entries: dict[str, OpenEntry] = {}
-        self.poisoned = new_claim_id()
-        """The claim among ``entries`` that is not handed on, if there is one: ``token`` holds it."""
-        self.token = new_token(0)
-        self.left = Sequences()
-        self.again = Sequences()
-        self.superseded: dict[str, OpenEntry] = {}
-        self.dropped = ""
-        self.too_large = False
-        self.full = False
-        """Too large even when everything done will be forgotten."""
-
-    def change(self, old: Record | None, info: ConsumerInfo) -> Record | None:
-        if old and self.entries and self.entries.keys() <= old.open.keys():
-            return old  # our own write, whose answer got lost
-        if (reason := self._stale(info)) is not None:
-            self.dropped = reason
-            return old
-        record = old or Record(info.created)
-        pulled = self._batch.sequences
-        done = record.all_settled
-        if record.new_life(info) or self._delivered_anew(done & pulled):
-            record, done = record.reborn(info), Settled()
-        without_the_batch = record
-        before = old.open if old else {}
-        batch = pulled - Sequences.from_ranges([(1, record.floor)] if record.floor else [])
-        self.again = (done & batch).sequences
-        rest = batch - self.again
-        superseded = {claim_id: entry for claim_id, entry in record.open.items() if entry.sequences & rest}
-        opened = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in superseded}
-        self.superseded = {claim_id: entry for claim_id, entry in before.items() if claim_id not in opened}
-        for claim_id, entry in superseded.items():
-            if entry.token is not None:
-                counted = failures.failed(record.failures, claim_id, entry.sequences, "its holder died, or lost it")
-                record = replace(record, failures=counted)
-        self.entries = self._cut(record.failures, rest, info.now)
-        self.left = rest - Sequences.from_ranges(
-            each for entry in self.entries.values() for each in entry.sequences.ranges
-        )
-        new = replace(record, open=opened | self.entries).note(info).tidied(info)
-        ledger = self._take.ledger
-        # What is done is forgotten when the floor passes it: what holds the floor must find room, or nothing would.
-        holds_the_floor = bool(done and rest) and rest.first < done.first
-        self.too_large = not ledger.fits(new, reserve=holds_the_floor and pulled.count <= _SMALLEST_BATCH)
-        self.full = self.too_large and not ledger.fits(replace(new, settled=Settled()))
-        return without_the_batch.note(info).tidied(info) if self.too_large else new
-
-    def _stale(self, info: ConsumerInfo) -> str | None:
-        try:
-            self._batch.check(Moment.of(info, self._take._clock()))
-        except LeaseOver as over:
-            return str(over)
-        if info.counter < self._batch.counter:
-            return "the consumer was reset or rolled back since it was pulled"
-        return None
-
-    def _delivered_anew(self, done: Settled) -> bool:
-        """Whether a done message arrives as if it had never been delivered: the consumer began a new life."""
-        return any(
-            self._batch.deliveries[sequence].first or self._batch.deliveries[sequence].counter <= counter
-            for first, last, counter in done.spans
-            for sequence in range(first, last + 1)
-        )
-
-    def _cut(self, failed: failures.Failures, rest: Sequences, now: str) -> dict[str, OpenEntry]:
-        taking = self._take.taking
-        size = taking.messages_per_claim or taking.max_messages
-        if taking.max_failures is None:
-            return {new_claim_id(): self._entry(part, now) for part in rest.windows(size)}
-        poison = rest & failures.poison(failed, taking.max_failures)
-        entries = {new_claim_id(): self._entry(part, now) for part in failures.parts(failed, rest - poison, size)}
-        if poison:
-            entries[self.poisoned] = replace(self._entry(poison, now), token=self.token)
-        return entries
-
-    def _entry(self, part: Sequences, now: str) -> OpenEntry:
-        deliveries = [self._batch.deliveries[sequence] for sequence in part]
-        return OpenEntry(
-            part,
-            max(delivery.counter for delivery in deliveries),
-            sum(delivery.size for delivery in deliveries),
-            now,
-            self._take.taking.owner,
-        )

@@ -1,0 +1,121 @@
+"""Entering a batch in the ledger's record: a record in, the new one and what was entered out. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from jetstream_client.sequences import Sequences
+from jetstream_handoff import failures
+from jetstream_handoff.claim import new_claim_id, new_token
+from jetstream_handoff.gather import LeaseOver
+from jetstream_handoff.moment import Moment
+from jetstream_handoff.record import OpenEntry, Record
+from jetstream_handoff.settled import Settled
+
+if TYPE_CHECKING:
+    from jetstream_client.info import ConsumerInfo
+    from jetstream_handoff.gather import Batch
+    from jetstream_handoff.taking import Taking
+
+SMALLEST_BATCH = 100
+"""Messages. A record that is too large with fewer of them is not too large because of the batch."""
+
+Entries = Mapping[str, OpenEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """What entering a batch makes of a record.
+
+    record:     the new one.
+    claims:     to be handed on.
+    poisoned:   a claim of all that has failed too often alone, if anything has; held by its entry's token.
+    again:      delivered again although done.
+    left:       for a later batch.
+    superseded: claims that are not open any more.
+    dropped:    why nothing was entered: the messages may be delivered to another client.
+    too_large:  nothing was entered: the record would be too large; ``full``: even when all that is done is forgotten.
+    """
+
+    record: Record | None
+    claims: Entries = field(default_factory=dict)
+    poisoned: Entries = field(default_factory=dict)
+    again: Sequences = field(default_factory=Sequences)
+    left: Sequences = field(default_factory=Sequences)
+    superseded: Entries = field(default_factory=dict)
+    dropped: str = ""
+    too_large: bool = False
+    full: bool = False
+
+    def stands_in(self, record: Record | None) -> bool:
+        """Whether it was written: nothing but the answer got lost."""
+        own = {*self.claims, *self.poisoned}
+        return bool(record and own and own <= record.open.keys())
+
+
+def enter(
+    old: Record | None, info: ConsumerInfo, batch: Batch, *, now: float, taking: Taking, fits: Callable[..., bool]
+) -> Entered:
+    """``now``: on our clock, after INFO has arrived. ``fits``: as :meth:`~jetstream_handoff.ledger.Ledger.fits`."""
+    if reason := _stale(batch, info, now):
+        return Entered(old, dropped=reason)
+    record = old or Record(info.created)
+    done = record.all_settled
+    if record.new_life(info) or _delivered_anew(batch, done & batch.sequences):
+        record, done = record.reborn(info), Settled()
+    rest = batch.sequences - Sequences.from_ranges([(1, record.floor)] if record.floor else [])
+    again = (done & rest).sequences
+    rest -= again
+    lost = {claim_id: entry for claim_id, entry in record.open.items() if entry.sequences & rest}
+    failed = record.failures
+    for claim_id, entry in lost.items():
+        if entry.token is not None:
+            failed = failures.failed(failed, claim_id, entry.sequences, "its holder died, or lost it")
+    claims, poisoned = _cut(batch, rest, failed, info.now, taking)
+    kept = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in lost}
+    new = replace(record, open={**kept, **claims, **poisoned}, failures=failed).note(info).tidied(info)
+    # What is done is forgotten when the floor passes it: what holds the floor must find room, or nothing would.
+    holds_the_floor = bool(done and rest) and rest.first < done.first
+    if not fits(new, reserve=holds_the_floor and batch.sequences.count <= SMALLEST_BATCH):
+        full = not fits(replace(new, settled=Settled()))
+        return Entered(record.note(info).tidied(info), too_large=True, full=full)
+    entered = (each for entry in (*claims.values(), *poisoned.values()) for each in entry.sequences.ranges)
+    superseded = {claim_id: entry for claim_id, entry in (old.open if old else {}).items() if claim_id not in kept}
+    return Entered(new, claims, poisoned, again, rest - Sequences.from_ranges(entered), superseded)
+
+
+def _stale(batch: Batch, info: ConsumerInfo, now: float) -> str:
+    """Why its messages may not be ours any more."""
+    try:
+        batch.check(Moment.of(info, now))
+    except LeaseOver as over:
+        return str(over)
+    return "the consumer was reset or rolled back since it was pulled" if info.counter < batch.counter else ""
+
+
+def _delivered_anew(batch: Batch, done: Settled) -> bool:
+    """Whether a done message arrives as if it had never been delivered: the consumer began a new life."""
+    return any(
+        batch.deliveries[sequence].first or batch.deliveries[sequence].counter <= counter
+        for first, last, counter in done.spans
+        for sequence in range(first, last + 1)
+    )
+
+
+def _cut(batch: Batch, rest: Sequences, failed: failures.Failures, now: str, taking: Taking) -> tuple[Entries, Entries]:
+    """The claims to be handed on, and the one that is not."""
+    size = taking.messages_per_claim or taking.max_messages
+    parts, poison = rest.windows(size), Sequences()
+    if taking.max_failures is not None:
+        poison = rest & failures.poison(failed, taking.max_failures)
+        parts = failures.parts(failed, rest - poison, size)
+
+    def entry(part: Sequences, token: str | None = None) -> OpenEntry:
+        deliveries = [batch.deliveries[sequence] for sequence in part]
+        counter, size = max(each.counter for each in deliveries), sum(each.size for each in deliveries)
+        return OpenEntry(part, counter, size, now, taking.owner, token)
+
+    claims = {new_claim_id(): entry(part) for part in parts}
+    return claims, {new_claim_id(): entry(poison, new_token(0))} if poison else {}

@@ -1,0 +1,151 @@
+"""Entering a batch: a record in, the new record and what was entered out."""
+
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jetstream_client.info import ConsumerInfo
+from jetstream_client.sequences import Sequences
+from jetstream_client.times import time_nanoseconds
+from jetstream_handoff.enter import Entered, enter
+from jetstream_handoff.failures import Failure
+from jetstream_handoff.gather import Batch, Delivery
+from jetstream_handoff.moment import Moment
+from jetstream_handoff.record import OpenEntry, Record
+from jetstream_handoff.settled import Settled
+from jetstream_handoff.taking import Taking
+
+AT = "2026-11-21T03:00:05Z"
+NOW = time_nanoseconds(AT)
+LIFE = "2026-11-21T03:00:00Z"
+ACK_WAIT = 30.0
+batches = st.sets(st.integers(1, 40), min_size=1, max_size=25)
+
+
+def info(counter: int = 100, **changes: Any) -> ConsumerInfo:
+    delivered, floor = {"consumer_seq": counter, "stream_seq": 40}, {"consumer_seq": 0, "stream_seq": 5}
+    raw = {"created": LIFE, "ts": AT, "delivered": delivered, "ack_floor": floor, "config": {}}
+    return ConsumerInfo({**raw, "num_pending": 0, "num_ack_pending": 0, **changes})
+
+
+def batch(sequences: set[int], age: float = 1.0, first: bool = False) -> Batch:
+    """Delivered last, after all that the record knows of."""
+    deliveries = {each: Delivery(each, 50 + at, 10, first) for at, each in enumerate(sorted(sequences), 1)}
+    return Batch(deliveries, Moment(100.0 - age, NOW - round(age * 1e9)), 100.0 - age, ACK_WAIT)
+
+
+def entered(record: Record | None, of: Batch, now: ConsumerInfo, room: int = 100, **changes: Any) -> Entered:
+    values = {"stream": "S", "consumer": "c", "owner": ("dag",), "max_messages": 100, "gather": timedelta(0)}
+
+    def fits(record: Record, *, reserve: bool = False) -> bool:
+        return len(record.open) <= room
+
+    return enter(record, now, of, now=100.0, taking=Taking(**{**values, **changes}), fits=fits)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    """Claims and what is settled, each message once; the floor is of a time when it was believed."""
+    free = draw(st.permutations(range(1, 41)))
+    settled, entries = Settled(), {}
+    for number in range(draw(st.integers(0, 4))):
+        size = draw(st.integers(1, 8))
+        mine, free = Sequences.of(free[:size]), free[size:]
+        if draw(st.booleans()):
+            settled = settled.add(mine, 40)
+        else:
+            token = draw(st.sampled_from([None, "1-abc"]))
+            entries[f"{number:012x}"] = OpenEntry(mine, 40, 10, AT, ("dag",), token)
+    failed = {"f" * 12: Failure(Sequences.of(free[:1]), 1, draw(st.integers(1, 3)), "why")}
+    floor = draw(st.integers(0, 5))
+    return Record(LIFE, floor=floor, counter=10, last_counter=50, open=entries, settled=settled, failures=failed)
+
+
+@given(st.none() | records(), batches, st.sampled_from([None, 2]), st.integers(1, 10))
+def test_each_message_has_one_fate(
+    record: Record | None, sequences: set[int], max_failures: int | None, size: int
+) -> None:
+    of = batch(sequences)
+    done = record.settled if record else Settled()
+    acknowledged = record.floor if record else 0
+    now = info(ack_floor={"consumer_seq": 0, "stream_seq": acknowledged})
+    result = entered(record, of, now, max_failures=max_failures, messages_per_claim=size)
+    assert (result.dropped, result.too_large) == ("", False)
+    assert result.record
+    own = {**result.claims, **result.poisoned}
+    fates = [each for entry in own.values() for each in entry.sequences] + [*result.again, *result.left]
+    assert sorted(fates) == sorted(each for each in sequences if each > acknowledged)
+    assert set(result.again) == set((done & of.sequences).sequences) - set(range(1, acknowledged + 1))
+    assert all(entry.sequences.count <= size for entry in result.claims.values())
+    assert own.items() <= result.record.open.items()
+    held = [each for entry in result.record.open.values() for each in entry.sequences]
+    assert len(held) == len(set(held))
+    before = dict(record.open) if record else {}
+    assert before.keys() == (result.superseded.keys() | result.record.open.keys()) - own.keys()
+    assert result.stands_in(result.record) == bool(own)
+    assert not result.stands_in(record)
+    assert all(entry.token is None for entry in result.claims.values())
+    if max_failures is None or record is None:
+        assert not result.poisoned
+    for entry in result.poisoned.values():
+        assert record
+        assert entry.token
+        assert record.failures["f" * 12].alone >= 2 or any(each.token for each in result.superseded.values())
+
+
+@given(records(), batches, st.floats(0, 60))
+def test_what_is_too_old_is_never_entered(record: Record, sequences: set[int], age: float) -> None:
+    result = entered(record, batch(sequences, age), info())
+    if age > 0.76 * ACK_WAIT:
+        assert "75% of ack_wait" in result.dropped
+    if age < 0.74 * ACK_WAIT:
+        assert not result.dropped
+    else:
+        assert result.record is record or not result.dropped
+    assert not (result.dropped and (result.claims or result.poisoned or result.again or result.superseded))
+
+
+@given(records(), batches)
+def test_what_was_pulled_before_a_reset_is_never_entered(record: Record, sequences: set[int]) -> None:
+    of = batch(sequences)
+    assert entered(record, of, info(of.counter - 1)) == Entered(
+        record, dropped="the consumer was reset or rolled back since it was pulled"
+    )
+
+
+@given(records(), batches)
+def test_what_is_delivered_anew_supersedes_everything(record: Record, sequences: set[int]) -> None:
+    result = entered(record, batch(sequences, first=True), info())
+    assert result.record
+    if record.settled & Sequences.of(sequences):
+        assert result.record.n == 1
+        assert result.superseded == record.open
+        assert not result.again
+        assert {each for entry in result.claims.values() for each in entry.sequences} == sequences
+    else:
+        assert result.record.n == 0
+
+
+@given(records(), batches)
+def test_without_room_nothing_is_entered(record: Record, sequences: set[int]) -> None:
+    result = entered(record, batch(sequences), info(), room=-1)
+    assert (result.too_large, result.full) == (True, True)
+    assert {**result.claims, **result.poisoned} == {}
+    assert result.record
+    assert result.record.open == record.open
+    assert result.record.failures == record.tidied(info()).failures
+
+
+@given(records())
+def test_what_was_handed_on_again_is_not_withdrawn(record: Record) -> None:
+    entered_at = {each: entry.at for each, entry in record.open.items()}
+    later = info(ts="2026-11-21T03:00:06Z")
+    unheld = record.unheld(("dag",))
+    assert record.withdrawn(entered_at).open.keys() == record.open.keys() - unheld.keys()
+    again = record.handed_on_again(("dag",), later)
+    assert again.withdrawn(entered_at).open == again.open
+    assert again.unheld(("dag",)).keys() == unheld.keys()
+    assert record.unheld(("another",)) == {}
+    assert record.handed_on_again(("dag",), info(5)) is record  # in a new life nothing of it counts
