@@ -9,7 +9,7 @@ from jetstream_client.errors import ListingIncomplete, ProtocolError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from jetstream_client.context import JetStream
+    from jetstream_client.api import Api
 
 
 GROWTH = 10_000
@@ -78,7 +78,7 @@ def _name(item: object) -> str:
     return str(item.get("name") or (config.get("name") if isinstance(config, dict) else None))
 
 
-async def items(js: JetStream, request: str, field: str, body: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:
+async def items(api: Api, request: str, field: str, body: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:
     """Everything under ``field`` of all pages.
 
     Raises:
@@ -87,7 +87,7 @@ async def items(js: JetStream, request: str, field: str, body: Mapping[str, Any]
     """
     pager = Pager(request, body)
     while not pager.done:
-        answer = await js.api(request, pager.body())
+        answer = await api.api(request, pager.body())
         page = answer.get(field) or []
         pager.take(answer, page)
         for item in page:

@@ -8,16 +8,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from jetstream_client import requirements
-from jetstream_client.errors import InvalidValue, JetStreamError, NoStreamResponse, WrongDomain
+from jetstream_client.api import Api
+from jetstream_client.errors import InvalidValue, JetStreamError, NoStreamResponse
 from jetstream_client.more import route as routes
 from jetstream_client.more.fast_batch import FastBatch
 from jetstream_client.more.publish_async import ACK_TIMEOUT, MAX_PENDING, AsyncPublisher
-from jetstream_client.publish.ack import RETRY_ATTEMPTS, RETRY_WAIT, PubAck
+from jetstream_client.publish.ack import RETRY_ATTEMPTS, RETRY_WAIT, PubAck, acknowledged
 from jetstream_client.publish.batch import MAX_MESSAGES, Batch
 from jetstream_client.publish.fast_window import FastWindow
 from jetstream_client.publish.options import outgoing
 from jetstream_client.quantities import check_count, check_seconds
-from jetstream_client.wire.protocol import NO_RESPONDERS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -27,22 +27,10 @@ if TYPE_CHECKING:
     from jetstream_client.more.route import Route
     from jetstream_client.publish.feed import Publishable
     from jetstream_client.publish.options import Headers, OutgoingMessage, PublishOptions
-    from jetstream_client.requirements import Requirement
-    from jetstream_client.wire.control import Connection
-    from jetstream_client.wire.settings import ConnectionSettings
 
 
-class Publishing:
+class Publishing(Api):
     """What :class:`JetStream` can do to publish."""
-
-    connection: Connection
-
-    @property
-    def settings(self) -> ConnectionSettings:
-        raise NotImplementedError
-
-    async def require(self, needed: Requirement | None) -> None:
-        raise NotImplementedError
 
     async def publish(
         self,
@@ -79,13 +67,15 @@ class Publishing:
         message = outgoing(subject, data, headers, options)
         await self.require(requirements.of_headers(message.headers))
         limit = self.settings.request_timeout if timeout is None else timeout
-        for attempt in range(retry_attempts + 1):
-            if attempt:
-                await asyncio.sleep(retry_wait)
+        while True:
             reply = await self.connection.request(subject, data, headers=message.block, timeout=limit)
-            if reply.status != NO_RESPONDERS:
-                return self.acknowledged(subject, reply.data)
-        raise NoStreamResponse(subject)
+            try:
+                return acknowledged(reply.data, subject, self.settings.domain, reply.status)
+            except NoStreamResponse:
+                if not retry_attempts:
+                    raise
+            retry_attempts -= 1
+            await asyncio.sleep(retry_wait)
 
     @asynccontextmanager
     async def publisher(
@@ -243,16 +233,7 @@ class Publishing:
             InvalidValue: as :meth:`publish`.
             RequestTimeout, PermissionDenied, ConnectionLost: not every server on the way has answered.
         """
-        await self.require(requirements.MESSAGE_TRACING)
-        return await routes.find(self.connection, subject, data, headers, self.settings.request_timeout)
-
-    def acknowledged(self, subject: str, answer: bytes) -> PubAck:
-        """The PubAck in a stream's answer. Raises ApiError, WrongDomain, ProtocolError."""
-        ack = PubAck.parse(answer)
-        domain = self.settings.domain
-        if domain and ack.domain != domain:
-            raise WrongDomain(subject, ack.domain, domain)
-        return ack
+        return await routes.find(self, subject, data, headers)
 
     @cached_property
     def _publisher(self) -> AsyncPublisher:

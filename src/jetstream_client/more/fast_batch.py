@@ -25,8 +25,8 @@ from jetstream_client.requirements import of_headers
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from jetstream_client.api import Api
     from jetstream_client.publish.options import Headers, PublishOptions
-    from jetstream_client.publishing import Publishing
     from jetstream_client.wire.protocol import Reply
 
 
@@ -36,8 +36,8 @@ class FastBatch:
     Messages are stored as they come. While nothing is added the server is told every 2 s that the batch goes on.
     """
 
-    def __init__(self, js: Publishing, window: FastWindow) -> None:
-        self._js = js
+    def __init__(self, api: Api, window: FastWindow) -> None:
+        self._api = api
         self._window = window
         self._held: OutgoingMessage | None = None
         self._news = asyncio.Event()
@@ -75,7 +75,7 @@ class FastBatch:
             remedy = "the server counts the message, stored or not"
             raise InvalidValue("expected_last_msg_id", options["expected_last_msg_id"], remedy)
         message = outgoing(subject, data, headers, options)
-        await self._js.require(of_headers(message.headers))
+        await self._api.require(of_headers(message.headers))
         if self._held is not None:
             await self._send(self._held)
         while self._window.sent and self._window.busy and not self._window.failed:
@@ -102,7 +102,7 @@ class FastBatch:
     async def _send(self, message: OutgoingMessage, *, last: bool = False) -> None:
         reply = self._window.reply(last=last)
         try:
-            await self._js.connection.publish(message.subject, message.data, reply, message.block)
+            await self._api.connection.publish(message.subject, message.data, reply, message.block)
         except JetStreamError as error:
             self._window.give_up(error)
             self._window.result()
@@ -117,18 +117,18 @@ class FastBatch:
             await self.ping()
         self._news.clear()
         try:
-            async with self._js.connection.timeout(PING_AFTER):
+            async with self._api.connection.timeout(PING_AFTER):
                 await self._news.wait()
         except TimeoutError:
             if asyncio.get_running_loop().time() - self._heard > SILENT_FOR:
-                self._js.connection.check_permitted(self._window.subject)
+                self._api.connection.check_permitted(self._window.subject)
                 self._window.give_up(RequestTimeout(f"no answer for {SILENT_FOR:g} s"))
 
     async def ping(self) -> None:
         """Ask the server what it has, which keeps the batch open, too."""
         if self._window.sent and not self._window.ended:
             try:
-                await self._js.connection.publish(self._window.subject, b"", self._window.ping())
+                await self._api.connection.publish(self._window.subject, b"", self._window.ping())
             except JetStreamError as error:
                 self._window.give_up(error)
 

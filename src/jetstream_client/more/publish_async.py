@@ -23,17 +23,17 @@ from jetstream_client.errors import (
     RequestTimeout,
     TooManyPending,
 )
-from jetstream_client.publish.ack import RETRY_ATTEMPTS, RETRY_WAIT, PubAck
+from jetstream_client.publish.ack import RETRY_ATTEMPTS, RETRY_WAIT, PubAck, acknowledged
 from jetstream_client.publish.options import OutgoingMessage, outgoing
 from jetstream_client.quantities import check_count, check_seconds
 from jetstream_client.requirements import of_headers
-from jetstream_client.wire.protocol import NO_RESPONDERS, inbox_number
+from jetstream_client.wire.protocol import inbox_number
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from jetstream_client.api import Api
     from jetstream_client.publish.options import Headers, PublishOptions
-    from jetstream_client.publishing import Publishing
     from jetstream_client.wire.control import Inbox
     from jetstream_client.wire.protocol import Reply
 
@@ -83,7 +83,7 @@ class AsyncPublisher:
 
     def __init__(
         self,
-        js: Publishing,
+        api: Api,
         *,
         max_pending: int = MAX_PENDING,
         stall_timeout: float | None = None,
@@ -93,7 +93,7 @@ class AsyncPublisher:
     ) -> None:
         check_handler("on_error", on_error)
         check_handler("on_ack", on_ack)
-        self._js = js
+        self._api = api
         self._slots = asyncio.Semaphore(check_count("max_pending", max_pending))
         self._stall_timeout = stall_timeout
         if stall_timeout is not None:
@@ -136,7 +136,7 @@ class AsyncPublisher:
         check_count("retry_attempts", retry_attempts, 0)
         check_seconds("retry_wait", retry_wait, zero=True)
         message = outgoing(subject, data, headers, options)
-        await self._js.require(of_headers(message.headers))
+        await self._api.require(of_headers(message.headers))
         await self._slot()
         self._number += 1
         number = self._number
@@ -145,7 +145,7 @@ class AsyncPublisher:
         self._timers[number] = asyncio.get_running_loop().call_later(self._ack_timeout, self._unanswered, number)
         try:
             inbox = self._inbox or await self._open()
-            await self._js.connection.publish(subject, data, inbox.subject(number), message.block)
+            await self._api.connection.publish(subject, data, inbox.subject(number), message.block)
         except BaseException:
             if not future.cancel():
                 future.exception()  # it failed meanwhile, and the caller is told that it was not sent
@@ -170,7 +170,7 @@ class AsyncPublisher:
     async def close(self) -> None:
         """End it: nothing more is published, and no answer is listened for. What has none fails: PublisherClosed."""
         self._closed = True
-        self._js.connection.when_lost.discard(self._lost)
+        self._api.connection.when_lost.discard(self._lost)
         inbox, self._inbox = self._inbox, None
         self._give_up(PublisherClosed, "the publisher was closed before the stream's answer; the message may be stored")
         if inbox is not None:
@@ -191,12 +191,12 @@ class AsyncPublisher:
     async def _open(self) -> Inbox:
         async with self._opening:
             if self._inbox is None:
-                inbox = await self._js.connection.open_inbox(self._deliver)
+                inbox = await self._api.connection.open_inbox(self._deliver)
                 if self._closed:
                     await inbox.close()
                     raise PublisherClosed(_CLOSED)
                 self._inbox = inbox
-                self._js.connection.when_lost.add(self._lost)
+                self._api.connection.when_lost.add(self._lost)
         return self._inbox
 
     def _free(self, number: int) -> PublishFuture | None:
@@ -212,15 +212,14 @@ class AsyncPublisher:
         future = self._pending.get(number)
         if future is None:
             return
+        domain = self._api.settings.domain
         try:
-            if reply.status != NO_RESPONDERS:
-                self._stored(number, self._js.acknowledged(future.message.subject, reply.data))
-            elif future._attempts > 0:
+            self._stored(number, acknowledged(reply.data, future.message.subject, domain, reply.status))
+        except JetStreamError as error:
+            if isinstance(error, NoStreamResponse) and future._attempts:
                 future._attempts -= 1
                 asyncio.get_running_loop().call_later(future._wait, self._again, number)
-            else:
-                raise NoStreamResponse(future.message.subject)
-        except JetStreamError as error:
+                return
             self._fail(number, error)
 
     def _again(self, number: int) -> None:
@@ -235,7 +234,7 @@ class AsyncPublisher:
         message = future.message
         try:
             reply = self._inbox.subject(number)
-            await self._js.connection.publish(message.subject, message.data, reply, message.block)
+            await self._api.connection.publish(message.subject, message.data, reply, message.block)
         except JetStreamError as error:
             self._fail(number, error)
 
@@ -245,7 +244,7 @@ class AsyncPublisher:
             f"no answer on {subject!r} within {self._ack_timeout:g} s; the message may be stored"
         )
         try:
-            self._js.connection.check_permitted(subject)
+            self._api.connection.check_permitted(subject)
         except PermissionDenied as denied:
             error = denied
         self._fail(number, error)

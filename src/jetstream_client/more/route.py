@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import ProtocolError, RequestTimeout
 from jetstream_client.publish.options import outgoing
+from jetstream_client.requirements import MESSAGE_TRACING
 from jetstream_client.wire.protocol import decode_object
 
 if TYPE_CHECKING:
+    from jetstream_client.api import Api
     from jetstream_client.publish.options import Headers
-    from jetstream_client.wire.control import Connection
     from jetstream_client.wire.protocol import Reply
 
 _NO_TRACE = "a trace of a message is not what nats-server promises"
@@ -55,8 +56,10 @@ def came_on(said: dict[str, Any]) -> bool:
         return False
 
 
-async def find(connection: Connection, subject: str, data: bytes, headers: Headers | None, seconds: float) -> Route:
-    """Raises RequestTimeout, PermissionDenied, InvalidValue."""
+async def find(api: Api, subject: str, data: bytes, headers: Headers | None) -> Route:
+    """Raises RequestTimeout, PermissionDenied, InvalidValue, ServerTooOld."""
+    await api.require(MESSAGE_TRACING)
+    connection = api.connection
     arrived: asyncio.Queue[Reply] = asyncio.Queue()
     async with connection.inbox(arrived.put_nowait) as inbox:
         tracing = {"Nats-Trace-Dest": inbox.subject(1), "Nats-Trace-Only": "true"}
@@ -65,7 +68,7 @@ async def find(connection: Connection, subject: str, data: bytes, headers: Heade
         said: list[dict[str, Any]] = []
         expected, begun = 1, False
         try:
-            async with connection.timeout(seconds):
+            async with connection.timeout(api.settings.request_timeout):
                 while not begun or len(said) < expected:
                     said.append(decode_object((await arrived.get()).data, "a trace of a message"))
                     expected += onward(said[-1])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from jetstream_client.errors import ApiError, ProtocolError
-from jetstream_client.wire.protocol import decode_object
+from jetstream_client.errors import ApiError, NoStreamResponse, ProtocolError, WrongDomain
+from jetstream_client.wire.protocol import NO_RESPONDERS, decode_object
 
 RETRY_ATTEMPTS, RETRY_WAIT = 2, 0.25
 """How often a publish that nobody answers is tried again, and the seconds before each: a stream without a leader."""
@@ -63,3 +63,22 @@ class PubAck(NamedTuple):
         if not (type(size) is int and size >= 0 and (value is None or (isinstance(value, str) and _integer(value)))):
             raise ProtocolError("the answer to a publish is no PubAck")
         return cls(stream, seq, duplicate, domain, None if value is None else int(value), batch, size)
+
+
+def acknowledged(answer: bytes, subject: str, domain: str | None, status: int = 0) -> PubAck:
+    """The PubAck in what came back for a message that was published on the subject.
+
+    domain: with one only its streams' word counts that the message is stored.
+
+    Raises:
+        NoStreamResponse: no stream listens on the subject, or it has no leader at the moment.
+        WrongDomain: a stream of another domain stored it, which says nothing of ours.
+        ApiError: or a subclass, the stream's refusal.
+        ProtocolError: it is no PubAck.
+    """
+    if status == NO_RESPONDERS:
+        raise NoStreamResponse(subject)
+    ack = PubAck.parse(answer)
+    if domain and ack.domain != domain:
+        raise WrongDomain(subject, ack.domain, domain)
+    return ack

@@ -11,7 +11,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import ConnectionLost, InvalidValue, JetStreamError, NoStreamResponse, RequestTimeout
-from jetstream_client.publish.ack import PubAck
+from jetstream_client.publish.ack import PubAck, acknowledged
 from jetstream_client.publish.options import OutgoingMessage, outgoing
 from jetstream_client.quantities import check_count, check_seconds
 from jetstream_client.requirements import ATOMIC_BATCHES, of_headers
@@ -20,8 +20,8 @@ from jetstream_client.wire.protocol import NO_RESPONDERS, encode_headers, inbox_
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from jetstream_client.api import Api
     from jetstream_client.publish.options import Headers, PublishOptions
-    from jetstream_client.publishing import Publishing
     from jetstream_client.wire.control import Inbox
     from jetstream_client.wire.protocol import Reply
 
@@ -37,10 +37,10 @@ class Batch:
     ``id`` names it in the answers and in the advisories of the server, ``size`` is how many messages were added.
     """
 
-    def __init__(self, js: Publishing, batch_id: str | None, max_messages: int) -> None:
+    def __init__(self, api: Api, batch_id: str | None, max_messages: int) -> None:
         self.id = secrets.token_hex(16) if batch_id is None else check_batch_id(batch_id)
         self.size = 0
-        self._js = js
+        self._api = api
         self._max_messages = check_count("max_messages", max_messages)
         self._held: OutgoingMessage | None = None  # the last one, until it is known whether it commits
         self._subjects: list[str] = []  # of what was sent
@@ -69,7 +69,7 @@ class Batch:
         """
         self._check_open()
         message = self._message(subject, data, headers, options)
-        await self._js.require(of_headers(message.headers))
+        await self._api.require(of_headers(message.headers))
         if self.size == self._max_messages:
             remedy = f"an atomic batch has at most {self._max_messages} messages: make several, or publish without"
             raise InvalidValue("messages", f"number {self.size + 1}", remedy)
@@ -98,7 +98,7 @@ class Batch:
             raise InvalidValue("messages", 0, "a batch has at least one message: add some, or discard it")
         answer = await self._send(self._held, commit=True, timeout=timeout)
         self.ended = True
-        return self._js.acknowledged(self._held.subject, answer)
+        return acknowledged(answer, self._held.subject, self._api.settings.domain)
 
     def discard(self) -> None:
         """Store nothing. The server gives the batch up when it has heard nothing of it for 10 s."""
@@ -125,9 +125,9 @@ class Batch:
 
     async def _send(self, message: OutgoingMessage, *, commit: bool = False, timeout: float | None = None) -> bytes:
         """The answer to the first, to each hundredth and to the last message; empty for the others."""
-        connection = self._js.connection
+        connection = self._api.connection
         if self._inbox is None:
-            await self._js.require(ATOMIC_BATCHES)
+            await self._api.require(ATOMIC_BATCHES)
             self._inbox = await connection.open_inbox(self._deliver)
             connection.when_lost.add(self._lost)
         self._subjects.append(message.subject)
@@ -150,12 +150,12 @@ class Batch:
     async def _answer(
         self, message: OutgoingMessage, number: int, answer: asyncio.Future[bytes], timeout: float | None
     ) -> bytes:
-        limit = self._js.settings.request_timeout if timeout is None else timeout
+        limit = self._api.settings.request_timeout if timeout is None else timeout
         try:
-            async with self._js.connection.timeout(limit):
+            async with self._api.connection.timeout(limit):
                 return await answer
         except TimeoutError:
-            self._js.connection.check_permitted(message.subject)
+            self._api.connection.check_permitted(message.subject)
             text = f"no answer to message {number} of batch {self.id} within {limit:g} s"
             raise RequestTimeout(text) from None
 
@@ -191,7 +191,7 @@ class Batch:
 
     async def close(self) -> None:
         """Stop listening for answers."""
-        self._js.connection.when_lost.discard(self._lost)
+        self._api.connection.when_lost.discard(self._lost)
         if self._inbox is not None:
             await self._inbox.close()
 

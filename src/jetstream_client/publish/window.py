@@ -21,8 +21,7 @@ from jetstream_client.errors import (
     TooManyRequests,
     WrongDomain,
 )
-from jetstream_client.publish.ack import DIGITS, NOT_PROPOSED, PubAck, plain_ack
-from jetstream_client.wire.protocol import NO_RESPONDERS
+from jetstream_client.publish.ack import DIGITS, NOT_PROPOSED, acknowledged, plain_ack
 
 WINDOW_MESSAGES = 4_096
 WINDOW_BYTES = 8 << 20
@@ -236,32 +235,23 @@ class PublishWindow:
 
     def _on_answer(self, message: Outgoing, status: int, data: bytes) -> None:
         """Any other answer."""
-        refusal: JetStreamError | None = None
         try:
-            if status == NO_RESPONDERS:
-                self._leaderless(message, NoStreamResponse(message.subject))
-                return
-            ack = PubAck.parse(data)
-            if self._domain and ack.domain != self._domain:
-                self._elsewhere[message.position] = ack.domain
-                return  # a stream of another domain listens on the subject, too; the answer that counts is another
+            ack = acknowledged(data, message.subject, self._domain, status)
+        except WrongDomain as elsewhere:
+            self._elsewhere[message.position] = elsewhere.stored  # the answer that counts is another
         except TooManyRequests:
             self._refused.append(message)
-            return
-        except ApiError as error:
-            if (error.code, error.err_code) == NOT_PROPOSED:
-                self._leaderless(message, error)
-                return
-            refusal = error
         except JetStreamError as error:
-            refusal = error
-        if refusal is not None:
-            self.refuse(message, refusal)
-            return
-        self._stream = ack.stream
-        plain = plain_ack(data)
-        self._alike = data[: plain.start(2)] if plain else _NOTHING
-        self._holds(message, ack.seq, duplicate=ack.duplicate)
+            not_proposed = isinstance(error, ApiError) and (error.code, error.err_code) == NOT_PROPOSED
+            if not_proposed or isinstance(error, NoStreamResponse):
+                self._leaderless(message, error)
+            else:
+                self.refuse(message, error)
+        else:
+            self._stream = ack.stream
+            plain = plain_ack(data)
+            self._alike = data[: plain.start(2)] if plain else _NOTHING
+            self._holds(message, ack.seq, duplicate=ack.duplicate)
 
     def _holds(self, message: Outgoing, sequence: int, *, duplicate: bool) -> None:
         """The stream has answered that it does."""

@@ -1,0 +1,147 @@
+"""Requests of the JetStream API, and what its servers can do: what the context and all that it makes send through."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from jetstream_client import requirements
+from jetstream_client.account import AccountInfo
+from jetstream_client.errors import (
+    ApiError,
+    ConnectionLost,
+    InvalidRequest,
+    JetStreamNotEnabled,
+    PermissionDenied,
+    RequestTimeout,
+)
+from jetstream_client.quantities import check_seconds
+from jetstream_client.trace import RequestSent, ResponseReceived, Trace
+from jetstream_client.wire.protocol import NO_RESPONDERS, decode_object
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jetstream_client.config import Config
+    from jetstream_client.requirements import Requirement
+    from jetstream_client.wire.control import Connection, Headers
+    from jetstream_client.wire.protocol import Reply
+    from jetstream_client.wire.settings import ConnectionSettings
+
+DEFAULT_PREFIX = "$JS.API"
+
+_PATIENCE_STEP = 0.1  # seconds between two attempts of a patient request
+
+
+class Api:
+    """One JetStream on a connection. ``settings``: the connection's, unless the context has options of its own."""
+
+    def __init__(
+        self, connection: Connection, *, settings: ConnectionSettings | None = None, trace: Trace | None = None
+    ) -> None:
+        self.connection = connection
+        self.settings = settings or connection.settings
+        self.trace = trace or Trace()
+        self._level = ("", 0)  # the server's version, and the API level as far as it had to be asked for
+
+    async def request(self, subject: str, data: bytes = b"", *, headers: Headers | None = None) -> Reply:
+        """One request and its answer, traced. Raises as :meth:`Connection.request`."""
+        clock = asyncio.get_running_loop()
+        start = clock.time()
+        self.trace.sent(RequestSent(subject, data))
+        timeout = self.settings.request_timeout
+        reply = await self.connection.request(subject, data, timeout=timeout, headers=headers)
+        self.trace.received(ResponseReceived.of(subject, reply, clock.time() - start))
+        return reply
+
+    async def api(
+        self,
+        request: str,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        patience: float = 0,
+        headers: Headers | None = None,
+    ) -> Any:
+        """One request of the JetStream API, e.g. ``STREAM.INFO.ORDERS``; the decoded answer.
+
+        patience: seconds during which a lost connection, a missing leader and an unanswered request are tried again.
+                  Only for requests that may be repeated.
+        headers:  for example ``{"Nats-Required-Api-Level": "2"}``: an older server from 2.12 on refuses it then.
+
+        Raises:
+            ApiError: or a subclass, the server's refusal.
+            JetStreamNotEnabled: nobody answers the API.
+            RequestTimeout, ConnectionLost: see :meth:`Connection.request`.
+        """
+        clock = asyncio.get_running_loop()
+        deadline = clock.time() + check_seconds("patience", patience, zero=True)
+        subject = f"{self.settings.prefix}.{request}"
+        data = json.dumps(payload).encode() if payload is not None else b""
+        while True:
+            try:
+                return self._decoded(request, subject, await self.request(subject, data, headers=headers))
+            except (ConnectionLost, RequestTimeout, JetStreamNotEnabled, _Unavailable):
+                if clock.time() + _PATIENCE_STEP > deadline:
+                    raise
+                await self.connection.pause(_PATIENCE_STEP)
+
+    @staticmethod
+    def _decoded(request: str, subject: str, reply: Any) -> Any:
+        if reply.status == NO_RESPONDERS:
+            raise JetStreamNotEnabled(
+                503, 0, f"nobody answers {subject!r}: JetStream is off, or domain, API prefix or permissions are wrong"
+            )
+        answer = decode_object(reply.data, f"the answer to {subject!r}")
+        if "error" in answer:
+            error = ApiError.from_response(answer["error"], request)
+            if type(error) is ApiError and error.code == 503:
+                raise _Unavailable(error.code, error.err_code, error.description)
+            raise error
+        return answer
+
+    async def configure(self, request: str, body: Mapping[str, Any], wanted: Config, *, pedantic: bool = False) -> Any:
+        """A request that configures a stream or consumer; ``wanted`` are the fields that the caller asks for.
+
+        Raises:
+            ServerTooOld: a wanted field is known to need a newer server; nothing was sent.
+            InvalidRequest: the server does not know a field; the error names the server's version.
+            ApiError: as :meth:`api`.
+        """
+        await self.require(requirements.of_config(wanted))
+        if pedantic:
+            await self.require(requirements.PEDANTIC)
+            body = {**body, "pedantic": True}
+        try:
+            return await self.api(request, body)
+        except InvalidRequest as error:
+            found = f"{error.description}; this is nats-server {self.connection.server_version}"
+            raise InvalidRequest(error.code, error.err_code, found) from None
+
+    async def require(self, needed: Requirement | None) -> None:
+        """Raises ServerTooOld when the servers are known to lack this.
+
+        What ``$JS.API.INFO`` says counts: the server that this is connected to may be another than the one that
+        answers. Where nobody answers it, the one that this is connected to decides; or, through an import of some
+        requests only, the one that gets the request.
+        """
+        if needed is None:
+            return
+        version, here = self.connection.server_version, self.settings.prefix == DEFAULT_PREFIX
+        if self._level[0] != version or self._level[1] < needed.level:
+            try:
+                level = (await self.account_info()).level
+            except (PermissionDenied, JetStreamNotEnabled, RequestTimeout):
+                level = requirements.level_of(version) if here else sys.maxsize
+            self._level = version, level
+        if self._level[1] < needed.level:
+            raise needed.error(version if here else f"a server of API level {self._level[1]}")
+
+    async def account_info(self) -> AccountInfo:
+        """Memory, storage, streams, consumers, their limits, and the API level."""
+        return AccountInfo.parse(await self.api("INFO"))
+
+
+class _Unavailable(ApiError):
+    """503 from the API itself: no leader at the moment, or insufficient resources."""
