@@ -5,6 +5,7 @@ Loading this file loads neither nats-py nor the hold: orchestrators import it wh
 
 from __future__ import annotations
 
+import logging
 import operator
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.hold import Hold
+
+log = logging.getLogger(__name__)
 
 _RELEASE_TIMEOUT = 3.0
 """Seconds that a killed task waits for its claim to be released: the orchestrator ends the process soon after."""
@@ -76,8 +79,8 @@ class HeldClaim:
             try:
                 yield held
             finally:
-                if held._releasing is not None:
-                    wait([held._releasing], _RELEASE_TIMEOUT)
+                if held._releasing is not None and wait([held._releasing], _RELEASE_TIMEOUT).not_done:
+                    log.warning("%s within %g s; %s", hold.unreleased, _RELEASE_TIMEOUT, hold.until)
 
     def __repr__(self) -> str:
         return f"<HeldClaim {self.attempt_id}: {self.count} messages of {self.stream}>"
@@ -177,7 +180,7 @@ class HeldClaim:
         """
         if not self._ending:
             self._ending = True
-            self._releasing = self._portal.start_task_soon(self._hold.release)
+            self._releasing = self._portal.start_task_soon(self._hold.let_go)
             self._stop_work()
 
     def _end(self, function: Callable[..., Awaitable[None]], *arguments: Any) -> None:

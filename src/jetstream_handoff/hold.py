@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, JetStreamError, StreamNotFound
@@ -51,6 +51,7 @@ class Hold:
         self._rejected: dict[str, Sequences] = {}
         self._dead_letters: DeadLetters | None = None
         self._end: asyncio.TimerHandle | None = None
+        self._renewed: datetime | None = None  # no heartbeat was sent later
 
     @classmethod
     @asynccontextmanager
@@ -201,14 +202,27 @@ class Hold:
         await settle.release(self._ledger, self.claim, self.token, delay)
 
     async def _complete_release(self) -> None:
-        await complete(self._let_go(), _TO_RELEASE, f"releasing claim {self.claim.id}", LEASE_ENDS)
+        await complete(self.let_go(), _TO_RELEASE, f"releasing claim {self.claim.id}", LEASE_ENDS)
 
-    async def _let_go(self) -> None:
-        """Release it, and do not hide what ended the block."""
+    async def let_go(self) -> None:
+        """Release it where an error would hide what ended the work, or be seen by nobody: it is logged."""
         try:
             await self.release()
-        except JetStreamError as error:
-            log.warning("claim %s could not be released, its lease will end: %s", self.claim.id, error)
+        except Exception as error:
+            expected = isinstance(error, JetStreamError)
+            log.warning("%s: %s; %s", self.unreleased, error, self.until, exc_info=not expected)
+
+    @property
+    def unreleased(self) -> str:
+        return f"claim {self.claim.id} of consumer {self.claim.consumer}, stream {self.claim.stream}, is not released"
+
+    @property
+    def until(self) -> str:
+        """What becomes of a claim that is not released."""
+        if self._renewed is None:
+            return LEASE_ENDS
+        ends = self._renewed + timedelta(seconds=self._ack_wait)
+        return f"its lease ends at {ends:%Y-%m-%d %H:%M:%S} UTC at the latest, and its messages are redelivered"
 
     @contextmanager
     def _fenced(self) -> Iterator[None]:
@@ -232,6 +246,7 @@ class Hold:
         if beats is not None:
             beats.cancel()
             await asyncio.wait([beats])
+            self._renewed = datetime.now(UTC)
 
     async def _keep(self) -> None:
         while True:

@@ -133,6 +133,10 @@ class Reprocess(Hold):
             raise Taken(f"claim {self.claim.id} is processed again by {newer}, not by {self.token}")
         return receipt
 
+    @property
+    def until(self) -> str:
+        return "its messages are settled, and the next attempt takes its receipt over"
+
     async def _beat(self) -> None:
         """Nothing to renew: the messages are acknowledged."""
 

@@ -1,6 +1,7 @@
 """Processing a claim, on a real server: what each way to end does to ledger and consumer."""
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -10,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,11 +22,13 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, A
 from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator, jetstream_task
+from demo.nats_server import NatsServer
 from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.settings import ConnectionSettings, environment_name
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HoldLost, LedgerUnavailable
 from jetstream_handoff.ledger import Ledger
+from tests.airflow_nats_jetstream.conftest import set_connection
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, info, receipt, record, sensor
 
 
@@ -193,6 +197,54 @@ def test_a_kill_releases_and_refuses_to_settle(hook: JetStreamHook, stream: str)
     assert hook.committed(stream, CONSUMER) == []
     (again,) = execute(sensor(stream, timeout=0.9), run_id="other")
     assert again["ranges"] == value["ranges"]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "reprocess"])
+def test_a_claim_that_a_kill_could_not_release_is_in_the_log(
+    hook: JetStreamHook, stream: str, caplog: pytest.LogCaptureFixture, again: bool
+) -> None:
+    value = claim(hook, stream)
+    bucket = f"{hook.settings.ledger}_{'receipts' if again else 'claims'}"
+
+    def body(claim: HeldClaim) -> None:
+        hook.run(lambda js: js.stream(f"KV_{bucket}").delete())
+        task.on_kill()
+        raise ConnectionResetError("the JVM is gone")
+
+    if again:
+        execute(process(count, value))
+    task = process(body, value, on_settled="reprocess")
+    with pytest.raises(ConnectionResetError):
+        execute(task)
+    (said,) = [each.getMessage() for each in caplog.records if "not released" in each.getMessage()]
+    ends = "its messages are settled" if again else r"its lease ends at [-0-9: ]{19} UTC at the latest"
+    assert re.search(rf"claim {value['id']} .*{bucket}' is missing.*; {ends}", said)
+
+
+def test_a_kill_whose_release_gets_no_answer_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    monkeypatch.setattr("jetstream_handoff.held._RELEASE_TIMEOUT", 0.5)
+    set_connection(monkeypatch, servers=server.url, shortest_ack_wait=0.5)
+    hook, stream = JetStreamHook(CONNECTION), "S"
+    hook.run(lambda js: js.create_stream({"name": stream, "subjects": ["S.>"], "allow_direct": True}))
+    value = claim(hook, stream)
+
+    def body(claim: HeldClaim) -> None:
+        server.stop()
+        task.on_kill()
+        raise ConnectionResetError("the JVM is gone")
+
+    task = process(body, value)
+    try:
+        with pytest.raises(ConnectionResetError):
+            execute(task)
+    finally:
+        server.stop()
+    (said,) = [each.getMessage() for each in caplog.records if "within 0.5 s" in each.getMessage()]
+    assert re.search(rf"claim {value['id']} .*not released.*; its lease ends at [-0-9: ]{{19}} UTC at the latest", said)
 
 
 def test_the_error_of_killed_work_is_its_own(hook: JetStreamHook, stream: str) -> None:
