@@ -260,7 +260,7 @@ class Ledger:
             return applied
         forgotten = [each for each in self._forgotten(applied.steps) if each.claim_id not in receipted]
         if forgotten:
-            await asyncio.gather(*(self.write_receipt(each, new=each.state != "done") for each in forgotten))
+            await asyncio.gather(*map(self._forget, forgotten))
             receipted.update(each.claim_id for each in forgotten)
             return None
         rivals = revision != queue.written
@@ -322,6 +322,23 @@ class Ledger:
             return old
 
         await self.change_receipt(receipt.claim_id, stands, new=new)
+
+    async def try_receipt(self, receipt: Receipt, *, new: bool = True) -> None:
+        """:meth:`write_receipt` of what the record decides: a full or missing bucket does not turn it into a failure.
+
+        The receipt of a done claim is written by the take that forgets it, which fails while it cannot be.
+        """
+        try:
+            await self.write_receipt(receipt, new=new)
+        except JetStreamError as error:
+            log.error("claim %s is %s, but without a receipt: %s", receipt.claim_id, receipt.state, error)  # noqa: TRY400
+
+    async def _forget(self, receipt: Receipt) -> None:
+        """A done claim is forgotten only with its receipt. Of an open one the receipt says only what became of it."""
+        if receipt.state == "done":
+            await self.write_receipt(receipt, new=False)
+        else:
+            await self.try_receipt(receipt)
 
     async def change_receipt(
         self, claim_id: str, function: Callable[[Receipt | None], Receipt], *, new: bool = False

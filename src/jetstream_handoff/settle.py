@@ -79,7 +79,7 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         await acknowledge_again(ledger, claim)  # our own write, whose answer got lost, and a take has been since
         return
     entry = record.done[claim.id]
-    await _write_receipt(ledger, ledger.done_receipt(claim.id, entry))
+    await ledger.try_receipt(ledger.done_receipt(claim.id, entry))
     log.info("claim %s is done in the ledger: acknowledging %d messages", claim.id, claim.count - rejected.count)
     processed = answers.Delivered.of(record, claim.sequences - rejected, entry.counter)
     left = claim.sequences
@@ -132,7 +132,7 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = 
         )  # costs a round, no message
 
     await ledger.decide(failed, claim.id)
-    await _write_receipt(ledger, Receipt(claim.id, "failed", claim.stream, claim.consumer, claim.sequences, token))
+    await ledger.try_receipt(Receipt(claim.id, "failed", claim.stream, claim.consumer, claim.sequences, token))
     log.info("claim %s failed for good: %d messages are delivered again", claim.id, claim.count)
     tell("failed", claim, claim.count, claim=claim.id)
     await answers.negative(ledger, claim.sequences)
@@ -174,15 +174,6 @@ async def acknowledge_again(ledger: Ledger, claim: Claim) -> None:
             await answers.acknowledge(ledger, answers.Delivered.of(record, done.sequences, done.counter))
     except JetStreamError as error:
         log.error("claim %s is done, but cannot be acknowledged now: %s", claim.id, error)  # noqa: TRY400
-
-
-async def _write_receipt(ledger: Ledger, receipt: Receipt) -> None:
-    """The record has decided: a full or missing bucket does not turn that into a failure. The receipt of a done claim
-    is written by the take that forgets it, which fails while it cannot be."""
-    try:
-        await ledger.write_receipt(receipt)
-    except JetStreamError as error:
-        log.error("claim %s is %s, but its receipt is not written yet: %s", receipt.claim_id, receipt.state, error)  # noqa: TRY400
 
 
 def _held(record: Record | None, claim: Claim, token: str) -> tuple[Record, OpenEntry]:

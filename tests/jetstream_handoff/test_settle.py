@@ -422,6 +422,27 @@ async def test_a_claim_that_is_done_does_not_fail_for_want_of_its_receipt(stream
     assert [each.claim_id for each in await ledger.committed()] == [first.id, second.id, third.id]
 
 
+async def test_a_failure_that_is_recorded_does_not_fail_for_want_of_its_receipt(stream: Stream) -> None:
+    await publish(stream, 20)
+    first, second = await take(stream, messages_per_claim=10)
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    receipts = stream.js.stream(f"KV_{stream.js.settings.ledger}_receipts")
+    async with Hold.begin(stream.js, first, try_number=1) as hold:
+        await receipts.update({"max_bytes": 1, "discard": "new"})  # full
+        await hold.fail("no memory")
+        assert hold.ended
+    record, _ = await ledger.read()
+    assert record is not None
+    assert list(record.open) == [second.id]
+    assert list(record.failures) == [first.id]
+    (again, *_) = await take(stream, "next", max_failures=3)
+    assert not again.sequences - first.sequences
+    assert await ledger.receipt(first.id) is None
+    with pytest.raises(Superseded):
+        async with Hold.begin(stream.js, first, try_number=2):
+            pass
+
+
 async def test_a_clock_that_was_set_back_delays_settling_by_a_second_at_most(stream: Stream) -> None:
     await publish(stream, 10)
     (claim,) = await take(stream, consumer_config={"ack_wait": timedelta(seconds=10)})
