@@ -5,13 +5,15 @@ Its form is in ``get_provider_info.py``, its page is docs/reference/connection.m
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from ipaddress import AddressValueError, IPv6Address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus, urlsplit
+from weakref import WeakKeyDictionary
 
 from jetstream_client.errors import (
     ConnectionFailed,
@@ -23,6 +25,7 @@ from jetstream_client.errors import (
     RequestTimeout,
 )
 from jetstream_client.wire.settings import ConnectionSettings
+from jetstream_handoff import portal
 
 CREDENTIAL_FOLDERS = "/run/secrets/nats"
 """The default of ``[nats] credential_folders``: a folder that exists only where somebody made it for this purpose.
@@ -100,6 +103,27 @@ def console_page(console: str, stream: str, consumer: str, claim: str) -> str:
     return console
 
 
+_lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Connection]]] = WeakKeyDictionary()
+
+
+async def shared_lookup(conn_id: str, look_up: Callable[[str], Coroutine[Any, Any, Connection]]) -> Connection:
+    """Return the result of ``look_up(conn_id)``. Concurrent callers share one lookup; its result is not kept.
+
+    A triggerer's supervisor receives several messages for each lookup and handles one of them in each round of its work
+    in the database (``TriggerRunnerSupervisor.run_once``), so the lookups of a thousand triggers took minutes.
+    """
+    lookups = _lookups.setdefault(asyncio.get_running_loop(), {})
+    if conn_id not in lookups:
+
+        def ended(lookup: asyncio.Task[Connection]) -> None:
+            del lookups[conn_id]
+            _ = lookup.cancelled() or lookup.exception()  # retrieved here, because the callers may be gone
+
+        lookups[conn_id] = asyncio.create_task(look_up(conn_id))
+        lookups[conn_id].add_done_callback(ended)
+    return await asyncio.shield(lookups[conn_id])
+
+
 def masks(connection: Connection) -> list[Any]:
     """What Airflow must hide in logs: each secret of a connection in the forms in which code writes it out.
 
@@ -158,19 +182,10 @@ def _as_repr_in_quotes(text: str) -> str:
 def tested(settings: ConnectionSettings) -> tuple[bool, str]:
     """What the Test button answers: whether the connection works, and what is there, or what is wrong and what to do.
 
-    Works means that a JetStream answers whose account this user may look at. Nothing is changed on the server.
+    It works if JetStream answers and this user may request the account's limits. Nothing is changed on the server.
     """
-    from anyio.from_thread import start_blocking_portal
-
-    async def look() -> str:
-        from jetstream_client import connect
-
-        async with connect(settings) as js:
-            return await _look(js)
-
     try:
-        with start_blocking_portal() as portal:
-            return True, portal.call(look)
+        return True, portal.run(settings, _summary)
     except InvalidValue as wrong:
         return False, str(_named(wrong))
     except JetStreamNotEnabled as refusal:
@@ -183,7 +198,7 @@ def tested(settings: ConnectionSettings) -> tuple[bool, str]:
         return False, str(error)
 
 
-async def _look(js: JetStream) -> str:
+async def _summary(js: JetStream) -> str:
     seconds = await js.connection.round_trip()
     account = await js.account_info()
     limits = account.limits

@@ -71,7 +71,7 @@ async def _claims(js: JetStream, args: argparse.Namespace) -> Answer:
         await inspection.check_known(js, args.stream, args.consumer)
     if args.listen:
         found = await inspection.listen(js, found, args.listen)
-    header = ["CLAIM", "STREAM", "CONSUMER", "MESSAGES", "SEQUENCES", "SINCE", "AGE", "HELD BY", "TAKEN BY"]
+    header = ["CLAIM", "STREAM", "CONSUMER", "MESSAGES", "SEQUENCES", "SINCE", "TAKEN", "HELD BY", "TAKEN BY"]
     rows = [
         [
             seen.id,
@@ -80,7 +80,7 @@ async def _claims(js: JetStream, args: argparse.Namespace) -> Answer:
             f"{seen.sequences.count:,}",
             _short(str(seen.sequences), 32),
             seen.since[:19] + "Z",
-            _age(seen.age),
+            age(seen.age),
             _holder(seen),
             _owner(seen),
         ]
@@ -106,7 +106,7 @@ async def _claim(js: JetStream, args: argparse.Namespace) -> Answer:
         "messages": f"{seen.sequences.count:,}: {seen.sequences}",
     }
     if seen.since:
-        lines["taken" if seen.entry else "settled"] = f"{seen.since} ({_age(seen.age)} ago)"
+        lines["taken" if seen.entry else "settled"] = f"{seen.since} ({age(seen.age)})"
     if seen.entry:
         lines["taken by"] = _owner(seen)
         lines["held by"] = _holder(seen)
@@ -255,13 +255,20 @@ def _owner(seen: Seen) -> str:
     return seen.entry.taken_by
 
 
-def _age(seconds: float | None) -> str:
+def age(seconds: float | None) -> str:
+    """In words, such as ``3 minutes ago``. The clocks of this machine and the server may differ a little."""
+    import pendulum
+
     if seconds is None:
         return ""
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return pendulum.now("UTC").subtract(seconds=max(0.0, seconds)).diff_for_humans(locale="en")
+
+
+def duration(text: str) -> float:
+    """Seconds, given as a number or as an ISO 8601 duration. Raises ValueError."""
+    from airflow_nats_jetstream import times
+
+    return float(text) if text.replace(".", "", 1).isdigit() else times.duration(text).total_seconds()
 
 
 def _short(text: str, width: int) -> str:
@@ -282,7 +289,11 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 
 _ID = argument("id", help="the claim's id, as `claims` and the task's log show it")
 _LISTEN = argument(
-    "--listen", type=float, default=0.0, metavar="SECONDS", help="hear for so long whether the attempts send heartbeats"
+    "--listen",
+    type=duration,
+    default=0.0,
+    metavar="DURATION",
+    help="how long to listen for the heartbeats of attempts: seconds, or an ISO 8601 duration such as PT5S",
 )
 _LETTERS = (
     argument("stream", help="the stream that the messages came from"),

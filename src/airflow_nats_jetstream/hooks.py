@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakKeyDictionary
 
-import airflow
+import airflow_nats_jetstream.airflow_version  # noqa: F401
 
+# isort: split
+
+from airflow.sdk import BaseHook
+from airflow.sdk.log import amask_secret, mask_secret
+
+from airflow_nats_jetstream import instruments
+from airflow_nats_jetstream.airflow_connection import check_console, masks, settings_of, shared_lookup, tested
+from airflow_nats_jetstream.held import HeldClaim
+from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.settings import ConnectionSettings, environment_name
-
-OLDEST_AIRFLOW = (3, 3)
-
-
-def check_airflow(version: str) -> None:
-    """Raises ImportError for an Airflow that lacks what this package builds on."""
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_AIRFLOW:
-        raise ImportError(f"airflow-provider-nats-jetstream needs Apache Airflow 3.3 or newer; this is {version}")
-
-
-check_airflow(airflow.__version__)  # before the imports that an older one fails at with less helpful words
-
-from airflow.sdk import BaseHook  # noqa: E402
-from airflow.sdk.log import amask_secret, mask_secret  # noqa: E402
-
-from airflow_nats_jetstream import instruments  # noqa: E402
-from airflow_nats_jetstream.airflow_connection import check_console, masks, settings_of, tested  # noqa: E402
-from airflow_nats_jetstream.held import HeldClaim  # noqa: E402
-from airflow_nats_jetstream.tracebacks import Brief  # noqa: E402
-from jetstream_handoff.durations import LONGEST_HOLD  # noqa: E402
+from jetstream_handoff import portal
+from jetstream_handoff.durations import LONGEST_HOLD
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -42,7 +31,6 @@ if TYPE_CHECKING:
     from jetstream_client.read.stored import StoredMessage
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.record import Receipt
-
 
 Result = TypeVar("Result")
 
@@ -97,7 +85,7 @@ class JetStreamHook(BaseHook):
     async def shared(self) -> AsyncIterator[JetStream]:
         """:meth:`context` on one connection for all triggers of a process that have the same settings. It is closed
         with its last user. Raises ConnectionFailed."""
-        settings = self._settings(await _asked(self.nats_conn_id, self._masked))
+        settings = self._settings(await shared_lookup(self.nats_conn_id, self._masked))
         from jetstream_client.shared import share
 
         async with share(settings) as js:
@@ -105,18 +93,8 @@ class JetStreamHook(BaseHook):
 
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
         """``await function(js)`` from a synchronous task, on a connection of its own: ``hook.run(lambda js: …)``."""
-        from anyio.from_thread import start_blocking_portal
-
-        from jetstream_client import connect
-
-        settings = self.settings
-
-        async def connected() -> Result:
-            async with connect(settings) as js:
-                return await function(js)
-
-        with Brief(), start_blocking_portal() as portal:
-            return portal.call(connected)
+        with Brief():
+            return portal.run(self.settings, function)
 
     def committed(self, stream: str, consumer: str) -> list[Receipt]:
         """The attempts that were settled as done, in the order of their sequences: the output that counts.
@@ -210,31 +188,10 @@ class JetStreamHook(BaseHook):
 
     @classmethod
     async def _masked(cls, conn_id: str) -> Connection:
-        """What Airflow knows of a connection, after it was told what to hide in logs."""
+        """Look a connection up, and tell Airflow what to hide of it in logs."""
         connection = await cls.aget_connection(conn_id)
         await amask_secret(masks(connection))
         return connection
 
     def _settings(self, connection: Connection) -> ConnectionSettings:
         return settings_of(connection, domain=self._domain, api_prefix=self._api_prefix)
-
-
-_asking: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Connection]]] = WeakKeyDictionary()
-
-
-async def _asked(conn_id: str, ask: Callable[[str], Awaitable[Connection]]) -> Connection:
-    """What Airflow knows of a connection. Who asks while it is being asked gets the same answer: for each question a
-    triggerer's supervisor hears several messages, and it takes in one for each round of its work in the database
-    (``TriggerRunnerSupervisor.run_once``), so the questions of a thousand triggers took minutes."""
-    there = _asking.setdefault(asyncio.get_running_loop(), {})
-    if conn_id not in there:
-
-        async def asked() -> Connection:
-            try:
-                return await ask(conn_id)
-            finally:
-                del there[conn_id]
-
-        there[conn_id] = asyncio.create_task(asked())
-        there[conn_id].add_done_callback(lambda task: task.cancelled() or task.exception())  # they may be gone
-    return await asyncio.shield(there[conn_id])

@@ -10,7 +10,8 @@ import pytest
 from airflow.sdk import BaseOperator, Connection
 
 from airflow_nats_jetstream.airflow_connection import CREDENTIAL_FOLDERS, settings_of
-from airflow_nats_jetstream.hooks import JetStreamHook, check_airflow
+from airflow_nats_jetstream.airflow_version import check_airflow
+from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.consumer import JetStreamResetConsumerOperator
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator

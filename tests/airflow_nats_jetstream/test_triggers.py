@@ -156,7 +156,7 @@ async def test_a_watcher_is_on_the_sensors_connection(guarded: Guarded) -> None:
     await connected(0)
 
 
-async def test_who_asks_for_the_connection_while_it_is_asked_for_gets_the_same_answer(
+async def test_concurrent_triggers_share_one_lookup_of_their_connection(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -182,7 +182,7 @@ async def test_who_asks_for_the_connection_while_it_is_asked_for_gets_the_same_a
     assert asked == [CONNECTION] * 2, "an answer is not kept"
 
 
-async def test_who_asks_for_a_connection_that_is_missing_and_is_gone_leaves_nothing_behind(
+async def test_the_failed_lookup_of_a_cancelled_trigger_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()

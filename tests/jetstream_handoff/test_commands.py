@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from airflow_nats_jetstream.command_line import main
+from airflow_nats_jetstream.commands import age
 from demo.nats_server import NatsServer
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
@@ -73,11 +74,11 @@ async def test_open_claims_are_listed(stream: Stream) -> None:
     waiting, held = await take(stream, "a run", messages_per_claim=20)
     async with Hold.begin(stream.js, held, try_number=3) as hold:
         said = await run(stream, "claims")
-        data = await read(stream, "claims", "--stream", stream.name, "--listen", "2")
+        data = await read(stream, "claims", "--stream", stream.name, "--listen", "PT2S")
     header, first, second = said.out.splitlines()
     assert header.split("  ")[0] == "CLAIM"
     assert f"{waiting.id}  {stream.name}  {CONSUMER}      20        1-20 " in first
-    assert "nobody   " in first
+    assert "seconds ago  nobody" in first
     assert "dag / a run / sensor" in first
     assert f"{hold.token}  dag / a run / sensor" in second
     assert [(each["id"], each["count"], each["ranges"], each["alive"]) for each in data] == [
@@ -91,6 +92,28 @@ async def test_open_claims_are_listed(stream: Stream) -> None:
     assert "is alive" in data[1]["next"]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, ""),
+        (-0.5, "a few seconds ago"),  # the server's clock is not ours
+        (200.5, "3 minutes ago"),
+        (7_300, "2 hours ago"),
+        (86_401, "1 day ago"),
+        (15 * 86_400, "2 weeks ago"),
+    ],
+)
+def test_ages_are_in_words(seconds: float | None, words: str) -> None:
+    assert age(seconds) == words
+
+
+@pytest.mark.parametrize("duration", ["soon", "-1", "nan", "PT", "P1M"])
+def test_listening_takes_a_duration(duration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["claims", "--server", "nats://127.0.0.1", f"--listen={duration}"])
+    assert "argument --listen: invalid duration value" in capsys.readouterr().err
+
+
 async def test_what_became_of_a_claim(stream: Stream) -> None:
     await publish(stream, 30)
     done, failed, left = await take(stream, messages_per_claim=10)
@@ -101,6 +124,7 @@ async def test_what_became_of_a_claim(stream: Stream) -> None:
     lines = dict(line.split("  ", 1) for line in said.out.splitlines())
     assert lines["state"].strip() == "done"
     assert lines["messages"].strip() == "10: 1-10"
+    assert lines["settled"].strip().endswith("Z (a few seconds ago)")
     assert lines["value"].strip() == '{"rows": 10}'
     assert lines["output of"].strip() == hold.attempt_id
     assert "acknowledged up to 10, 20 unacknowledged" in lines["consumer now"]
