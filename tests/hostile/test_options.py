@@ -78,7 +78,11 @@ def test_any_claim(text: str) -> None:
 
 @attack(Texts)
 def test_a_variables_name_is_one(connection: str) -> None:
-    name = environment_name(connection)
+    try:
+        name = environment_name(connection)
+    except InvalidValue:
+        assert "@" in connection
+        return
     assert "=" not in name
     assert "\x00" not in name
     name.encode()
