@@ -135,7 +135,7 @@ class JetStreamHook(BaseHook):
 
         Raises:
             ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: before the block begins.
-            HoldLost, Taken, Superseded: after it, when the claim could not be settled.
+            HoldLost, HeldByAnother, Superseded: after it, when the claim could not be settled.
         """
         with self.holding(claim, try_number=try_number, dead_letters=dead_letters) as held:
             yield held

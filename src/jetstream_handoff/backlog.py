@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 AT_WORK = LONGEST_HOLD
 """How long a claim that is held counts as being worked on: as long as a hold lasts by default. A worker that was killed
 in its last try leaves its claim behind like this."""
-ON_ITS_WAY = 4 * HAND_OFF_TIMEOUT
+AWAITING_TASK = 4 * HAND_OFF_TIMEOUT
 """How long a claim that nobody holds counts as waiting for its task, or for a retry: four times the default lease."""
 
 
@@ -113,5 +113,5 @@ def claimed(record: Record, info: ConsumerInfo) -> int:
         for entry in record.open.values()
         if entry.counter <= info.counter
         and entry.sequences.last <= info.delivered
-        and abs(now - time_nanoseconds(entry.at)) < nanoseconds(AT_WORK if entry.token is not None else ON_ITS_WAY)
+        and abs(now - time_nanoseconds(entry.at)) < nanoseconds(AT_WORK if entry.token is not None else AWAITING_TASK)
     )

@@ -5,7 +5,7 @@ HandoffError                      the contract of claims
 ├── ConsumerUnsuitable            a consumer that breaks a rule for claims
 ├── DeadLettersUnsuitable         a stream that cannot hold the dead letters of another
 ├── ReplayRefused                 a stream that no dead letter can be published into
-├── Superseded, Taken, HoldLost   the messages belong to somebody else now
+├── Superseded, HeldByAnother, HoldLost   the messages belong to somebody else now
 ├── ResetRefused                  a reset that could swallow messages; carries what is unconfirmed
 ├── DeletionRefused               what is to be deleted is still needed; carries the open claims
 ├── AlreadyDone                   settled before; carries the recorded value
@@ -69,7 +69,7 @@ class Superseded(HandoffError):
     """The claim is not open any more: its messages were, or will be, handed out again in another claim."""
 
 
-class Taken(HandoffError):
+class HeldByAnother(HandoffError):
     """A newer attempt holds the claim."""
 
 

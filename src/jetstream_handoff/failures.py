@@ -17,7 +17,7 @@ PARTS = 10
 """Into how many claims a failed one is cut. A claim of 100,000 comes down to one message in 5 cuts (halves: 17), and
 what is worked on again for a single bad message is 1.1 times the claim (halves: twice)."""
 MOST_PARTS = 100
-"""Claims of what failed in one taking: each is a mapped task, and an entry in the record."""
+"""Claims of what failed in one take: each is a mapped task, and an entry in the record."""
 LARGEST = 64 << 10
 """Bytes of JSON that failures may take in the record."""
 LONGEST_REASON = 200
@@ -98,7 +98,7 @@ def poison(failures: Failures, max_failures: int) -> Sequences:
 
 def parts(failures: Failures, rest: Sequences, size: int) -> Iterator[Sequences]:
     """``rest`` as claims: what never failed in claims of ``size``, first; what did in smaller ones, at most
-    ``MOST_PARTS``: the others wait for the next taking."""
+    ``MOST_PARTS``: the others wait for the next take."""
     known = Sequences.from_ranges(each for failure in failures.values() for each in failure.sequences.ranges)
     yield from (rest - known).windows(size)
     room = MOST_PARTS

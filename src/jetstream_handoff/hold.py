@@ -17,7 +17,7 @@ from jetstream_handoff.claim import KEEPER, new_token
 from jetstream_handoff.completion import LEASE_ENDS, complete
 from jetstream_handoff.dead_letters import DeadLetters, Holder, check_reason
 from jetstream_handoff.durations import HEARTBEATS, LONGEST_HOLD
-from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, Superseded, Taken
+from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen
 from jetstream_handoff.record import Record, check_value
@@ -65,7 +65,7 @@ class Hold:
         Raises:
             AlreadyDone: it was settled; carries the value. What was left unacknowledged is acknowledged first.
             Superseded: stream or consumer were recreated, or its messages belong to another claim.
-            Taken: an attempt holds what was to be kept.
+            HeldByAnother: an attempt holds what was to be kept.
             LedgerUnavailable: buckets missing or not permitted.
             PermissionDenied: the account may not acknowledge for this consumer, so the work is not begun.
         """
@@ -81,7 +81,9 @@ class Hold:
             if entry.sequences != claim.sequences:
                 raise ClaimInvalid(f"claim {claim.id}: its ranges are not those that the ledger entered")
             if try_number == KEEPER and not (entry.token or token).startswith(f"{KEEPER}-"):
-                raise Taken(f"claim {claim.id} is held by attempt {claim.id}-{entry.token}; wait until its work ends")
+                raise HeldByAnother(
+                    f"claim {claim.id} is held by attempt {claim.id}-{entry.token}; wait until its work ends"
+                )
             return replace(record, open={**record.open, claim.id: replace(entry, token=token)})
 
         ack_wait = info.config["ack_wait"] / 1e9
@@ -229,7 +231,7 @@ class Hold:
         """An end that comes too late: the claim is somebody else's, or settled."""
         try:
             yield
-        except (AlreadyDone, Superseded, Taken):
+        except (AlreadyDone, Superseded, HeldByAnother):
             tell("lost", self.claim, self.claim.count, claim=self.claim.id)
             raise
 

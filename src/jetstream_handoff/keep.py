@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jetstream_handoff.claim import KEEPER
 from jetstream_handoff.completion import LEASE_ENDS, complete
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
-from jetstream_handoff.errors import AlreadyDone, Superseded, Taken
+from jetstream_handoff.errors import AlreadyDone, HeldByAnother, Superseded
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
 
@@ -49,7 +49,7 @@ async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
             if receipt is not None and receipt.state == "failed":
                 return "failed"
             raise
-        except Taken:
+        except HeldByAnother:
             log.info("claim %s is being settled", claim.id)
             await asyncio.sleep(min(left, _LOOK))
     return None

@@ -39,7 +39,7 @@ from jetstream_client.wire.protocol import NO_RESPONDERS
 from jetstream_handoff.bucket import RECEIPTS_KEPT, bucket_config, check_bucket
 from jetstream_handoff.changes import Applied, Change, Queue, Waiting
 from jetstream_handoff.claim import is_claim_id, new_claim_id
-from jetstream_handoff.errors import AlreadyDone, LedgerInvalid, LedgerUnavailable, Superseded, Taken
+from jetstream_handoff.errors import AlreadyDone, HeldByAnother, LedgerInvalid, LedgerUnavailable, Superseded
 from jetstream_handoff.record import DoneEntry, Receipt, Record
 
 if TYPE_CHECKING:
@@ -274,13 +274,13 @@ class Ledger:
         """A change that hold or settle depends on. Bad news is believed only when a second read says the same.
 
         Raises:
-            AlreadyDone, Superseded, Taken: what became of the claim.
+            AlreadyDone, Superseded, HeldByAnother: what became of the claim.
             LedgerUnavailable: as :meth:`change`.
         """
         for again in (True, False):
             try:
                 record, _ = await self.change(function)
-            except (NotOpen, Taken, Superseded) as bad:
+            except (NotOpen, HeldByAnother, Superseded) as bad:
                 if again:
                     await asyncio.sleep(SECOND_READ)
                 elif isinstance(bad, NotOpen):

@@ -16,7 +16,7 @@ from jetstream_client.errors import InvalidValue, MessagesMissing
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.claim import new_token
 from jetstream_handoff.durations import LONGEST_HOLD
-from jetstream_handoff.errors import ClaimInvalid, Superseded, Taken
+from jetstream_handoff.errors import ClaimInvalid, HeldByAnother, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.hold import Hold, check_unchanged
 from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger
@@ -75,9 +75,9 @@ class Reprocess(Hold):
         wanted = (await _believed(ledger, claim.id, settled_as)).processed
         if missing := wanted - await stored(ledger.stream, wanted):
             raise MessagesMissing(claim.stream, missing)
-        taken = await _believed(ledger, claim.id, lambda old: replace(settled_as(old), again=token))
+        receipt = await _believed(ledger, claim.id, lambda old: replace(settled_as(old), again=token))
         claim = replace(claim, sequences=wanted)
-        log.info("claim %s: attempt %s processes again what %s has done", claim.id, token, taken.token)
+        log.info("claim %s: attempt %s processes again what %s has done", claim.id, token, receipt.token)
         async with Reprocess(ledger, claim, token, info.config["ack_wait"] / 1e9, longest_hold)._kept() as attempt:
             yield attempt
 
@@ -85,7 +85,7 @@ class Reprocess(Hold):
         """The work succeeded: from now on this attempt's output is the committed one, and the older one is not.
 
         Raises:
-            Taken: a newer attempt reprocesses the claim, or has.
+            HeldByAnother: a newer attempt reprocesses the claim, or has.
             InvalidValue, HoldLost: as :meth:`Hold.settle`.
         """
         check_value(value)
@@ -123,14 +123,14 @@ class Reprocess(Hold):
 
         try:
             await self._ledger.change_receipt(self.claim.id, let_go)
-        except Taken:
+        except HeldByAnother:
             return
         log.info("claim %s: attempt %s gave up; what was committed stays so", self.claim.id, self.token)
 
     def _ours(self, receipt: Receipt | None) -> Receipt:
         if receipt is None or receipt.again != self.token:
             newer = f"attempt {receipt.again or receipt.token}" if receipt else "nobody"
-            raise Taken(f"claim {self.claim.id} is processed again by {newer}, not by {self.token}")
+            raise HeldByAnother(f"claim {self.claim.id} is processed again by {newer}, not by {self.token}")
         return receipt
 
     @property
@@ -143,8 +143,8 @@ class Reprocess(Hold):
     async def _why_lost(self) -> str:
         try:
             self._ours(await self._ledger.receipt(self.claim.id))
-        except Taken as taken:
-            return str(taken)
+        except HeldByAnother as newer:
+            return str(newer)
         return ""
 
 
@@ -152,7 +152,7 @@ async def _believed(ledger: Ledger, claim_id: str, function: Callable[[Receipt |
     """A change of the receipt whose bad news is believed only when a second read says the same."""
     try:
         return await ledger.change_receipt(claim_id, function)
-    except (Superseded, Taken):
+    except (Superseded, HeldByAnother):
         await asyncio.sleep(SECOND_READ)
         return await ledger.change_receipt(claim_id, function)
 

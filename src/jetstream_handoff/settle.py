@@ -13,7 +13,7 @@ from jetstream_client.errors import ConsumerNotFound, JetStreamError, Permission
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers, failures
-from jetstream_handoff.errors import AlreadyDone, LedgerFull, Superseded, Taken
+from jetstream_handoff.errors import AlreadyDone, HeldByAnother, LedgerFull, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.ledger import PATIENCE, Ledger, NotOpen
 from jetstream_handoff.record import BELIEVED, DoneEntry, OpenEntry, Receipt, Record, check_value
@@ -39,7 +39,7 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
 
     Raises:
         InvalidValue: the value is not JSON, or over 8 KiB; nothing was settled.
-        Taken: a newer attempt holds the claim.
+        HeldByAnother: a newer attempt holds the claim.
         AlreadyDone: another attempt settled it.
         Superseded: its messages belong to another claim, or to another life of the consumer.
     """
@@ -114,7 +114,7 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = 
     Unless ``blame`` is off the failure is counted against its messages; ``reason`` is what a dead letter would say.
 
     Raises:
-        Taken, AlreadyDone, Superseded: as :func:`settle_done`.
+        HeldByAnother, AlreadyDone, Superseded: as :func:`settle_done`.
     """
     removed = False
 
@@ -181,7 +181,7 @@ def _held(record: Record | None, claim: Claim, token: str) -> tuple[Record, Open
     if record is None or entry is None:
         raise NotOpen(record)
     if entry.token != token:
-        raise Taken(f"claim {claim.id} is held by attempt {entry.token}, not by {token}")
+        raise HeldByAnother(f"claim {claim.id} is held by attempt {entry.token}, not by {token}")
     return record, entry
 
 

@@ -48,7 +48,7 @@ _TO_TELL = 5.0  # seconds for finding out what is waited for
 
 
 class Take:
-    """One taking at work. What it holds and has not handed on is given back by :meth:`put_back`."""
+    """One take at work. What it holds and has not handed on is given back by :meth:`put_back`."""
 
     def __init__(self, js: JetStream, taking: Taking) -> None:
         self.taking = taking
@@ -72,7 +72,7 @@ class Take:
             PermissionDenied: it may not acknowledge for this consumer.
         """
         await self.create()
-        with suppress(ConnectionLost, JetStreamNotEnabled, RequestTimeout):  # then taking finds out
+        with suppress(ConnectionLost, JetStreamNotEnabled, RequestTimeout):  # then the take finds out
             await self.ledger.check_writable()
             await answers.check_permitted(self.ledger)
 
@@ -167,7 +167,7 @@ class Take:
         return window.batch if window else None
 
     def handed_on(self) -> None:
-        """The claims are the event's now: nothing of this taking is to be given back."""
+        """The claims are the event's now: nothing of this take is to be given back."""
         self._entered = []
 
     async def put_back(self) -> None:
@@ -393,6 +393,6 @@ class Take:
             await self._dead_letters.copy(Holder(self.ledger, claim, token), rejected)
             await settle.settle_done(self.ledger, claim, token, None, claim.sequences)
         except JetStreamError as error:
-            # Nothing else may wait for it: its lease ends, and a later taking tries again.
+            # Nothing else may wait for it: its lease ends, and a later take tries again.
             log.error("claim %s could not be dead-lettered, trying again later: %s", claim.id, error)  # noqa: TRY400
             await settle.release(self.ledger, claim, token, self.taking.hand_off_timeout)

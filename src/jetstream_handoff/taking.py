@@ -1,4 +1,4 @@
-"""Taking: what to take, and for whom, as a value."""
+"""What to take, and for whom, as a value: the ``taking`` of a stored trigger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a taking waits for, in one sentence: the log of a sensor says it every few minutes."""
+"""What a take waits for, in one sentence: the log of a sensor says it every few minutes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMED = 3
 
 
 class Waiting:
-    """The waiting of one taking. It asks the server only for what it is about to say, and never disturbs the wait."""
+    """The waiting of one take. It asks the server only for what it is about to say, and never disturbs the wait."""
 
     def __init__(self, ledger: Ledger, taking: Taking) -> None:
         self._ledger = ledger
@@ -58,7 +58,7 @@ class Waiting:
             self._say(reason)
 
     def tell_backlog(self, info: ConsumerInfo) -> None:
-        """The same for a taking whose own function has just said that this INFO is not enough."""
+        """The same for a take whose own function has just said that this INFO is not enough."""
         if self._due():
             waiting = f"{info.pending} messages are pending, {info.ack_pending} are unacknowledged"
             self._say(f"its backlog function does not ask for a pull yet; {waiting}")

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from jetstream_handoff import answers, settle
-from jetstream_handoff.errors import AlreadyDone, HoldLost, Superseded, Taken
+from jetstream_handoff.errors import AlreadyDone, HeldByAnother, HoldLost, Superseded
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.take import Take
@@ -34,7 +34,7 @@ FETCH, HAND_OFF, WORK, ACKNOWLEDGE = WINDOWS = (
 FOLDER = "CHAOS_FOLDER"
 """The environment variable with the folder of marks and control file."""
 
-FENCED = (AlreadyDone, Superseded, Taken, HoldLost)
+FENCED = (AlreadyDone, Superseded, HeldByAnother, HoldLost)
 
 
 def folder() -> Path:

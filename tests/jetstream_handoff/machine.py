@@ -35,12 +35,12 @@ from jetstream_handoff import ledger, reset
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import (
     AlreadyDone,
+    HeldByAnother,
     HoldLost,
     LedgerFull,
     LedgerUnavailable,
     ResetRefused,
     Superseded,
-    Taken,
 )
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
@@ -52,7 +52,7 @@ Result = TypeVar("Result")
 
 ACK_WAIT = timedelta(seconds=0.8)
 SUBJECTS = 3
-LOST = (AlreadyDone, Superseded, Taken, HoldLost)
+LOST = (AlreadyDone, Superseded, HeldByAnother, HoldLost)
 """What a fenced attempt is told."""
 
 

@@ -11,7 +11,7 @@ from jetstream_client import connect
 from jetstream_client.errors import StreamNotFound
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff.backlog import AT_WORK, ON_ITS_WAY, Backlog, claimed, look
+from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK, Backlog, claimed, look
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.record import OpenEntry, Record
 from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take, unacknowledged
@@ -127,7 +127,7 @@ async def test_what_somebody_else_acknowledged_hides_nothing(stream: Stream) -> 
     assert claimed(Record(info.created, open={"claim": entry}), info) == 2
 
 
-@pytest.mark.parametrize(("token", "trusted"), [(None, ON_ITS_WAY), ("1-abc", AT_WORK)])
+@pytest.mark.parametrize(("token", "trusted"), [(None, AWAITING_TASK), ("1-abc", AT_WORK)])
 async def test_a_claim_that_nobody_ended_is_not_trusted_for_ever(
     stream: Stream, token: str | None, trusted: timedelta
 ) -> None:

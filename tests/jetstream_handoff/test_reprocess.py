@@ -11,7 +11,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff import hold, ledger, reprocess, settle
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, Superseded, Taken
+from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import Receipt
@@ -60,7 +60,7 @@ async def test_of_two_attempts_only_the_newer_settles(stream: Stream) -> None:
         Reprocess.begin(stream.js, claim, try_number=2) as older,
         Reprocess.begin(stream.js, claim, try_number=3) as newer,
     ):
-        with pytest.raises(Taken, match=newer.token):
+        with pytest.raises(HeldByAnother, match=newer.token):
             await older.settle("older")
         await older.release()
         assert await committed(stream) == Receipt(**{**fields(old), "again": newer.token})
@@ -78,7 +78,7 @@ async def test_racing_attempts_commit_exactly_one(stream: Stream) -> None:
                 seen.add((await committed(stream)).value)
                 await again.settle(number)
                 return again.attempt_id
-        except Taken:
+        except HeldByAnother:
             return None
 
     winners = [winner for winner in await asyncio.gather(*map(attempt, range(2, 8))) if winner]

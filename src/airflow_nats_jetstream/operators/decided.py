@@ -9,12 +9,12 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream.template import OfClaim
 from airflow_nats_jetstream.tracebacks import Brief
-from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, Superseded, Taken
+from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.held import HeldClaim
 
-FOREIGN = (ClaimInvalid, Superseded, Taken, HoldLost)
+FOREIGN = (ClaimInvalid, Superseded, HeldByAnother, HoldLost)
 """A claim that this task will never settle: a retry would find the same."""
 
 

@@ -182,7 +182,7 @@ class JetStreamPullSensor(JetStreamSensor):
 
     def _in_worker(self, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]) -> list[dict[str, Any]]:
         with self.waiting():
-            return JetStreamHook(self.nats_conn_id).run(lambda js: _taken(js, taking, wait))
+            return JetStreamHook(self.nats_conn_id).run(lambda js: _claims(js, taking, wait))
 
     def resume(self, context: Context, event: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: ARG002
         """The trigger's event: claims, a time-out or an error."""
@@ -240,7 +240,9 @@ class JetStreamPullSensor(JetStreamSensor):
         return duration("hand_off_timeout", self.hand_off_timeout)
 
 
-async def _taken(js: JetStream, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]) -> list[dict[str, Any]]:
+async def _claims(
+    js: JetStream, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]
+) -> list[dict[str, Any]]:
     """What the trigger does, in the worker."""
     from jetstream_handoff.completion import LEASE_ENDS, complete
     from jetstream_handoff.take import Take
