@@ -79,7 +79,7 @@ class JetStreamNotifier(BaseNotifier):
             await self._publish(js, context)
 
     async def _publish(self, js: JetStream, context: Context) -> None:
-        from jetstream_client.publish.window import MessageIds
+        from jetstream_client.publish.ids import MessageIds
 
         scope, about = _about(context)
         data = _data(about) if self.message is None else _data(self.message)

@@ -16,7 +16,7 @@ from jetstream_client.more.publish_async import ACK_TIMEOUT, MAX_PENDING, AsyncP
 from jetstream_client.publish.ack import RETRY_ATTEMPTS, RETRY_WAIT, PubAck, acknowledged
 from jetstream_client.publish.batch import MAX_MESSAGES, Batch
 from jetstream_client.publish.fast_window import FastWindow
-from jetstream_client.publish.options import outgoing
+from jetstream_client.publish.message import outgoing
 from jetstream_client.quantities import check_count, check_seconds
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from jetstream_client.more.publish_async import OnAck, OnError, PublishFuture
     from jetstream_client.more.route import Route
-    from jetstream_client.publish.feed import Publishable
-    from jetstream_client.publish.options import Headers, OutgoingMessage, PublishOptions
+    from jetstream_client.publish.message import Headers, OutgoingMessage, Publishable
+    from jetstream_client.publish.options import PublishOptions
 
 
 class Publishing(Api):
@@ -64,11 +64,10 @@ class Publishing(Api):
         check_seconds("retry_wait", retry_wait, zero=True)
         if timeout is not None:
             check_seconds("timeout", timeout)
-        message = outgoing(subject, data, headers, options)
-        await self.require(requirements.of_headers(message.headers))
+        message = await outgoing(self, subject, data, headers, options)
         limit = self.settings.request_timeout if timeout is None else timeout
         while True:
-            reply = await self.connection.request(subject, data, headers=message.block, timeout=limit)
+            reply = await self.connection.request(subject, data, headers=message.header, timeout=limit)
             try:
                 return acknowledged(reply.data, subject, self.settings.domain, reply.status)
             except NoStreamResponse:
@@ -184,18 +183,18 @@ class Publishing(Api):
         if timeout is not None:
             check_seconds("timeout", timeout)
         checked: list[OutgoingMessage] = []
+        options: PublishOptions = {"expected_stream": expected_stream, "expected_last_sequence": expected_last_sequence}
         for message in messages:
             if not isinstance(message, tuple | list) or len(message) not in (2, 3):
                 raise InvalidValue("messages", type(message).__name__, "(subject, data) or (subject, data, headers)")
             if len(checked) == max_messages:
                 raise InvalidValue("messages", f"more than {max_messages}", "an atomic batch has no more: make several")
             headers = message[2] if len(message) == 3 else {}
-            checked.append(outgoing(message[0], message[1], headers, {"expected_stream": expected_stream}))
+            checked.append(await outgoing(self, message[0], message[1], headers, options))
+            options["expected_last_sequence"] = None  # only the first message's
         async with self.batch(batch_id, max_messages=max_messages) as batch:
-            expected = expected_last_sequence
             for each in checked:
-                await batch.add(each.subject, each.data, headers=each.headers, expected_last_sequence=expected)
-                expected = None
+                await batch.append(each)
             return await batch.commit(timeout)
 
     @asynccontextmanager

@@ -11,7 +11,8 @@ from jetstream_client.context import JetStream
 from jetstream_client.errors import ApiError, JetStreamError, ProtocolError, PublishFailed
 from jetstream_client.info import ConsumerInfo, StreamInfo
 from jetstream_client.publish.ack import PubAck
-from jetstream_client.publish.window import Outgoing, PublishWindow
+from jetstream_client.publish.message import OutgoingMessage
+from jetstream_client.publish.window import PublishWindow
 from jetstream_client.read.stored import stored_message
 from jetstream_client.wire.protocol import Reply, decode_headers, decode_status
 from tests.hostile.attack import attack
@@ -86,7 +87,7 @@ Answers = st.tuples(
 def test_answers_for_any_position_are_counted_once(answers: list[tuple[int, int, bytes]]) -> None:
     window = PublishWindow()
     for position in range(4):
-        window.add(Outgoing(position, "s", b"x", b""))
+        window.add(OutgoingMessage("s", b"x", position=position))
     for position, status, data in answers:
         window.on_reply(position, status, data)
         assert window.answered + len(window.unanswered) <= 4
@@ -156,7 +157,7 @@ def test_status_and_headers_of_one_block_agree(block: bytes) -> None:
 def test_an_impossible_sequence_behind_a_possible_one_is_refused(number: bytes) -> None:
     window = PublishWindow()
     for position, said in enumerate([b"5", number]):
-        window.add(Outgoing(position, "s", b"x", b""))
+        window.add(OutgoingMessage("s", b"x", position=position))
         window.on_reply(position, 0, b'{"stream":"S", "seq":%b}' % said)
     with pytest.raises(PublishFailed) as failed:
         window.result()

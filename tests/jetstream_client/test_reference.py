@@ -57,8 +57,8 @@ async def test_the_snippets_of(section: Section, own_server: NatsServer) -> None
 
 
 SHARED = {
-    *("configure", "require", "acknowledged"),  # of a context
-    *("parse", "close", "keep_open", "deliver", "lost", "js", "tokens", "by_bytes", "limit"),
+    *("configure", "require"),  # of a context
+    *("append", "parse", "close", "keep_open", "deliver", "lost", "js", "tokens", "by_bytes", "limit"),
 }
 """What the client's own files use of each other."""
 

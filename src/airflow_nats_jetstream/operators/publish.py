@@ -20,7 +20,7 @@ from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.template import absent, duration, templated, whole_number
 from jetstream_client.errors import DuplicatesPossible, InvalidValue, PermissionDenied, RequestTimeout
 from jetstream_client.names import check_stream_name, subject_matches
-from jetstream_client.publish.options import outgoing
+from jetstream_client.publish.message import merged_headers
 from jetstream_client.publish.schedule import Schedule, Ttl, ttl_text
 
 if TYPE_CHECKING:
@@ -246,8 +246,8 @@ class JetStreamPublishOperator(BaseOperator):
             options.setdefault("ttl", self.ttl)
         if not options:
             return (subject, data, *headers)
-        message = outgoing(subject, data, headers[0] if headers else {}, cast("PublishOptions", options))
-        return subject, data, message.headers
+        given = headers[0] if headers else {}
+        return subject, data, merged_headers(subject, data, given, cast("PublishOptions", options))
 
     def _publish_batch(
         self,
@@ -258,8 +258,8 @@ class JetStreamPublishOperator(BaseOperator):
         added: dict[str, str],
     ) -> dict[str, Any]:
         """All or none. ``since`` is given to a later try: what the stream holds since then is looked for first."""
+        from jetstream_client.publish.ids import MessageIds
         from jetstream_client.publish.position import find
-        from jetstream_client.publish.window import MessageIds
         from jetstream_client.wire.protocol import encode_headers
 
         ids = MessageIds(scope)

@@ -18,15 +18,14 @@ from jetstream_client.errors import (
 )
 from jetstream_client.publish.ack import PubAck
 from jetstream_client.publish.fast_window import PING_AFTER, SILENT_FOR, FastWindow
-from jetstream_client.publish.options import OutgoingMessage, outgoing
-from jetstream_client.publish.window import Outgoing
-from jetstream_client.requirements import of_headers
+from jetstream_client.publish.message import OutgoingMessage, outgoing
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from jetstream_client.api import Api
-    from jetstream_client.publish.options import Headers, PublishOptions
+    from jetstream_client.publish.message import Headers
+    from jetstream_client.publish.options import PublishOptions
     from jetstream_client.wire.protocol import Reply
 
 
@@ -74,8 +73,7 @@ class FastBatch:
         if options.get("expected_last_msg_id") is not None:
             remedy = "the server counts the message, stored or not"
             raise InvalidValue("expected_last_msg_id", options["expected_last_msg_id"], remedy)
-        message = outgoing(subject, data, headers, options)
-        await self._api.require(of_headers(message.headers))
+        message = await outgoing(self._api, subject, data, headers, options)
         if self._held is not None:
             await self._send(self._held)
         while self._window.sent and self._window.busy and not self._window.failed:
@@ -84,7 +82,7 @@ class FastBatch:
             await self._end()
             self._window.result()
         self._held = message
-        self._window.add(Outgoing(self._window.added, subject, data, message.block))
+        self._window.add(message)
 
     async def commit(self) -> PubAck:
         """Send the last message and wait until everything is stored. ``batch_size`` is how many, ``seq`` the last one.
@@ -102,7 +100,7 @@ class FastBatch:
     async def _send(self, message: OutgoingMessage, *, last: bool = False) -> None:
         reply = self._window.reply(last=last)
         try:
-            await self._api.connection.publish(message.subject, message.data, reply, message.block)
+            await self._api.connection.publish(message.subject, message.data, reply, message.header)
         except JetStreamError as error:
             self._window.give_up(error)
             self._window.result()

@@ -24,16 +24,16 @@ from jetstream_client.errors import (
     TooManyPending,
 )
 from jetstream_client.publish.ack import RETRY_ATTEMPTS, RETRY_WAIT, PubAck, acknowledged
-from jetstream_client.publish.options import OutgoingMessage, outgoing
+from jetstream_client.publish.message import OutgoingMessage, outgoing
 from jetstream_client.quantities import check_count, check_seconds
-from jetstream_client.requirements import of_headers
 from jetstream_client.wire.protocol import inbox_number
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from jetstream_client.api import Api
-    from jetstream_client.publish.options import Headers, PublishOptions
+    from jetstream_client.publish.message import Headers
+    from jetstream_client.publish.options import PublishOptions
     from jetstream_client.wire.control import Inbox
     from jetstream_client.wire.protocol import Reply
 
@@ -135,8 +135,7 @@ class AsyncPublisher:
         """
         check_count("retry_attempts", retry_attempts, 0)
         check_seconds("retry_wait", retry_wait, zero=True)
-        message = outgoing(subject, data, headers, options)
-        await self._api.require(of_headers(message.headers))
+        message = await outgoing(self._api, subject, data, headers, options)
         await self._slot()
         self._number += 1
         number = self._number
@@ -145,7 +144,7 @@ class AsyncPublisher:
         self._timers[number] = asyncio.get_running_loop().call_later(self._ack_timeout, self._unanswered, number)
         try:
             inbox = self._inbox or await self._open()
-            await self._api.connection.publish(subject, data, inbox.subject(number), message.block)
+            await self._api.connection.publish(subject, data, inbox.subject(number), message.header)
         except BaseException:
             if not future.cancel():
                 future.exception()  # it failed meanwhile, and the caller is told that it was not sent
@@ -234,7 +233,7 @@ class AsyncPublisher:
         message = future.message
         try:
             reply = self._inbox.subject(number)
-            await self._api.connection.publish(message.subject, message.data, reply, message.block)
+            await self._api.connection.publish(message.subject, message.data, reply, message.header)
         except JetStreamError as error:
             self._fail(number, error)
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import ProtocolError, RequestTimeout
-from jetstream_client.publish.options import outgoing
+from jetstream_client.publish.message import outgoing
 from jetstream_client.requirements import MESSAGE_TRACING
 from jetstream_client.wire.protocol import decode_object
 
 if TYPE_CHECKING:
     from jetstream_client.api import Api
-    from jetstream_client.publish.options import Headers
+    from jetstream_client.publish.message import Headers
     from jetstream_client.wire.protocol import Reply
 
 _NO_TRACE = "a trace of a message is not what nats-server promises"
@@ -63,8 +63,8 @@ async def find(api: Api, subject: str, data: bytes, headers: Headers | None) -> 
     arrived: asyncio.Queue[Reply] = asyncio.Queue()
     async with connection.inbox(arrived.put_nowait) as inbox:
         tracing = {"Nats-Trace-Dest": inbox.subject(1), "Nats-Trace-Only": "true"}
-        message = outgoing(subject, data, {**(headers or {}), **tracing}, {})
-        await connection.publish(subject, data, headers=message.block)
+        message = await outgoing(api, subject, data, {**(headers or {}), **tracing}, {})
+        await connection.publish(subject, data, headers=message.header)
         said: list[dict[str, Any]] = []
         expected, begun = 1, False
         try:

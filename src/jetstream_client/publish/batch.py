@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 
 from jetstream_client.errors import ConnectionLost, InvalidValue, JetStreamError, NoStreamResponse, RequestTimeout
 from jetstream_client.publish.ack import PubAck, acknowledged
-from jetstream_client.publish.options import OutgoingMessage, outgoing
+from jetstream_client.publish.message import OutgoingMessage, outgoing
 from jetstream_client.quantities import check_count, check_seconds
-from jetstream_client.requirements import ATOMIC_BATCHES, of_headers
-from jetstream_client.wire.protocol import NO_RESPONDERS, encode_headers, inbox_number
+from jetstream_client.requirements import ATOMIC_BATCHES
+from jetstream_client.wire.protocol import FIRST_LINE, NO_RESPONDERS, inbox_number
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from jetstream_client.api import Api
-    from jetstream_client.publish.options import Headers, PublishOptions
+    from jetstream_client.publish.message import Headers
+    from jetstream_client.publish.options import PublishOptions
     from jetstream_client.wire.control import Inbox
     from jetstream_client.wire.protocol import Reply
 
@@ -67,9 +68,20 @@ class Batch:
             ApiError: or another subclass: what was sent before was refused, and with it the batch.
             NoStreamResponse, RequestTimeout, ConnectionLost: the batch is lost, nothing is stored.
         """
+        if options.get("expected_last_msg_id") is not None:
+            remedy = "the server does not look at it in a batch (err_code 10177)"
+            raise InvalidValue("expected_last_msg_id", options["expected_last_msg_id"], remedy)
+        if self.size and options.get("expected_last_sequence") is not None:
+            remedy = "only the first message of a batch expects a sequence of the stream"
+            raise InvalidValue("expected_last_sequence", options["expected_last_sequence"], remedy)
+        await self.append(await outgoing(self._api, subject, data, headers, options))
+
+    async def append(self, message: OutgoingMessage) -> None:
+        """Add one that is made already. As :meth:`add`."""
         self._check_open()
-        message = self._message(subject, data, headers, options)
-        await self._api.require(of_headers(message.headers))
+        for name in message.headers:
+            if name.lower() in _RESERVED:
+                raise InvalidValue(f"headers[{name!r}]", "…", "the batch sets it")
         if self.size == self._max_messages:
             remedy = f"an atomic batch has at most {self._max_messages} messages: make several, or publish without"
             raise InvalidValue("messages", f"number {self.size + 1}", remedy)
@@ -110,19 +122,6 @@ class Batch:
         if self.ended:
             raise InvalidValue("batch", self.id, "it was committed or discarded: open another")
 
-    def _message(self, subject: str, data: bytes, headers: Headers | None, options: PublishOptions) -> OutgoingMessage:
-        if options.get("expected_last_msg_id") is not None:
-            remedy = "the server does not look at it in a batch (err_code 10177)"
-            raise InvalidValue("expected_last_msg_id", options["expected_last_msg_id"], remedy)
-        if self.size and options.get("expected_last_sequence") is not None:
-            remedy = "only the first message of a batch expects a sequence of the stream"
-            raise InvalidValue("expected_last_sequence", options["expected_last_sequence"], remedy)
-        message = outgoing(subject, data, headers, options)
-        for name in message.headers:
-            if name.lower() in _RESERVED:
-                raise InvalidValue(f"headers[{name!r}]", "…", "the batch sets it")
-        return message
-
     async def _send(self, message: OutgoingMessage, *, commit: bool = False, timeout: float | None = None) -> bytes:
         """The answer to the first, to each hundredth and to the last message; empty for the others."""
         connection = self._api.connection
@@ -132,8 +131,9 @@ class Batch:
             connection.when_lost.add(self._lost)
         self._subjects.append(message.subject)
         number = len(self._subjects)
-        batch = {"Nats-Batch-Id": self.id, "Nats-Batch-Sequence": str(number)}
-        block = encode_headers({**message.headers, **batch, **({"Nats-Batch-Commit": "1"} if commit else {})})
+        lines = f"Nats-Batch-Id: {self.id}\r\nNats-Batch-Sequence: {number}\r\n"
+        lines += "Nats-Batch-Commit: 1\r\n" if commit else ""
+        block = b"%b%b\r\n" % (message.header[:-2] or FIRST_LINE, lines.encode())
         waits = commit or number % _ANSWERED == 1
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         if waits:

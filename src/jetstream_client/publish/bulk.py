@@ -23,9 +23,11 @@ from jetstream_client.errors import (
 from jetstream_client.names import subject_matches
 from jetstream_client.publish.ack import PubAck
 from jetstream_client.publish.fast_window import PING_AFTER, SILENT_FOR, FastWindow
-from jetstream_client.publish.feed import Feed, Publishable
+from jetstream_client.publish.feed import Feed
+from jetstream_client.publish.ids import MessageIds, message_id
+from jetstream_client.publish.message import OutgoingMessage, Publishable
 from jetstream_client.publish.position import ON_THE_WAY, Found, Position, find
-from jetstream_client.publish.window import MessageIds, Outgoing, Published, PublishWindow, message_id
+from jetstream_client.publish.window import Published, PublishWindow
 from jetstream_client.requirements import FAST_BATCHES
 from jetstream_client.wire.blocking import ANSWERED_WITHIN, PASSING, RESUMED_WITHIN, Wire
 from jetstream_client.wire.protocol import (
@@ -146,7 +148,7 @@ def publish_fast(
 def _drive_fast(
     wire: Wire, window: FastWindow, feed: Feed, stream: str | None, progress: Callable[[int], None]
 ) -> None:
-    held: list[Outgoing] = []  # the last one: whether it commits is known when there is no next
+    held: list[OutgoingMessage] = []  # the last one: whether it commits is known when there is no next
     silent = 0
     asked = False
     while not window.ended:
@@ -176,7 +178,7 @@ def _drive_fast(
             progress(window.confirmed)
 
 
-def _encode_fast(window: FastWindow, message: Outgoing, stream: str | None, last: bool) -> bytes:
+def _encode_fast(window: FastWindow, message: OutgoingMessage, stream: str | None, last: bool) -> bytes:
     header = message.header
     if stream and not window.sent:  # the others are of one batch with it
         header = encode_headers({**decode_headers(header), "Nats-Expected-Stream": stream})

@@ -16,7 +16,7 @@ from jetstream_client.errors import (
     WrongDomain,
 )
 from jetstream_client.publish.ack import PubAck
-from jetstream_client.publish.window import Outgoing
+from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.wire.protocol import NO_RESPONDERS, decode_object
 
 PING_AFTER = 2.0
@@ -96,7 +96,7 @@ class FastWindow:
         """What was sent cannot be committed by a last message."""
         return bool(self._gap or self._refused)
 
-    def add(self, message: Outgoing, now: float = 0.0) -> int:  # noqa: ARG002 # as PublishWindow
+    def add(self, message: OutgoingMessage, now: float = 0.0) -> int:  # noqa: ARG002 # as PublishWindow
         if not self.added:
             self.subject = message.subject
             self._flow = max(1, min(_MOST_FLOW, _FLOW_BYTES // max(1, message.size)))

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING
 
 from jetstream_client.errors import DuplicatesPossible, InvalidValue, JetStreamError
 from jetstream_client.names import check_subject
-from jetstream_client.publish.options import check_headers
-from jetstream_client.publish.window import MessageIds, Outgoing, message_id
+from jetstream_client.publish.ids import MessageIds, message_id
+from jetstream_client.publish.message import OutgoingMessage, check_headers
 from jetstream_client.requirements import of_headers
 from jetstream_client.wire.protocol import encode_headers
 
 if TYPE_CHECKING:
     from jetstream_client.publish.fast_window import FastWindow
+    from jetstream_client.publish.message import Headers, Publishable
     from jetstream_client.publish.window import PublishWindow
-
-Publishable = tuple[str, bytes] | tuple[str, bytes, Mapping[str, str | Sequence[str]]]
-"""Subject and data, or subject, data and headers."""
 
 _PAIR = (tuple, list)
 _new = tuple.__new__  # past the constructor of a named tuple, which takes as long as three checks
@@ -61,9 +59,9 @@ class Feed:
         """The version of the server that it goes to."""
         self.ended = False
 
-    def next(self, most: int = 256, most_bytes: int = 1 << 20) -> list[Outgoing]:
+    def next(self, most: int = 256, most_bytes: int = 1 << 20) -> list[OutgoingMessage]:
         """What fits into the window now, at most so much. Each is entered in the window."""
-        chunk: list[Outgoing] = []
+        chunk: list[OutgoingMessage] = []
         size = taken = 0
         now = time.monotonic()
         if self.sends_until < math.inf:
@@ -105,7 +103,7 @@ class Feed:
                 self.ended = True
         return chunk
 
-    def _outgoing(self, position: int, message: Publishable) -> Outgoing | None:
+    def _outgoing(self, position: int, message: Publishable) -> OutgoingMessage | None:
         subject = ""
         try:
             if not isinstance(message, _PAIR) or len(message) not in (2, 3):
@@ -126,9 +124,9 @@ class Feed:
         if self.stored and (sequence := self.stored.get(message_id(header))):
             self._window.found(position, sequence)
             return None
-        return _new(Outgoing, (position, subject, data, header))
+        return _new(OutgoingMessage, (subject, data, header, position))
 
-    def _header(self, subject: str, data: bytes, given: Mapping[str, str | Sequence[str]]) -> bytes:
+    def _header(self, subject: str, data: bytes, given: Headers) -> bytes:
         if not given:  # nearly always, and nothing in it needs a check
             if self.ids is None:
                 return self._plain

@@ -6,17 +6,11 @@ Headers: ``JSMsgId`` and those after it in nats-server's server/stream.go; ADR-4
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from jetstream_client.errors import InvalidValue
-from jetstream_client.names import check_filter, check_stream_name, check_subject
+from jetstream_client.names import check_filter, check_stream_name
 from jetstream_client.publish.schedule import Schedule, Ttl, ttl_text
-from jetstream_client.wire.protocol import encode_headers
-
-Headers = Mapping[str, str | Sequence[str]]
-"""Name → value, or several values, each sent as a header of its own."""
 
 
 class PublishOptions(TypedDict, total=False):
@@ -50,58 +44,7 @@ class PublishOptions(TypedDict, total=False):
     increment: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingMessage:
-    """A message as it is sent: options have become headers. ``block`` is their encoding, empty without any."""
-
-    subject: str
-    data: bytes
-    headers: Mapping[str, Sequence[str]]
-    block: bytes
-
-    def __repr__(self) -> str:
-        return f"OutgoingMessage({self.subject!r}, {len(self.data)} bytes)"
-
-
-def outgoing(subject: str, data: bytes, headers: Headers | None, options: PublishOptions) -> OutgoingMessage:
-    """Check a message and turn its options into headers.
-
-    The caller's headers are copied, never changed. Raises InvalidValue for the first thing that is wrong, and for a
-    header that contradicts an option: both are named.
-    """
-    check_subject(subject)
-    if not isinstance(data, bytes):
-        raise InvalidValue("data", type(data).__name__, "give bytes")
-    if options.get("increment") is not None and data:
-        raise InvalidValue("data", f"{len(data)} bytes", "a counter's message has none: the increment is all")
-    merged = check_headers(headers or {})
-    asked = {name: (option, value) for option, name, value in _headers(options)}
-    same = {name.lower(): name for name in merged}
-    for name, (option, value) in asked.items():
-        given = same.get(name.lower(), name)
-        if merged.setdefault(given, (value,)) != (value,) or given != name:
-            remedy = f"{option} asks for {name}: {value}; give one of the two"
-            raise InvalidValue(f"headers[{given!r}]", ", ".join(merged[given]), remedy)
-    return OutgoingMessage(subject, data, merged, encode_headers(merged) if merged else b"")
-
-
-def check_headers(headers: object) -> dict[str, tuple[str, ...]]:
-    """A copy, each name with all its values. Raises InvalidValue."""
-    if not isinstance(headers, Mapping):
-        raise InvalidValue("headers", type(headers).__name__, "give a mapping of names to texts")
-    return {name: _values(name, values) for name, values in headers.items()}
-
-
-def _values(name: object, values: object) -> tuple[str, ...]:
-    several = (values,) if isinstance(values, str) else values
-    if not isinstance(name, str) or not isinstance(several, Sequence) or isinstance(several, bytes):
-        raise InvalidValue("headers", name, "a header is a text with a text, or with several")
-    if not all(isinstance(value, str) for value in several):
-        raise InvalidValue(f"headers[{name!r}]", "…", "a header's values are texts")
-    return tuple(several)
-
-
-def _headers(options: PublishOptions) -> list[tuple[str, str, str]]:
+def option_headers(options: PublishOptions) -> list[tuple[str, str, str]]:
     """Option, header and value of each option that was given."""
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - PublishOptions.__annotations__.keys():

@@ -30,7 +30,7 @@ from jetstream_client.errors import (
     StreamNotFound,
     StreamRecreated,
 )
-from jetstream_client.publish.window import MessageIds, message_id
+from jetstream_client.publish.ids import MessageIds, message_id
 from jetstream_client.read import direct
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds

@@ -1,13 +1,7 @@
-"""Publishing: message ids, and a bounded window of unanswered messages. No I/O.
-
-Duplicate detection by ``Nats-Msg-Id`` holds for the stream's ``duplicate_window``. ``publish.bulk`` drives the window.
-"""
+"""A bounded window of unanswered messages. No I/O: ``publish.bulk`` drives it."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-from binascii import b2a_base64
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,15 +16,12 @@ from jetstream_client.errors import (
     WrongDomain,
 )
 from jetstream_client.publish.ack import DIGITS, NOT_PROPOSED, acknowledged, plain_ack
+from jetstream_client.publish.message import OutgoingMessage
 
 WINDOW_MESSAGES = 4_096
 WINDOW_BYTES = 8 << 20
 
-_URL_SAFE = bytes.maketrans(b"+/", b"-_")
-_TAG = 6  # characters of an id that name its scope, before "~"
-_made_here = re.compile(rb"[\w-]{6}~[\w-]{22}(?:-\d+)?").fullmatch
 _NOTHING = b"\n"  # what no answer begins with
-_find_id = re.compile(rb"(?:^|\r\n)Nats-Msg-Id: *([^\r\n]*)").search
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,52 +42,6 @@ class Published:
     @property
     def count(self) -> int:
         return self.stored + self.duplicates
-
-
-class MessageIds:
-    """Ids from content and occurrence: the same messages in any order get the same set of ids.
-
-    Two equal messages are two messages: the second occurrence has another id. ``scope`` keeps runs apart; an id begins
-    with a tag of it, so that ids of other scopes are known when they are read. Memory: about 100 bytes a distinct
-    message.
-    """
-
-    def __init__(self, scope: str) -> None:
-        key = hashlib.blake2b(scope.encode(), digest_size=32).digest()
-        self._keyed = hashlib.blake2b(digest_size=16, key=key)
-        self._tag = b2a_base64(key).translate(_URL_SAFE)[:_TAG].decode()
-        self._seen: dict[bytes, int] = {}
-
-    def next(self, subject: str, data: bytes, header: bytes = b"") -> str:
-        content = self._keyed.copy()
-        content.update(b"%d %d %b%b%b" % (len(subject), len(header), subject.encode(), header, data))
-        digest = content.digest()
-        occurrence = self._seen[digest] = self._seen.get(digest, 0) + 1
-        text = b2a_base64(digest, newline=False).translate(_URL_SAFE, b"=").decode()
-        return f"{self._tag}~{text}" if occurrence == 1 else f"{self._tag}~{text}-{occurrence}"
-
-    def foreign(self, identity: bytes) -> bool:
-        """Whether an id was made here, but for another scope."""
-        return identity[:_TAG] != self._tag.encode() and _made_here(identity) is not None
-
-
-def message_id(header: bytes) -> bytes:
-    """The ``Nats-Msg-Id`` in an encoded header block or its lines; empty without one."""
-    match = _find_id(header)
-    return match[1].rstrip() if match else b""
-
-
-class Outgoing(NamedTuple):
-    """A message on its way. ``header`` is an encoded block or empty, ``position`` its index in the input, from 0."""
-
-    position: int
-    subject: str
-    data: bytes
-    header: bytes
-
-    @property
-    def size(self) -> int:
-        return len(self.header) + len(self.data)
 
 
 class _Mark(NamedTuple):
@@ -125,10 +70,10 @@ class PublishWindow:
     ) -> None:
         self._limit = messages
         self._max_bytes = max_bytes
-        self._unanswered: dict[int, Outgoing] = {}
+        self._unanswered: dict[int, OutgoingMessage] = {}
         self._mark = _Mark(0, 0, -1.0)
         self._marks: deque[_Mark] = deque()  # of all unanswered messages, the oldest's first
-        self._refused: list[Outgoing] = []
+        self._refused: list[OutgoingMessage] = []
         self._bytes = 0
         self._stored = self._duplicates = self._first = self._last = 0
         self._position = -1
@@ -143,7 +88,7 @@ class PublishWindow:
         stored. The window is full until then: nothing overtakes what waits."""
 
     @property
-    def unanswered(self) -> list[Outgoing]:
+    def unanswered(self) -> list[OutgoingMessage]:
         """Oldest first."""
         return list(self._unanswered.values())
 
@@ -162,7 +107,7 @@ class PublishWindow:
             self._marks.popleft()
         return self._marks[0]
 
-    def again(self) -> list[Outgoing]:
+    def again(self) -> list[OutgoingMessage]:
         """What the stream dropped because too much came at once, or what found no leader of a stream: unanswered still,
         to be sent once more."""
         refused, self._refused = self._refused, []
@@ -191,7 +136,7 @@ class PublishWindow:
         """A message was refused: send no more, wait for the answers that are due, then ask :meth:`result`."""
         return self._failure is not None
 
-    def add(self, message: Outgoing, now: float = 0.0) -> int:
+    def add(self, message: OutgoingMessage, now: float = 0.0) -> int:
         """It is being sent. Returns its size."""
         if now != self._mark.sent or self._last != self._mark.last:
             if self._unanswered:
@@ -233,7 +178,7 @@ class PublishWindow:
         else:
             self._on_answer(message, status, data)
 
-    def _on_answer(self, message: Outgoing, status: int, data: bytes) -> None:
+    def _on_answer(self, message: OutgoingMessage, status: int, data: bytes) -> None:
         """Any other answer."""
         try:
             ack = acknowledged(data, message.subject, self._domain, status)
@@ -253,9 +198,9 @@ class PublishWindow:
             self._alike = data[: plain.start(2)] if plain else _NOTHING
             self._holds(message, ack.seq, duplicate=ack.duplicate)
 
-    def _holds(self, message: Outgoing, sequence: int, *, duplicate: bool) -> None:
+    def _holds(self, message: OutgoingMessage, sequence: int, *, duplicate: bool) -> None:
         """The stream has answered that it does."""
-        position, _, data, header = message
+        _, data, header, position = message
         del self._unanswered[position]
         self._bytes -= len(header) + len(data)
         self.leaderless = None
@@ -276,7 +221,7 @@ class PublishWindow:
         self._first = min(self._first or sequence, sequence)
         self._last = max(self._last, sequence)
 
-    def _leaderless(self, message: Outgoing, cause: JetStreamError) -> None:
+    def _leaderless(self, message: OutgoingMessage, cause: JetStreamError) -> None:
         """Nothing has stored it: it can be sent again, as long as nothing else is wrong."""
         if self.failed:
             self.refuse(message, cause)
@@ -289,7 +234,7 @@ class PublishWindow:
         for message in [each for each in self.unanswered if each.subject == denied.subject]:
             self.refuse(message, denied)
 
-    def refuse(self, message: Outgoing, cause: Exception) -> None:
+    def refuse(self, message: OutgoingMessage, cause: Exception) -> None:
         """It is answered: it is not stored, and will not be."""
         if self._unanswered.pop(message.position, None):
             self._bytes -= message.size

@@ -16,7 +16,7 @@ from jetstream_client.context import JetStream
 from jetstream_client.publish.ack import PubAck
 from jetstream_client.publish.bulk import Publishable, publish_fast
 from jetstream_client.publish.fast_window import FastWindow
-from jetstream_client.publish.window import Outgoing
+from jetstream_client.publish.message import OutgoingMessage
 from tests.jetstream_client.proxy import Proxy
 from tests.jetstream_client.servers import Serve
 
@@ -230,7 +230,7 @@ async def test_a_lost_connection_ends_it_and_what_is_said_to_be_stored_is(serve:
 def window(count: int) -> FastWindow:
     made = FastWindow("_INBOX.a")
     for number in range(count):
-        made.add(Outgoing(number, "a.b", b"", b""))
+        made.add(OutgoingMessage("a.b", b"", position=number))
         made.reply()
     return made
 

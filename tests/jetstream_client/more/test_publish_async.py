@@ -12,7 +12,7 @@ import pytest
 from jetstream_client import ConnectionSettings, connect, errors
 from jetstream_client.context import JetStream
 from jetstream_client.publish.ack import PubAck
-from jetstream_client.publish.options import OutgoingMessage
+from jetstream_client.publish.message import OutgoingMessage
 from tests.jetstream_client.proxy import Proxy
 from tests.jetstream_client.servers import Serve
 
@@ -125,7 +125,7 @@ async def test_the_error_handler_gets_the_message_back(serve: Serve) -> None:
         await publisher.complete()
         [(message, error)] = failed
         assert isinstance(error, errors.WrongStream)
-        assert (message.subject, message.data, message.headers["a"]) == ("E.x", b"kept", ("1", "2"))
+        assert (message.subject, message.data, message.headers["a"]) == ("E.x", b"kept", ["1", "2"])
         await js.publish(message.subject, message.data, headers={"a": message.headers["a"]})
         assert await contents(js, "E") == [b"fine", b"kept"]
 

@@ -14,7 +14,9 @@ from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.errors import ApiError, InvalidValue, JetStreamError, NoStreamResponse, PublishFailed, WrongStream
 from jetstream_client.publish.bulk import Publishable, publish_all
-from jetstream_client.publish.window import MessageIds, Outgoing, PublishWindow
+from jetstream_client.publish.ids import MessageIds
+from jetstream_client.publish.message import OutgoingMessage
+from jetstream_client.publish.window import PublishWindow
 from jetstream_client.stream import Stream
 
 
@@ -175,10 +177,10 @@ def test_the_oldest_unanswered_message_knows_what_was_stored_when_it_was_sent() 
     window = PublishWindow()
     assert [window.oldest] == [None]
     for position, now in ((0, 1.0), (1, 1.0)):
-        window.add(Outgoing(position, "s", b"", b""), now)
+        window.add(OutgoingMessage("s", b"", position=position), now)
     window.on_reply(0, 0, b'{"stream":"S","seq":10}')
-    window.add(Outgoing(2, "s", b"", b""), 1.0)
-    window.add(Outgoing(3, "s", b"", b""), 3.0)
+    window.add(OutgoingMessage("s", b"", position=2), 1.0)
+    window.add(OutgoingMessage("s", b"", position=3), 3.0)
     assert window.oldest == (0, 1.0)
     window.on_reply(2, 0, b'{"stream":"S","seq":12}')  # not the oldest
     assert window.oldest == (0, 1.0)
@@ -186,14 +188,14 @@ def test_the_oldest_unanswered_message_knows_what_was_stored_when_it_was_sent() 
     assert window.oldest == (10, 3.0)
     window.on_reply(3, 0, b'{"stream":"S","seq":13}')
     assert [window.oldest] == [None]
-    window.add(Outgoing(4, "s", b"", b""), 3.0)
+    window.add(OutgoingMessage("s", b"", position=4), 3.0)
     assert window.oldest == (13, 3.0)
 
 
 def test_the_stream_is_the_last_one_that_answered() -> None:
     window = PublishWindow()
     for position in range(4):
-        window.add(Outgoing(position, "s", b"", b""))
+        window.add(OutgoingMessage("s", b"", position=position))
     window.on_reply(0, 0, b'{"stream":"S","seq":1}')
     window.on_reply(1, 0, b'{"stream": "OTHER", "seq": 7, "domain": "hub"}')
     assert window.result().stream == "OTHER"
@@ -217,7 +219,7 @@ def test_the_stream_is_the_last_one_that_answered() -> None:
 def test_an_answer_that_only_begins_like_the_one_before_stores_nothing(answer: bytes) -> None:
     window = PublishWindow()
     for position in range(3):
-        window.add(Outgoing(position, "s", b"", b""))
+        window.add(OutgoingMessage("s", b"", position=position))
     window.on_reply(0, 0, b'{"stream":"S","seq":9}')
     window.on_reply(1, 0, answer)
     window.on_reply(2, 0, b'{"stream":"S","seq":11}')
@@ -229,7 +231,7 @@ def test_an_answer_that_only_begins_like_the_one_before_stores_nothing(answer: b
 def test_a_window_counts_every_answer() -> None:
     window = PublishWindow(messages=2)
     for position in range(2):
-        window.add(Outgoing(position, "s", b"", b""))
+        window.add(OutgoingMessage("s", b"", position=position))
     assert window.full
     window.on_reply(1, 0, b'{"stream":"S","seq":9}')
     window.on_reply(1, 0, b'{"stream":"S","seq":9}')  # a second answer counts once
@@ -239,7 +241,7 @@ def test_a_window_counts_every_answer() -> None:
         window.result()
     assert (failed.value.position, failed.value.stored) == (0, 1)
     lost = PublishWindow()
-    lost.add(Outgoing(0, "s", b"", b""))
+    lost.add(OutgoingMessage("s", b"", position=0))
     lost.give_up(JetStreamError("gone"))
     with pytest.raises(PublishFailed, match="gone"):
         lost.result()
@@ -249,7 +251,7 @@ def test_what_a_busy_stream_drops_is_sent_again(tmp_path: Path, monkeypatch: pyt
     dropped: list[int] = []
     again = PublishWindow.again
 
-    def counted(window: PublishWindow) -> list[Outgoing]:
+    def counted(window: PublishWindow) -> list[OutgoingMessage]:
         refused = again(window)
         dropped.append(len(refused))
         return refused
@@ -283,7 +285,7 @@ def test_what_a_busy_stream_drops_is_sent_again(tmp_path: Path, monkeypatch: pyt
 
 def test_a_dropped_message_is_handed_out_once_more_and_stays_unanswered() -> None:
     window = PublishWindow()
-    window.add(Outgoing(0, "busy", b"x", b""))
+    window.add(OutgoingMessage("busy", b"x", position=0))
     busy = json.dumps({"error": {"code": 429, "err_code": 10167, "description": "too many requests"}}).encode()
     window.on_reply(0, 429, busy)
     assert [each.position for each in window.again()] == [0]

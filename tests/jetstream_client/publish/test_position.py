@@ -20,8 +20,9 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.errors import DuplicatesPossible, InvalidValue, PublishFailed, StreamNotFound
 from jetstream_client.publish.bulk import Publishable, publish_all
+from jetstream_client.publish.ids import MessageIds
 from jetstream_client.publish.position import Position, find
-from jetstream_client.publish.window import MessageIds, Published
+from jetstream_client.publish.window import Published
 from jetstream_client.stream import Stream
 from jetstream_client.wire.blocking import Wire
 from tests.jetstream_client.proxy import Proxy

@@ -1,0 +1,93 @@
+"""A message to be published: checked, its options turned into headers, and encoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from jetstream_client.errors import InvalidValue
+from jetstream_client.names import check_subject
+from jetstream_client.publish.options import option_headers
+from jetstream_client.requirements import of_headers
+from jetstream_client.wire.protocol import decode_headers, encode_headers
+
+if TYPE_CHECKING:
+    from jetstream_client.api import Api
+    from jetstream_client.publish.options import PublishOptions
+
+Headers = Mapping[str, str | Sequence[str]]
+"""Name → value, or several values, each sent as a header of its own."""
+Publishable = tuple[str, bytes] | tuple[str, bytes, Headers]
+"""Subject and data, or subject, data and headers."""
+
+
+class OutgoingMessage(NamedTuple):
+    """A message as it is sent. ``header`` is an encoded block, empty without headers; ``position`` the message's index
+    among those that are sent together, from 0."""
+
+    subject: str
+    data: bytes
+    header: bytes = b""
+    position: int = 0
+
+    @property
+    def headers(self) -> dict[str, list[str]]:
+        """Every name with all its values, those of options included."""
+        return decode_headers(self.header)
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + len(self.data)
+
+    def __repr__(self) -> str:
+        return f"OutgoingMessage({self.subject!r}, {len(self.data)} bytes)"
+
+
+async def outgoing(
+    api: Api, subject: str, data: bytes, headers: Headers | None, options: PublishOptions
+) -> OutgoingMessage:
+    """A message that the servers understand. Raises InvalidValue, ServerTooOld; nothing was sent."""
+    merged = merged_headers(subject, data, headers, options)
+    message = OutgoingMessage(subject, data, encode_headers(merged) if merged else b"")
+    await api.require(of_headers(merged))
+    return message
+
+
+def merged_headers(
+    subject: str, data: bytes, headers: Headers | None, options: PublishOptions
+) -> dict[str, tuple[str, ...]]:
+    """Check a message; its headers, with those that its options ask for.
+
+    The caller's headers are copied, never changed. Raises InvalidValue for the first thing that is wrong, and for a
+    header that contradicts an option: both are named.
+    """
+    check_subject(subject)
+    if not isinstance(data, bytes):
+        raise InvalidValue("data", type(data).__name__, "give bytes")
+    if options.get("increment") is not None and data:
+        raise InvalidValue("data", f"{len(data)} bytes", "a counter's message has none: the increment is all")
+    merged = check_headers(headers or {})
+    asked = {name: (option, value) for option, name, value in option_headers(options)}
+    same = {name.lower(): name for name in merged}
+    for name, (option, value) in asked.items():
+        given = same.get(name.lower(), name)
+        if merged.setdefault(given, (value,)) != (value,) or given != name:
+            remedy = f"{option} asks for {name}: {value}; give one of the two"
+            raise InvalidValue(f"headers[{given!r}]", ", ".join(merged[given]), remedy)
+    return merged
+
+
+def check_headers(headers: object) -> dict[str, tuple[str, ...]]:
+    """A copy, each name with all its values. Raises InvalidValue."""
+    if not isinstance(headers, Mapping):
+        raise InvalidValue("headers", type(headers).__name__, "give a mapping of names to texts")
+    return {name: _values(name, values) for name, values in headers.items()}
+
+
+def _values(name: object, values: object) -> tuple[str, ...]:
+    several = (values,) if isinstance(values, str) else values
+    if not isinstance(name, str) or not isinstance(several, Sequence) or isinstance(several, bytes):
+        raise InvalidValue("headers", name, "a header is a text with a text, or with several")
+    if not all(isinstance(value, str) for value in several):
+        raise InvalidValue(f"headers[{name!r}]", "…", "a header's values are texts")
+    return tuple(several)
