@@ -65,6 +65,11 @@ def duration(name: str, value: object, *, zero: bool = False) -> timedelta:
     return length
 
 
+def known_duration(name: str, value: Any, *, zero: bool = False) -> Any:
+    """:func:`duration` of what is known when the DAG is parsed; a template stays as it is until the task runs."""
+    return value if templated(value) else duration(name, value, zero=zero)
+
+
 def instant(name: str, value: object) -> str:
     """Return a point in time as RFC 3339 in UTC: :func:`times.instant`. Raises InvalidValue."""
     try:

@@ -29,7 +29,17 @@ from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import HoldLost, LedgerUnavailable
 from jetstream_handoff.ledger import Ledger
 from tests.airflow_nats_jetstream.conftest import set_connection
-from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, info, receipt, record, sensor
+from tests.airflow_nats_jetstream.steps import (
+    CONNECTION,
+    CONSUMER,
+    claim,
+    execute,
+    info,
+    receipt,
+    record,
+    rendered,
+    sensor,
+)
 
 
 def process(body: Callable[..., Any], value: Any, **changes: Any) -> JetStreamProcessOperator:
@@ -459,7 +469,7 @@ def test_a_hold_that_lasts_too_long_is_lost(hook: JetStreamHook, stream: str) ->
         return claim.count
 
     with pytest.raises(AirflowFailException, match=r"held for longer than 1\.5 s"):
-        execute(process(body, value, longest_hold="PT1.5S"), max_tries=3)
+        execute(rendered(process(body, value, longest_hold="{{ params.longest }}"), {"longest": "PT1.5S"}), max_tries=3)
     assert [each["ranges"] for each in again] == [value["ranges"]]
     assert hook.committed(stream, CONSUMER) == []
     assert execute(process(count, again[0])) == 10

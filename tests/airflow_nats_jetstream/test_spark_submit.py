@@ -14,7 +14,7 @@ from airflow_nats_jetstream.operators.spark_submit import JetStreamSparkSubmitOp
 from airflow_nats_jetstream.spark_master import SparkMaster
 from demo.service import free_port
 from jetstream_client.errors import InvalidValue, JetStreamError
-from tests.airflow_nats_jetstream.steps import CONNECTION, Kept, claim, context_of, execute, receipt, record
+from tests.airflow_nats_jetstream.steps import CONNECTION, Kept, claim, context_of, execute, receipt, record, rendered
 
 SECRET = '{"servers": "nats://a", "password": "hush-hush"}'
 
@@ -59,6 +59,9 @@ def test_what_is_a_template_is_checked_before_anything_is_held(hook: JetStreamHo
     late.application = "delays.py"  # as rendered
     with pytest.raises(InvalidValue, match="absolute path"):
         execute(late)
+    for name in ("longest_hold", "status_poll_interval"):
+        with pytest.raises(InvalidValue, match=rf"{name}='5 s'.*ISO 8601"):
+            execute(rendered(task(claimed, **{name: "{{ params.given }}"}), {"given": "5 s"}))
     with pytest.raises(InvalidValue, match="8192 bytes"):
         execute(task(claimed, value="x" * 8_192))
     with pytest.raises(AirflowFailException, match="not a claim"):

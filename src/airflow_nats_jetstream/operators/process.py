@@ -17,7 +17,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
-from airflow_nats_jetstream.template import duration, templated
+from airflow_nats_jetstream.template import duration, known_duration, templated
 from airflow_nats_jetstream.tracebacks import brief
 from jetstream_client.errors import InvalidValue, MessagesMissing
 from jetstream_client.names import check_stream_name
@@ -41,8 +41,8 @@ class JetStreamProcessOperator(Decides, PythonOperator):
                       ``"return"``: skip the body, return the recorded value (default). ``"fail"``: fail without retry.
                       ``"reprocess"``: run the body again on the same messages, as a new attempt whose output replaces
                       the older one when it succeeds; fails without retry when the stream lacks some of them.
-    longest_hold:     a hold that lasts longer is lost: the work is stopped and not settled, its messages come again.
-                      A ``timedelta``, or ISO 8601 (``PT36H``). Default 24 h.
+    longest_hold:     a hold that lasts longer is lost: the work is stopped and not settled, its messages are
+                      redelivered. A ``timedelta``, or ISO 8601 (``PT36H``). Default 24 h. (templated)
     dead_letters:     the stream that takes what the body rejects with ``claim.reject``, created if it is missing.
                       Default ``DEAD_<stream>``. (templated)
 
@@ -57,7 +57,13 @@ class JetStreamProcessOperator(Decides, PythonOperator):
     ==================================================== ====================================================
     """
 
-    template_fields: Sequence[str] = (*PythonOperator.template_fields, "on_settled", "dead_letters", "nats_conn_id")
+    template_fields: Sequence[str] = (
+        *PythonOperator.template_fields,
+        "on_settled",
+        "longest_hold",
+        "dead_letters",
+        "nats_conn_id",
+    )
     ui_color = "#34a574"
     ui_fgcolor = "#ffffff"
     operator_extra_links = (JetStreamLink(),)
@@ -75,7 +81,7 @@ class JetStreamProcessOperator(Decides, PythonOperator):
         super().__init__(**kwargs)
         self.nats_conn_id = nats_conn_id
         self.on_settled = on_settled
-        self.longest_hold = duration("longest_hold", longest_hold)
+        self.longest_hold = known_duration("longest_hold", longest_hold)
         self.dead_letters = dead_letters
         self.claim: Mapping[str, Any] = {}  # as the sensor returned it, once the task knows it
         if not templated(on_settled):
@@ -106,7 +112,7 @@ class JetStreamProcessOperator(Decides, PythonOperator):
             with hook.holding(
                 claim,
                 try_number=self._ti.try_number,
-                longest_hold=self.longest_hold,
+                longest_hold=duration("longest_hold", self.longest_hold),
                 dead_letters=self.dead_letters or None,
                 reprocess=self.on_settled == "reprocess",
             ) as held:

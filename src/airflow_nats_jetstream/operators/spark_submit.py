@@ -21,7 +21,7 @@ from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
 from airflow_nats_jetstream.spark_master import FINISHED, GOING, SparkMaster, Submission
-from airflow_nats_jetstream.template import absent, check_mapping, duration, templated
+from airflow_nats_jetstream.template import absent, check_mapping, known_duration, templated
 from airflow_nats_jetstream.tracebacks import Brief
 from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger
 from jetstream_client.errors import InvalidValue, JetStreamError
@@ -72,9 +72,9 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
     conn_id:               the Spark connection: a standalone master with ``spark.master.rest.enabled``. (templated)
     on_settled:            what to do with a claim that is settled already: ``"return"`` the recorded value (default),
                            or ``"fail"`` without retry. (templated)
-    status_poll_interval:  how often the master is asked. Default 5 s.
-    longest_hold:          a job that takes longer is killed and not settled, its messages come again. Default 24 h.
-                           Both are a ``timedelta``, or ISO 8601 such as ``PT36H``.
+    status_poll_interval:  how often the master is asked. Default 5 s. (templated)
+    longest_hold:          a job that takes longer is killed and not settled, its messages are redelivered. Default
+                           24 h. Both are a ``timedelta``, or ISO 8601 such as ``PT36H``. (templated)
 
     Returns, and records, ``{"attempt": …, "driver": …}``, and ``"value"`` if it is given.
 
@@ -112,6 +112,8 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
         "py_files",
         "value",
         "on_settled",
+        "status_poll_interval",
+        "longest_hold",
         "conn_id",
         "nats_conn_id",
     )
@@ -149,8 +151,8 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
         self.conn_id = conn_id
         self.nats_conn_id = nats_conn_id
         self.on_settled = on_settled
-        self.status_poll_interval = duration("status_poll_interval", status_poll_interval)
-        self.longest_hold = duration("longest_hold", longest_hold)
+        self.status_poll_interval: Any = status_poll_interval
+        self.longest_hold: Any = longest_hold
         self._driver: str | None = None
         self._check_types()
         if not templated([application, application_args, self.conf, self.env_vars, py_files]):
@@ -166,6 +168,7 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
     def resume(self, context: Context, event: dict[str, Any], job: dict[str, Any]) -> Any:
         """The trigger's event: how the job ended, or why it is not waited for any longer."""
         self._ti = context["ti"]
+        self._check_types()
         return self._decided(lambda: self._end(context, event, Job(**job)))
 
     def on_kill(self) -> None:
@@ -324,6 +327,8 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
             raise InvalidValue("application_args", self.application_args, "give a list")
         if not (absent(self.py_files) or isinstance(self.py_files, str) or templated(self.py_files)):
             raise InvalidValue("py_files", self.py_files, "give a text, with commas between the files")
+        self.status_poll_interval = known_duration("status_poll_interval", self.status_poll_interval)
+        self.longest_hold = known_duration("longest_hold", self.longest_hold)
         check_mapping("conf", self.conf, "Spark's properties to their values")
         check_mapping("env_vars", self.env_vars, "names of variables to texts")
 

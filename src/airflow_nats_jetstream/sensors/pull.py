@@ -16,7 +16,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.fields import CONSUMER, Wrong
 from airflow_nats_jetstream.owner import owner_in_worker
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
-from airflow_nats_jetstream.template import absent, duration, optional_number, templated, whole_number
+from airflow_nats_jetstream.template import absent, duration, known_duration, optional_number, templated, whole_number
 from airflow_nats_jetstream.triggers import JetStreamPullTrigger
 from jetstream_client.config import normalise
 from jetstream_client.consume.priority import Priority
@@ -121,8 +121,8 @@ class JetStreamPullSensor(JetStreamSensor):
         self.max_messages = max_messages
         self.messages_per_claim = messages_per_claim
         self.min_messages = min_messages
-        self.gather = gather
-        self.hand_off_timeout = hand_off_timeout
+        self.gather = known_duration("gather", gather, zero=True)
+        self.hand_off_timeout = known_duration("hand_off_timeout", hand_off_timeout)
         self.max_failures = max_failures
         self.dead_letters = dead_letters
         self.backlog = backlog
@@ -134,10 +134,6 @@ class JetStreamPullSensor(JetStreamSensor):
         numbers = [max_messages, messages_per_claim, min_messages, max_failures]
         if backlog is not None and not all(part.isidentifier() for part in str(backlog).split(".")):
             raise InvalidValue("backlog", backlog, "give the path of a function: package.module.function")
-        if not templated(gather):
-            self._gather()
-        if not templated(hand_off_timeout):
-            self._hand_off_timeout()
         if not templated(consumer_config):
             _consumer_config(consumer_config)
         if not templated(self.priority):
@@ -214,8 +210,8 @@ class JetStreamPullSensor(JetStreamSensor):
             max_messages=whole_number("max_messages", self.max_messages),
             messages_per_claim=optional_number("messages_per_claim", self.messages_per_claim),
             min_messages=whole_number("min_messages", self.min_messages),
-            gather=self._gather(),
-            hand_off_timeout=self._hand_off_timeout(),
+            gather=duration("gather", self.gather, zero=True),
+            hand_off_timeout=duration("hand_off_timeout", self.hand_off_timeout),
             max_failures=optional_number("max_failures", self.max_failures),
             look_every=timedelta(seconds=self.poke_interval),
             priority=_priority(self.priority),
@@ -232,12 +228,6 @@ class JetStreamPullSensor(JetStreamSensor):
             group=taking.priority.group if taking.priority else None,
         )
         return taking
-
-    def _gather(self) -> timedelta:
-        return duration("gather", self.gather, zero=True)
-
-    def _hand_off_timeout(self) -> timedelta:
-        return duration("hand_off_timeout", self.hand_off_timeout)
 
 
 async def _claims(
