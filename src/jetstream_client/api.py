@@ -13,13 +13,14 @@ from jetstream_client.errors import (
     ApiError,
     ConnectionLost,
     InvalidRequest,
+    JetStreamError,
     JetStreamNotEnabled,
     PermissionDenied,
     RequestTimeout,
 )
 from jetstream_client.quantities import check_seconds
 from jetstream_client.trace import RequestSent, ResponseReceived, Trace
-from jetstream_client.wire.protocol import NO_RESPONDERS, decode_object
+from jetstream_client.wire.answers import decode_api_answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,25 +82,12 @@ class Api:
         data = json.dumps(payload).encode() if payload is not None else b""
         while True:
             try:
-                return self._decoded(request, subject, await self.request(subject, data, headers=headers))
-            except (ConnectionLost, RequestTimeout, JetStreamNotEnabled, _Unavailable):
-                if clock.time() + _PATIENCE_STEP > deadline:
+                reply = await self.request(subject, data, headers=headers)
+                return decode_api_answer(reply.data, reply.status, subject, request)
+            except (ConnectionLost, RequestTimeout, ApiError) as error:
+                if not _is_passing(error) or clock.time() + _PATIENCE_STEP > deadline:
                     raise
                 await self.connection.pause(_PATIENCE_STEP)
-
-    @staticmethod
-    def _decoded(request: str, subject: str, reply: Any) -> Any:
-        if reply.status == NO_RESPONDERS:
-            raise JetStreamNotEnabled(
-                503, 0, f"nobody answers {subject!r}: JetStream is off, or domain, API prefix or permissions are wrong"
-            )
-        answer = decode_object(reply.data, f"the answer to {subject!r}")
-        if "error" in answer:
-            error = ApiError.from_response(answer["error"], request)
-            if type(error) is ApiError and error.code == 503:
-                raise _Unavailable(error.code, error.err_code, error.description)
-            raise error
-        return answer
 
     async def configure(self, request: str, body: Mapping[str, Any], wanted: Config, *, pedantic: bool = False) -> Any:
         """A request that configures a stream or consumer; ``wanted`` are the fields that the caller asks for.
@@ -143,5 +131,7 @@ class Api:
         return AccountInfo.parse(await self.api("INFO"))
 
 
-class _Unavailable(ApiError):
-    """503 from the API itself: no leader at the moment, or insufficient resources."""
+def _is_passing(error: JetStreamError) -> bool:
+    if not isinstance(error, ApiError) or isinstance(error, JetStreamNotEnabled):
+        return True
+    return type(error) is ApiError and error.code == 503  # no leader at the moment, or insufficient resources

@@ -5,23 +5,16 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from jetstream_client.errors import (
-    ConnectionDenied,
-    ConnectionFailed,
-    JetStreamNotEnabled,
-    MessagesMissing,
-    RequestTimeout,
-    StreamRecreated,
-)
+from jetstream_client.errors import MessagesMissing, StreamRecreated
 from jetstream_client.read.direct import stream_info
 from jetstream_client.sequences import Sequences
+from jetstream_client.wire.attempts import Attempts
 from jetstream_client.wire.blocking import Wire
 from pyspark_jetstream.offsets import LATEST
 from pyspark_jetstream.reader import Reading, first_sequence
@@ -36,8 +29,6 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-PATIENCE = 60.0
-"""Seconds that planning goes on while the server is away: a restart need not end the query."""
 WORTH_A_TASK = 10_000
 """Messages below which a batch is not cut further: another task costs more."""
 
@@ -133,17 +124,12 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
             raise error
         log.warning("%s", error)
 
-    def _patiently(self, ask: Callable[[Wire], Result]) -> Result:
-        deadline = time.monotonic() + PATIENCE
+    def _patiently(self, plan: Callable[[Wire], Result]) -> Result:
+        """Planning goes on when the server has been away for a while: a restart need not end the query."""
+        attempts = Attempts(lambda: f"stream {self._options.stream} cannot be asked, trying again")
         while True:
-            try:
-                with Wire.open(self._options.settings()) as wire:
-                    return ask(wire)
-            except (ConnectionFailed, RequestTimeout, JetStreamNotEnabled) as error:
-                if isinstance(error, ConnectionDenied) or time.monotonic() > deadline:
-                    raise
-                log.warning("stream %s cannot be asked, trying again: %s", self._options.stream, error)
-                time.sleep(0.5)
+            with attempts, Wire.open(self._options.settings()) as wire:
+                return plan(wire)
 
 
 def _offset(info: StreamInfo, sequence: int) -> dict[str, Any]:

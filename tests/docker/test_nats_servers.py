@@ -19,6 +19,7 @@ from jetstream_client.errors import AuthenticationFailed, JetStreamError, Publis
 from jetstream_client.publish import bulk
 from jetstream_client.read.direct import read
 from jetstream_client.sequences import Sequences
+from jetstream_client.wire import attempts
 
 Value = TypeVar("Value")
 CONFIG = Path(__file__).parents[2] / "docker" / "nats" / "cluster.conf"
@@ -112,7 +113,7 @@ async def test_a_replicated_stream_survives_its_leader(nodes: dict[str, Node], m
         assert (await js.stream("R3").info()).state["messages"] == 12_000
 
         second.kill()  # and no majority is left to choose a third
-        monkeypatch.setattr(bulk, "RESUMED_WITHIN", 1)
+        monkeypatch.setattr(attempts, "RESUMED_WITHIN", 1)
         with pytest.raises(
             PublishFailed, match=r"the stream had no leader for a minute .*most of its servers"
         ) as failed:

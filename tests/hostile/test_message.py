@@ -7,13 +7,13 @@ import pytest
 from hypothesis import strategies as st
 
 from jetstream_client.consume.message import Message
-from jetstream_client.context import JetStream
 from jetstream_client.errors import ApiError, JetStreamError, ProtocolError, PublishFailed
 from jetstream_client.info import ConsumerInfo, StreamInfo
 from jetstream_client.publish.ack import PubAck
 from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.publish.window import PublishWindow
 from jetstream_client.read.stored import stored_message
+from jetstream_client.wire.answers import decode_api_answer
 from jetstream_client.wire.protocol import Reply, decode_headers, decode_status
 from tests.hostile.attack import attack
 from tests.hostile.values import DEEP, Json, Texts, changed
@@ -108,7 +108,7 @@ def test_any_error_object_is_an_api_error(error: Any) -> None:
 @attack(changed(ERROR).map(encoded) | Json.map(encoded) | st.binary(max_size=60) | st.just(DEEP))
 def test_any_answer_of_the_api_is_an_object_or_a_typed_error(data: bytes) -> None:
     try:
-        answer = JetStream._decoded("INFO", "$JS.API.INFO", Reply("", "", 0, "", {}, data))
+        answer = decode_api_answer(data, 0, "$JS.API.INFO", "INFO")
     except JetStreamError:
         return
     assert isinstance(answer, dict)

@@ -14,6 +14,7 @@ from jetstream_client.publish import bulk
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.read import direct
 from jetstream_client.sequences import Sequences
+from jetstream_client.wire import attempts
 from tests.jetstream_handoff.domains import Domains
 
 pytestmark = pytest.mark.xdist_group("domains")  # one pair of servers
@@ -86,7 +87,7 @@ async def test_what_only_another_domain_stored_is_no_success(
     domains: Domains, sides: list[JetStream], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk, "ANSWERED_WITHIN", 0.3)
-    monkeypatch.setattr(bulk, "RESUMED_WITHIN", 0.5)
+    monkeypatch.setattr(attempts, "RESUMED_WITHIN", 0.5)
     settings = domains.settings("leaf", "hub")
     with pytest.raises(PublishFailed, match="stored in domain 'leaf'") as failed:
         publish_all(settings, [(f"{name}.leaf.1", b"")], stream=name, scope="once")

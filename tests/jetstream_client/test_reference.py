@@ -111,7 +111,7 @@ def test_the_page_has_every_error_code_and_its_class() -> None:
 
 def test_the_page_has_every_error() -> None:
     page = PAGE.read_text()
-    never_raised = {"BatchCompleted", "NoResponders", "_Unavailable"}
+    never_raised = {"BatchCompleted", "NoResponders"}
     named = {kind.__name__ for kind in kinds(errors.JetStreamError) if kind.__module__ == errors.__name__}
     assert sorted(name for name in named - never_raised if f"`{name}`" not in page) == []
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from jetstream_client.errors import ApiError, NoStreamResponse, ProtocolError, WrongDomain
-from jetstream_client.wire.protocol import NO_RESPONDERS, decode_object
+from jetstream_client.errors import NoStreamResponse, ProtocolError, WrongDomain
+from jetstream_client.wire.answers import decode_answer
+from jetstream_client.wire.protocol import NO_RESPONDERS
 
 RETRY_ATTEMPTS, RETRY_WAIT = 2, 0.25
 """How often a publish that nobody answers is tried again, and the seconds before each: a stream without a leader."""
@@ -47,9 +48,7 @@ class PubAck(NamedTuple):
         """
         if plain := plain_ack(data):
             return cls(plain[1].decode(), int(plain[2]), plain[3] is not None)
-        answer = decode_object(data, "the answer to a publish")
-        if "error" in answer:
-            raise ApiError.from_response(answer["error"])
+        answer = decode_answer(data, "the answer to a publish")
         stream, seq = answer.get("stream"), answer.get("seq")
         duplicate, domain = answer.get("duplicate", False), answer.get("domain", "")
         if not (isinstance(stream, str) and stream):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from jetstream_client.errors import (
@@ -26,10 +26,11 @@ from jetstream_client.publish.fast_window import PING_AFTER, SILENT_FOR, FastWin
 from jetstream_client.publish.feed import Feed
 from jetstream_client.publish.ids import MessageIds, message_id
 from jetstream_client.publish.message import OutgoingMessage, Publishable
-from jetstream_client.publish.position import ON_THE_WAY, Found, Position, find
+from jetstream_client.publish.position import MARGIN, Found, Position, find
 from jetstream_client.publish.window import Published, PublishWindow
 from jetstream_client.requirements import FAST_BATCHES
-from jetstream_client.wire.blocking import ANSWERED_WITHIN, PASSING, RESUMED_WITHIN, Wire
+from jetstream_client.wire.attempts import Attempts
+from jetstream_client.wire.blocking import ANSWERED_WITHIN, Wire
 from jetstream_client.wire.protocol import (
     SUBSCRIBE,
     decode_headers,
@@ -45,7 +46,7 @@ __all__ = ["Publishable", "publish_all", "publish_fast"]
 log = logging.getLogger(__name__)
 
 _PAUSE = 0.01  # seconds that a stream gets which had no room
-_ELECTION = 0.25  # seconds between two looks whether a stream has a leader
+_ELECTION = 0.25  # seconds between two checks whether a stream has a leader
 _BUSY = "the stream had no room for a minute (too many requests): publish less at once, or raise max_buffered_msgs"
 _LEADERLESS = "the stream had no leader for a minute ({}): see that most of its servers run"
 
@@ -97,10 +98,10 @@ def publish_all(
     window = PublishWindow(stream, domain=settings.domain)
     feed = Feed(messages, window, stream, scope, stop or (lambda: False), headers=headers)
     report = progress or (lambda _: None)
-    look = _Look(settings, since, feed.ids, accept_duplicates) if since else None
-    if look and not first:
-        look.before_the_first(feed)
-    _drive_all(settings, window, feed, report, look)
+    recovery = _Recovery(settings, since, feed.ids, accept_duplicates) if since else None
+    if recovery and not first:
+        recovery.before_the_first(feed)
+    _drive_all(settings, window, feed, report, recovery)
     return window.result()
 
 
@@ -150,14 +151,14 @@ def _drive_fast(
 ) -> None:
     held: list[OutgoingMessage] = []  # the last one: whether it commits is known when there is no next
     silent = 0
-    asked = False
+    pinged = False
     while not window.ended:
         held += feed.next()
         if not window.added:
             return
         if window.broken:
-            if not asked:
-                asked = True
+            if not pinged:
+                pinged = True
                 wire.send(encode_publish(window.subject, window.ping(), b""))
         elif ready := held if feed.ended else held[:-1]:
             wire.send(*[_encode_fast(window, each, stream, feed.ended and each is held[-1]) for each in ready])
@@ -185,8 +186,8 @@ def _encode_fast(window: FastWindow, message: OutgoingMessage, stream: str | Non
     return encode_publish(message.subject, window.reply(last=last), message.data, header)
 
 
-class _Look:
-    """Looking what the stream holds of this publish already, and whether the rest may be sent."""
+class _Recovery:
+    """Finding what the stream holds of this publish already, and deciding whether the rest may be sent."""
 
     def __init__(
         self, settings: ConnectionSettings, since: Position, ids: MessageIds | None, accept_duplicates: bool
@@ -226,7 +227,7 @@ class _Look:
             log.warning("stream %s: %s; duplicates are accepted", self._since.stream, found.unclear)
             return math.inf
         log.warning("stream %s: %s; its duplicate window is relied on", self._since.stream, found.unclear)
-        return began + found.window - ON_THE_WAY
+        return began + found.window - MARGIN
 
 
 def _receive(wire: Wire, window: PublishWindow, seconds: float) -> None:
@@ -261,55 +262,52 @@ def _drive_all(
     window: PublishWindow,
     feed: Feed,
     progress: Callable[[int], None],
-    look: _Look | None,
+    recovery: _Recovery | None,
 ) -> None:
+    attempts = Attempts(
+        lambda: f"publishing was interrupted, sending {len(window.unanswered)} messages again", patient=False
+    )
     inbox = ""
-    last_progress, answered = time.monotonic(), -1
-    connected = False
-    while True:
-        try:
-            if look:
-                look.after_a_loss(window)
-            with Wire.open(settings) as wire:
-                connected = True
-                inbox = inbox or wire.new_inbox()  # the same on each connection: late answers still count
-                feed.max_payload, feed.server = wire.max_payload, str(wire.server.get("version", ""))
-                wire.subscribe(f"{inbox}.*")
-                window.again()  # they are among the unanswered
-                outgoing = window.unanswered
-                while True:
-                    wire.send(
-                        *[
-                            encode_publish(each.subject, f"{inbox}.{each.position}", each.data, each.header)
-                            for each in outgoing
-                        ]
-                    )
-                    if window.empty and feed.ended:
-                        return
-                    _receive(wire, window, ANSWERED_WITHIN if window.full or feed.ended else 0)
-                    if window.answered != answered:
-                        answered, last_progress = window.answered, time.monotonic()
+    try:
+        while True:
+            with attempts:
+                if recovery:
+                    recovery.after_a_loss(window)
+                with Wire.open(settings) as wire:
+                    if not inbox:
+                        inbox = wire.new_inbox()  # the same on each connection: late answers still count
+                        attempts.reached(-1)
+                    feed.max_payload, feed.server = wire.max_payload, str(wire.server.get("version", ""))
+                    wire.subscribe(f"{inbox}.*")
+                    for answered in _drive(wire, inbox, window, feed, attempts):
                         progress(answered)
-                    if again := window.again():
-                        if time.monotonic() - last_progress > RESUMED_WITHIN:
-                            without = _LEADERLESS.format(window.leaderless)
-                            window.give_up(JetStreamError(without if window.leaderless else _BUSY))
-                            return
-                        if window.leaderless and not _listened(wire, again[0].subject, feed.stream):
-                            window.refuse(again.pop(0), window.leaderless)
-                        time.sleep(_ELECTION if window.leaderless else _PAUSE)
-                    outgoing = again + feed.next()
-        except DuplicatesPossible as error:
-            window.give_up(error)
+                    return
+    except (DuplicatesPossible, ConnectionFailed, RequestTimeout, ApiError) as error:
+        if isinstance(error, ConnectionDenied) or not inbox:
+            raise
+        window.give_up(error)
+
+
+def _drive(wire: Wire, inbox: str, window: PublishWindow, feed: Feed, attempts: Attempts) -> Iterator[int]:
+    """Publish over one connection, to the end of the input or until the stream took nothing for too long. Gives how
+    many messages are answered, when that has changed."""
+    window.again()  # they are among the unanswered
+    outgoing = window.unanswered
+    while True:
+        wire.send(
+            *[encode_publish(each.subject, f"{inbox}.{each.position}", each.data, each.header) for each in outgoing]
+        )
+        if window.empty and feed.ended:
             return
-        except (ConnectionFailed, RequestTimeout, ApiError) as error:
-            if isinstance(error, ConnectionDenied) or not connected:
-                raise
-            if isinstance(error, ApiError) and error.code not in PASSING:
-                window.give_up(error)
+        _receive(wire, window, ANSWERED_WITHIN if window.full or feed.ended else 0)
+        if attempts.reached(window.answered):
+            yield window.answered
+        if again := window.again():
+            if attempts.exhausted:
+                without = _LEADERLESS.format(window.leaderless)
+                window.give_up(JetStreamError(without if window.leaderless else _BUSY))
                 return
-            if time.monotonic() - last_progress > RESUMED_WITHIN:
-                window.give_up(error)
-                return
-            log.warning("publishing was interrupted, sending %d messages again: %s", len(window.unanswered), error)
-            time.sleep(0.2)
+            if window.leaderless and not _listened(wire, again[0].subject, feed.stream):
+                window.refuse(again.pop(0), window.leaderless)
+            time.sleep(_ELECTION if window.leaderless else _PAUSE)
+        outgoing = again + feed.next()

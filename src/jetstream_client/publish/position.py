@@ -7,49 +7,31 @@ stored lies behind it, in whatever order, and carries its id.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-import secrets
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jetstream_client.consume.pull_window import PullWindow
 from jetstream_client.errors import (
     ApiError,
-    ConnectionDenied,
-    ConnectionFailed,
-    ConnectionLost,
+    ConsumerRefused,
     InvalidValue,
     MessagesMissing,
     PermissionDenied,
-    PullError,
     RequestTimeout,
     StreamNotFound,
     StreamRecreated,
 )
 from jetstream_client.publish.ids import MessageIds, message_id
-from jetstream_client.read import direct
+from jetstream_client.read import by_consumer, direct
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
-from jetstream_client.wire.blocking import ANSWERED_WITHIN, PASSING, RESUMED_WITHIN, Wire
-from jetstream_client.wire.protocol import (
-    DELIVERY,
-    AckSubject,
-    decode_headers,
-    decode_status,
-    encode_publish,
-    inbox_number,
-)
+from jetstream_client.wire.blocking import Wire
 
 if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
 
-log = logging.getLogger(__name__)
-
-ON_THE_WAY = 10.0
+MARGIN = 10.0
 """Seconds at the end of the duplicate window that are not relied on: messages on their way, and clocks that differ."""
 
 
@@ -127,21 +109,21 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
     if last < since.last:
         return Found({}, f"the stream ends at sequence {last} and ended at {since.last} before", age, 0)
     there = max(first, state["first_seq"])
-    reader = _by_direct_get if config.get("allow_direct") else _by_consumer
-    if reader is _by_consumer and config["retention"] != "limits" and there <= last:
+    by_direct_get = bool(config.get("allow_direct"))
+    if not by_direct_get and config["retention"] != "limits" and there <= last:
         why = f"a {config['retention']} stream can be read without consuming it by direct get only: set allow_direct"
         return Found({}, why, age, window)
     ids: dict[bytes, int] = {}
     unclear, read = "", 0
     try:
-        for sequence, header in reader(settings, since, there, last):
+        for sequence, header in _stored(settings, since, there, last, by_direct_get=by_direct_get):
             read += 1
             identity = message_id(header)
             if identity and not (own and own.foreign(identity)):
                 ids[identity] = sequence
     except MessagesMissing:
         pass  # it is the count that tells
-    except (ApiError, PullError, PermissionDenied, RequestTimeout, StreamRecreated) as error:
+    except (ApiError, ConsumerRefused, PermissionDenied, RequestTimeout, StreamRecreated) as error:
         unclear = f"sequences {there} to {last} could not be read: {error}"
     if not unclear and read < last - since.last:
         gone = last - since.last - read
@@ -154,79 +136,17 @@ def _info(settings: ConnectionSettings, stream: str) -> Any:
         return wire.api(f"STREAM.INFO.{stream}")
 
 
-def _by_direct_get(settings: ConnectionSettings, since: Position, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-    """Sequence and header lines of each message that is there."""
+def _stored(
+    settings: ConnectionSettings, since: Position, first: int, last: int, *, by_direct_get: bool
+) -> Iterator[tuple[int, bytes]]:
+    """Sequence and header lines of each message that the stream holds."""
     if first > last:
         return
-    with Wire.open(settings) as wire:  # without the permission nobody would answer, and reading would wait for long
-        wire.request(f"{settings.prefix}.DIRECT.GET.{since.stream}", json.dumps({"seq": first}).encode())
-    wanted = Sequences.from_ranges([(first, last)])
-    for batch in direct.read(settings, since.stream, wanted, since.created):
+    what = (settings, since.stream, Sequences.from_ranges([(first, last)]), since.created)
+    if by_direct_get:
+        with Wire.open(settings) as wire:  # without the permission nobody would answer, and reading would wait for long
+            wire.request(f"{settings.prefix}.DIRECT.GET.{since.stream}", json.dumps({"seq": first}).encode())
+    for batch in direct.read(*what) if by_direct_get else by_consumer.read(*what, headers_only=True):
         yield from zip(batch.sequences, batch.headers, strict=True)
         if batch.sequences[-1] == last:
             return  # before the leader is asked for each sequence that was skipped: they are gone
-
-
-def _by_consumer(settings: ConnectionSettings, since: Position, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-    """Sequence and header block of each message that is there, by consumers that exist for this reading only."""
-    following = first
-    progress = time.monotonic()
-    headers_only = True
-    while following <= last:
-        try:
-            with Wire.open(settings) as wire:
-                for sequence, header in _consume(wire, since.stream, following, last, headers_only=headers_only):
-                    following = sequence + 1
-                    progress = time.monotonic()
-                    yield sequence, header
-                return
-        except (ConnectionFailed, ApiError) as error:
-            if isinstance(error, ConnectionDenied) or (isinstance(error, ApiError) and error.code not in PASSING):
-                raise
-            if time.monotonic() - progress > RESUMED_WITHIN:
-                raise ConnectionLost(f"reading stream {since.stream!r} stopped: {error}", following - 1) from error
-            log.warning("reading stream %s was interrupted before sequence %d: %s", since.stream, following, error)
-            headers_only = False  # nats-server 2.15.1 may have ended because of it, see delivery.read
-            time.sleep(0.2)
-
-
-def _consume(wire: Wire, stream: str, first: int, last: int, *, headers_only: bool) -> Iterator[tuple[int, bytes]]:
-    name = f"airflow_{secrets.token_hex(6)}"
-    config = {
-        "name": name,
-        "ack_policy": "none",
-        "deliver_policy": "by_start_sequence",
-        "opt_start_seq": first,
-        "headers_only": headers_only,
-        "mem_storage": True,
-        "num_replicas": 1,
-        "inactive_threshold": 30 * 10**9,
-    }
-    created = wire.api(f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config})
-    if not created["num_pending"]:
-        return
-    inbox = wire.new_inbox()
-    wire.subscribe(f"{inbox}.*")
-    window = PullWindow(last - first + 1, now=time.monotonic())
-    try:
-        while True:
-            while request := window.next_request(time.monotonic()):
-                number, body = request
-                subject = f"{wire.settings.prefix}.CONSUMER.MSG.NEXT.{stream}.{name}"
-                wire.send(encode_publish(subject, f"{inbox}.{number}", json.dumps(body).encode()))
-            now = time.monotonic()
-            for frame in wire.receive(ANSWERED_WITHIN):
-                status, description = decode_status(frame.header)
-                if status and not frame.reply.startswith(DELIVERY):
-                    number = inbox_number(frame.subject)
-                    window.on_status(number, status, description, decode_headers(frame.header), now)
-                    continue
-                window.on_message(now)
-                place = AckSubject.parse(frame.reply.decode("utf-8", "replace"))
-                if place.sequence <= last:
-                    yield place.sequence, frame.header
-                if place.sequence >= last or not place.pending:
-                    return
-    finally:
-        with contextlib.suppress(ConnectionLost):
-            wire.send(encode_publish(f"{wire.settings.prefix}.CONSUMER.DELETE.{stream}.{name}", "", b""))

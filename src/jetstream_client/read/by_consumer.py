@@ -29,7 +29,8 @@ from jetstream_client.errors import (
 from jetstream_client.read import direct
 from jetstream_client.read.rows import DirectMessage, DirectMessages
 from jetstream_client.sequences import Sequences
-from jetstream_client.wire.blocking import PASSING, Wire
+from jetstream_client.wire.attempts import PASSING
+from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.parser import Frame, Run
 from jetstream_client.wire.protocol import (
     DELIVERY,
@@ -43,6 +44,7 @@ from jetstream_client.wire.protocol import (
 )
 
 if TYPE_CHECKING:
+    from jetstream_client.info import StreamInfo
     from jetstream_client.wire.settings import ConnectionSettings
 
 BATCH = 4_000
@@ -74,7 +76,7 @@ def read(
 
     Raises:
         ConsumerRefused: before anything was read.
-        StreamRecreated, DirectGetDisabled, MessagesMissing, ConnectionLost: as :func:`direct.read`.
+        StreamRecreated, MessagesMissing, ConnectionLost: as :func:`direct.read`.
     """
     reading = _Reading(settings, stream, wanted, subject, headers_only)
     return direct.resumed(settings, stream, created, reading, reading.batches, subject=subject)
@@ -103,7 +105,7 @@ class _Reading:
         behind = [(self.last_sequence + 1, self._wanted.last)] if self.last_sequence < self._wanted.last else []
         return Sequences.from_ranges([*self._skipped, *behind]) & self._wanted
 
-    def batches(self, wire: Wire) -> Iterator[DirectMessages]:
+    def batches(self, wire: Wire, _: StreamInfo) -> Iterator[DirectMessages]:
         if self.last_sequence >= self._wanted.last:
             return
         name = f"read-{secrets.token_hex(5)}"  # short: each delivery carries it

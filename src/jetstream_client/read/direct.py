@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import math
 import time
 from collections import deque
@@ -17,9 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jetstream_client.errors import (
-    ApiError,
-    ConnectionDenied,
-    ConnectionFailed,
     ConnectionLost,
     DirectGetDisabled,
     JetStreamError,
@@ -27,27 +23,25 @@ from jetstream_client.errors import (
     MessageNotFound,
     MessagesMissing,
     ProtocolError,
-    PullError,
     RequestTimeout,
     StreamRecreated,
 )
 from jetstream_client.info import StreamInfo
 from jetstream_client.read.rows import DirectMessage, DirectMessages
 from jetstream_client.sequences import Sequences
-from jetstream_client.wire.blocking import ANSWERED_WITHIN, PASSING, RESUMED_WITHIN, Wire
+from jetstream_client.wire.attempts import PASSING, Attempts, is_passing
+from jetstream_client.wire.blocking import ANSWERED_WITHIN, Wire
 from jetstream_client.wire.parser import Frame
 from jetstream_client.wire.protocol import FIRST_LINE, STATUS_LINE, decode_status, encode_publish, header_lines
 
 if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
 
-log = logging.getLogger(__name__)
-
 BATCH = 2_000
 """Messages in one request, at most. Larger ones leave the processor's caches: 10,000 were read a third slower."""
 MAX_BYTES = 8 << 20
 """Bytes of one answer; the server goes past it by one message at most."""
-ON_THE_WAY = 2 * MAX_BYTES
+OUTSTANDING = 2 * MAX_BYTES
 """Bytes that the server may have on its way, and that may wait here for those before them, together."""
 NEAR = 8
 """Unwanted messages between two wanted ones that are cheaper to read and drop than to ask twice: about 4 µs each
@@ -118,7 +112,7 @@ class DirectWindow:
 
     def next_request(self) -> tuple[int, bytes] | None:
         """The number and body of a request that should be sent now, if any."""
-        room = ON_THE_WAY
+        room = OUTSTANDING
         for position, segment in enumerate(self._segments):
             room -= segment.size
             if not segment.complete and not segment.request:
@@ -131,14 +125,14 @@ class DirectWindow:
                 if segment.next + length <= segment.last:
                     self._segments.insert(position + 1, _Segment(segment.next + length, segment.last, segment.gaps))
                     segment.last = segment.next + length - 1
-                return self._ask(segment, count, cost)
+                return self._request(segment, count, cost)
             if segment.request:
                 room -= segment.cost
             if room <= 0:
                 break
         return None
 
-    def _ask(self, segment: _Segment, count: int, cost: int) -> tuple[int, bytes]:
+    def _request(self, segment: _Segment, count: int, cost: int) -> tuple[int, bytes]:
         self._number += 1
         segment.request = self._number
         segment.start, segment.count, segment.answered, segment.cost = segment.next, count, 0, cost
@@ -245,7 +239,8 @@ def read(
     """
     window = DirectWindow(wanted, subject, density)
 
-    def batches(wire: Wire) -> Iterator[DirectMessages]:
+    def batches(wire: Wire, info: StreamInfo) -> Iterator[DirectMessages]:
+        _check_allowed(stream, info)
         window.restart(wire.max_payload)
         return _batches(wire, stream, window)
 
@@ -266,7 +261,7 @@ def resumed(
     stream: str,
     created: str,
     progress: Progress,
-    batches: Callable[[Wire], Iterator[DirectMessages]],
+    batches: Callable[[Wire, StreamInfo], Iterator[DirectMessages]],
     *,
     subject: str | None,
 ) -> Iterator[DirectMessages]:
@@ -274,35 +269,29 @@ def resumed(
 
     Raises: as :func:`read`.
     """
-    moved = time.monotonic()
-    while True:
-        try:
-            with Wire.open(settings) as wire:
-                found_created = stream_info(wire, stream).created
-                if found_created != created:
+    attempts = Attempts(lambda: f"reading stream {stream} was interrupted after sequence {progress.last_sequence}")
+    try:
+        while True:
+            with attempts, Wire.open(settings) as wire:
+                info = StreamInfo(wire.api(f"STREAM.INFO.{stream}"))
+                if info.created != created:
                     raise StreamRecreated(
-                        f"stream {stream!r} was recreated at {found_created}; expected the one of {created}"
+                        f"stream {stream!r} was recreated at {info.created}; expected the one of {created}"
                     )
-                for batch in batches(wire):
+                for batch in batches(wire, info):
                     yield batch
-                    moved = time.monotonic()  # after it: the reader's own pauses do not count
+                    attempts.reached(progress.last_sequence)  # after it: the reader's own pauses do not count
                 found, lost = _confirm(wire, stream, progress.missing, subject or ">")
                 if found:
                     yield DirectMessages.of(found)
-        except (ConnectionFailed, RequestTimeout, PullError, ApiError) as error:
-            if isinstance(error, ConnectionDenied) or (isinstance(error, ApiError) and error.code not in PASSING):
-                raise
-            last = progress.last_sequence
-            if time.monotonic() - moved > RESUMED_WITHIN:
-                raise ConnectionLost(
-                    f"reading stream {stream!r} stopped after sequence {last}: {error}", last
-                ) from error
-            log.warning("reading stream %s was interrupted after sequence %d: %s", stream, last, error)
-            time.sleep(0.2)
-        else:
-            if lost and subject is None:
-                raise MessagesMissing(stream, lost)
-            return
+                if lost and subject is None:
+                    raise MessagesMissing(stream, lost)
+                return
+    except JetStreamError as error:
+        if not is_passing(error):
+            raise
+        last = progress.last_sequence
+        raise ConnectionLost(f"reading stream {stream!r} stopped after sequence {last}: {error}", last) from error
 
 
 def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[DirectMessages]:
@@ -330,9 +319,13 @@ def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[DirectMe
 def stream_info(wire: Wire, stream: str) -> StreamInfo:
     """Raises StreamNotFound, and DirectGetDisabled for a stream that cannot be read."""
     info = StreamInfo(wire.api(f"STREAM.INFO.{stream}"))
+    _check_allowed(stream, info)
+    return info
+
+
+def _check_allowed(stream: str, info: StreamInfo) -> None:
     if not info.config.get("allow_direct"):
         raise DirectGetDisabled(stream)
-    return info
 
 
 def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple[list[DirectMessage], Sequences]:

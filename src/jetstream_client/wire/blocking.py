@@ -16,21 +16,18 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from jetstream_client.errors import (
-    ApiError,
     ConnectionDenied,
     ConnectionFailed,
     ConnectionLost,
-    JetStreamNotEnabled,
     PermissionDenied,
     ProtocolError,
     RequestTimeout,
 )
+from jetstream_client.wire.answers import decode_api_answer
 from jetstream_client.wire.authentication import connect_line, refused
 from jetstream_client.wire.parser import Frame, Parser, Run, ServerLine
 from jetstream_client.wire.protocol import (
-    NO_RESPONDERS,
     decode_info,
-    decode_object,
     decode_status,
     encode_publish,
     encode_subscribe,
@@ -48,10 +45,6 @@ if TYPE_CHECKING:
 
 ANSWERED_WITHIN = 10.0
 """Seconds without any answer after which whoever reads or publishes over a connection takes it for dead."""
-RESUMED_WITHIN = 60.0
-"""Seconds without progress, over however many connections, after which they give up."""
-PASSING = (429, NO_RESPONDERS)
-"""Codes of a server that has too much to do, or whose stream has no leader: reasons to try again until then."""
 
 _RECEIVE = 1 << 18  # bytes for one read: what fits into the processor's caches is parsed twice as fast as 1 MiB
 _BUFFER = 4 << 20  # bytes asked of the kernel for each direction
@@ -80,7 +73,7 @@ class Wire:
         self._kept = 0  # bytes that were read since frames were handed out
         self._denied: list[PermissionDenied] = []
         self._sid = 0
-        self._asked = 0.0  # when our PING went out that has no PONG yet
+        self._pinged = 0.0  # when our PING went out that has no PONG yet
         self._pongs_owed = 0
         self._heard = time.monotonic()
 
@@ -223,10 +216,10 @@ class Wire:
                     raise _Nothing  # it talks and says nothing
                 continue
             now = time.monotonic()
-            if not self._asked and now - self._heard >= _PING_AFTER:
-                self._asked = now
+            if not self._pinged and now - self._heard >= _PING_AFTER:
+                self._pinged = now
                 self.send(b"PING\r\n")
-            elif self._asked and now - max(self._asked, self._heard) >= _PING_AFTER:
+            elif self._pinged and now - max(self._pinged, self._heard) >= _PING_AFTER:
                 raise ConnectionLost("the NATS server does not answer")
             if now >= deadline:
                 raise _Nothing
@@ -275,12 +268,7 @@ class Wire:
         """
         subject = f"{self.settings.prefix}.{request}"
         frame = self.request(subject, json.dumps(payload).encode() if payload is not None else b"")
-        if decode_status(frame.header)[0] == 503:
-            raise JetStreamNotEnabled(503, 0, f"nobody answers {subject!r}: is JetStream on, and the prefix right?")
-        answer = decode_object(frame.data, f"the answer to {subject!r}")
-        if "error" in answer:
-            raise ApiError.from_response(answer["error"], request)
-        return answer
+        return decode_api_answer(frame.data, decode_status(frame.header)[0], subject, request)
 
     def _greet(self, context: ssl.SSLContext | None, hostname: str, deadline: float) -> None:
         """INFO, TLS before or after it, CONNECT; returns when the server has accepted it."""
@@ -299,10 +287,10 @@ class Wire:
             self._parser, self._arrived, self._frames, self._denied, self._pongs_owed = Parser(), [], 0, [], 0
             self._encrypt(context, hostname, deadline)
         line = connect_line(self.settings, self.server, encrypted=isinstance(self._socket, TlsSocket))
-        self._asked = time.monotonic()
+        self._pinged = time.monotonic()
         with contextlib.suppress(ConnectionLost):  # why it ended is there to be read
             self.send(line + b"PING\r\n")
-        while self._asked:
+        while self._pinged:
             self._read_until(deadline, "it does not answer")
 
     def _encrypt(self, context: ssl.SSLContext, hostname: str, deadline: float) -> None:
@@ -362,7 +350,7 @@ class Wire:
         if line.verb == "PING":
             self._pongs_owed += 1
         elif line.verb == "PONG":
-            self._asked = 0.0
+            self._pinged = 0.0
         elif line.verb == "INFO":
             self.server = decode_info(line.rest)
         elif line.verb == "-ERR":

@@ -25,6 +25,7 @@ from jetstream_client.publish.position import Position, find
 from jetstream_client.publish.window import Published
 from jetstream_client.stream import Stream
 from jetstream_client.wire.blocking import Wire
+from jetstream_client.wire.parser import Run
 from tests.jetstream_client.proxy import Proxy
 from tests.jetstream_client.servers import Serve
 
@@ -227,6 +228,29 @@ async def test_a_connection_lost_while_looking(
         found = find(ConnectionSettings(servers=proxy.url), since, MessageIds("run"))
         assert proxy.cuts == 1
     assert (sorted(found.ids.values()), found.unclear) == (list(range(1, 20_001)), "")
+
+
+async def test_a_delivery_that_is_lost_on_its_way_is_noticed_and_read_again(
+    settings: ConnectionSettings, make: Callable[..., Awaitable[Stream]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = await make(duplicate_window=120 * 10**9, allow_direct=False)
+    since = Position.current(settings, stream.name)
+    publish(settings, since, range(2_000))
+    receive_runs = Wire.receive_runs
+    lost = False
+
+    def losing(wire: Wire, timeout: float) -> list[Run]:
+        nonlocal lost
+        runs = receive_runs(wire, timeout)
+        if not lost and len(runs[0]) > 10:
+            runs[0].pop(5)  # as if the network had lost it
+            lost = True
+        return runs
+
+    monkeypatch.setattr(Wire, "receive_runs", losing)
+    found = find(settings, since, MessageIds("run"))
+    assert lost
+    assert (sorted(found.ids.values()), found.unclear) == (list(range(1, 2_001)), "")
 
 
 Change = Callable[[Stream, ConnectionSettings], Awaitable[Any]]

@@ -234,7 +234,7 @@ def test_a_header_block_that_ends_the_server_ends_it_once(tmp_path: Path) -> Non
         if supervisor.is_alive():
             supervisor.join()
         server.stop()
-    # The server's error, known in 2.15.1: once it is mended, the guards in delivery.py and position.py can go.
+    # The server's error, known in 2.15.1: once it is mended, the guard in by_consumer.py can go.
     assert restarts == 2
     assert (found.ids, found.unclear) == ({}, "")
     assert received == list(range(1, 40_002))

@@ -31,6 +31,7 @@ from jetstream_client.read import by_consumer, direct
 from jetstream_client.read.rows import DirectMessage
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
+from jetstream_client.wire import attempts
 from jetstream_client.wire.parser import Frame
 from tests.jetstream_client.servers import USER, Serve
 
@@ -141,7 +142,7 @@ def test_a_server_killed_twice_while_reading_gives_the_exact_set(tmp_path: Path,
 
 
 def test_no_progress_for_too_long_says_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "RESUMED_WITHIN", 0.5)
+    monkeypatch.setattr(attempts, "RESUMED_WITHIN", 0.5)
     nowhere = ConnectionSettings(servers="nats://127.0.0.1:1", connect_timeout=0.3)
     with pytest.raises(ConnectionLost, match="after sequence 0"):
         list(direct.read(nowhere, "S", Sequences.of([1]), ""))
