@@ -441,6 +441,25 @@ async def test_a_claim_that_the_ledger_does_not_know_confirms_nothing(stream: St
     assert (outcome.published, outcome.unconfirmed) == (1, 2)
 
 
+async def test_who_may_publish_on_the_dead_letter_subjects_replaces_a_letter(stream: Stream) -> None:
+    """What SECURITY.md says of them: nothing tells a replaced letter from the original when the source lost it."""
+    await publish(stream, 10)
+    await reject(stream, [3, 4])
+    await stream.purge()
+    await forge(stream, data=b"else")
+    assert sorted(await listed(stream)) == [(3, True), (4, True)]
+    assert (await replay(stream, Selection(everything=True))).published == 2
+    assert b"else" in [base64.b64decode(message["data"]) for message in await stored(stream, stream.name)]
+
+
+async def test_who_may_publish_on_the_dead_letter_subjects_loses_a_letter(stream: Stream) -> None:
+    await publish(stream, 10)
+    await reject(stream, [3, 4])
+    letters = await stored(stream, f"DEAD_{stream.name}")
+    await stream.js.publish(letters[0]["subject"], b"", headers={f"{PREFIX}Replayed": "1"})
+    assert await listed(stream) == [(4, True)]
+
+
 @pytest.mark.parametrize("length", [300, 2_000, 3_900])
 async def test_a_long_subject_is_rejected_and_replayed(stream: Stream, length: int) -> None:
     subject = f"{stream.name}.{'long.' * (length // 5)}end"
