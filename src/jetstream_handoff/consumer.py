@@ -124,7 +124,7 @@ def _check_rules(consumer: str, config: configs.Config, max_messages: int, short
     def refuse(rule: str, remedy: str) -> None:
         raise ConsumerUnsuitable(consumer, rule, config.get(rule), remedy)
 
-    for number in ("max_deliver", "ack_wait", "max_ack_pending"):
+    for number in ("max_deliver", "ack_wait", "max_ack_pending", "max_batch"):
         if type(config.get(number, 0)) is not int:
             refuse(number, "must be a whole number; give a timedelta, or nanoseconds, for a duration")
     if config.get("deliver_subject"):
@@ -143,6 +143,8 @@ def _check_rules(consumer: str, config: configs.Config, max_messages: int, short
     if (ack_wait := config.get("ack_wait", 30 * 10**9)) < shortest:
         least = f"timedelta(seconds={shortest_ack_wait.total_seconds():g})"
         refuse("ack_wait", f"{ack_wait / 1e9:g} s are too short to survive a failover: must be at least {least}")
+    if 0 < config.get("max_batch", 0) < max_messages:
+        refuse("max_batch", f"the server refuses the pulls of max_messages={max_messages}: give that or more, or none")
     allowed = config.get("max_ack_pending", 1000)
     if 0 < allowed < max_messages:
         batch = f"max_messages={max_messages}"

@@ -26,7 +26,7 @@ from jetstream_handoff import answers, consumer, settle
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.dead_letters import DeadLetters, Holder
 from jetstream_handoff.enter import SMALLEST_BATCH, Entered, enter
-from jetstream_handoff.errors import LedgerFull
+from jetstream_handoff.errors import ConsumerUnsuitable, LedgerFull
 from jetstream_handoff.events import tell
 from jetstream_handoff.gather import LONGEST_PULL, LOOK, Batch, Delivery, GatherWindow, LeaseOver
 from jetstream_handoff.ledger import PATIENCE, Ledger
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_TOO_SLOW = 3  # batches in a row: a network or a machine may stand still during one
 _TO_TELL = 5.0  # seconds for finding out what is waited for
 
 
@@ -57,6 +58,7 @@ class Take:
         self._dead_letters = DeadLetters(js, taking.stream, taking.dead_letters)
         self._clock = asyncio.get_running_loop().time
         self._ack_wait = 60.0
+        self._too_slow = 0
         self._longest_pull = LONGEST_PULL
         self._waiting = Waiting(self.ledger, taking)
         self._window: GatherWindow | None = None
@@ -108,6 +110,7 @@ class Take:
 
         Raises:
             PullError: the consumer is gone, or refuses the pull.
+            ConsumerUnsuitable: ``min_messages`` cannot be kept leased with its ``ack_wait``.
             LedgerUnavailable, LedgerFull: see the ledger.
         """
         deadline = self._clock() + wait
@@ -146,7 +149,13 @@ class Take:
         try:
             await self._gather(deadline, look=look)
         except LeaseOver as over:
+            too_few = self._window is not None and not self._window.enough
             self._drop(self._gathered(), str(over))
+            self._too_slow = self._too_slow + 1 if too_few else 0
+            if self._too_slow == _TOO_SLOW:
+                few = f"{_TOO_SLOW} times in a row fewer than min_messages={self.taking.min_messages}"
+                remedy = f"{few} could not be kept leased: raise ack_wait, or lower min_messages"
+                raise ConsumerUnsuitable(self.taking.consumer, "ack_wait", self._ack_wait, remedy) from over
             return []
         except (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout) as error:
             if self.ledger.js.connection.ended:

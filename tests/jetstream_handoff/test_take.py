@@ -24,7 +24,7 @@ from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from jetstream_handoff import ledger, settle
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.errors import LedgerFull
+from jetstream_handoff.errors import ConsumerUnsuitable, LedgerFull
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import DoneEntry, Record
@@ -565,6 +565,14 @@ async def test_a_backlog_that_cannot_be_leased_at_once_is_taken_in_parts(stream:
         if taken == 100_000:
             break
     assert taken == (await stream.consumer(CONSUMER).info()).ack_pending == 100_000
+
+
+async def test_min_messages_that_cannot_be_kept_leased_are_refused(stream: Stream) -> None:
+    await publish(stream, 200_000)
+    short = {"ack_wait": timedelta(seconds=0.5)}
+    says = r"ack_wait=0\.5: .* fewer than min_messages=200000 could not be kept leased.*: raise ack_wait"
+    with pytest.raises(ConsumerUnsuitable, match=says):
+        await take(stream, min_messages=200_000, max_messages=200_000, wait=120, consumer_config=short)
 
 
 async def test_a_pull_that_ends_early_leaves_nothing_on_its_way(stream: Stream) -> None:
