@@ -21,21 +21,21 @@ from jetstream_client.errors import (
     InvalidValue,
     JetStreamError,
     MessageNotFound,
-    NoStreamResponse,
     RequestTimeout,
     StreamNameInUse,
     StreamNotFound,
     TooManyRequests,
+    WrongDomain,
     WrongLastSequence,
 )
 from jetstream_client.names import check_consumer_name, check_stream_name
-from jetstream_client.publish.ack import PubAck
+from jetstream_client.publish.ack import PubAck, acknowledged
+from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import (
     HEADER_LINE,
-    NO_RESPONDERS,
     decode_headers,
     decode_status,
     encode_publish,
@@ -342,9 +342,9 @@ class DeadLetters:
             ]
             outcomes = await publish(self.js.settings, letters, deadline)
             again: dict[int, int] = {}
-            for (address, _, _), sequence, outcome in zip(letters, expected, outcomes, strict=True):
+            for letter, sequence, outcome in zip(letters, expected, outcomes, strict=True):
                 if isinstance(outcome, WrongLastSequence):
-                    number, there = await self.last(address)
+                    number, there = await self.last(letter.subject)
                     if there is None or (there.claim_id, there.token) != (holder.claim.id, holder.token):
                         again[sequence] = number
                 elif isinstance(outcome, JetStreamError):
@@ -358,8 +358,8 @@ class DeadLetters:
 
     def _letter(
         self, holder: Holder, original: Mapping[str, Any], revision: int, reason: str, alone: int
-    ) -> tuple[str, bytes, bytes]:
-        """Subject, header block and data of a letter that is stored in the place of ``revision`` only."""
+    ) -> OutgoingMessage:
+        """A letter that is stored in the place of ``revision`` only."""
         claim = holder.claim
         ours = {
             "Stream": claim.stream,
@@ -380,7 +380,7 @@ class DeadLetters:
         address = address_of(*identity, hashed=False)
         if len(address.encode()) > _LONGEST_ADDRESS:
             address = address_of(*identity, hashed=True)
-        return address, block(lines + self.conditions(revision)), data
+        return OutgoingMessage(address, data, block(lines + self.conditions(revision)))
 
     def conditions(self, revision: int) -> list[bytes]:
         """Header lines under which a letter is stored: in this stream, in the place of that revision (0: of none)."""
@@ -425,9 +425,9 @@ class Holder(NamedTuple):
 
 
 async def publish(
-    settings: ConnectionSettings, messages: list[tuple[str, bytes, bytes]], deadline: float
+    settings: ConnectionSettings, messages: list[OutgoingMessage], deadline: float
 ) -> list[PubAck | JetStreamError]:
-    """Subject, header block and data of each message, sent as they are; the answer to each, in order.
+    """The answer to each message, in order: a refusal is an answer, and ends nothing.
 
     Sent again while answers are missing, until the event loop's clock shows ``deadline``. So each needs a condition or
     an id that makes a second storing harmless.
@@ -449,33 +449,29 @@ async def publish(
 
 
 def _publish(
-    settings: ConnectionSettings,
-    messages: list[tuple[str, bytes, bytes]],
-    answers: dict[int, PubAck | JetStreamError],
+    settings: ConnectionSettings, messages: list[OutgoingMessage], answers: dict[int, PubAck | JetStreamError]
 ) -> None:
     with Wire.open(settings) as wire:
         inbox = wire.new_inbox()
         wire.subscribe(f"{inbox}.*")
-        for position, (subject, header, data) in enumerate(messages):
+        for position, each in enumerate(messages):
             if position in answers:
                 continue
-            if len(header) + len(data) > wire.max_payload:
+            if each.size > wire.max_payload:
                 remedy = f"with the letter's headers it is over max_payload ({wire.max_payload}): raise that"
-                answers[position] = InvalidValue("data", f"{len(header) + len(data)} bytes", remedy)
+                answers[position] = InvalidValue("data", f"{each.size} bytes", remedy)
             else:
-                wire.send(encode_publish(subject, f"{inbox}.{position}", data, header))
+                wire.send(encode_publish(each.subject, f"{inbox}.{position}", each.data, each.header))
         while len(answers) < len(messages):
             for frame in wire.receive(_ANSWERED_WITHIN):
                 position = inbox_number(frame.subject)
                 if not 0 <= position < len(messages):
                     continue
-                if decode_status(frame.header)[0] == NO_RESPONDERS:
-                    answers[position] = NoStreamResponse(messages[position][0])
-                    continue
+                subject, status = messages[position].subject, decode_status(frame.header)[0]
                 try:
-                    ack = PubAck.parse(frame.data)
-                    if ack.domain == (settings.domain or ack.domain):  # another domain's stream may listen, too
-                        answers[position] = ack
+                    answers[position] = acknowledged(frame.data, subject, settings.domain, status)
+                except WrongDomain:
+                    pass  # another domain's stream listens, too; the answer that counts is another
                 except TooManyRequests as busy:
                     raise RequestTimeout(str(busy)) from busy
                 except JetStreamError as refusal:

@@ -26,16 +26,16 @@ from jetstream_client.errors import (
     JetStreamError,
     JetStreamNotEnabled,
     MessageNotFound,
+    NoStreamResponse,
     PermissionDenied,
     RequestTimeout,
     StreamNameInUse,
     StreamNotFound,
+    WrongDomain,
     WrongLastSequence,
 )
 from jetstream_client.names import check_stream_name
-from jetstream_client.publish.ack import PubAck
 from jetstream_client.sequences import MOST_RANGES
-from jetstream_client.wire.protocol import NO_RESPONDERS
 from jetstream_handoff.bucket import RECEIPTS_KEPT, bucket_config, check_bucket
 from jetstream_handoff.changes import Applied, Change, Queue, Waiting
 from jetstream_handoff.claim import is_claim_id, new_claim_id
@@ -434,27 +434,25 @@ class Ledger:
         except (KeyError, TypeError, ValueError, AttributeError):
             raise LedgerInvalid("record" if bucket == self._claims else "receipt", "not an answer") from None
 
-    async def _write(self, subject: str, value: Mapping[str, Any], revision: int | None) -> int:
-        domain = self.js.settings.domain
-        if domain:
+    async def _write(self, subject: str, value: Mapping[str, Any], revision: int) -> int:
+        if self.js.settings.domain:
             # A plain $KV subject would be stored by the connected server's own bucket of that name. Each server maps
             # this one in its own domain (generateJSMappingTable in nats-server's server/jetstream_api.go).
             subject = f"{self.js.settings.prefix}.{subject}"
-        headers = {} if revision is None else {"Nats-Expected-Last-Subject-Sequence": str(revision)}
+        data = json.dumps(value).encode()
         try:
-            reply = await self.js.connection.request(subject, json.dumps(value).encode(), headers=headers)
-        except PermissionDenied as error:
-            raise LedgerUnavailable(f"the ledger may not be written: {error}") from error
-        if reply.status == NO_RESPONDERS:
-            raise JetStreamNotEnabled(503, 0, f"no stream listens on {subject!r}")
-        try:
-            ack = PubAck.parse(reply.data)
+            ack = await self.js.publish(subject, data, expected_last_subject_sequence=revision, retry_attempts=0)
         except WrongLastSequence:
             raise
+        except NoStreamResponse:
+            raise JetStreamNotEnabled(503, 0, f"no stream listens on {subject!r}") from None
+        except PermissionDenied as error:
+            raise LedgerUnavailable(f"the ledger may not be written: {error}") from error
+        except WrongDomain as error:
+            wrong = f"{subject!r} was stored in domain {error.stored!r}: check the mappings of subjects"
+            raise LedgerUnavailable(wrong) from error
         except ApiError as error:
             raise LedgerUnavailable(f"the ledger refused a write: {error}") from error
-        if domain and ack.domain != domain:
-            raise LedgerUnavailable(f"{subject!r} was stored in domain {ack.domain!r}: check the mappings of subjects")
         return ack.seq
 
 

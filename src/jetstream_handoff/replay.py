@@ -23,6 +23,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.names import check_filter, subject_matches
 from jetstream_client.publish.ack import PubAck
+from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.protocol import decode_headers
@@ -300,7 +301,8 @@ async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
     lines += [f"{MARK}: {mark}".encode(), *letters.conditions(letter.number)]
     try:
         deadline = asyncio.get_running_loop().time() + PATIENCE
-        ack = await _publish(letters, letters.stream, (letter.address, block(lines), letter.data), deadline)
+        marked = OutgoingMessage(letter.address, letter.data, block(lines))
+        ack = await _publish(letters, letters.stream, marked, deadline)
     except WrongLastSequence:
         number, there = await letters.last(letter.address)
         mine = there is not None and there.mark == mark
@@ -323,7 +325,7 @@ async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, targe
     deadline = clock() + PATIENCE
     while True:
         try:
-            await _publish(letters, target, (letter.subject, block(lines), letter.data), deadline=0)
+            await _publish(letters, target, OutgoingMessage(letter.subject, letter.data, block(lines)), deadline=0)
         except (ConnectionLost, RequestTimeout):
             if clock() > deadline:
                 raise
@@ -355,7 +357,7 @@ async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stre
     return False
 
 
-async def _publish(letters: DeadLetters, stream: Stream, message: tuple[str, bytes, bytes], deadline: float) -> PubAck:
+async def _publish(letters: DeadLetters, stream: Stream, message: OutgoingMessage, deadline: float) -> PubAck:
     (outcome,) = await publish(letters.js.settings, [message], deadline)
     if isinstance(outcome, JetStreamError):
         raise outcome.about(f"stream {stream.name} does not take a message of {letters.name}")
@@ -370,7 +372,7 @@ async def _finish(letters: DeadLetters, letter: Letter, number: int, mark: str) 
     note = [f"{_NOTE}: {mark}".encode(), *letters.conditions(number)]
     deadline = asyncio.get_running_loop().time() + PATIENCE
     try:
-        await _publish(letters, letters.stream, (letter.address, block(note), b""), deadline)
+        await _publish(letters, letters.stream, OutgoingMessage(letter.address, b"", block(note)), deadline)
     except WrongLastSequence:  # our own note, whose answer got lost, or a newer letter
         log.info("letter %d of %s has something else in its place by now", number, letters.name)
 

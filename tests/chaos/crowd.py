@@ -71,7 +71,7 @@ def count_tries(figures: Figures) -> None:
     write = Ledger._write
     change_together = Ledger._change
 
-    async def counted_write(self: Ledger, subject: str, value: object, revision: int | None) -> int:
+    async def counted_write(self: Ledger, subject: str, value: object, revision: int) -> int:
         if subject == self._record_subject:
             figures.writes += 1
             figures.largest_record = max(figures.largest_record, len(json.dumps(value)))
