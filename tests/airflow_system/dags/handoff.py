@@ -95,7 +95,7 @@ def over_a_stream(dag_id: str, sensor: dict[str, Any] | None = None, **work_argu
             messages_per_claim="{{ params.per_claim }}",
             gather=timedelta(seconds=4),
             consumer_config={"ack_wait": timedelta(seconds=5)},
-            timeout=120,
+            timeout=600,
             **(sensor or {}),
         )
         work.override(**work_arguments).expand(claim=claims.output)
