@@ -28,7 +28,7 @@ from benchmarks.comparison import Comparison
 from jetstream_client import ConnectionSettings
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.read import by_consumer, direct
-from jetstream_client.read.rows import DirectMessage, DirectMessages
+from jetstream_client.read.message import RawMessage, RawMessages
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
 from pyspark_jetstream import spark_session
@@ -165,7 +165,7 @@ class _Prebuilt(DataSourceReader):
 
         count = min(ROWS, max(1, (1 << 20) // self._size))
         header = b"Name-0: value 0\r\nName-1: value 1\r\n"
-        messages = DirectMessages.of([DirectMessage(1, b"EVENTS.1", b"1", header, bytes(self._size))] * count)
+        messages = RawMessages.of([RawMessage(1, b"EVENTS.1", b"1", header, bytes(self._size))] * count)
         batch = record_batch(messages, STREAM, self._columns)
         for _ in range(self._messages // 2 // count):
             yield batch

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Connection
 
     from jetstream_client.context import JetStream
-    from jetstream_client.read.stored import StoredMessage
+    from jetstream_client.read.message import StoredMessage
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.record import Receipt
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from jetstream_client.context import JetStream
-    from jetstream_client.read.stored import StoredMessage
+    from jetstream_client.read.message import StoredMessage
 
 
 class Stream:
@@ -160,7 +160,7 @@ class Stream:
         """
         body = stored.selection(sequence, next_by_subject, last_by_subject)
         await self.js.require(requirements.DATA_ALONE)
-        return (await stored.ask_direct(self, {**body, "no_hdr": True})).data
+        return (await stored.request_direct(self, {**body, "no_hdr": True})).data
 
     def get_messages(
         self,

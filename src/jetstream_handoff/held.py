@@ -22,7 +22,7 @@ from jetstream_handoff.errors import AlreadyDone, HoldLost
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-    from jetstream_client.read.stored import StoredMessage
+    from jetstream_client.read.message import StoredMessage
     from jetstream_client.sequences import Sequences
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim

@@ -9,7 +9,7 @@ from jetstream_client.read.direct import read
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jetstream_client.read.stored import StoredMessage
+    from jetstream_client.read.message import StoredMessage
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
 

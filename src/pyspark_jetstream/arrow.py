@@ -17,10 +17,10 @@ from jetstream_client.wire.protocol import decode_headers
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from jetstream_client.read.rows import DirectMessages
+    from jetstream_client.read.message import RawMessages
 
 
-def record_batch(messages: DirectMessages, stream: str, columns: Sequence[str]) -> pa.RecordBatch:
+def record_batch(messages: RawMessages, stream: str, columns: Sequence[str]) -> pa.RecordBatch:
     """The given columns of the messages, in that order."""
     import pyarrow as pa
 

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from jetstream_client.errors import ConsumerRefused, MessageNotFound, MessagesMissing, StreamRecreated
 from jetstream_client.info import StreamInfo
 from jetstream_client.read import by_consumer, direct
-from jetstream_client.read.rows import DirectMessages
+from jetstream_client.read.message import RawMessages
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
 from pyspark_jetstream.arrow import record_batch
@@ -83,7 +83,7 @@ class Reading:
         if not partition.sequences:
             return
         several = _pattern(self._options.subjects) if len(self._options.subjects) > 1 else None
-        parts: list[DirectMessages] = []
+        parts: list[RawMessages] = []
         rows = size = 0
         for messages in self._messages(partition):
             part = messages
@@ -91,7 +91,7 @@ class Reading:
                 wanted = [message for message in messages if several.fullmatch(message.subject)]
                 if not wanted:
                     continue
-                part = DirectMessages.of(wanted)
+                part = RawMessages.of(wanted)
             parts.append(part)
             rows += len(part)
             size += sum(map(len, part.data)) + sum(map(len, part.headers))
@@ -101,10 +101,10 @@ class Reading:
         if parts:
             yield self._batch(parts)
 
-    def _batch(self, parts: Sequence[DirectMessages]) -> pa.RecordBatch:
-        return record_batch(DirectMessages.joined(parts), self._options.stream, self._columns)
+    def _batch(self, parts: Sequence[RawMessages]) -> pa.RecordBatch:
+        return record_batch(RawMessages.joined(parts), self._options.stream, self._columns)
 
-    def _messages(self, partition: Sequenced) -> Iterator[DirectMessages]:
+    def _messages(self, partition: Sequenced) -> Iterator[RawMessages]:
         options = self._options
         what = (options.settings(), options.stream, partition.sequences, partition.created)
         try:

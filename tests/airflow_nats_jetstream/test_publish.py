@@ -27,7 +27,7 @@ from jetstream_client.errors import (
     StreamNotFound,
     WrongLastSequence,
 )
-from jetstream_client.read.stored import StoredMessage
+from jetstream_client.read.message import StoredMessage
 from jetstream_client.wire.blocking import Wire
 from tests.airflow_nats_jetstream.steps import CONNECTION, State, execute, publish, rendered
 

@@ -13,7 +13,7 @@ from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.position import Position, find
 from jetstream_client.read import by_consumer, direct
-from jetstream_client.read.rows import DirectMessage, DirectMessages
+from jetstream_client.read.message import RawMessage, RawMessages
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.protocol import header_lines
@@ -129,7 +129,7 @@ async def stored_and_read(server: NatsServer, messages: list[tuple[bytes, bytes,
             by_consumer.read(connection, name, whole, info.created),
             by_consumer.read(connection, name, whole, info.created, headers_only=True),
         ):
-            joined = DirectMessages.joined(list(batches))
+            joined = RawMessages.joined(list(batches))
             rows = record_batch(joined, name, ["sequence", "subject", "headers", "timestamp"]).to_pydict()
             assert rows["sequence"] == list(whole)
             assert rows["subject"] == subjects
@@ -170,7 +170,7 @@ async def test_any_header_block_is_read(nats_server: NatsServer) -> None:
 
 
 def headers_of(lines: list[bytes]) -> list[Headers]:
-    messages = DirectMessages.of(DirectMessage(1, b"a", b"1", each, b"") for each in lines)
+    messages = RawMessages.of(RawMessage(1, b"a", b"1", each, b"") for each in lines)
     batch = record_batch(messages, "S", ["headers"])
     batch.validate(full=True)
     found: list[Headers] = batch.column("headers").to_pylist()

@@ -23,7 +23,7 @@ from jetstream_client.more.push import PushConsumer
 from jetstream_client.more.route import Route
 from jetstream_client.publish.ack import PubAck
 from jetstream_client.publish.batch import Batch
-from jetstream_client.read.stored import StoredMessage
+from jetstream_client.read.message import StoredMessage
 from jetstream_client.stream import Stream
 from jetstream_client.wire.protocol import AckSubject
 from tests.snippets import Section, sections

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetstream_client.read.rows import DirectMessage, DirectMessages
+from jetstream_client.read.message import RawMessage, RawMessages
 from pyspark_jetstream.arrow import _any_headers, _headers, _plain_headers, record_batch
 
 Text = st.text(st.characters(exclude_characters="\r\n\x00", exclude_categories=["Cs"]), max_size=6)
@@ -53,17 +53,17 @@ def test_what_a_block_holds(data: bytes, headers: list[tuple[str, list[str]]] | 
 def test_times_of_a_consumer_and_of_the_leader_are_one_column() -> None:
     times = [b"1700000000000000000", b"2023-11-14T22:13:20Z", b"2023-11-14T22:13:20.000000001Z"]
     for each in (times, times[::-1]):
-        messages = DirectMessages.of(DirectMessage(1, b"a", time, b"", b"") for time in each)
+        messages = RawMessages.of(RawMessage(1, b"a", time, b"", b"") for time in each)
         assert len(set(record_batch(messages, "S", ["timestamp"]).column(0).to_pylist())) == 1
 
 
 BATCHES = """
 import sys
-from jetstream_client.read.rows import DirectMessage, DirectMessages
+from jetstream_client.read.message import RawMessage, RawMessages
 from pyspark_jetstream.arrow import record_batch
 
 for block in (b"", b"A: 1\\r\\nB: 2\\r\\n", b"A: 1\\r\\nA: 2\\r\\n", b"\\xff: x\\r\\n"):
-    messages = DirectMessages.of([DirectMessage(7, b"\\xff", b"1700000000000000000", block, b"x")] * 2)
+    messages = RawMessages.of([RawMessage(7, b"\\xff", b"1700000000000000000", block, b"x")] * 2)
     batch = record_batch(messages, "S", ["stream", "subject", "sequence", "timestamp", "headers", "data"])
     assert batch.num_rows == 2
     print("pandas" in sys.modules)

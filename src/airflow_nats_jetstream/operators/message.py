@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from jetstream_client.context import JetStream
-    from jetstream_client.read.stored import StoredMessage
+    from jetstream_client.read.message import StoredMessage
 
 LARGEST_DATA = 256 << 10
 """Bytes of a message that may become an XCom: Airflow's database keeps each of them, for every run."""

@@ -73,7 +73,7 @@ class JetStreamLagSensor(JetStreamSensor):
 
     def poke(self, context: Context) -> bool | PokeReturnValue:  # noqa: ARG002
         bound = Bound(**self._bound())
-        lag = JetStreamHook(self.nats_conn_id).run(bound.look)
+        lag = JetStreamHook(self.nats_conn_id).run(bound.measure)
         return False if lag is None else PokeReturnValue(is_done=True, xcom_value=lag.to_json())
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, int]:  # noqa: ARG002

@@ -327,7 +327,7 @@ class Consumer:
         with self.js.connection.pulling():
             async with self.js.connection.inbox(pull._deliver) as inbox:
                 pull.inbox = inbox
-                await pull._ask()
+                await pull._request_more()
                 yield pull
 
     @property

@@ -42,7 +42,7 @@ class PullMessages(Subscribed):
         await self._consumer._check_priority(self._priority)
         inbox = await self._stack.enter_async_context(self._js.connection.inbox(self._deliver))
         self._inbox = inbox
-        await self._ask()
+        await self._request_more()
         return inbox
 
     def _deliver(self, reply: Reply) -> None:
@@ -64,7 +64,7 @@ class PullMessages(Subscribed):
     def _wants(self) -> bool:
         return self._window.wants
 
-    async def _ask(self) -> None:
+    async def _request_more(self) -> None:
         if self._inbox is None or self._ended:
             return
         if self._priority:

@@ -62,7 +62,7 @@ class Pull:
         messages = self._take_in()
         if self._failed is None:
             try:
-                await self._ask()
+                await self._request_more()
             except JetStreamError as error:
                 self._failed = error
         if self._failed is not None and not messages:
@@ -140,7 +140,7 @@ class Pull:
         if failed is not None:
             raise failed
 
-    async def _ask(self) -> None:
+    async def _request_more(self) -> None:
         while request := self._window.next_request(self._clock(), self._consumer.js.connection.pulls):
             number, body = request
             reply = self.inbox.subject(number) if self.inbox else ""

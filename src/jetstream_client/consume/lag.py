@@ -60,18 +60,18 @@ class Bound:
     def holds(self, lag: Lag) -> bool:
         return lag.total < self.below if self.below is not None else lag.total > (self.above or 0)
 
-    async def look(self, js: JetStream) -> Lag | None:
+    async def measure(self, js: JetStream) -> Lag | None:
         """The lag if it is within the bound now. Raises StreamNotFound, ConsumerNotFound."""
         info = await js.stream(self.stream).consumer(self.consumer).info(patience=PATIENCE)
         lag = Lag(info.pending, info.ack_pending)
         return lag if self.holds(lag) else None
 
     async def wait(self, js: JetStream, seconds: float, every: float) -> Lag | None:
-        """Look every so many seconds, once at least; None when the lag was never within the bound."""
+        """Measure every so many seconds, once at least; None when the lag was never within the bound."""
         clock = asyncio.get_running_loop().time
         end = clock() + seconds
         while True:
-            if (lag := await self.look(js)) is not None:
+            if (lag := await self.measure(js)) is not None:
                 return lag
             left = end - clock()
             if left <= 0:

@@ -51,8 +51,8 @@ PASSING_ERRORS = (
 """Errors that consuming survives, as long as the connection can come back."""
 RETRY_WAIT = 0.25
 """Seconds after such an error before more is asked for."""
-LOOK = 1.0
-"""Seconds between two looks at the connection while nothing arrives."""
+CHECK_EVERY = 1.0
+"""Seconds between two checks of the connection while nothing arrives."""
 TO_STOP = 0.5
 """Seconds that stopping waits for what the server had sent before it knew. A server that is frozen sends nothing."""
 ROOM = 0.1
@@ -149,7 +149,7 @@ class Subscribed(Messages):
                 if not self._ended:
                     self._js.connection.check_open()  # what has arrived could not be acknowledged
                     if not self._arrived or self._wants():
-                        await self._look_after()
+                        await self._keep_requesting()
                 if self._arrived:
                     item = self._arrived.popleft()
                     if isinstance(item, Message):
@@ -221,7 +221,7 @@ class Subscribed(Messages):
             log.info("another client is pinned now: %s", error)
         return True
 
-    async def _look_after(self) -> None:
+    async def _keep_requesting(self) -> None:
         connection = self._js.connection
         if connection.reconnects != self._reconnects:
             self._reconnects = connection.reconnects
@@ -229,19 +229,19 @@ class Subscribed(Messages):
         if connection.is_connected and not self._arrived and (wait := self._paused_until - self._clock()) > 0:
             await asyncio.sleep(wait)
         if connection.is_connected:
-            await self._ask()
+            await self._request_more()
 
     async def _wait(self) -> None:
-        """Until something arrives, LOOK seconds at most. Raises HeartbeatMissed, PermissionDenied."""
+        """Until something arrives, CHECK_EVERY seconds at most. Raises HeartbeatMissed, PermissionDenied."""
         self._something.clear()
         patience = self._remaining()
         with suppress(TimeoutError):
-            async with self._js.connection.timeout(max(ROOM, min(LOOK, patience))):
+            async with self._js.connection.timeout(max(ROOM, min(CHECK_EVERY, patience))):
                 await self._something.wait()
         if self._arrived or self._ended:
             return
         self._check_permitted()
-        if patience <= LOOK and self._remaining() <= 0:
+        if patience <= CHECK_EVERY and self._remaining() <= 0:
             raise HeartbeatMissed(self._silence_allowed() - self._remaining())
 
     @abstractmethod
@@ -253,7 +253,7 @@ class Subscribed(Messages):
         """Whether there is room for more although something waits unread."""
 
     @abstractmethod
-    async def _ask(self) -> None:
+    async def _request_more(self) -> None:
         """Ask the server for more, where it has to be asked."""
 
     @abstractmethod

@@ -139,7 +139,7 @@ class PullWindow:
         self._no_wait = no_wait
         self.priority = priority
         self._outstanding = 0
-        self._asked: dict[int, int] = {}  # request number → messages asked for
+        self._requested: dict[int, int] = {}  # request number → messages asked for
         self._number = 0
         self._heard = now
         self.longest_silence = 0.0
@@ -179,8 +179,8 @@ class PullWindow:
             self._heard = now
         self._number += 1
         self._outstanding += batch
-        self._asked[self._number] = batch
-        self._asked.pop(self._number - _REMEMBERED, None)
+        self._requested[self._number] = batch
+        self._requested.pop(self._number - _REMEMBERED, None)
         body: dict[str, Any] = {"batch": batch, "max_bytes": max_bytes}
         if self._no_wait:
             body["no_wait"] = True
@@ -214,20 +214,20 @@ class PullWindow:
         self.on_heartbeat(now)
         if status == 100:
             return
-        asked = self._asked.pop(number, None)
+        requested = self._requested.pop(number, None)
         error = PullError.from_status(status, description)
         if isinstance(error, NoMessages):
             self._on_empty()
-        elif _is_limit_of_bytes(description) and asked is not None and self._learn(description):
-            self._outstanding = max(0, self._outstanding - asked)
+        elif _is_limit_of_bytes(description) and requested is not None and self._learn(description):
+            self._outstanding = max(0, self._outstanding - requested)
             return
         elif not isinstance(error, BatchCompleted | MaxBytesExceeded):
             raise error
-        if asked is None:
+        if requested is None:
             return  # of a request from before an interruption
-        left = _count(headers, "Nats-Pending-Messages", asked)
+        left = _count(headers, "Nats-Pending-Messages", requested)
         self._closed(left, _count(headers, "Nats-Pending-Bytes", 0))
-        if isinstance(error, MaxBytesExceeded) and left >= asked:
+        if isinstance(error, MaxBytesExceeded) and left >= requested:
             self._on_too_large(number, MaxBytesExceeded(status, f"{description} of {self._max_bytes}"))
 
     def on_heartbeat(self, now: float) -> None:
@@ -332,7 +332,7 @@ class ConsumeWindow(PullWindow):
     def on_interruption(self, now: float) -> None:
         """The requests are lost, with the connection, the leader or the server: ask again."""
         self._outstanding = 0
-        self._asked.clear()
+        self._requested.clear()
         self._heard = now
 
     def _on_empty(self) -> None:

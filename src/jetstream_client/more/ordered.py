@@ -78,7 +78,7 @@ HEARTBEAT = 5.0
 LONGEST_WAIT = 5.0
 """Seconds between two attempts to create it again, at most; the first one follows at once."""
 
-_LOOK = 0.2  # seconds between two looks at a lost connection
+_CHECK_EVERY = 0.2  # seconds between two checks of a lost connection
 
 INTERRUPTIONS = (
     ConnectionLost,
@@ -295,7 +295,7 @@ class OrderedConsumer:
         log.info("ordered consumer of %s is created again behind %d: %s", self._stream.name, self.last_sequence, error)
         await self._drop()
         if not self._stream.js.connection.is_connected:
-            await asyncio.sleep(_LOOK)  # no attempt can be made
+            await asyncio.sleep(_CHECK_EVERY)  # no attempt can be made
             return
         self._resets += 1
         if self._max_resets is not None and self._resets > self._max_resets:

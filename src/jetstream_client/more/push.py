@@ -153,7 +153,7 @@ class PushMessages(Subscribed):
     def _wants(self) -> bool:
         return False
 
-    async def _ask(self) -> None:
+    async def _request_more(self) -> None:
         if self._dropped and not self._arrived:
             dropped, self._dropped, self._last = self._dropped, 0, 0
             raise SlowConsumer(dropped)

@@ -27,7 +27,7 @@ from jetstream_client.errors import (
     RequestTimeout,
 )
 from jetstream_client.read import direct
-from jetstream_client.read.rows import DirectMessage, DirectMessages
+from jetstream_client.read.message import RawMessage, RawMessages
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.attempts import PASSING
 from jetstream_client.wire.blocking import Wire
@@ -65,7 +65,7 @@ def read(
     *,
     subject: str | None = None,
     headers_only: bool = False,
-) -> Iterator[DirectMessages]:
+) -> Iterator[RawMessages]:
     """As :func:`direct.read`, and equally exact: what was not delivered is asked of the stream's leader.
 
     ``time`` of a message is its nanoseconds since 1970 as digits.
@@ -105,7 +105,7 @@ class _Reading:
         behind = [(self.last_sequence + 1, self._wanted.last)] if self.last_sequence < self._wanted.last else []
         return Sequences.from_ranges([*self._skipped, *behind]) & self._wanted
 
-    def batches(self, wire: Wire, _: StreamInfo) -> Iterator[DirectMessages]:
+    def batches(self, wire: Wire, _: StreamInfo) -> Iterator[RawMessages]:
         if self.last_sequence >= self._wanted.last:
             return
         name = f"read-{secrets.token_hex(5)}"  # short: each delivery carries it
@@ -149,7 +149,7 @@ class _Reading:
             raise ConsumerRefused(f"stream {self._stream!r} takes no consumer for reading: {error}") from error
         return int(answer["num_pending"])
 
-    def _pull(self, wire: Wire, subject: str, inbox: str, headers_only: bool) -> Iterator[DirectMessages]:
+    def _pull(self, wire: Wire, subject: str, inbox: str, headers_only: bool) -> Iterator[RawMessages]:
         window = PullWindow(2**62, now=time.monotonic(), largest_request=BATCH)
         self._counter, self._pending = 0, -1
         while True:
@@ -172,20 +172,20 @@ class _Reading:
 
     def _take(
         self, run: Run, window: PullWindow, headers_only: bool
-    ) -> tuple[DirectMessages | None, JetStreamError | None]:
+    ) -> tuple[RawMessages | None, JetStreamError | None]:
         """What is wanted of a run, and at what it ended: reading goes on behind the messages before that."""
         if not headers_only and (messages := self._next_in_line(run)) is not None:
             window.on_messages(len(messages), time.monotonic())
             return messages, None
-        taken: list[DirectMessage] = []
+        taken: list[RawMessage] = []
         failed: JetStreamError | None = None
         try:
             self._one_by_one(run.frames(), window, taken, headers_only)
         except JetStreamError as error:
             failed = error
-        return (DirectMessages.of(taken) if taken else None), failed
+        return (RawMessages.of(taken) if taken else None), failed
 
-    def _next_in_line(self, run: Run) -> DirectMessages | None:
+    def _next_in_line(self, run: Run) -> RawMessages | None:
         """All of a run, if each is a delivery and the next one wanted, which is nearly always so: then without a loop
         in Python. Else None, and nothing has changed."""
         if self._gaps or (found := run.deliveries()) is None:
@@ -209,10 +209,10 @@ class _Reading:
                 return None
             headers = [header[_FIELDS] for header in headers]
         self._counter, self._pending, self.last_sequence = counter, pending, sequences[-1]
-        return DirectMessages(sequences, found.subjects, places[2::4], headers, found.data)
+        return RawMessages(sequences, found.subjects, places[2::4], headers, found.data)
 
     def _one_by_one(
-        self, frames: Sequence[Frame], window: PullWindow, batch: list[DirectMessage], headers_only: bool
+        self, frames: Sequence[Frame], window: PullWindow, batch: list[RawMessage], headers_only: bool
     ) -> None:
         """Adds to the batch what is wanted of the frames. Raises JetStreamError at the first that is no good."""
         arrived = 0
@@ -235,7 +235,7 @@ class _Reading:
                     # The server's own size comes last, behind one that the publisher may have set.
                     end = frame.header.rfind(_SIZE) if headers_only else -2
                     fields = (sequence, frame.subject, stamp, header_lines(frame.header[:end]), frame.data)
-                    batch.append(tuple.__new__(DirectMessage, fields))
+                    batch.append(tuple.__new__(RawMessage, fields))
         finally:
             window.on_messages(arrived, time.monotonic())
 

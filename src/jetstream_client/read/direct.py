@@ -7,7 +7,6 @@ lag behind its leader, and unread answers past 64 MiB make the server cut the co
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import time
@@ -27,7 +26,7 @@ from jetstream_client.errors import (
     StreamRecreated,
 )
 from jetstream_client.info import StreamInfo
-from jetstream_client.read.rows import DirectMessage, DirectMessages
+from jetstream_client.read.message import RawMessage, RawMessages
 from jetstream_client.sequences import Sequences
 from jetstream_client.wire.attempts import PASSING, Attempts, is_passing
 from jetstream_client.wire.blocking import ANSWERED_WITHIN, Wire
@@ -57,7 +56,7 @@ class _Segment:
         self.next = next_sequence
         self.last = last
         self.gaps = gaps  # whether it has sequences that are not wanted
-        self.arrived: list[DirectMessage] = []
+        self.arrived: list[RawMessage] = []
         self.size = 0  # bytes that wait in arrived
         self.request = 0  # the number of the request on its way, 0 for none
         self.start = 0  # its first sequence, the messages asked for and answered, and the bytes it may bring
@@ -200,9 +199,9 @@ class DirectWindow:
         segment.request = 0
         del self._outstanding[number]
 
-    def take(self) -> list[DirectMessage]:
+    def take(self) -> list[RawMessage]:
         """The messages that have arrived and are next in order."""
-        taken: list[DirectMessage] = []
+        taken: list[RawMessage] = []
         while self._segments:
             first = self._segments[0]
             taken += first.arrived
@@ -223,7 +222,7 @@ def read(
     *,
     subject: str | None = None,
     density: float = 1.0,
-) -> Iterator[DirectMessages]:
+) -> Iterator[RawMessages]:
     """The wanted messages of a stream, in batches, ascending. Blocking. What only the leader had comes last.
 
     subject:  a filter; the wanted messages are those that pass it, and of the others none is missing.
@@ -239,7 +238,7 @@ def read(
     """
     window = DirectWindow(wanted, subject, density)
 
-    def batches(wire: Wire, info: StreamInfo) -> Iterator[DirectMessages]:
+    def batches(wire: Wire, info: StreamInfo) -> Iterator[RawMessages]:
         _check_allowed(stream, info)
         window.restart(wire.max_payload)
         return _batches(wire, stream, window)
@@ -261,10 +260,10 @@ def resumed(
     stream: str,
     created: str,
     progress: Progress,
-    batches: Callable[[Wire, StreamInfo], Iterator[DirectMessages]],
+    batches: Callable[[Wire, StreamInfo], Iterator[RawMessages]],
     *,
     subject: str | None,
-) -> Iterator[DirectMessages]:
+) -> Iterator[RawMessages]:
     """What ``batches`` reads over a connection, and over the next one when that is lost, then what only the leader had.
 
     Raises: as :func:`read`.
@@ -283,7 +282,7 @@ def resumed(
                     attempts.reached(progress.last_sequence)  # after it: the reader's own pauses do not count
                 found, lost = _confirm(wire, stream, progress.missing, subject or ">")
                 if found:
-                    yield DirectMessages.of(found)
+                    yield RawMessages.of(found)
                 if lost and subject is None:
                     raise MessagesMissing(stream, lost)
                 return
@@ -294,7 +293,7 @@ def resumed(
         raise ConnectionLost(f"reading stream {stream!r} stopped after sequence {last}: {error}", last) from error
 
 
-def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[DirectMessages]:
+def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[RawMessages]:
     subject = f"{wire.settings.prefix}.DIRECT.GET.{stream}"
     inbox = wire.new_inbox()
     wire.subscribe(f"{inbox}.*")
@@ -303,7 +302,7 @@ def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[DirectMe
     while True:
         # First: a connection may have been lost between the last message of a request and the word that it ended.
         if batch := window.take():
-            yield DirectMessages.of(batch)
+            yield RawMessages.of(batch)
             answered = time.monotonic()  # after it: the reader's own pauses do not count
         if window.done:
             return
@@ -328,9 +327,9 @@ def _check_allowed(stream: str, info: StreamInfo) -> None:
         raise DirectGetDisabled(stream)
 
 
-def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple[list[DirectMessage], Sequences]:
+def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple[list[RawMessage], Sequences]:
     """Ask the leader for what a replica may not have had yet: what was found, and what is gone."""
-    found: list[DirectMessage] = []
+    found: list[RawMessage] = []
     for first, last in missing.ranges:
         sequence = first
         while sequence <= last:
@@ -338,7 +337,7 @@ def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple
                 answer = wire.api(f"STREAM.MSG.GET.{stream}", {"seq": sequence, "next_by_subj": subject})
             except MessageNotFound:
                 break
-            message = _stored(answer)
+            message = RawMessage.parse(answer)
             if message.sequence < sequence:
                 raise ProtocolError(f"the leader answered with sequence {message.sequence}, asked from {sequence} on")
             sequence = message.sequence + 1
@@ -347,19 +346,7 @@ def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple
     return found, missing - Sequences.of(message.sequence for message in found)
 
 
-def _stored(answer: Any) -> DirectMessage:
-    """From an answer to ``STREAM.MSG.GET``. Raises ProtocolError."""
-    try:
-        message = answer["message"]
-        header, data = (base64.b64decode(message.get(name, "")) for name in ("hdrs", "data"))
-        return DirectMessage(
-            int(message["seq"]), message["subject"].encode(), message["time"].encode(), header_lines(header[:-2]), data
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise ProtocolError("the answer to STREAM.MSG.GET is not what the API promises") from None
-
-
-def _message(header: bytes, data: bytes) -> DirectMessage:
+def _message(header: bytes, data: bytes) -> RawMessage:
     """Split what the server appended to the user's headers: stream, subject, sequence, time, pending, last sequence."""
     start = header.rfind(b"Nats-Stream: ")
     lines = header[start:].split(b"\r\n", 4)
@@ -369,7 +356,7 @@ def _message(header: bytes, data: bytes) -> DirectMessage:
     plain = header.startswith(FIRST_LINE) and header.endswith(b"\r\n", 0, start)
     own = header[len(FIRST_LINE) : start] if plain else header_lines(header[:start])
     fields = (int(lines[2][15:]), lines[1][14:], lines[3][17:], own, data)
-    return tuple.__new__(DirectMessage, fields)
+    return tuple.__new__(RawMessage, fields)
 
 
 def _near(wanted: Sequences) -> Iterator[_Segment]:

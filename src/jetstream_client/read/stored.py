@@ -7,9 +7,7 @@ Many messages on a connection for bulk, resumed when that is lost, are :mod:`~je
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jetstream_client import config as configs
@@ -28,9 +26,10 @@ from jetstream_client.errors import (
     TooManyResults,
 )
 from jetstream_client.names import check_filter, check_subject
+from jetstream_client.read.message import RawMessage, StoredMessage
 from jetstream_client.sequences import check_sequence
 from jetstream_client.trace import RequestSent, ResponseReceived
-from jetstream_client.wire.protocol import NO_RESPONDERS, decode_headers
+from jetstream_client.wire.protocol import NO_RESPONDERS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -51,31 +50,6 @@ _STATUSES: dict[int, type[ApiError]] = {
     413: TooManyResults,
     429: TooManyRequests,
 }
-
-
-@dataclass(frozen=True)
-class StoredMessage:
-    """A message as its stream holds it. ``time`` is when it was stored: RFC 3339, with the server's nanoseconds."""
-
-    subject: str
-    sequence: int
-    time: str
-    headers: dict[str, list[str]] = field(repr=False)
-    data: bytes = field(repr=False)
-
-
-def stored_message(message: Any) -> StoredMessage:
-    """The ``message`` of an answer to ``STREAM.MSG.GET``. Raises ProtocolError."""
-    try:
-        return StoredMessage(
-            str(message["subject"]),
-            int(message["seq"]),
-            str(message["time"]),
-            decode_headers(base64.b64decode(message.get("hdrs", ""))),
-            base64.b64decode(message.get("data", "")),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise ProtocolError("the answer to STREAM.MSG.GET is not what the API promises") from None
 
 
 def direct_message(reply: Reply) -> tuple[StoredMessage, int]:
@@ -142,15 +116,15 @@ def last_selection(
 async def get(stream: Stream, body: Mapping[str, Any]) -> StoredMessage:
     """From the leader. Raises MessageNotFound."""
     answer = await stream.js.api(f"STREAM.MSG.GET.{stream.name}", body)
-    return stored_message(answer.get("message"))
+    return RawMessage.parse(answer).decoded()
 
 
 async def get_direct(stream: Stream, body: Mapping[str, Any]) -> StoredMessage:
     """From any replica. Raises MessageNotFound, DirectGetDisabled."""
-    return direct_message(await ask_direct(stream, body))[0]
+    return direct_message(await request_direct(stream, body))[0]
 
 
-async def ask_direct(stream: Stream, body: Mapping[str, Any]) -> Reply:
+async def request_direct(stream: Stream, body: Mapping[str, Any]) -> Reply:
     """The answer to a direct get of one message. Raises MessageNotFound, DirectGetDisabled."""
     subject, data = f"{stream.js.settings.prefix}.DIRECT.GET.{stream.name}", json.dumps(body).encode()
     last = body.get("last_by_subj")

@@ -456,7 +456,7 @@ async def test_what_the_server_refuses_ends_it(stream: Stream) -> None:
 
 
 async def test_a_pull_that_is_not_permitted_says_so(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "LOOK", 0.1)
+    monkeypatch.setattr(messages, "CHECK_EVERY", 0.1)
     deny = '{ user: u, password: p, permissions: { publish: { deny: "$JS.API.CONSUMER.MSG.NEXT.>" } } }'
     server = serve(f"authorization {{ users: [{deny}] }}")
     settings = ConnectionSettings(servers=server.url, user="u", password="p")

@@ -18,7 +18,7 @@ from jetstream_client.errors import ConsumerRefused, JetStreamError, MessagesMis
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.publish.position import Position, find
 from jetstream_client.read import by_consumer
-from jetstream_client.read.rows import DirectMessage
+from jetstream_client.read.message import RawMessage
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
@@ -46,7 +46,7 @@ async def read(
     subject: str | None = None,
     *,
     headers_only: bool = False,
-) -> list[DirectMessage]:
+) -> list[RawMessage]:
     created = (await stream.info()).created
     batches = by_consumer.read(settings, stream.name, wanted, created, subject=subject, headers_only=headers_only)
     return [message for batch in batches for message in batch]
@@ -182,6 +182,13 @@ def publish_blocks(settings: ConnectionSettings, subject: str, blocks: list[byte
             answers += len(wire.receive(5))
 
 
+async def test_the_leader_gives_the_same_headers_as_bulk_reading(settings: ConnectionSettings, stream: Stream) -> None:
+    publish_blocks(settings, "delivery.x", BLOCKS)
+    for message in await read(settings, stream, Sequences.from_ranges([(COUNT + 1, COUNT + len(BLOCKS))])):
+        from_leader = await stream.get_message(message.sequence)
+        assert (from_leader.headers, from_leader.data) == (message.decoded().headers, b"data")
+
+
 async def test_headers_only_says_the_same_but_the_data(settings: ConnectionSettings, stream: Stream) -> None:
     publish_blocks(settings, "delivery.x", BLOCKS)
     wanted = Sequences.from_ranges([(COUNT - 9, COUNT + len(BLOCKS))])
@@ -309,7 +316,7 @@ def test_what_is_taken_at_once_is_what_is_taken_one_by_one(
         return by_consumer._Reading(ConnectionSettings(), "S", Sequences.from_ranges(wanted), subject, False)
 
     quick, careful = reading(), reading()
-    at_once: list[DirectMessage] = []
+    at_once: list[RawMessage] = []
     refused = False
     for run in as_runs(frames):
         before = dict(vars(quick))
@@ -319,7 +326,7 @@ def test_what_is_taken_at_once_is_what_is_taken_one_by_one(
             refused = True
             break
         at_once += taken
-    one_by_one: list[DirectMessage] = []
+    one_by_one: list[RawMessage] = []
     window = PullWindow(100, now=0)
     try:
         careful._one_by_one(frames, window, one_by_one, headers_only=False)

@@ -28,7 +28,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.read import by_consumer, direct
-from jetstream_client.read.rows import DirectMessage
+from jetstream_client.read.message import RawMessage
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.wire import attempts
@@ -45,7 +45,7 @@ async def stream(settings: ConnectionSettings) -> AsyncIterator[Stream]:
         await stream.delete()
 
 
-async def read(settings: ConnectionSettings, stream: Stream, wanted: Sequences) -> list[DirectMessage]:
+async def read(settings: ConnectionSettings, stream: Stream, wanted: Sequences) -> list[RawMessage]:
     created = (await stream.info()).created
     return [message for batch in direct.read(settings, stream.name, wanted, created) for message in batch]
 

@@ -1,18 +1,30 @@
-"""Stored messages as bulk reading hands them on: undecoded, and many of them as columns."""
+"""Messages as a stream holds them: decoded, or as bulk reading hands them on, undecoded and many of them as columns."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import iadd
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-from jetstream_client.read.stored import StoredMessage
-from jetstream_client.wire.protocol import decode_headers
+from jetstream_client.errors import ProtocolError
+from jetstream_client.wire.protocol import decode_headers, header_lines
 
 
-class DirectMessage(NamedTuple):
+@dataclass(frozen=True)
+class StoredMessage:
+    """A message as its stream holds it. ``time`` is when it was stored: RFC 3339, with the server's nanoseconds."""
+
+    subject: str
+    sequence: int
+    time: str
+    headers: dict[str, list[str]] = field(repr=False)
+    data: bytes = field(repr=False)
+
+
+class RawMessage(NamedTuple):
     """A stored message, undecoded.
 
     ``time`` is RFC 3339, or nanoseconds since 1970 in digits; ``header`` holds the user's lines, or is empty.
@@ -24,6 +36,17 @@ class DirectMessage(NamedTuple):
     header: bytes
     data: bytes
 
+    @classmethod
+    def parse(cls, answer: Any) -> RawMessage:
+        """From an answer to ``STREAM.MSG.GET``. Raises ProtocolError."""
+        try:
+            message = answer["message"]
+            block, data = (base64.b64decode(message.get(name, "")) for name in ("hdrs", "data"))
+            subject, time = message["subject"].encode(), message["time"].encode()
+            return cls(int(message["seq"]), subject, time, header_lines(block[:-2]), data)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            raise ProtocolError("the answer to STREAM.MSG.GET is not what the API promises") from None
+
     def decoded(self) -> StoredMessage:
         """With texts for the subject and the headers; what is no UTF-8 there is replaced."""
         headers = decode_headers(b"\r\n" + self.header)
@@ -33,7 +56,7 @@ class DirectMessage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DirectMessages:
+class RawMessages:
     """At least one message, as columns of one length: no object for each, which somebody would have to make, and
     Python's garbage collector to go through. Iteration makes them."""
 
@@ -44,11 +67,11 @@ class DirectMessages:
     data: Sequence[bytes]
 
     @classmethod
-    def of(cls, messages: Iterable[DirectMessage]) -> Self:
+    def of(cls, messages: Iterable[RawMessage]) -> Self:
         return cls(*zip(*messages, strict=True))
 
     @classmethod
-    def joined(cls, parts: Sequence[DirectMessages]) -> DirectMessages:
+    def joined(cls, parts: Sequence[RawMessages]) -> RawMessages:
         """One after the other, as one."""
         if len(parts) == 1:
             return parts[0]
@@ -58,6 +81,6 @@ class DirectMessages:
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def __iter__(self) -> Iterator[DirectMessage]:
+    def __iter__(self) -> Iterator[RawMessage]:
         rows = zip(self.sequences, self.subjects, self.times, self.headers, self.data, strict=True)
-        return map(DirectMessage._make, rows)
+        return map(RawMessage._make, rows)
