@@ -151,17 +151,12 @@ class Subscribed(Messages):
                     if not self._arrived or self._wants():
                         await self._keep_requesting()
                 if self._arrived:
-                    item = self._arrived.popleft()
-                    if isinstance(item, Message):
-                        self._on_read(item)
-                        return item
-                    if isinstance(item, str):
-                        await self._js.connection.publish(item)
-                        continue
-                    raise await self._explained(item)
-                if self._ended:
+                    if message := await self._next_arrived():
+                        return message
+                elif self._ended:
                     break
-                await self._wait()
+                else:
+                    await self._wait()
             except JetStreamError as error:
                 if not self._survives(error):
                     await self.stop()
@@ -220,6 +215,17 @@ class Subscribed(Messages):
                 raise error
             log.info("another client is pinned now: %s", error)
         return True
+
+    async def _next_arrived(self) -> Message | None:
+        """None for a subject that was to be answered in its turn."""
+        item = self._arrived.popleft()
+        if isinstance(item, JetStreamError):
+            raise await self._explained(item)
+        if isinstance(item, str):
+            await self._js.connection.publish(item)
+            return None
+        self._on_read(item)
+        return item
 
     async def _keep_requesting(self) -> None:
         connection = self._js.connection

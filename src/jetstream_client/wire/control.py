@@ -389,21 +389,12 @@ async def _connect(settings: ConnectionSettings, client: Client, denied: Denied)
         if final is not None and not failure.done():
             failure.set_result(final)
 
-    async def on_disconnect() -> None:
-        client.interrupted()
-        if not client.is_closed:
-            log.warning("NATS connection lost, reconnecting")
-
-    async def on_reconnect() -> None:
-        client.connected_again()
-        log.info("NATS connection is back")
-
     attempt: asyncio.Task[None] = asyncio.ensure_future(
         client.connect(
             **_options(settings),
             error_cb=on_error,
-            disconnected_cb=on_disconnect,
-            reconnected_cb=on_reconnect,
+            disconnected_cb=client.on_disconnect,
+            reconnected_cb=client.on_reconnect,
         )
     )
     try:

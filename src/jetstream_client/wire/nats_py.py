@@ -140,10 +140,16 @@ class Client(nats.aio.client.Client):
             self._attempts += 1
         await super()._connect_to_server(server)
 
-    def connected_again(self) -> None:
+    async def on_disconnect(self) -> None:
+        self.interrupted()
+        if not self.is_closed:
+            log.warning("NATS connection lost, reconnecting")
+
+    async def on_reconnect(self) -> None:
         self._attempts = 0
         self._refused_since = None
         self.ended = ""
+        log.info("NATS connection is back")
 
     def failed_again(self, refusal: Exception | None) -> None:
         """An attempt to connect again has failed. nats-py leaves its socket to the garbage collector."""

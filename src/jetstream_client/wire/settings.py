@@ -96,6 +96,16 @@ class ConnectionSettings:
 
     def __post_init__(self) -> None:
         self._check_types()
+        object.__setattr__(self, "servers", self._checked_servers())
+        if any(server.startswith("tls://") for server in self.servers) or any(
+            (self.tls_ca, self.tls_certificate, self.tls_private_key, self.tls_hostname, self.tls_handshake_first)
+        ):
+            object.__setattr__(self, "tls", True)
+        self._check_authentication()
+        self._check_subjects()
+        self._check_numbers()
+
+    def _checked_servers(self) -> tuple[str, ...]:
         texts = self.servers.split(",") if isinstance(self.servers, str) else self.servers
         if any("@" in text for text in texts):
             # Before the commas count: one may be part of a password. What is around the @ is not shown at all.
@@ -104,11 +114,9 @@ class ConnectionSettings:
         servers = tuple(_check_server(text.strip()) for text in texts if text.strip())
         if not servers:
             raise InvalidValue("servers", self.servers, f"name at least one server, for example {DEFAULT_SERVER}")
-        object.__setattr__(self, "servers", servers)
-        if any(server.startswith("tls://") for server in servers) or any(
-            (self.tls_ca, self.tls_certificate, self.tls_private_key, self.tls_hostname, self.tls_handshake_first)
-        ):
-            object.__setattr__(self, "tls", True)
+        return servers
+
+    def _check_authentication(self) -> None:
         ways = [way for way in ("user", "token", "nkey_seed", "credentials") if getattr(self, way)]
         if len(ways) > 1:
             raise InvalidValue("authentication", " and ".join(ways), "choose one way to authenticate")
@@ -121,6 +129,8 @@ class ConnectionSettings:
         if bool(self.tls_certificate) != bool(self.tls_private_key):
             missing = "tls_private_key" if self.tls_certificate else "tls_certificate"
             raise InvalidValue(missing, None, "a client certificate needs its private key, and the reverse")
+
+    def _check_subjects(self) -> None:
         if self.domain and self.api_prefix:
             raise InvalidValue("domain", self.domain, "give a domain or an API prefix, not both")
         check_subject(self.inbox_prefix, "inbox_prefix")
@@ -132,13 +142,11 @@ class ConnectionSettings:
             check_subject(self.api_prefix.removesuffix("."), "api_prefix")
         if not self.ledger.replace("-", "").replace("_", "").isalnum():
             raise InvalidValue("ledger", self.ledger, "a bucket prefix has letters, digits, - and _ only")
-        self._check_numbers()
 
     def _check_numbers(self) -> None:
         for timeout in ("connect_timeout", "request_timeout", "shortest_ack_wait"):
             if not 0 < getattr(self, timeout) <= _LONGEST_TIMEOUT:
                 raise InvalidValue(timeout, getattr(self, timeout), "give seconds above 0, at most a day")
-
         if self.max_reconnects is not None:
             check_count("max_reconnects", self.max_reconnects, 0)
 
