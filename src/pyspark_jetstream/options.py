@@ -40,7 +40,29 @@ _KNOWN = (
 
 
 @dataclass(frozen=True)
-class Options:
+class Place:
+    """A stream, and the servers or the Airflow connection that lead to it. Raises InvalidValue unless it is one."""
+
+    stream: str
+    servers: str | None
+    connection: str | None
+
+    def __post_init__(self) -> None:
+        if (self.servers is None) == (self.connection is None):
+            remedy = "give the option servers or the option connection, one of them"
+            raise InvalidValue("servers", self.servers and "…", remedy)
+        if self.servers is not None:
+            ConnectionSettings(servers=self.servers)
+
+    def settings(self) -> ConnectionSettings:
+        """On the driver and on executors. Raises InvalidValue when the environment lacks the connection."""
+        if self.connection is not None:
+            return ConnectionSettings.from_environment(self.connection)
+        return ConnectionSettings(servers=self.servers or "")
+
+
+@dataclass(frozen=True)
+class Options(Place):
     """What to read.
 
     servers:          addresses, without user information; or
@@ -59,9 +81,6 @@ class Options:
     failOnDataLoss:   ``true`` (default): what should be read and is gone is an error; ``false``: a warning.
     """
 
-    stream: str
-    servers: str | None = None
-    connection: str | None = None
     subjects: tuple[str, ...] = ()
     claim: Claim | None = None
     starting: Offset | None = None
@@ -75,13 +94,6 @@ class Options:
     def parse(cls, options: Mapping[str, str]) -> Options:
         """Raises InvalidValue: which option, its value, and what to do."""
         given = {option_name(name, _KNOWN): value for name, value in options.items()}
-        servers, connection = given.get("servers"), given.get("connection")
-        if (servers is None) == (connection is None):
-            raise InvalidValue(
-                "servers", servers and "…", "give the option servers or the option connection, one of them"
-            )
-        if servers is not None:
-            ConnectionSettings(servers=servers)
         claim = _claim(given["claim"]) if "claim" in given else None
         stream = given.get("stream", claim.stream if claim else None)
         check_stream_name(stream)
@@ -98,8 +110,8 @@ class Options:
             raise InvalidValue("endingOffsets", given["endingOffsets"], f"not before {given['startingOffsets']}")
         return cls(
             str(stream),
-            servers,
-            connection,
+            given.get("servers"),
+            given.get("connection"),
             tuple(check_filter(each.strip(), "subjects") for each in subjects.split(",")) if subjects else (),
             claim,
             starting,
@@ -130,12 +142,6 @@ class Options:
             raise InvalidValue("claim", self.claim.id, "a claim is a batch: read it with spark.read")
         if self.ending is not None:
             raise InvalidValue("endingOffsets", str(self.ending), "a stream has no end: use the trigger availableNow")
-
-    def settings(self) -> ConnectionSettings:
-        """On the driver and on executors. Raises InvalidValue when the environment lacks the connection."""
-        if self.connection is not None:
-            return ConnectionSettings.from_environment(self.connection)
-        return ConnectionSettings(servers=self.servers or "")
 
 
 def check_schema(schema: StructType, columns: Mapping[str, str]) -> None:

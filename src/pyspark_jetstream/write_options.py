@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
-from jetstream_client.wire.settings import ConnectionSettings
-from pyspark_jetstream.options import option_name
+from pyspark_jetstream.options import Place, option_name
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -30,7 +29,7 @@ _MODES = (
 
 
 @dataclass(frozen=True)
-class WriteOptions:
+class WriteOptions(Place):
     """Where to write.
 
     servers:           addresses, without user information; or
@@ -40,34 +39,19 @@ class WriteOptions:
                        Default ``false``: it fails then.
     """
 
-    stream: str
-    servers: str | None = None
-    connection: str | None = None
     accept_duplicates: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         """Raises InvalidValue: which option, its value, and what to do."""
         given = {option_name(name, _OPTIONS + _OF_A_QUERY): value for name, value in options.items()}
-        servers, connection = given.get("servers"), given.get("connection")
-        if (servers is None) == (connection is None):
-            raise InvalidValue(
-                "servers", servers and "…", "give the option servers or the option connection, one of them"
-            )
-        if servers is not None:
-            ConnectionSettings(servers=servers)
         if "stream" not in given:
             raise InvalidValue("stream", None, "name the stream that must store the messages")
         accept = given.get("acceptDuplicates", "false")
         if accept.lower() not in ("true", "false"):
             raise InvalidValue("acceptDuplicates", accept, "give true or false")
-        return cls(check_stream_name(given["stream"]), servers, connection, accept.lower() == "true")
-
-    def settings(self) -> ConnectionSettings:
-        """On the driver and on executors. Raises InvalidValue when the environment lacks the connection."""
-        if self.connection is not None:
-            return ConnectionSettings.from_environment(self.connection)
-        return ConnectionSettings(servers=self.servers or "")
+        stream = check_stream_name(given["stream"])
+        return cls(stream, given.get("servers"), given.get("connection"), accept.lower() == "true")
 
 
 def check_append(overwrite: bool) -> None:

@@ -388,7 +388,7 @@ def test_without_the_ledger_nothing_is_acknowledged(hook: JetStreamHook, stream:
 def test_what_is_wrong_with_the_task_is_said_when_the_dag_is_parsed() -> None:
     with pytest.raises(InvalidValue, match="parameter named claim"):
         JetStreamProcessOperator(task_id="work", python_callable=print)
-    with pytest.raises(InvalidValue, match=r"on_settled='again'.*'reprocess'"):
+    with pytest.raises(InvalidValue, match=r"on_settled='again'.*return, reprocess, fail"):
         JetStreamProcessOperator(task_id="work", python_callable=count, on_settled="again")
     for longest in (timedelta(0), 3600, None):
         with pytest.raises(InvalidValue, match=r"longest_hold=.*timedelta"):

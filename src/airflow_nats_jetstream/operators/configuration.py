@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
+from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.fields import Fields, Wrong
 from airflow_nats_jetstream.template import templated
 from jetstream_client.config import Difference, difference
@@ -26,7 +28,10 @@ from jetstream_client.errors import (
 )
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
+
     from jetstream_client.consume.consumer import Consumer
+    from jetstream_client.context import JetStream
     from jetstream_client.stream import Stream
 
 Configuration = Mapping[str, Any] | object | str
@@ -44,13 +49,20 @@ class ConfigurationOperator(BaseOperator):
     """
 
     template_fields_renderers: ClassVar[dict[str, str]] = {"config": "json"}
+    ui_color = "#27aae1"
+    ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
     _fields: ClassVar[Fields]
     config: Any
     _file: str | None = None  # whose text ``config`` is
-    _made: str | None = None  # the name, once it is known: for the link
+    _name: str | None = None  # once it is known: for the link
 
-    def _give(self) -> None:
-        """Read and check the parameter as far as it can be now. Raises InvalidValue."""
+    def __init__(
+        self, *, config: Configuration, nats_conn_id: str = JetStreamHook.default_conn_name, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.nats_conn_id = nats_conn_id
+        self.config = config
         if is_dataclass(self.config) and not isinstance(self.config, type):
             self.config = {name: value for name, value in asdict(self.config).items() if value is not None}
         if isinstance(self.config, Mapping):
@@ -67,10 +79,46 @@ class ConfigurationOperator(BaseOperator):
         if isinstance(self.config, str) and self._file is None and not templated(self.config):
             self._read(self.config)
 
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
+        wanted = self._wanted()
+
+        async def run(js: JetStream) -> Difference | None:
+            return await create_or_update(
+                self._handle(js, wanted["name"]), wanted, self._fields, lambda: self._create(js, wanted)
+            )
+
+        changes = JetStreamHook(self.nats_conn_id).run(run)
+        self.log.info("%s %s", self._title(wanted["name"]), self._describe(changes))
+        return {**self._names(wanted["name"]), "created": changes is None, "changed": sorted(changes or ())}
+
+    def dry_run(self) -> None:
+        """Print what :meth:`execute` would change."""
+        wanted = self._wanted()
+
+        async def run(js: JetStream) -> Mapping[str, Any] | None:
+            return await current(self._handle(js, wanted["name"]), self._fields)
+
+        found = JetStreamHook(self.nats_conn_id).run(run)
+        self.log.info("%s %s", self._title(wanted["name"]), self._compare(found, wanted))
+
+    def _handle(self, js: JetStream, name: str) -> Stream | Consumer:
+        raise NotImplementedError
+
+    def _create(self, js: JetStream, wanted: dict[str, Any]) -> Awaitable[Any]:
+        raise NotImplementedError
+
+    def _names(self, name: str) -> dict[str, Any]:
+        """What the XCom begins with."""
+        raise NotImplementedError
+
+    def _title(self, name: str) -> str:
+        """What log lines begin with."""
+        return f"{self._fields.what} {name}"
+
     def _wanted(self) -> dict[str, Any]:
         """The configuration, rendered and checked. Raises InvalidValue."""
         wanted = self._rendered()
-        self._made = str(wanted["name"])
+        self._name = str(wanted["name"])
         return wanted
 
     def _rendered(self) -> dict[str, Any]:
@@ -145,20 +193,30 @@ class ConfigurationOperator(BaseOperator):
         return InvalidValue("config", value if isinstance(value, str) else type(value).__name__, remedy)
 
     def _describe(self, changes: Difference | None) -> str:
-        """What :func:`make` did, in words."""
+        """What :func:`create_or_update` did, in words."""
         if changes is None:
             return "is created"
         return f"is updated:\n{self._fields.describe(changes)}" if changes else "is as wanted"
 
     def _compare(self, current: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> str:
-        """What :func:`make` would do, in words."""
+        """What :func:`create_or_update` would do, in words."""
         if current is None:
             return "would be created"
         changes = difference(current, wanted)
         return f"would be updated:\n{self._fields.describe(changes)}" if changes else "is as wanted"
 
 
-async def make(
+async def current(handle: Stream | Consumer, fields: Fields) -> Mapping[str, Any] | None:
+    """The configuration on the server; None when there is none. A consumer's stream must exist."""
+    try:
+        return (await handle.info()).config
+    except (StreamNotFound, ConsumerNotFound) as missing:
+        if isinstance(missing, StreamNotFound) and fields.what != "stream":
+            raise
+        return None
+
+
+async def create_or_update(
     handle: Stream | Consumer, wanted: Mapping[str, Any], fields: Fields, create: Callable[[], Awaitable[Any]]
 ) -> Difference | None:
     """Create what is missing, or change what differs; what was changed, and ``None`` when it was created.
@@ -169,11 +227,8 @@ async def make(
         UpdateRefused: which field, what it is, what was wanted, and what to do.
         ApiError: the creation is refused.
     """
-    try:
-        before = (await handle.info()).config
-    except (StreamNotFound, ConsumerNotFound) as missing:
-        if isinstance(missing, StreamNotFound) and fields.what != "stream":
-            raise
+    before = await current(handle, fields)
+    if before is None:
         try:
             await create()
         except (StreamNameInUse, ConsumerNameInUse):  # somebody else was faster

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import fields
-from airflow_nats_jetstream.operators.configuration import Configuration, ConfigurationOperator, make
+from airflow_nats_jetstream.operators.configuration import ConfigurationOperator
 from airflow_nats_jetstream.operators.fields import CONSUMER
+from airflow_nats_jetstream.operators.stream import StreamOperator
 from airflow_nats_jetstream.template import absent, instant, templated, whole_number
-from jetstream_client.config import Difference, check_consumer_config, consumer_name
-from jetstream_client.errors import ConsumerNotFound, InvalidValue
+from jetstream_client.config import check_consumer_config, consumer_name
+from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_client.times import time_nanoseconds
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from jetstream_client.consume.consumer import Consumer
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.deletion import Deletion
@@ -53,31 +52,18 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
     """
 
     template_fields: Sequence[str] = ("stream", "config", "nats_conn_id")
-    ui_color = "#27aae1"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
     _fields = CONSUMER
 
-    def __init__(
-        self,
-        *,
-        stream: str,
-        config: Configuration,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, stream: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.stream = stream
-        self.nats_conn_id = nats_conn_id
-        self.config = config
-        self._give()
         if not templated(stream):
             check_stream_name(stream)
 
     @property
     def consumer(self) -> str | None:
         """Its name, once the task knows it."""
-        return self._made
+        return self._name
 
     def _checked(self, config: dict[str, Any]) -> dict[str, Any]:
         wanted = check_consumer_config(config)
@@ -87,50 +73,25 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
             raise InvalidValue("config['name']", wanted["name"], remedy)
         return wanted
 
-    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        wanted = self._wanted()
+    def _handle(self, js: JetStream, name: str) -> Consumer:
+        return js.consumer(self.stream, name)
 
-        async def run(js: JetStream) -> Difference | None:
-            stream = js.stream(self.stream)
-            return await make(stream.consumer(wanted["name"]), wanted, CONSUMER, lambda: stream.create_consumer(wanted))
+    def _create(self, js: JetStream, wanted: dict[str, Any]) -> Awaitable[Any]:
+        return js.stream(self.stream).create_consumer(wanted)
 
-        changes = JetStreamHook(self.nats_conn_id).run(run)
-        self.log.info("consumer %s of %s %s", wanted["name"], self.stream, self._describe(changes))
-        return {
-            "stream": self.stream,
-            "consumer": wanted["name"],
-            "created": changes is None,
-            "changed": sorted(changes or ()),
-        }
+    def _names(self, name: str) -> dict[str, Any]:
+        return {"stream": self.stream, "consumer": name}
 
-    def dry_run(self) -> None:
-        """Print what :meth:`execute` would change."""
-        wanted = self._wanted()
-
-        async def current(js: JetStream) -> Mapping[str, Any] | None:
-            try:
-                return (await js.consumer(self.stream, wanted["name"]).info()).config
-            except ConsumerNotFound:
-                return None
-
-        there = JetStreamHook(self.nats_conn_id).run(current)
-        self.log.info("consumer %s of %s %s", wanted["name"], self.stream, self._compare(there, wanted))
+    def _title(self, name: str) -> str:
+        return f"consumer {name} of {self.stream}"
 
 
-class ConsumerOperator(BaseOperator):
+class ConsumerOperator(StreamOperator):
     """An operator on one consumer: its names, the connection, and the link to its page."""
 
-    ui_color = "#27aae1"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
-
-    def __init__(
-        self, *, stream: str, consumer: str, nats_conn_id: str = JetStreamHook.default_conn_name, **kwargs: Any
-    ) -> None:
+    def __init__(self, *, consumer: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.stream = stream
         self.consumer = consumer
-        self.nats_conn_id = nats_conn_id
         self._check_names()
 
     def _check_names(self) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream.template import OfClaim
 from airflow_nats_jetstream.tracebacks import Brief
+from jetstream_client.errors import InvalidValue
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
 
 if TYPE_CHECKING:
@@ -22,8 +23,14 @@ class Decides(OfClaim):
     """A task that holds its claim, to settle it or give it back. ``log`` is the operator's."""
 
     on_settled: str
+    on_settled_choices: ClassVar[tuple[str, ...]] = ("return", "fail")
     log: Any
     _held: HeldClaim | None = None
+
+    def _check_on_settled(self) -> None:
+        """Raises InvalidValue."""
+        if self.on_settled not in self.on_settled_choices:
+            raise InvalidValue("on_settled", self.on_settled, f"give one of {', '.join(self.on_settled_choices)}")
 
     def _decided(self, work: Callable[[], Any], undone: str = "") -> Any:
         """What ``work`` returns, or was recorded when the claim was settled before.

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.links import JetStreamLink
+from airflow_nats_jetstream.operators.stream import StreamOperator
 from airflow_nats_jetstream.template import absent, instant, templated, whole_number
 from jetstream_client.errors import JetStreamError, MessageDeleteFailed, MessageNotFound, SequenceNotFound
 from jetstream_client.names import check_filter, check_stream_name
@@ -25,7 +23,7 @@ LARGEST_DATA = 256 << 10
 """Bytes of a message that may become an XCom: Airflow's database keeps each of them, for every run."""
 
 
-class JetStreamGetMessageOperator(BaseOperator):
+class JetStreamGetMessageOperator(StreamOperator):
     """Get one stored message, from the stream's leader. Nothing is acknowledged or removed.
 
     stream:           which. (templated)
@@ -55,29 +53,22 @@ class JetStreamGetMessageOperator(BaseOperator):
         "start_time",
         "nats_conn_id",
     )
-    ui_color = "#27aae1"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,
         *,
-        stream: str,
         sequence: int | str | None = None,
         next_by_subject: str | None = None,
         last_by_subject: str | None = None,
         start_time: datetime | str | None = None,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.stream = stream
         self.sequence = sequence
         self.next_by_subject = next_by_subject
         self.last_by_subject = last_by_subject
         self.start_time = start_time
-        self.nats_conn_id = nats_conn_id
-        if not templated([stream, sequence, next_by_subject, last_by_subject, start_time]):
+        if not templated([self.stream, sequence, next_by_subject, last_by_subject, start_time]):
             self._selection()
 
     def _selection(self) -> dict[str, Any]:
@@ -139,7 +130,7 @@ class JetStreamGetMessageOperator(BaseOperator):
         return JetStreamHook(self.nats_conn_id).run(run)
 
 
-class JetStreamDeleteMessageOperator(BaseOperator):
+class JetStreamDeleteMessageOperator(StreamOperator):
     """Delete one stored message. A claim that has it cannot be read any more, and says so.
 
     stream, sequence:  which. One that is not there any more is as wanted. (templated)
@@ -154,25 +145,12 @@ class JetStreamDeleteMessageOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("stream", "sequence", "nats_conn_id")
-    ui_color = "#27aae1"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
 
-    def __init__(
-        self,
-        *,
-        stream: str,
-        sequence: int | str,
-        secure: bool = False,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, sequence: int | str, secure: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.stream = stream
         self.sequence = sequence
         self.secure = secure
-        self.nats_conn_id = nats_conn_id
-        if not templated([stream, sequence]):
+        if not templated([self.stream, sequence]):
             self._check()
 
     def _check(self) -> int:

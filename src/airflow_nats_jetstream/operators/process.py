@@ -64,6 +64,7 @@ class JetStreamProcessOperator(Decides, PythonOperator):
         "dead_letters",
         "nats_conn_id",
     )
+    on_settled_choices = get_args(OnSettled)
     ui_color = "#34a574"
     ui_fgcolor = "#ffffff"
     operator_extra_links = (JetStreamLink(),)
@@ -89,10 +90,6 @@ class JetStreamProcessOperator(Decides, PythonOperator):
         if dead_letters is not None and not templated([dead_letters]):
             check_stream_name(dead_letters, "dead_letters")
         check_function(self.python_callable)
-
-    def _check_on_settled(self) -> None:
-        if self.on_settled not in get_args(OnSettled):
-            raise InvalidValue("on_settled", self.on_settled, "one of 'return', 'reprocess' and 'fail'")
 
     def execute(self, context: Context) -> Any:
         self._check_on_settled()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
@@ -13,7 +13,6 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.decided import Decides
 from airflow_nats_jetstream.template import claimed
-from jetstream_client.errors import InvalidValue
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
@@ -69,8 +68,7 @@ class JetStreamSettleOperator(Decides, BaseOperator):
         self.nats_conn_id = nats_conn_id
 
     def execute(self, context: Context) -> Any:
-        if self.on_settled not in get_args(OnSettled):
-            raise InvalidValue("on_settled", self.on_settled, "one of 'return' and 'fail'")
+        self._check_on_settled()
         ti: Any = context["ti"]
         undone = self._undone(ti)
         why = ", ".join(f"{name} {state}" for name, state in undone.items())

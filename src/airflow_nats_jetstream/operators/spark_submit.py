@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from airflow.sdk import BaseHook, BaseOperator
 from airflow.sdk.exceptions import AirflowTaskTimeout
@@ -339,10 +339,6 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
     def _recorded(self, job: Job) -> dict[str, Any]:
         value = {} if self.value is None else {"value": self.value}
         return {"attempt": job.attempt, "driver": job.driver, **value}
-
-    def _check_on_settled(self) -> None:
-        if self.on_settled not in get_args(OnSettled):
-            raise InvalidValue("on_settled", self.on_settled, "one of 'return' and 'fail'")
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.operators.configuration import Configuration, ConfigurationOperator, make
+from airflow_nats_jetstream.operators.configuration import ConfigurationOperator
 from airflow_nats_jetstream.operators.fields import STREAM
 from airflow_nats_jetstream.template import absent, templated, whole_number
-from jetstream_client.config import Difference, check_stream_config
-from jetstream_client.errors import InvalidValue, StreamNotFound
+from jetstream_client.config import check_stream_config
+from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_filter, check_stream_name
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from jetstream_client.context import JetStream
     from jetstream_client.info import StreamInfo
+    from jetstream_client.stream import Stream
     from jetstream_handoff.deletion import Deletion
 
 
@@ -44,52 +45,42 @@ class JetStreamCreateStreamOperator(ConfigurationOperator):
     """
 
     template_fields: Sequence[str] = ("config", "nats_conn_id")
-    ui_color = "#27aae1"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
     _fields = STREAM
-
-    def __init__(
-        self, *, config: Configuration, nats_conn_id: str = JetStreamHook.default_conn_name, **kwargs: Any
-    ) -> None:
-        super().__init__(**kwargs)
-        self.nats_conn_id = nats_conn_id
-        self.config = config
-        self._give()
 
     @property
     def stream(self) -> str | None:
         """Its name, once the task knows it."""
-        return self._made
+        return self._name
 
     def _checked(self, config: dict[str, Any]) -> dict[str, Any]:
         return check_stream_config(config)
 
-    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        wanted = self._wanted()
+    def _handle(self, js: JetStream, name: str) -> Stream:
+        return js.stream(name)
 
-        async def run(js: JetStream) -> Difference | None:
-            return await make(js.stream(wanted["name"]), wanted, STREAM, lambda: js.create_stream(wanted))
+    def _create(self, js: JetStream, wanted: dict[str, Any]) -> Awaitable[Any]:
+        return js.create_stream(wanted)
 
-        changes = JetStreamHook(self.nats_conn_id).run(run)
-        self.log.info("stream %s %s", wanted["name"], self._describe(changes))
-        return {"stream": wanted["name"], "created": changes is None, "changed": sorted(changes or ())}
-
-    def dry_run(self) -> None:
-        """Print what :meth:`execute` would change."""
-        wanted = self._wanted()
-
-        async def current(js: JetStream) -> Mapping[str, Any] | None:
-            try:
-                return (await js.stream(wanted["name"]).info()).config
-            except StreamNotFound:
-                return None
-
-        there = JetStreamHook(self.nats_conn_id).run(current)
-        self.log.info("stream %s %s", wanted["name"], self._compare(there, wanted))
+    def _names(self, name: str) -> dict[str, Any]:
+        return {"stream": name}
 
 
-class JetStreamDeleteStreamOperator(BaseOperator):
+class StreamOperator(BaseOperator):
+    """An operator on one stream: its name, the connection, and the link to its page."""
+
+    ui_color = "#27aae1"
+    ui_fgcolor = "#ffffff"
+    operator_extra_links = (JetStreamLink(),)
+
+    def __init__(self, *, stream: str, nats_conn_id: str = JetStreamHook.default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.stream = stream
+        self.nats_conn_id = nats_conn_id
+        if not templated(stream):
+            check_stream_name(stream)
+
+
+class JetStreamDeleteStreamOperator(StreamOperator):
     """Delete a stream, with its messages and consumers.
 
     stream:               which. One that is not there is as wanted. (templated)
@@ -106,24 +97,10 @@ class JetStreamDeleteStreamOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("stream", "nats_conn_id")
-    ui_color = "#27aae1"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
 
-    def __init__(
-        self,
-        *,
-        stream: str,
-        despite_open_claims: bool = False,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, despite_open_claims: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.stream = stream
         self.despite_open_claims = despite_open_claims
-        self.nats_conn_id = nats_conn_id
-        if not templated(stream):
-            check_stream_name(stream)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         from jetstream_handoff.deletion import delete
@@ -158,7 +135,7 @@ class JetStreamDeleteStreamOperator(BaseOperator):
         self.log.info("%s", found.describe() if found else f"stream {self.stream} is not there")
 
 
-class JetStreamPurgeOperator(BaseOperator):
+class JetStreamPurgeOperator(StreamOperator):
     """Remove messages from a stream; returns how many.
 
     subject:     only those that match this filter. (templated)
@@ -172,29 +149,22 @@ class JetStreamPurgeOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("stream", "subject", "sequence", "keep", "nats_conn_id")
-    ui_color = "#27aae1"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,
         *,
-        stream: str,
         subject: str | None = None,
         sequence: int | None = None,
         keep: int | None = None,
         everything: bool = False,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.stream = stream
         self.subject = subject
         self.sequence = sequence
         self.keep = keep
         self.everything = everything
-        self.nats_conn_id = nats_conn_id
-        if not templated([stream, subject, sequence, keep]):
+        if not templated([self.stream, subject, sequence, keep]):
             self._check()
 
     def _check(self) -> dict[str, Any]:
