@@ -1,5 +1,6 @@
 """What the tests of the operators do again and again: run one as Airflow's task runner does, and ask the server."""
 
+import asyncio
 import contextvars
 import json
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from airflow.sdk.execution_time.timeout import timeout
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
+from jetstream_client.errors import ConsumerNotFound
 from jetstream_client.info import ConsumerInfo
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.ledger import Ledger
@@ -155,6 +157,14 @@ def claim(hook: JetStreamHook, stream: str, count: int = 10) -> dict[str, Any]:
 def info(hook: JetStreamHook, stream: str) -> ConsumerInfo:
     """The consumer, as the server has it."""
     return hook.run(lambda js: js.stream(stream).consumer(CONSUMER).info())
+
+
+async def pulls(hook: JetStreamHook, stream: str) -> bool:
+    """Whether a pull waits at the consumer."""
+    try:
+        return bool((await asyncio.to_thread(info, hook, stream)).raw["num_waiting"])
+    except ConsumerNotFound:
+        return False
 
 
 def record(hook: JetStreamHook, stream: str) -> Record | None:

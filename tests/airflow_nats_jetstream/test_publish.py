@@ -16,6 +16,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings
+from jetstream_client.context import JetStream
 from jetstream_client.errors import (
     BatchesDisabled,
     DuplicatesPossible,
@@ -25,11 +26,14 @@ from jetstream_client.errors import (
     PublishFailed,
     RequestTimeout,
     StreamNotFound,
+    WrongLastMessageId,
     WrongLastSequence,
 )
+from jetstream_client.publish.options import PublishOptions
 from jetstream_client.read.message import StoredMessage
 from jetstream_client.wire.blocking import Wire
 from tests.airflow_nats_jetstream.steps import CONNECTION, State, execute, publish, rendered
+from tests.jetstream_client.until import until
 
 
 def publishing(stream: str, messages: Any, **changes: Any) -> JetStreamPublishOperator:
@@ -70,7 +74,19 @@ def test_a_retry_stores_nothing_twice_and_another_run_does(hook: JetStreamHook, 
 def forgotten(hook: JetStreamHook, stream: str) -> None:
     """The stream forgets the ids of what it holds."""
     hook.run(lambda js: js.stream(stream).update({"duplicate_window": timedelta(milliseconds=100)}))
-    time.sleep(0.3)
+    sequence = hook.run(lambda js: js.stream(stream).info()).state["last_seq"]
+    if not sequence:
+        return
+    last = stored(hook, stream, sequence)
+    known: PublishOptions = {"msg_id": last.headers["Nats-Msg-Id"][0], "expected_last_msg_id": "nobody's"}
+
+    async def forgets(js: JetStream) -> bool:
+        try:
+            return not (await js.publish(last.subject, b"", **known)).duplicate
+        except WrongLastMessageId:  # the server looks for the id first
+            return True
+
+    hook.run(lambda js: until(lambda: forgets(js)))
 
 
 def test_a_retry_after_the_window_finds_what_is_stored(hook: JetStreamHook, stream: str) -> None:

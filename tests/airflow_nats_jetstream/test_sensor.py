@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,12 @@ from tests.airflow_nats_jetstream.steps import (
     execute,
     info,
     publish,
+    pulls,
     record,
     rendered,
     sensor,
 )
+from tests.jetstream_client.until import until
 
 INSTANCE = {"try_number", "max_tries", "map_index", "run_start", "run_id"}
 
@@ -100,7 +103,7 @@ def test_a_consumer_begins_at_a_time(hook: JetStreamHook, stream: str, start: An
 async def test_a_deferred_sensor_hands_on_claims(hook: JetStreamHook, stream: str) -> None:
     trigger = await asyncio.to_thread(trigger_of, stream)
     waiting = asyncio.create_task(fired(trigger))
-    await asyncio.sleep(0.5)
+    await until(partial(pulls, hook, stream))
     await asyncio.to_thread(publish, hook, stream, 50)
     event = await waiting
     claims = await asyncio.to_thread(resumed, stream, event)

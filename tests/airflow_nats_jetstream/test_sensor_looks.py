@@ -3,6 +3,7 @@
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -23,8 +24,19 @@ from jetstream_client.errors import InvalidValue, JetStreamError, StreamNotFound
 from jetstream_client.info import ConsumerInfo
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable
-from tests.airflow_nats_jetstream.steps import ACK_WAIT, CONSUMER, context_of, execute, info, publish, record, sensor
+from tests.airflow_nats_jetstream.steps import (
+    ACK_WAIT,
+    CONSUMER,
+    context_of,
+    execute,
+    info,
+    publish,
+    pulls,
+    record,
+    sensor,
+)
 from tests.airflow_nats_jetstream.test_sensor import fired, resumed, trigger_of
+from tests.jetstream_client.until import until
 
 LONG = {"ack_wait": timedelta(minutes=1)}
 """What is not given back does not come again while the test runs."""
@@ -39,8 +51,12 @@ def looks(stream: str, **changes: Any) -> Any:
         return None
 
 
+SEEN: list[tuple[str, int]] = []
+
+
 def enough(seen: ConsumerInfo) -> bool:
     """A DAG author's own predicate."""
+    SEEN.append((seen.raw["stream_name"], seen.pending))
     return seen.pending >= 7 and seen.ack_pending == 0
 
 
@@ -108,20 +124,11 @@ async def test_the_backlog_is_asked_in_the_triggerer(hook: JetStreamHook, stream
     trigger = await asyncio.to_thread(trigger_of, stream, backlog=ENOUGH, poke_interval=0, timeout=60)
     waiting = asyncio.create_task(fired(trigger))
     await asyncio.to_thread(publish, hook, stream, 6)
-    while not await is_there(hook, stream):  # noqa: ASYNC110 - the server does not call us
-        await asyncio.sleep(0.05)
-    await asyncio.sleep(1.5)  # it has looked
+    await until(lambda: SEEN.count((stream, 6)) > 1)  # and after the first look it did not pull
     assert (await asyncio.to_thread(info, hook, stream)).delivered == 0
     await asyncio.to_thread(publish, hook, stream, 2)
     claims = await asyncio.to_thread(resumed, stream, await waiting)
     assert [claim["count"] for claim in claims] == [8]
-
-
-async def is_there(hook: JetStreamHook, stream: str) -> bool:
-    try:
-        return (await asyncio.to_thread(info, hook, stream)).pending == 6
-    except JetStreamError:
-        return False  # the consumer is not there yet
 
 
 async def test_a_predicate_that_fails_is_an_error(hook: JetStreamHook, stream: str) -> None:
@@ -142,9 +149,7 @@ async def test_a_sensor_of_a_group_is_served_past_its_bound(hook: JetStreamHook,
     await asyncio.to_thread(publish, hook, stream, 6)
     trigger = await asyncio.to_thread(trigger_of, stream, **values)
     waiting = asyncio.create_task(fired(trigger))
-    while not await is_there(hook, stream):  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-    await asyncio.sleep(0.5)
+    await until(partial(pulls, hook, stream))  # and the server has not served it at once
     assert (await asyncio.to_thread(info, hook, stream)).delivered == 0
     await asyncio.to_thread(publish, hook, stream, 2)
     assert (await waiting)["claims"][0]["count"] >= 2  # down to the bound

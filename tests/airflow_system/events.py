@@ -329,7 +329,7 @@ def longer_than_ack_wait(run: Run, waits: Callable[[], bool]) -> None:
     """Until the claim is there and its task waits, and then longer than ack_wait (5 s)."""
     until("the claim", lambda: run.judge.ledger(run.stream) == ["open"], 240)
     until("its task to wait", waits, 240)
-    time.sleep(8)
+    run.judge.lease_ends(run.stream)
 
 
 @event(
@@ -413,7 +413,7 @@ def first_triggerer_frozen(run: Run) -> Iterator[None]:
             until("the second triggerer to pull", lambda: run.judge.pulls(run.stream) == 2, 28)
             run.judge.publish(run.stream, run.count)
             run.at_work()
-        time.sleep(15)
+        time.sleep(15)  # what the thawed one does not do leaves no trace: neither a pull nor an answer
         yield
         run.open_the_gate()
         run.ends()

@@ -89,6 +89,24 @@ class Judge:
 
         return self._ask(pull)
 
+    def lease_ends(self, stream: str) -> None:
+        """Return when what the consumer had leased by now, and was not renewed, is redelivered: a message that another
+        consumer with its ack_wait leases now is."""
+
+        async def redelivered(js: JetStreamContext) -> None:
+            ack_wait = (await js.consumer_info(stream, self.consumer)).config.ack_wait
+            one = ConsumerConfig(
+                ack_policy=AckPolicy.EXPLICIT, ack_wait=ack_wait, max_ack_pending=1, inactive_threshold=240
+            )
+            other = (await js.add_consumer(stream, one)).name
+            subscription = await js.pull_subscribe_bind(other, stream)
+            (first,) = await subscription.fetch(1, timeout=30)
+            (again,) = await subscription.fetch(1, timeout=240)
+            assert again.metadata.sequence.stream == first.metadata.sequence.stream
+            await js.delete_consumer(stream, other)
+
+        self._ask(redelivered)
+
     def config(self, stream: str, consumer: str | None = None) -> dict[str, Any]:
         """The configuration of a stream, or of one of its consumers, as the server has it; empty without one."""
 

@@ -6,7 +6,7 @@ Each fault asserts that it struck, and that in the end every message was settled
 import os
 import re
 import signal
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -74,8 +74,10 @@ def test_nats_server_is_killed_between_taking_and_settling(run: Run, stack: Stac
     until("two attempts", lambda: len(run.attempts()) == 2, 240)
     assert all(judge.tokens(run.id).values())
     stack.nats.kill()
-    time.sleep(1)
-    assert not stack.nats.running
+    tasks = [task for task in stack.airflow.tasks(run.dag_id, run.id) if task.name.startswith("work")]
+    logs = [partial(stack.airflow.log, run.dag_id, run.id, task) for task in tasks]
+    until("both to lose their connections", lambda: all("NATS connection lost" in log() for log in logs), 240)
+    assert (len(tasks), stack.nats.running) == (2, False)
     stack.nats.start()
     run.open_the_gate()
     run.ends_well()

@@ -5,7 +5,6 @@
 
 import json
 import sqlite3
-import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,7 @@ def test_what_succeeded_is_settled_and_what_failed_comes_again(stack: Stack, jud
         warehouse.execute("begin exclusive")  # the engine is busy with something else
         run_id = airflow.trigger(DAG, {"messages_per_claim": 2})
         until("two claims to be held", lambda: sql.ledger(STREAM) == ["held", "held"], 240)
-        time.sleep(2 * ACK_WAIT)
+        sql.lease_ends(STREAM)
         assert sql.comes_again(STREAM) == 0
         assert sql.ledger(STREAM) == ["held", "held"]
         warehouse.execute("rollback")
