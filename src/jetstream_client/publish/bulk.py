@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from jetstream_client.errors import (
     ApiError,
@@ -24,9 +22,9 @@ from jetstream_client.names import subject_matches
 from jetstream_client.publish.ack import PubAck
 from jetstream_client.publish.fast_window import PING_AFTER, SILENT_FOR, FastWindow
 from jetstream_client.publish.feed import Feed
-from jetstream_client.publish.ids import MessageIds, message_id
+from jetstream_client.publish.ids import MessageIds
 from jetstream_client.publish.message import OutgoingMessage, Publishable
-from jetstream_client.publish.position import MARGIN, Found, Position, find
+from jetstream_client.publish.position import Position, Recovery
 from jetstream_client.publish.window import Published, PublishWindow
 from jetstream_client.requirements import FAST_BATCHES
 from jetstream_client.wire.attempts import Attempts
@@ -96,12 +94,12 @@ def publish_all(
         PermissionDenied: no answers can be listened for, see ``inbox_prefix`` of the settings.
     """
     window = PublishWindow(stream, domain=settings.domain)
-    feed = Feed(messages, window, stream, scope, stop or (lambda: False), headers=headers)
-    report = progress or (lambda _: None)
-    recovery = _Recovery(settings, since, feed.ids, accept_duplicates) if since else None
+    ids = MessageIds(scope) if scope is not None else None
+    recovery = Recovery(settings, window, since, ids, accept_duplicates) if since else None
     if recovery and not first:
-        recovery.before_the_first(feed)
-    _drive_all(settings, window, feed, report, recovery)
+        recovery.before_the_first()
+    feed = Feed(messages, window, stream=stream, ids=ids, headers=headers, recovery=recovery, stop=stop)
+    _drive_all(settings, window, feed, progress or (lambda _: None), recovery)
     return window.result()
 
 
@@ -133,11 +131,9 @@ def publish_fast(
         ConnectionFailed, PermissionDenied: see :func:`publish_all`.
     """
     with Wire.open(settings) as wire:
-        version = str(wire.server.get("version", ""))
-        FAST_BATCHES.check(version)
+        FAST_BATCHES.check(wire.version)
         window = FastWindow(wire.new_inbox(), settings.domain)
-        feed = Feed(messages, window, None, scope, stop or (lambda: False))
-        feed.max_payload, feed.server = wire.max_payload, version
+        feed = Feed(messages, window, ids=MessageIds(scope) if scope is not None else None, stop=stop)
         wire.subscribe(window.answers)
         try:
             _drive_fast(wire, window, feed, stream, progress or (lambda _: None))
@@ -153,7 +149,7 @@ def _drive_fast(
     silent = 0
     pinged = False
     while not window.ended:
-        held += feed.next()
+        held += feed.next(wire)
         if not window.added:
             return
         if window.broken:
@@ -184,50 +180,6 @@ def _encode_fast(window: FastWindow, message: OutgoingMessage, stream: str | Non
     if stream and not window.sent:  # the others are of one batch with it
         header = encode_headers({**decode_headers(header), "Nats-Expected-Stream": stream})
     return encode_publish(message.subject, window.reply(last=last), message.data, header)
-
-
-class _Recovery:
-    """Finding what the stream holds of this publish already, and deciding whether the rest may be sent."""
-
-    def __init__(
-        self, settings: ConnectionSettings, since: Position, ids: MessageIds | None, accept_duplicates: bool
-    ) -> None:
-        self._settings = settings
-        self._since = since
-        self._ids = ids
-        self._accept = accept_duplicates
-
-    def before_the_first(self, feed: Feed) -> None:
-        """Tell the feed what it must not send. Raises DuplicatesPossible."""
-        now = time.monotonic()
-        found = find(self._settings, self._since, self._ids)
-        feed.stored = found.ids
-        feed.sends_until = self._until(found, now - found.age)
-        feed.unclear = DuplicatesPossible(self._since.stream, found.unclear)
-        if time.monotonic() > feed.sends_until:
-            raise feed.unclear
-
-    def after_a_loss(self, window: PublishWindow) -> None:
-        """Take what was stored out of the unanswered. Raises DuplicatesPossible."""
-        if (oldest := window.oldest) is None:
-            return
-        last, sent = oldest
-        found = find(self._settings, replace(self._since, last=max(last, self._since.last)), self._ids)
-        for message in window.unanswered:
-            if sequence := found.ids.get(message_id(message.header)):
-                window.found(message.position, sequence)
-        if time.monotonic() > self._until(found, sent):
-            raise DuplicatesPossible(self._since.stream, found.unclear)
-
-    def _until(self, found: Found, began: float) -> float:
-        """Until when what was not found may be sent, by the monotonic clock."""
-        if not found.unclear:
-            return math.inf
-        if self._accept:
-            log.warning("stream %s: %s; duplicates are accepted", self._since.stream, found.unclear)
-            return math.inf
-        log.warning("stream %s: %s; its duplicate window is relied on", self._since.stream, found.unclear)
-        return began + found.window - MARGIN
 
 
 def _receive(wire: Wire, window: PublishWindow, seconds: float) -> None:
@@ -262,7 +214,7 @@ def _drive_all(
     window: PublishWindow,
     feed: Feed,
     progress: Callable[[int], None],
-    recovery: _Recovery | None,
+    recovery: Recovery | None,
 ) -> None:
     attempts = Attempts(
         lambda: f"publishing was interrupted, sending {len(window.unanswered)} messages again", patient=False
@@ -272,12 +224,11 @@ def _drive_all(
         while True:
             with attempts:
                 if recovery:
-                    recovery.after_a_loss(window)
+                    recovery.after_a_loss()
                 with Wire.open(settings) as wire:
                     if not inbox:
                         inbox = wire.new_inbox()  # the same on each connection: late answers still count
                         attempts.reached(-1)
-                    feed.max_payload, feed.server = wire.max_payload, str(wire.server.get("version", ""))
                     wire.subscribe(f"{inbox}.*")
                     for answered in _drive(wire, inbox, window, feed, attempts):
                         progress(answered)
@@ -310,4 +261,4 @@ def _drive(wire: Wire, inbox: str, window: PublishWindow, feed: Feed, attempts: 
             if window.leaderless and not _listened(wire, again[0].subject, feed.stream):
                 window.refuse(again.pop(0), window.leaderless)
             time.sleep(_ELECTION if window.leaderless else _PAUSE)
-        outgoing = again + feed.next()
+        outgoing = again + feed.next(wire)

@@ -104,10 +104,6 @@ class FastWindow:
         self._subjects[self.added] = message.subject
         return message.size
 
-    def found(self, position: int, sequence: int) -> None:
-        """Nothing is looked for before a fast batch."""
-        raise NotImplementedError
-
     def fail(self, position: int, subject: str, cause: Exception) -> None:
         """A message of the input that cannot be sent."""
         self._unsent = self._unsent or PublishFailed(position, subject, 0, cause)

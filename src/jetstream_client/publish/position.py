@@ -8,13 +8,17 @@ stored lies behind it, in whatever order, and carries its id.
 from __future__ import annotations
 
 import json
+import logging
+import math
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jetstream_client.errors import (
     ApiError,
     ConsumerRefused,
+    DuplicatesPossible,
     InvalidValue,
     MessagesMissing,
     PermissionDenied,
@@ -29,7 +33,10 @@ from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.blocking import Wire
 
 if TYPE_CHECKING:
+    from jetstream_client.publish.window import PublishWindow
     from jetstream_client.wire.settings import ConnectionSettings
+
+log = logging.getLogger(__name__)
 
 MARGIN = 10.0
 """Seconds at the end of the duplicate window that are not relied on: messages on their way, and clocks that differ."""
@@ -129,6 +136,70 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
         gone = last - since.last - read
         unclear = f"{gone} of the messages from sequence {first} to {last} are not in the stream any more"
     return Found(ids, unclear, age, window)
+
+
+class Recovery:
+    """Finding what the stream holds of a publish already, and deciding whether the rest may be sent."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        window: PublishWindow,
+        since: Position,
+        ids: MessageIds | None,
+        accept_duplicates: bool,
+    ) -> None:
+        self._settings = settings
+        self._window = window
+        self._since = since
+        self._ids = ids
+        self._accept = accept_duplicates
+        self._stored: Mapping[bytes, int] = {}  # by earlier attempts: ids and their sequences
+        self._unclear = ""
+        self.sends_until = math.inf
+        """When sending ends, by the monotonic clock: later, what was not found could be stored twice."""
+
+    def before_the_first(self) -> None:
+        """Find what earlier attempts stored. Raises DuplicatesPossible."""
+        now = time.monotonic()
+        found = find(self._settings, self._since, self._ids)
+        self._stored, self._unclear = found.ids, found.unclear
+        self.sends_until = self._until(found, now - found.age)
+        self.check_time()
+
+    def check_time(self) -> None:
+        """Raises DuplicatesPossible when it is too late to send what was not found."""
+        if time.monotonic() > self.sends_until:
+            raise DuplicatesPossible(self._since.stream, self._unclear)
+
+    def holds(self, position: int, header: bytes) -> bool:
+        """Whether an earlier attempt stored this message: then the window counts it, and it need not be sent."""
+        sequence = self._stored.get(message_id(header)) if self._stored else None
+        if sequence:
+            self._window.found(position, sequence)
+        return bool(sequence)
+
+    def after_a_loss(self) -> None:
+        """Take what was stored out of the unanswered. Raises DuplicatesPossible."""
+        if (oldest := self._window.oldest) is None:
+            return
+        last, sent = oldest
+        found = find(self._settings, replace(self._since, last=max(last, self._since.last)), self._ids)
+        for message in self._window.unanswered:
+            if sequence := found.ids.get(message_id(message.header)):
+                self._window.found(message.position, sequence)
+        if time.monotonic() > self._until(found, sent):
+            raise DuplicatesPossible(self._since.stream, found.unclear)
+
+    def _until(self, found: Found, began: float) -> float:
+        """Until when what was not found may be sent, by the monotonic clock."""
+        if not found.unclear:
+            return math.inf
+        if self._accept:
+            log.warning("stream %s: %s; duplicates are accepted", self._since.stream, found.unclear)
+            return math.inf
+        log.warning("stream %s: %s; its duplicate window is relied on", self._since.stream, found.unclear)
+        return began + found.window - MARGIN
 
 
 def _info(settings: ConnectionSettings, stream: str) -> Any:

@@ -132,6 +132,11 @@ class Wire:
         self._socket.close()
 
     @property
+    def version(self) -> str:
+        """Of the server."""
+        return str(self.server.get("version", ""))
+
+    @property
     def max_payload(self) -> int:
         """The largest message in bytes, headers included."""
         return int(self.server.get("max_payload", 1 << 20))
