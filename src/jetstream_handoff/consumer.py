@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import timedelta
+from operator import not_
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client import config as configs
@@ -120,6 +122,23 @@ def _defaults(consumer: str, max_messages: int) -> dict[str, Any]:
     }
 
 
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "deliver_subject": (bool, "claims need a pull consumer: leave it out"),
+    "durable_name": (not_, "claims need a durable consumer: it must outlive every sensor"),
+    "ack_policy": (
+        lambda policy: policy != "explicit",
+        "claims need 'explicit': any other acknowledges messages that were not processed",
+    ),
+    "max_deliver": (
+        lambda most: (most or -1) > 0,
+        "must be -1: when deliveries are used up the server hides the message for good",
+    ),
+    "backoff": (bool, "must be absent: it shortens the lease of a claim"),
+    "inactive_threshold": (bool, "must be absent: it deletes the consumer, and with it what is not acknowledged"),
+}
+"""For a field of the configuration: whether its value breaks the rule, and what to do."""
+
+
 def _check_rules(consumer: str, config: configs.Config, max_messages: int, shortest_ack_wait: timedelta) -> None:
     def refuse(rule: str, remedy: str) -> None:
         raise ConsumerUnsuitable(consumer, rule, config.get(rule), remedy)
@@ -127,18 +146,9 @@ def _check_rules(consumer: str, config: configs.Config, max_messages: int, short
     for number in ("max_deliver", "ack_wait", "max_ack_pending", "max_batch"):
         if type(config.get(number, 0)) is not int:
             refuse(number, "must be a whole number; give a timedelta, or nanoseconds, for a duration")
-    if config.get("deliver_subject"):
-        refuse("deliver_subject", "claims need a pull consumer: leave it out")
-    if not config.get("durable_name"):
-        refuse("durable_name", "claims need a durable consumer: it must outlive every sensor")
-    if config.get("ack_policy") != "explicit":
-        refuse("ack_policy", "claims need 'explicit': any other acknowledges messages that were not processed")
-    if config.get("max_deliver", -1) > 0:
-        refuse("max_deliver", "must be -1: when deliveries are used up the server hides the message for good")
-    if config.get("backoff"):
-        refuse("backoff", "must be absent: it shortens the lease of a claim")
-    if config.get("inactive_threshold"):
-        refuse("inactive_threshold", "must be absent: it deletes the consumer, and with it what is not acknowledged")
+    for rule, (breaks, remedy) in _RULES.items():
+        if breaks(config.get(rule)):
+            refuse(rule, remedy)
     shortest = nanoseconds(shortest_ack_wait)
     if (ack_wait := config.get("ack_wait", 30 * 10**9)) < shortest:
         least = f"timedelta(seconds={shortest_ack_wait.total_seconds():g})"

@@ -48,6 +48,7 @@ from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
+    from jetstream_client.wire.parser import Frame
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
 
@@ -153,8 +154,8 @@ class Letter:
             valid("Time-Stamp", _time),
             valid("Consumer", check_consumer_name),
             valid("Reason", check_reason),
-            valid("Claim", _claim_id),
-            valid("Token", _token),
+            valid("Claim", _that(is_claim_id)),
+            valid("Token", _that(bool)),
             valid("Failures", _number),
             len(data),
             message["subject"],
@@ -201,16 +202,13 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _claim_id(text: str) -> str:
-    if not is_claim_id(text):
-        raise ValueError(text)
-    return text
+def _that(holds: Callable[[str], bool]) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if not holds(text):
+            raise ValueError(text)
+        return text
 
-
-def _token(text: str) -> str:
-    if not text:
-        raise ValueError(text)
-    return text
+    return check
 
 
 def _mark(text: str) -> str:
@@ -465,17 +463,21 @@ def _publish(
         while len(answers) < len(messages):
             for frame in wire.receive(_ANSWERED_WITHIN):
                 position = inbox_number(frame.subject)
-                if not 0 <= position < len(messages):
-                    continue
-                subject, status = messages[position].subject, decode_status(frame.header)[0]
-                try:
-                    answers[position] = acknowledged(frame.data, subject, settings.domain, status)
-                except WrongDomain:
-                    pass  # another domain's stream listens, too; the answer that counts is another
-                except TooManyRequests as busy:
-                    raise RequestTimeout(str(busy)) from busy
-                except JetStreamError as refusal:
-                    answers[position] = refusal
+                if 0 <= position < len(messages) and (
+                    answer := _answer(frame, messages[position].subject, settings.domain)
+                ):
+                    answers[position] = answer
+
+
+def _answer(frame: Frame, subject: str, domain: str | None) -> PubAck | JetStreamError | None:
+    try:
+        return acknowledged(frame.data, subject, domain, decode_status(frame.header)[0])
+    except WrongDomain:
+        return None  # another domain's stream listens, too; the answer that counts is another
+    except TooManyRequests as busy:
+        raise RequestTimeout(str(busy)) from busy
+    except JetStreamError as refusal:
+        return refusal
 
 
 def block(lines: list[bytes]) -> bytes:

@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jetstream_client.errors import InvalidValue
 from jetstream_client.sequences import Sequences
 from jetstream_handoff.durations import HEARTBEATS
 from jetstream_handoff.moment import Moment
 
 if TYPE_CHECKING:
+    from jetstream_client.consume.address import AckAddress
+    from jetstream_client.consume.message import Message
     from jetstream_handoff.taking import Taking
 
+# Seconds. Renewing a pull is most of what a waiting sensor costs; past two minutes a server unpins a client (ADR-42).
 LONGEST_PULL = 100.0
-"""Seconds. Renewing a pull is most of what a waiting sensor costs; past two minutes a server unpins a client
-(ADR-42)."""
-LOOK = 1.0
-"""Seconds that a look waits for a first message."""
-LEASED = 0.75
-"""Of ``ack_wait``: a batch that is older could be delivered to another client while it is entered."""
+LOOK = 1.0  # seconds that a look waits for a first message
+_LEASED = 0.75  # of ack_wait: a batch that is older could be delivered to another client while it is entered
 _HEARTBEAT = 15.0  # seconds between the server's, as nats.go's consuming has it; two missed ones are a lost pull
 _REFUSED = 1.0  # a pull that the server does not permit is known by then
 _STALLED = 3.0  # what the server has and does not send for so long waits for acknowledgements, or for another client
@@ -41,13 +41,12 @@ class Delivery(NamedTuple):
     size: int
     first: bool
 
-
-class PullRequest(NamedTuple):
-    """A pull to open: how many messages, and seconds as in :meth:`jetstream_client.consumer.Consumer.pull`."""
-
-    messages: int
-    expires: float
-    heartbeat: float
+    @classmethod
+    def of(cls, message: Message, address: AckAddress) -> Delivery:
+        meta = message.metadata
+        if not address.covers(meta):
+            raise InvalidValue("reply", message.reply, f"this is no delivery of the consumer under {address.prefix}")
+        return cls(meta.sequence, meta.consumer_sequence, message.size, meta.delivered == 1)
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,9 @@ class Batch:
 
     def check(self, at: Moment) -> None:
         """Raises LeaseOver when some of it may have been delivered again by then."""
-        if self.since.age(at) > LEASED * self.ack_wait:
+        if self.since.age(at) > _LEASED * self.ack_wait:
             raise LeaseOver(
-                f"it is older than {LEASED:.0%} of ack_wait ({self.ack_wait:g} s), so that it could have been "
+                f"it is older than {_LEASED:.0%} of ack_wait ({self.ack_wait:g} s), so that it could have been "
                 "delivered again; if this goes on, raise ack_wait, or lower min_messages or max_messages"
             )
 
@@ -100,13 +99,7 @@ class GatherWindow:
     """
 
     def __init__(
-        self,
-        taking: Taking,
-        *,
-        deadline: float,
-        ack_wait: float,
-        longest_pull: float,
-        look: bool = False,
+        self, taking: Taking, *, deadline: float, ack_wait: float, longest_pull: float, look: bool = False
     ) -> None:
         self._taking = taking
         self._deadline = self._patience = deadline
@@ -117,13 +110,9 @@ class GatherWindow:
         self._seen = self._since = Moment(0.0, 0)
         self._pulled: dict[int, Delivery] = {}
         self._began = 0.0
-        self._more_until = 0.0
-        """The server has more, which is waited for until then."""
-        self._quiet = _REFUSED
-        """Seconds to wait for a first message."""
-        self._slow = False
-        """The last renewal took so long that the next one is due: a larger batch could not be kept leased."""
-        self._elsewhere = False
+        self._more_until = 0.0  # the server has more, which is waited for until then
+        self._quiet = _REFUSED  # how long to wait for a first message
+        self._slow = False  # the last renewal took so long that the next one is due
 
     @property
     def count(self) -> int:
@@ -152,23 +141,24 @@ class GatherWindow:
         self._life, self._seen = life, at
         if self._pulled:
             self.batch.check(at)
-        else:
-            self._elsewhere = elsewhere
+        elif elsewhere:
+            self._patience = at.ours
 
-    def next_pull(self, now: float) -> PullRequest | None:
-        """The pull to open now, if any."""
+    def next_pull(self, now: float) -> dict[str, Any] | None:
+        """The parameters of the pull to open now, if any."""
         if not self.wait(now):
             return None
         # A look is shorter than its request: heartbeats that a busy machine misses in a second mean nothing.
         expires = min(self._longest_pull, max(5.0 if self._look else 1.0, self._ends() - now))
         heartbeat = min(_HEARTBEAT, expires / 2.5, self._ack_wait / 4)
         self._quiet = _REFUSED
-        return PullRequest(self._taking.max_messages - len(self._pulled), expires, heartbeat)
+        missing, priority = self._taking.max_messages - len(self._pulled), self._taking.priority
+        return {"batch": missing, "expires": expires, "heartbeat": heartbeat, "priority": priority}
 
     def wait(self, now: float) -> float:
         """Seconds to wait for more messages; 0: no more are wanted."""
         left = self._ends() - now
-        if left <= 0 or self._elsewhere or len(self._pulled) >= self._taking.max_messages:
+        if left <= 0 or len(self._pulled) >= self._taking.max_messages:
             return 0.0
         return max(0.01, min(left, min(1.0, self._ack_wait / 10) if self._pulled else self._quiet))
 

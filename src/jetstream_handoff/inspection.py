@@ -12,7 +12,7 @@ from jetstream_client.consume.message import IN_PROGRESS
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, StreamNotFound
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import settle
-from jetstream_handoff.claim import Claim, is_claim_id
+from jetstream_handoff.claim import is_claim_id
 from jetstream_handoff.durations import HEARTBEATS
 from jetstream_handoff.errors import LedgerInvalid, Superseded
 from jetstream_handoff.ledger import PATIENCE, Ledger, ledgers
@@ -227,20 +227,9 @@ async def release(js: JetStream, seen: Seen) -> None:
     """
     assert seen.entry is not None  # noqa: S101 - the caller has looked
     ledger = Ledger(js, seen.stream, seen.consumer)
-    address = await ledger.locate()
-    claim = Claim(
-        id=seen.id,
-        stream=seen.stream,
-        stream_created=(await ledger.stream.info(patience=PATIENCE)).created,
-        consumer=seen.consumer,
-        consumer_created=(await ledger.consumer.info(patience=PATIENCE)).created,
-        sequences=seen.sequences,
-        bytes=seen.entry.bytes,
-        consumer_sequence=seen.entry.counter,
-        taken_at=seen.entry.at,
-        domain=address.domain,
-        account=address.account,
-    )
+    await ledger.locate()
+    stream, consumer = await ledger.stream.info(patience=PATIENCE), await ledger.consumer.info(patience=PATIENCE)
+    claim = ledger.claim_of(seen.id, seen.entry, stream.created, consumer.created)
     if not await settle.release(ledger, claim, seen.entry.token):
         raise Superseded(f"claim {seen.id} changed while it was looked at: nothing was released; look again")
 
@@ -260,14 +249,12 @@ async def _readable(ledger: Ledger) -> Record | None:
 def _open(ledger: Ledger, claim_id: str, record: Record, now: str, info: ConsumerInfo | None) -> Seen:
     entry = record.open[claim_id]
     current = info is not None and not record.new_life(info)
-    names = (ledger.stream.name, ledger.consumer.name)
-    return Seen(claim_id, "open", *names, entry.sequences, now, entry=entry, info=info, current=current)
+    return Seen(claim_id, "open", *ledger.names, entry.sequences, now, entry=entry, info=info, current=current)
 
 
 async def _closed(ledger: Ledger, receipt: Receipt) -> Seen:
     now, info = await _now(ledger)
-    names = (receipt.stream, receipt.consumer)
-    return Seen(receipt.claim_id, receipt.state, *names, receipt.sequences, now, receipt=receipt, info=info)
+    return Seen(receipt.claim_id, receipt.state, *ledger.names, receipt.sequences, now, receipt=receipt, info=info)
 
 
 async def _now(ledger: Ledger) -> tuple[str, ConsumerInfo | None]:

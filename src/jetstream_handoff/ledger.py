@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ from jetstream_client.names import check_stream_name
 from jetstream_client.sequences import MOST_RANGES
 from jetstream_handoff.bucket import RECEIPTS_KEPT, bucket_config, check_bucket
 from jetstream_handoff.changes import Applied, Change, Queue, Waiting
-from jetstream_handoff.claim import is_claim_id, new_claim_id
+from jetstream_handoff.claim import Claim, is_claim_id, new_claim_id
 from jetstream_handoff.errors import AlreadyDone, HeldByAnother, LedgerInvalid, LedgerUnavailable, Superseded
 from jetstream_handoff.record import DoneEntry, Receipt, Record
 
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
     from jetstream_client.consume.address import AckAddress
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
+    from jetstream_client.sequences import Sequences
     from jetstream_client.stream import Stream
+    from jetstream_handoff.record import OpenEntry
 
 log = logging.getLogger(__name__)
 
@@ -368,16 +371,31 @@ class Ledger:
                 return receipt
 
     def done_receipt(self, claim_id: str, entry: DoneEntry) -> Receipt:
-        return Receipt(
-            claim_id,
-            "done",
-            self.stream.name,
-            self.consumer.name,
-            entry.sequences,
-            entry.token,
-            entry.value,
-            entry.rejected,
-            entry.at,
+        done = self._receipt_of(claim_id, "done", entry.sequences)
+        return replace(done, token=entry.token, value=entry.value, rejected=entry.rejected, at=entry.at)
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of stream and consumer."""
+        return self.stream.name, self.consumer.name
+
+    def _receipt_of(self, claim_id: str, state: str, sequences: Sequences) -> Receipt:
+        return Receipt(claim_id, state, *self.names, sequences)
+
+    def claim_of(self, claim_id: str, entry: OpenEntry, stream_created: str, consumer_created: str) -> Claim:
+        """An open claim as it is handed on; after :meth:`locate`."""
+        return Claim(
+            id=claim_id,
+            stream=self.stream.name,
+            stream_created=stream_created,
+            consumer=self.consumer.name,
+            consumer_created=consumer_created,
+            sequences=entry.sequences,
+            bytes=entry.bytes,
+            consumer_sequence=entry.counter,
+            taken_at=entry.at,
+            domain=self.address.domain,
+            account=self.address.account,
         )
 
     async def verdict(self, claim_id: str, record: Record | None) -> AlreadyDone | Superseded:
@@ -401,10 +419,9 @@ class Ledger:
         found = {
             claim_id: self.done_receipt(claim_id, entry) for claim_id, entry in (record.done.items() if record else ())
         }
-        mine = (self.stream.name, self.consumer.name)
         for claim_id in filter(is_claim_id, await _keys(self.js, self._receipts)):
             receipt = await self.receipt(claim_id)
-            if receipt and receipt.state == "done" and (receipt.stream, receipt.consumer) == mine:
+            if receipt and receipt.state == "done" and (receipt.stream, receipt.consumer) == self.names:
                 found[claim_id] = receipt
         with_output = [receipt for receipt in found.values() if receipt.processed]
         return sorted(with_output, key=lambda receipt: receipt.sequences.first)
@@ -416,9 +433,7 @@ class Ledger:
             for claim_id in old.done.keys() - new.done.keys():
                 yield self.done_receipt(claim_id, old.done[claim_id])
             for claim_id in old.open.keys() - new.open.keys() - new.done.keys():
-                yield Receipt(
-                    claim_id, "superseded", self.stream.name, self.consumer.name, old.open[claim_id].sequences
-                )
+                yield self._receipt_of(claim_id, "superseded", old.open[claim_id].sequences)
 
     async def _last(self, bucket: str, subject: str) -> tuple[str, int] | None:
         """The text of the key's value, in base64, and its revision."""

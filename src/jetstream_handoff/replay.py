@@ -133,8 +133,7 @@ class _Decisions:
         ledger = Ledger(self._letters.js, self._letters.source.name, consumer)
         receipt = await ledger.receipt(claim_id)
         if receipt is not None and receipt.state == "done":  # newer than the record's, where they differ
-            mine = (receipt.stream, receipt.consumer) == (ledger.stream.name, ledger.consumer.name)
-            return receipt.rejected if mine else Sequences()
+            return receipt.rejected if (receipt.stream, receipt.consumer) == ledger.names else Sequences()
         record, _ = await ledger.read()
         entry = record.done.get(claim_id) if record else None
         return entry.rejected if entry else Sequences()

@@ -71,8 +71,7 @@ async def plan(ledger: Ledger, sequence: int | None = None, *, claims: bool = Tr
     info = await _allowed(ledger, sequence)
     record, _ = await ledger.read() if claims else (None, 0)
     superseded, forgotten = (tuple(record.open), record.all_settled.sequences) if record else ((), Sequences())
-    names = (ledger.stream.name, ledger.consumer.name)
-    return Reset(*names, sequence or info.floor + 1, superseded, forgotten, info.pending)
+    return Reset(*ledger.names, sequence or info.floor + 1, superseded, forgotten, info.pending)
 
 
 async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float = PATIENCE) -> Reset:
@@ -113,14 +112,8 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
     answer = await ledger.js.api(request, None if sequence is None else {"seq": sequence})
     log.info("consumer %s of %s is reset to %d", ledger.consumer.name, ledger.stream.name, answer["reset_seq"])
     await ledger.change(work.ended)
-    return Reset(
-        ledger.stream.name,
-        ledger.consumer.name,
-        int(answer["reset_seq"]),
-        tuple(sorted(work.superseded)),
-        work.forgotten,
-        int(answer["num_pending"]),
-    )
+    superseded, pending = tuple(sorted(work.superseded)), int(answer["num_pending"])
+    return Reset(*ledger.names, int(answer["reset_seq"]), superseded, work.forgotten, pending)
 
 
 async def reset_unclaimed(ledger: Ledger, sequence: int | None = None) -> Reset:
@@ -134,7 +127,7 @@ async def reset_unclaimed(ledger: Ledger, sequence: int | None = None) -> Reset:
     await _allowed(ledger, sequence)
     first = await ledger.consumer.reset(sequence)
     info = await ledger.consumer.info()
-    return Reset(ledger.stream.name, ledger.consumer.name, first, (), Sequences(), info.pending)
+    return Reset(*ledger.names, first, (), Sequences(), info.pending)
 
 
 async def _check_unclaimed(ledger: Ledger) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.claim import Claim
+    from jetstream_handoff.dead_letters import DeadLetters, Holder
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +63,14 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
             return replace(record, open=still_open, done={**record.done, **settled}, failures=failed).note(info)
 
         # Where there is no room for it among what else is done, that is left to its receipts, as by a take.
-        for new in (decided(record), decided(record.tidied(info))):
-            if ledger.can_be_written(new):
-                return new
-        raise LedgerFull(
-            f"claim {claim.id} cannot be settled: with what the work returned and rejected the record of consumer "
-            f"{claim.consumer!r} is larger than the {ledger.largest_value} bytes that the server takes: return less or "
-            "raise the server's max_payload"
-        )
+        new = next(filter(ledger.can_be_written, map(decided, (record, record.tidied(info)))), None)
+        if new is None:
+            raise LedgerFull(
+                f"claim {claim.id} cannot be settled: with what the work returned and rejected the record of consumer "
+                f"{claim.consumer!r} is larger than the {ledger.largest_value} bytes that the server takes: return "
+                "less or raise the server's max_payload"
+            )
+        return new
 
     try:
         record = await ledger.decide(done, claim.id)
@@ -78,34 +79,53 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
             raise
         await acknowledge_again(ledger, claim)  # our own write, whose answer got lost, and a take has been since
         return
-    entry = record.done[claim.id]
-    await ledger.try_receipt(ledger.done_receipt(claim.id, entry))
+    await ledger.try_receipt(ledger.done_receipt(claim.id, record.done[claim.id]))
     log.info("claim %s is done in the ledger: acknowledging %d messages", claim.id, claim.count - rejected.count)
-    processed = answers.Delivered.of(record, claim.sequences - rejected, entry.counter)
     left = claim.sequences
     try:
-        left = await answers.acknowledge(ledger, processed)
-        if rejected:
-            log.info("claim %s: terminating %d messages, which are dead letters now", claim.id, rejected.count)
-            tell("dead_lettered", claim, rejected.count, claim=claim.id)
-            dead = answers.Delivered.of(record, rejected, entry.counter)
-            left |= await answers.acknowledge(ledger, dead, body=term("dead letter"))
+        left = await _acknowledge(ledger, claim, record, rejected)
     except PermissionDenied as denied:  # withdrawn since hold, which needs the same
         log.error("claim %s is done, but its messages come again: %s", claim.id, denied)  # noqa: TRY400
-        return
     finally:
         tell("done", claim, claim.count - rejected.count, claim=claim.id, seconds=time.monotonic() - start)
         if left:
             tell("unconfirmed", claim, left.count, claim=claim.id)
+
+
+async def _acknowledge(ledger: Ledger, claim: Claim, record: Record, rejected: Sequences) -> Sequences:
+    """Acknowledge what is done and terminate what is rejected; those that stay unconfirmed."""
+    counter = record.done[claim.id].counter
+    left = await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences - rejected, counter))
+    if rejected:
+        log.info("claim %s: terminating %d messages, which are dead letters now", claim.id, rejected.count)
+        tell("dead_lettered", claim, rejected.count, claim=claim.id)
+        dead = answers.Delivered.of(record, rejected, counter)
+        left |= await answers.acknowledge(ledger, dead, body=term("dead letter"))
     if left:
         log.warning("claim %s: %d acknowledgements are unconfirmed; the next take repeats them", claim.id, left.count)
     else:
-        log.info(
-            "claim %s is acknowledged: %d messages, and %d that are dead letters",
-            claim.id,
-            claim.count - rejected.count,
-            rejected.count,
-        )
+        counts = f"{claim.count - rejected.count} messages, and {rejected.count} that are dead letters"
+        log.info("claim %s is acknowledged: %s", claim.id, counts)
+    return left
+
+
+async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Failures, lease: timedelta) -> None:
+    """Settle the claim of what failed too often: as any claim of which everything is rejected."""
+    ledger, claim, token = holder
+    log.warning("claim %s: %d messages failed too often: %s", claim.id, claim.count, claim.sequences)
+    await answers.negative(ledger, claim.sequences, lease)
+    rejected = {
+        f"failed {failure.alone} times alone, the last time: {failure.reason}": failure.sequences & claim.sequences
+        for failure in counted.values()
+        if failure.sequences & claim.sequences
+    }
+    try:
+        await dead_letters.copy(holder, rejected)
+        await settle_done(ledger, claim, token, None, claim.sequences)
+    except JetStreamError as error:
+        # Nothing else may wait for it: its lease ends, and a later take tries again.
+        log.error("claim %s could not be dead-lettered, trying again later: %s", claim.id, error)  # noqa: TRY400
+        await release(ledger, claim, token, lease)
 
 
 async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = "", *, blame: bool = True) -> None:

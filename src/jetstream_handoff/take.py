@@ -13,8 +13,6 @@ from jetstream_client.errors import (
     ConnectionLost,
     ConsumerNotFound,
     HeartbeatMissed,
-    InvalidValue,
-    JetStreamError,
     JetStreamNotEnabled,
     LeadershipChanged,
     PinLost,
@@ -31,7 +29,7 @@ from jetstream_handoff.events import tell
 from jetstream_handoff.gather import LONGEST_PULL, LOOK, Batch, Delivery, GatherWindow, LeaseOver
 from jetstream_handoff.ledger import PATIENCE, Ledger
 from jetstream_handoff.moment import Moment
-from jetstream_handoff.record import BELIEVED, OpenEntry, Record
+from jetstream_handoff.record import BELIEVED, Record
 from jetstream_handoff.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from jetstream_client.consume.message import Message
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
-    from jetstream_handoff.enter import Entries
     from jetstream_handoff.taking import Taking
 
 log = logging.getLogger(__name__)
@@ -190,17 +187,13 @@ class Take:
                 record, _ = await self.ledger.change(lambda old, info: old and old.withdrawn(entered))  # noqa: ARG005
             except (ConsumerNotFound, StreamNotFound):
                 return  # and with them everything that could be given back
-            withdrawn = Sequences()
-            for claim in claims:
-                withdrawn |= claim.sequences
+            withdrawn = Sequences.from_ranges(each for claim in claims for each in claim.sequences.ranges)
             for entry in record.open.values() if record else ():
                 withdrawn -= entry.sequences  # on their way in a claim, whoever handed it on
             pulled |= withdrawn
         if pulled:
-            log.info("giving back %d messages that were not handed on", pulled.count)
-            tell("given_back", self.taking, pulled.count)
             with suppress(ConsumerNotFound, StreamNotFound):
-                await answers.negative(self.ledger, pulled)
+                await self._give_back(pulled, "they were not handed on")
 
     async def _look(self) -> tuple[Record | None, ConsumerInfo]:
         """Begin a new life in the record if the consumer did."""
@@ -230,26 +223,11 @@ class Take:
         mine = record.unheld(owner) if record and not record.new_life(info) else {}
         if record is None or not mine:
             return []
-        claims = [self._claim(claim_id, entry, created, record.created) for claim_id, entry in mine.items()]
+        claims = [self.ledger.claim_of(each, entry, created, record.created) for each, entry in mine.items()]
         log.info("handing on %d claims that an earlier try took: %s", len(claims), ", ".join(mine))
         for claim in claims:
             await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
         return claims
-
-    def _claim(self, claim_id: str, entry: OpenEntry, stream_created: str, consumer_created: str) -> Claim:
-        return Claim(
-            id=claim_id,
-            stream=self.taking.stream,
-            stream_created=stream_created,
-            consumer=self.taking.consumer,
-            consumer_created=consumer_created,
-            sequences=entry.sequences,
-            bytes=entry.bytes,
-            consumer_sequence=entry.counter,
-            taken_at=entry.at,
-            domain=self.ledger.address.domain,
-            account=self.ledger.address.account,
-        )
 
     async def _gather(self, deadline: float, *, look: bool = False) -> None:
         """Pull until the window has no further pull.
@@ -257,7 +235,7 @@ class Take:
         Raises:
             LeaseOver: the batch was gathered too slowly.
         """
-        clock, consumer = self._clock, self.ledger.consumer
+        clock = self._clock
         self._window = window = GatherWindow(
             self.taking, deadline=deadline, ack_wait=self._ack_wait, longest_pull=self._longest_pull, look=look
         )
@@ -267,13 +245,7 @@ class Take:
             window.on_look(record.life, Moment.of(info, clock()), elsewhere=bool(record.unheld(self.taking.owner)))
             if (request := window.next_pull(clock())) is None:
                 return
-            pulling = consumer.pull(
-                request.messages,
-                expires=request.expires,
-                heartbeat=request.heartbeat,
-                priority=self.taking.priority,
-            )
-            async with pulling as pull:
+            async with self.ledger.consumer.pull(**request) as pull:
                 await self._receive(window, pull)
 
     async def _receive(self, window: GatherWindow, pull: Pull) -> None:
@@ -290,13 +262,8 @@ class Take:
         if messages and not window.count:
             self._origin = "".join(messages[0].headers.get("traceparent", ())[:1])
         pending = messages[-1].metadata.pending if messages and not stopped else None
-        window.on_messages(map(self._delivery, messages), self._clock(), silence=pull.silence, pending=pending)
-
-    def _delivery(self, message: Message) -> Delivery:
-        meta, address = message.metadata, self.ledger.address
-        if not address.covers(meta):
-            raise InvalidValue("reply", message.reply, f"this is no delivery of the consumer under {address.prefix}")
-        return Delivery(meta.sequence, meta.consumer_sequence, message.size, meta.delivered == 1)
+        deliveries = (Delivery.of(each, self.ledger.address) for each in messages)
+        window.on_messages(deliveries, self._clock(), silence=pull.silence, pending=pending)
 
     async def _renew(self, window: GatherWindow, pull: Pull) -> None:
         """Lease all that was pulled anew.
@@ -318,22 +285,19 @@ class Take:
         if (whole := self._gathered()) is None:
             return []
         batch = whole
-        stream_created = (await self.ledger.stream.info(patience=PATIENCE)).created
+        created = (await self.ledger.stream.info(patience=PATIENCE)).created
         record, entered = await self._write(batch)
         while entered.too_large and batch.sequences.count > SMALLEST_BATCH:
             batch = batch.halved()
             record, entered = await self._write(batch)
         if entered.too_large:
-            await self._refuse(whole, entered)
-            return []
+            return await self._refuse(whole, entered)
         if entered.dropped or record is None:
             self._drop(whole, entered.dropped)
             return []
-
-        def claims_of(entries: Entries) -> list[Claim]:
-            return [self._claim(each, entry, stream_created, record.created) for each, entry in entries.items()]
-
-        self._entered = claims = claims_of(entered.claims)
+        self._entered = claims = [
+            self.ledger.claim_of(each, entry, created, record.created) for each, entry in entered.claims.items()
+        ]
         for claim_id, entry in entered.superseded.items():
             log.warning("claim %s is superseded: its messages are delivered again", claim_id)
             tell("superseded", self.taking, entry.sequences.count, claim=claim_id)
@@ -342,14 +306,23 @@ class Take:
             tell("repeated", self.taking, entered.again.count)
             await answers.acknowledge(self.ledger, answers.Delivered.of(record, entered.again, batch.counter))
         for claim in claims:
-            await self._lease(claim, whole.began)
+            what = f"{claim.count} messages of {claim.stream} by consumer {claim.consumer}, sequences {claim.sequences}"
+            log.info("claim %s is taken: %s, %d bytes", claim.id, what, claim.bytes)
+            await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
+            seconds = self._clock() - whole.began
+            tell("taken", claim, claim.count, claim=claim.id, seconds=seconds, origin=self._origin)
         if tail := entered.left | whole.sequences - batch.sequences:
-            log.info("giving back %d messages: too many claims of what failed, or no room in the record", tail.count)
-            tell("given_back", self.taking, tail.count)
-            await answers.negative(self.ledger, tail)
-        for claim in claims_of(entered.poisoned):
-            await self._bury(claim, entered.poisoned[claim.id].token or "", record)
+            await self._give_back(tail, "too many claims of what failed, or no room in the record")
+        for claim_id, entry in entered.poisoned.items():
+            claim = self.ledger.claim_of(claim_id, entry, created, record.created)
+            holder = Holder(self.ledger, claim, entry.token or "")
+            await settle.bury(self._dead_letters, holder, record.failures, self.taking.hand_off_timeout)
         return claims
+
+    async def _give_back(self, sequences: Sequences, reason: str) -> None:
+        log.info("giving back %d messages: %s", sequences.count, reason)
+        tell("given_back", self.taking, sequences.count)
+        await answers.negative(self.ledger, sequences)
 
     async def _write(self, batch: Batch) -> tuple[Record | None, Entered]:
         """Enter a batch in the ledger. The change may be applied several times; what the last one entered stands."""
@@ -365,7 +338,7 @@ class Take:
         record, _ = await self.ledger.change(change)
         return record, entered
 
-    async def _refuse(self, batch: Batch, entered: Entered) -> None:
+    async def _refuse(self, batch: Batch, entered: Entered) -> list[Claim]:
         log.info("giving back %d messages: no room in the record", batch.sequences.count)
         await answers.negative(self.ledger, batch.sequences)
         if entered.full:
@@ -374,34 +347,4 @@ class Take:
                 f"that `airflow jetstream claims --stream {self.taking.stream}` lists"
             )
         await asyncio.sleep(BELIEVED / 1e9)  # then what is done is forgotten as far as it is acknowledged
-
-    async def _lease(self, claim: Claim, began: float) -> None:
-        log.info(
-            "claim %s is taken: %d messages of %s by consumer %s, sequences %s, %d bytes",
-            claim.id,
-            claim.count,
-            claim.stream,
-            claim.consumer,
-            claim.sequences,
-            claim.bytes,
-        )
-        await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
-        seconds = self._clock() - began
-        tell("taken", claim, claim.count, claim=claim.id, seconds=seconds, origin=self._origin)
-
-    async def _bury(self, claim: Claim, token: str, record: Record) -> None:
-        """Settle the claim of what failed too often: as any claim of which everything is rejected."""
-        log.warning("claim %s: %d messages failed too often: %s", claim.id, claim.count, claim.sequences)
-        await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
-        rejected = {
-            f"failed {failure.alone} times alone, the last time: {failure.reason}": failure.sequences & claim.sequences
-            for failure in record.failures.values()
-            if failure.sequences & claim.sequences
-        }
-        try:
-            await self._dead_letters.copy(Holder(self.ledger, claim, token), rejected)
-            await settle.settle_done(self.ledger, claim, token, None, claim.sequences)
-        except JetStreamError as error:
-            # Nothing else may wait for it: its lease ends, and a later take tries again.
-            log.error("claim %s could not be dead-lettered, trying again later: %s", claim.id, error)  # noqa: TRY400
-            await settle.release(self.ledger, claim, token, self.taking.hand_off_timeout)
+        return []

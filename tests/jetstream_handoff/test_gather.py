@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from jetstream_handoff.gather import LOOK, Batch, Delivery, GatherWindow, LeaseOver, PullRequest
+from jetstream_handoff.gather import LOOK, Batch, Delivery, GatherWindow, LeaseOver
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.taking import Taking
 
@@ -89,15 +90,15 @@ class World:
 
 
 class Pull:
-    def __init__(self, world: World, request: PullRequest) -> None:
+    def __init__(self, world: World, request: dict[str, Any]) -> None:
         self._world = world
-        self._left = request.messages
+        self._left = request["batch"]
         self._began = world.now
         self._opened = world.server
         self._life = world.life()
-        self._expires = world.server + request.expires
-        self._heartbeat = request.heartbeat
-        self._next_beat = self._opened + request.heartbeat
+        self._expires = world.server + request["expires"]
+        self._heartbeat = request["heartbeat"]
+        self._next_beat = self._opened + request["heartbeat"]
         self._on_their_way: list[tuple[float, Delivery]] = []
         self._heard = [world.now]
 
@@ -166,7 +167,7 @@ def gather(world: World, window: GatherWindow) -> Iterator[str]:
         window.on_look(("created", life), at, elsewhere=world.entered_elsewhere <= world.server)
         if (request := window.next_pull(world.now)) is None:
             return
-        yield f"pull {request.messages}"
+        yield f"pull {request['batch']}"
         pull = Pull(world, request)
         while not pull.ended and (wait := window.wait(world.now)):
             yield "receive"
@@ -300,7 +301,7 @@ def test_a_renewal_that_takes_too_long_ends_the_batch() -> None:
 def test_what_the_server_has_is_waited_for_and_not_for_ever() -> None:
     window = GatherWindow(taking(100, seconds=0), deadline=100.0, ack_wait=30.0, longest_pull=100.0)
     window.on_look(("created", 0), Moment(10.0, 0), elsewhere=False)
-    assert window.next_pull(10.0) == PullRequest(100, 90.0, 7.5)
+    assert window.next_pull(10.0) == {"batch": 100, "expires": 90.0, "heartbeat": 7.5, "priority": None}
     window.on_messages([Delivery(1, 1, 1, first=True)], 11.0, silence=1.0, pending=5)
     assert window.wait(11.0)
     assert window.wait(13.9)
