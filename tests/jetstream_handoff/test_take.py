@@ -543,9 +543,9 @@ async def test_what_holds_the_floor_finds_room_in_a_record_full_of_what_is_done(
 
 
 async def test_an_api_prefix_is_refused_with_the_reason(js: JetStream) -> None:
-    js.connection.settings = ConnectionSettings(servers=js.settings.servers, api_prefix="JS.hub.API")
+    imported = js.with_options(api_prefix="JS.hub.API")
     with pytest.raises(InvalidValue, match=r"api_prefix='JS.hub.API': .* through an import"):
-        Ledger(js, "S", "c")
+        Ledger(imported, "S", "c")
 
 
 async def test_a_backlog_is_taken_whole_however_short_the_gathering(stream: Stream) -> None:
