@@ -222,6 +222,14 @@ def _split_equal(buffer: bytes, message: re.Pattern[bytes]) -> tuple[_DeliveryCo
     return (parts[1::4], parts[2::4], parts[3::4]), len(buffer) - len(rest)
 
 
+def _server_line(line: bytes) -> ServerLine:
+    name, _, rest = line.partition(b" ")
+    verb = name.decode("latin-1").upper()
+    if verb not in ("INFO", "PING", "PONG", "+OK", "-ERR"):
+        raise ProtocolError(f"not a protocol line: {line[:60]!r}")
+    return ServerLine(verb, rest.strip())
+
+
 class Parser:
     """Cuts a byte stream into frames. One parser belongs to one connection."""
 
@@ -284,11 +292,7 @@ class Parser:
                 bodies.append(buffer[begin:stop])
                 position = stop + 2
             else:
-                name, _, rest = line.partition(b" ")
-                line_verb = name.decode("latin-1").upper()
-                if line_verb not in ("INFO", "PING", "PONG", "+OK", "-ERR"):
-                    raise ProtocolError(f"not a protocol line: {line[:60]!r}")
-                pieces.append(ServerLine(line_verb, rest.strip()))
+                pieces.append(_server_line(line))
                 verb = b""
                 position = line_end + 2
         self._rest = buffer[position:]
