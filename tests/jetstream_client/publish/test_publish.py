@@ -395,7 +395,7 @@ async def test_an_impossible_sequence_is_no_success(
     answer = json.dumps({"stream": "S", "seq": sequence}, separators=(",", ":")).encode()
     with Wire.open(js.settings) as wire, ThreadPoolExecutor(1) as threads:
         wire.subscribe(subject)
-        wire.send(b"PING\r\n")
+        wire.api("INFO")  # its answer follows the subscription, which takes effect before it
         stopped = threading.Event()
 
         def answering() -> None:
