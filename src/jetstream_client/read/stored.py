@@ -60,6 +60,10 @@ def direct_message(reply: Reply) -> tuple[StoredMessage, int]:
     """
     headers = {name: list(values) for name, values in reply.headers.items()}
     added = {name: headers[name].pop() for name in _ADDED if name in headers}
+    if "Nats-Stream" not in added:  # its line continues one of a publisher who ended the block in the middle of it
+        for values in headers.values():
+            if values and "Nats-Stream: " in values[-1]:
+                values.pop()
     kept = {name: values for name, values in headers.items() if values}
     try:
         sequence, before = int(added["Nats-Sequence"]), int(added.get("Nats-Last-Sequence", 0))

@@ -182,11 +182,14 @@ def publish_blocks(settings: ConnectionSettings, subject: str, blocks: list[byte
             answers += len(wire.receive(5))
 
 
-async def test_the_leader_gives_the_same_headers_as_bulk_reading(settings: ConnectionSettings, stream: Stream) -> None:
+@pytest.mark.parametrize("direct", [False, True], ids=["leader", "direct get"])
+async def test_headers_are_the_same_whichever_way_a_message_is_read(
+    settings: ConnectionSettings, stream: Stream, direct: bool
+) -> None:
     publish_blocks(settings, "delivery.x", BLOCKS)
     for message in await read(settings, stream, Sequences.from_ranges([(COUNT + 1, COUNT + len(BLOCKS))])):
-        from_leader = await stream.get_message(message.sequence)
-        assert (from_leader.headers, from_leader.data) == (message.decoded().headers, b"data")
+        one = await stream.get_message(message.sequence, direct=direct)
+        assert (one.headers, one.data) == (message.decoded().headers, b"data")
 
 
 async def test_headers_only_says_the_same_but_the_data(settings: ConnectionSettings, stream: Stream) -> None:
