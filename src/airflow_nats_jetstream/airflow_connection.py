@@ -179,7 +179,7 @@ def _as_repr_in_quotes(text: str) -> str:
     return _as_repr(text).replace("\\'", "'")
 
 
-def tested(settings: ConnectionSettings) -> tuple[bool, str]:
+def check_connection(settings: ConnectionSettings) -> tuple[bool, str]:
     """What the Test button answers: whether the connection works, and what is there, or what is wrong and what to do.
 
     It works if JetStream answers and this user may request the account's limits. Nothing is changed on the server.

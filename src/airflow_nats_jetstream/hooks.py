@@ -16,7 +16,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.log import amask_secret, mask_secret
 
 from airflow_nats_jetstream import instruments
-from airflow_nats_jetstream.airflow_connection import check_console, masks, settings_of, shared_lookup, tested
+from airflow_nats_jetstream.airflow_connection import check_connection, check_console, masks, settings_of, shared_lookup
 from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_client.errors import InvalidValue
@@ -78,14 +78,14 @@ class JetStreamHook(BaseHook):
         """A JetStream context, for asynchronous tasks and triggers. Raises ConnectionFailed."""
         from jetstream_client import connect
 
-        async with connect(self._settings(await self._masked(self.nats_conn_id))) as js:
+        async with connect(self._settings(await self._lookup(self.nats_conn_id))) as js:
             yield js
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[JetStream]:
         """:meth:`context` on one connection for all triggers of a process that have the same settings. It is closed
         with its last user. Raises ConnectionFailed."""
-        settings = self._settings(await shared_lookup(self.nats_conn_id, self._masked))
+        settings = self._settings(await shared_lookup(self.nats_conn_id, self._lookup))
         from jetstream_client.shared import share
 
         async with share(settings) as js:
@@ -180,14 +180,14 @@ class JetStreamHook(BaseHook):
             yield held
 
     def test_connection(self) -> tuple[bool, str]:
-        """What the Test button shows, see :func:`airflow_nats_jetstream.airflow_connection.tested`."""
+        """What the Test button shows, see :func:`airflow_nats_jetstream.airflow_connection.check_connection`."""
         try:
-            return tested(self.settings)
+            return check_connection(self.settings)
         except InvalidValue as wrong:
             return False, str(wrong)
 
     @classmethod
-    async def _masked(cls, conn_id: str) -> Connection:
+    async def _lookup(cls, conn_id: str) -> Connection:
         """Look a connection up, and tell Airflow what to hide of it in logs."""
         connection = await cls.aget_connection(conn_id)
         await amask_secret(masks(connection))

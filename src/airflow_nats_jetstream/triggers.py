@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -24,18 +24,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TO_GIVE_BACK = 5.0  # seconds for giving back on the way out
-_TO_KILL = 60.0  # seconds for everything that a user's action entails; what it consists of has bounds of its own
-_TO_ASK = 15.0  # seconds for Airflow's answer about a task
-_AGAIN = 1.0  # seconds before a connection that the server ended is made again
+_RELEASE_TIMEOUT = 5.0  # seconds for releasing what is held on the way out
+_KILL_TIMEOUT = 60.0  # seconds for everything that a user's action entails; each part of it has its own limit
+_STATE_TIMEOUT = 15.0  # seconds for Airflow's answer about the state of a task
+_RECONNECT_DELAY = 1.0  # seconds before reconnecting when the server has ended the connection
 
 
 class JetStreamTrigger(BaseTrigger):
-    """What the triggers share: a connection, and one event.
+    """What the triggers share: a connection, one event, and how they are stored.
 
-    Its payload has a ``status``; ``{"status": "error", "error": text}`` for every error, because Airflow would turn an
-    exception into a skip under ``soft_fail``.
+    The event's payload has a ``status``; ``{"status": "error", "error": text}`` for every error, because Airflow would
+    turn an exception into a skip under ``soft_fail``.
     """
+
+    _fields: ClassVar[tuple[str, ...]]  # parameters of the constructor, under which Airflow stores them
 
     def __init__(self, nats_conn_id: str, end: float) -> None:
         """``end``: when the sensor times out, in seconds since 1970, wherever the trigger runs by then."""
@@ -47,8 +49,11 @@ class JetStreamTrigger(BaseTrigger):
 
     @property
     def left(self) -> float:
-        """Seconds until the time-out; a last look takes one."""
+        """Seconds until the time-out, at least one for a last attempt."""
         return max(1.0, self.end - time.time())
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{type(self).__module__}.{type(self).__name__}", {name: getattr(self, name) for name in self._fields}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         try:
@@ -72,10 +77,10 @@ class JetStreamTrigger(BaseTrigger):
                 log.warning("connecting again: %s", error)
             self.handed_on()
             await self._stack.aclose()
-            await asyncio.sleep(_AGAIN)
+            await asyncio.sleep(_RECONNECT_DELAY)
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
-        """The event. It may be asked for again, on another connection."""
+        """Return the event. May be called again, on another connection."""
         raise NotImplementedError
 
     def handed_on(self) -> None:
@@ -83,11 +88,11 @@ class JetStreamTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """A user cleared or marked the task, or Airflow has given the trigger to another triggerer."""
-        await self._complete(self.killed, _TO_KILL, "what is done when a task is cleared or marked")
+        await self._complete(self.killed, _KILL_TIMEOUT, "what is done when a task is cleared or marked")
 
     async def cleanup(self) -> None:
         """However the trigger ends."""
-        await self._complete(self.close, _TO_KILL + _TO_GIVE_BACK, "closing a trigger")
+        await self._complete(self.close, _KILL_TIMEOUT + _RELEASE_TIMEOUT, "closing a trigger")
 
     async def killed(self) -> None:
         """What :meth:`on_kill` does, however often the triggerer cancels meanwhile."""
@@ -95,7 +100,7 @@ class JetStreamTrigger(BaseTrigger):
     async def close(self) -> None:
         """What :meth:`cleanup` does, likewise: the connection is let go."""
         try:
-            async with asyncio.timeout(_TO_GIVE_BACK):
+            async with asyncio.timeout(_RELEASE_TIMEOUT):
                 await self._stack.aclose()
         except (JetStreamError, TimeoutError) as error:
             log.warning("closing the connection: %s", error)
@@ -120,18 +125,14 @@ class JetStreamPullTrigger(JetStreamTrigger):
     ``timeout`` seconds take the place of ``end``.
     """
 
+    _fields = ("nats_conn_id", "taking", "end")
+
     def __init__(
         self, nats_conn_id: str, taking: dict[str, Any], end: float | None = None, timeout: float = 0.0
     ) -> None:
         super().__init__(nats_conn_id, time.time() + timeout if end is None else end)
         self.taking = taking
         self._take: Take | None = None
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        return (
-            "airflow_nats_jetstream.triggers.JetStreamPullTrigger",
-            {"nats_conn_id": self.nats_conn_id, "taking": self.taking, "end": self.end},
-        )
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
         from jetstream_handoff.take import Take
@@ -148,8 +149,8 @@ class JetStreamPullTrigger(JetStreamTrigger):
         return {"status": "claims", "claims": [claim.to_json() for claim in claims]}
 
     def handed_on(self) -> None:
-        """The claims are the event's. Or the connection ended: what was pulled on it comes again, and what was entered
-        is handed on by whoever waits for the same owner next."""
+        """The claims are the event's. Or the connection ended: what was pulled on it is redelivered, and what was
+        entered is handed on by the next trigger or worker with the same owner."""
         if self._take is not None:
             self._take.handed_on()
 
@@ -166,7 +167,7 @@ class JetStreamPullTrigger(JetStreamTrigger):
         if self._take is None:
             return
         try:
-            async with asyncio.timeout(_TO_GIVE_BACK):
+            async with asyncio.timeout(_RELEASE_TIMEOUT):
                 await self._take.put_back()
         except (JetStreamError, TimeoutError) as error:
             log.warning("could not give back what was taken, it comes again when its lease ends: %s", error)
@@ -178,16 +179,12 @@ class JetStreamLagTrigger(JetStreamTrigger):
     ``bound`` holds the fields of :class:`~jetstream_client.consume.lag.Bound`, ``every`` is in seconds.
     """
 
+    _fields = ("nats_conn_id", "bound", "every", "end")
+
     def __init__(self, nats_conn_id: str, bound: dict[str, Any], every: float, end: float) -> None:
         super().__init__(nats_conn_id, end)
         self.bound = bound
         self.every = every
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        return (
-            "airflow_nats_jetstream.triggers.JetStreamLagTrigger",
-            {"nats_conn_id": self.nats_conn_id, "bound": self.bound, "every": self.every, "end": self.end},
-        )
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
         from jetstream_client.consume.lag import Bound
@@ -200,18 +197,14 @@ class JetStreamHoldTrigger(JetStreamTrigger):
     """Keep a claim until it is settled: ``{"status": "done"}``, ``{"status": "failed"}`` or ``{"status": "timeout"}``;
     ``{"status": "superseded", "error": text}`` when its messages belong to somebody else."""
 
+    _fields = ("nats_conn_id", "claim", "end")
+
     def __init__(self, nats_conn_id: str, claim: dict[str, Any], end: float) -> None:
         super().__init__(nats_conn_id, end)
         self.claim = claim
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        return (
-            "airflow_nats_jetstream.triggers.JetStreamHoldTrigger",
-            {"nats_conn_id": self.nats_conn_id, "claim": self.claim, "end": self.end},
-        )
-
     async def wait(self, js: JetStream) -> dict[str, Any]:
-        return await kept(js, self.claim, self.left)
+        return await hold_event(js, self.claim, self.left)
 
 
 class JetStreamSparkSubmitTrigger(JetStreamTrigger):
@@ -220,6 +213,8 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
 
     ``every`` is in seconds.
     """
+
+    _fields = ("nats_conn_id", "claim", "end", "conn_id", "driver", "every")
 
     def __init__(  # noqa: PLR0917 - as Airflow stores it
         self, nats_conn_id: str, claim: dict[str, Any], end: float, conn_id: str, driver: str, every: float
@@ -230,18 +225,11 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
         self.driver = driver
         self.every = every
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        fields = ("nats_conn_id", "claim", "end", "conn_id", "driver", "every")
-        return (
-            "airflow_nats_jetstream.triggers.JetStreamSparkSubmitTrigger",
-            {name: getattr(self, name) for name in fields},
-        )
-
     async def wait(self, js: JetStream) -> dict[str, Any]:
         from jetstream_handoff.completion import LEASE_ENDS, complete
 
         master = await self._master()
-        keeping = asyncio.create_task(kept(js, self.claim, self.left + _TO_ASK))
+        keeping = asyncio.create_task(hold_event(js, self.claim, self.left + _STATE_TIMEOUT))
         working = asyncio.create_task(master.ended(self.driver, self.every))
         event = {"status": "timeout"}
         try:
@@ -251,7 +239,7 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
             if keeping.done():
                 event = keeping.result()  # or its error, and the job runs on: a retry holds the claim again
         finally:
-            await complete(_stopped(keeping, working), _TO_KILL, f"keeping claim {self.claim['id']}", LEASE_ENDS)
+            await complete(_cancel(keeping, working), _KILL_TIMEOUT, f"keeping claim {self.claim['id']}", LEASE_ENDS)
         await self._kill(master)
         return event
 
@@ -261,14 +249,14 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
         Airflow also calls it when it has given the trigger to another triggerer, as after a freeze of this one, and it
         may come when a cleared task has already deferred again: in both cases the task is deferred.
         """
-        async with asyncio.timeout(_TO_ASK):
+        async with asyncio.timeout(_STATE_TIMEOUT):
             state = await self._task_state()
         if state == "deferred":
             log.warning("another trigger watches the task's job now, and not this one Spark driver %s", self.driver)
             return
         await self._kill(await self._master())
         if state in ("success", "failed", "skipped"):
-            async with asyncio.timeout(_TO_GIVE_BACK):
+            async with asyncio.timeout(_RELEASE_TIMEOUT):
                 await self._release()
 
     async def _task_state(self) -> str | None:
@@ -307,14 +295,14 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
             log.warning("Spark driver %s may run on, for nothing: %s", self.driver, error)
 
 
-async def _stopped(*tasks: asyncio.Task[Any]) -> None:
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     """A keeper that is stopped leaves a lease, for the worker that hears of the event."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def kept(js: JetStream, claim: dict[str, Any], seconds: float) -> dict[str, Any]:
+async def hold_event(js: JetStream, claim: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The event of :class:`JetStreamHoldTrigger`."""
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.keep import keep

@@ -2,7 +2,7 @@
 
 The event is a *notice*: there are messages to be claimed. It carries none, and nothing is pulled or acknowledged here;
 the run that it starts has a sensor, which takes the claims. So it does not matter how often a notice is lost, repeated
-or shared: whoever pulls first gets the messages, and the next look tells what is left.
+or shared: whoever pulls first gets the messages, and the next request shows what is left.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
                        stream is news: the first run's sensor creates it.
     min_messages:      fewer are no news. Default 1.
     remind_after:      a notice that nobody answered by pulling is given again. Default 15 min.
-    poll_interval:     how often the consumer is looked at. Default 5 s.
+    poll_interval:     how often the consumer's backlog is measured. Default 5 s.
     nats_conn_id:      the connection.
 
-    Watchers of one consumer with the same connection and interval share one connection to NATS and one request per
-    look (Airflow's shared streams). Durations are ``timedelta``, ISO 8601 (``PT15M``), or seconds.
+    Watchers of one consumer with the same connection and interval share one connection to NATS and one
+    measurement (Airflow's shared streams). Durations are ``timedelta``, ISO 8601 (``PT15M``), or seconds.
 
     At most one notice of a watcher is unanswered. It is answered when something was delivered to whoever pulls, or when
     nothing is left; then what is left, or new, is news again. While somebody pulls there is no news.
@@ -92,10 +92,10 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
 
     @classmethod
     async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Backlog]:
-        """One look after the other, for all watchers of the consumer. Never ends, never raises.
+        """Measure the backlog again and again, for all watchers of the consumer. Never ends, never raises.
 
-        Airflow starts a failed watcher again at once, for ever. Here it waits: the connection may be mended meanwhile,
-        and is read again for every attempt.
+        Airflow restarts a failed watcher at once and without end. Here it waits: the Airflow connection may be
+        corrected meanwhile, and is read again for every attempt.
         """
         from jetstream_handoff import backlog
 
@@ -107,13 +107,14 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
                 async with JetStreamHook(kwargs["nats_conn_id"]).shared() as js:
                     while True:
                         async with js.connection.timeout(None):
-                            seen = await backlog.look(js, stream, consumer)
+                            seen = await backlog.measure(js, stream, consumer)
                         yield seen.steady(before)
                         before, pause = seen, _FIRST_PAUSE
                         await asyncio.sleep(kwargs["poll_interval"])
             except Exception as error:  # noqa: BLE001 - a missing connection, for one, is no error of ours
                 name = type(error).__name__
-                log.warning("no look at %s of %s, again in %g s: %s: %s", consumer, stream, pause, name, error)
+                said = "the backlog of consumer %s of %s cannot be measured, trying again in %g s: %s: %s"
+                log.warning(said, consumer, stream, pause, name, error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 

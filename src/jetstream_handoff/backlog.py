@@ -26,7 +26,7 @@ AWAITING_TASK = 4 * HAND_OFF_TIMEOUT
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """One look at a consumer.
+    """What could be claimed from a consumer at one moment.
 
     new:          messages that were never delivered, and would be. While there is no consumer, all of the stream.
     again:        messages that were delivered, not acknowledged, and are in no open claim: those of claims that failed.
@@ -50,7 +50,7 @@ class Backlog:
         return self.new + self.again
 
     def steady(self, before: Backlog | None) -> Backlog:
-        """This look with ``again`` only when the consumer has stood still since the one before.
+        """The same, with ``again`` only if the consumer has not moved since ``before``.
 
         What a sensor has pulled and not yet entered, and what is being acknowledged for a settled claim, is in no open
         claim either; but then the counters move. Besides, server and ledger are asked one after the other.
@@ -64,8 +64,8 @@ class Backlog:
         return self.created, self.counter, self.floor, self.ack_pending
 
 
-async def look(js: JetStream, stream: str, consumer: str) -> Backlog:
-    """How much could be claimed at this moment: one request, and another for the record while messages are out.
+async def measure(js: JetStream, stream: str, consumer: str) -> Backlog:
+    """Measure how much could be claimed now: one request, and another for the record if messages are unacknowledged.
 
     The record may count a few more messages in a claim than it has (:mod:`.record` joins ranges): what failed beside
     such a claim is then seen when that claim has ended.

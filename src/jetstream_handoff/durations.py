@@ -7,7 +7,7 @@ HAND_OFF_TIMEOUT = timedelta(minutes=15)
 GATHER = timedelta(seconds=5)
 """How long a batch waits for more after its first message."""
 LOOK_EVERY = timedelta(minutes=1)
-"""Between two looks at the backlog."""
+"""How often a backlog function is called while it does not ask for a pull."""
 LONGEST_HOLD = timedelta(hours=24)
 """A heartbeat that outlives its work would hold for ever."""
 HEARTBEATS = 5

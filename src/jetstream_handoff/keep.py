@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOOK = 2.0  # seconds before a claim that an attempt holds is looked at again
+_RETRY_DELAY = 2.0  # seconds before the keeper tries again to hold a claim that an attempt holds
 _TO_RELEASE = 5.0
 
 
 async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
-    """``"done"`` or ``"failed"``, as is decided by whoever settles the claim; None when ``seconds`` are over, and it is
-    let go.
+    """Return ``"done"`` or ``"failed"`` when an attempt has decided the claim; release it after ``seconds``, and return
+    None.
 
-    An attempt takes the claim over from its keeper, never the reverse: while an attempt holds it the keeper looks on,
-    and goes on keeping it when the attempt lets go. A keeper that is stopped leaves a lease, for the next one.
+    An attempt takes the claim over from its keeper, never the reverse: the keeper waits while an attempt holds it, and
+    keeps it again when the attempt has released it. A keeper that is stopped leaves a lease, for the next one.
 
     Raises:
         Superseded: its messages belong to another claim; the work is for nothing.
@@ -51,7 +51,7 @@ async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
             raise
         except HeldByAnother:
             log.info("claim %s is being settled", claim.id)
-            await asyncio.sleep(min(left, _LOOK))
+            await asyncio.sleep(min(left, _RETRY_DELAY))
     return None
 
 

@@ -299,13 +299,16 @@ async def test_what_was_pulled_goes_back_however_often_the_trigger_is_cancelled(
             return 0
 
     async def pulled() -> bool:
-        return await pending() == 10
+        if await pending() != 10:
+            return False
+        os.kill(guarded.server.pid, signal.SIGSTOP)  # before the first cancellation
+        return True
 
     times = 0
     async for _ in triggerer_cancels(trigger, pulled):
         times += 1
-        if times in {1, 5}:  # frozen meanwhile
-            os.kill(guarded.server.pid, signal.SIGSTOP if times == 1 else signal.SIGCONT)
+        if times == 5:
+            os.kill(guarded.server.pid, signal.SIGCONT)
     assert times >= 5, "the triggerer waited"
 
     async def fetch(js: Any) -> int:
@@ -325,13 +328,16 @@ async def test_a_keeper_leaves_its_lease_however_often_the_trigger_is_cancelled(
         return entries.open[taken["id"]].token
 
     async def held() -> bool:
-        return await token() is not None
+        if await token() is None:
+            return False
+        os.kill(guarded.server.pid, signal.SIGSTOP)  # before the first cancellation
+        return True
 
     times = 0
     async for _ in triggerer_cancels(JetStreamHoldTrigger(CONNECTION, taken, time.time() + 240), held):
         times += 1
-        if times in {1, 5}:  # frozen meanwhile
-            os.kill(guarded.server.pid, signal.SIGSTOP if times == 1 else signal.SIGCONT)
+        if times == 5:
+            os.kill(guarded.server.pid, signal.SIGCONT)
     assert times >= 5, "the triggerer waited"
     assert await token() is None
 

@@ -1,6 +1,6 @@
 """The watcher on Airflow's own shared streams, over a real server: when it gives notice, and what the server saw of it.
 
-`Looks` counts what reaches the server, so that "no further notice" means: not in so many further looks.
+`Infos` counts what reaches the server, so that "no further notice" means: not in so many further requests.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "event-driven.md"
 
 
 @dataclass
-class Looks:
+class Infos:
     """The requests for a consumer's state that reach the server, and the connections that sent them."""
 
     count: int = 0
@@ -46,22 +46,22 @@ class Looks:
     @classmethod
     @asynccontextmanager
     async def of(cls, url: str, stream: str) -> AsyncIterator[Self]:
-        looks = cls()
+        infos = cls()
         client = await nats.connect(url)
 
         async def seen(request: Msg) -> None:
-            looks.count += 1
-            looks.connections.add(request.reply.rsplit(".", 1)[0])
+            infos.count += 1
+            infos.connections.add(request.reply.rsplit(".", 1)[0])
 
         await client.subscribe(f"$JS.API.CONSUMER.INFO.{stream}.{CONSUMER}", cb=seen)
         await client.flush()
         try:
-            yield looks
+            yield infos
         finally:
             await client.close()
 
     async def further(self, count: int = 3) -> None:
-        """Return when so many looks more have begun."""
+        """Return when so many more requests have arrived."""
         wanted = self.count + count
         await until(lambda: self.count >= wanted)
 
@@ -123,50 +123,50 @@ async def watch(hook: JetStreamHook) -> AsyncIterator[Callable[..., Watcher]]:
 
 
 @pytest.fixture
-async def looks(nats_server: NatsServer, stream: str) -> AsyncIterator[Looks]:
-    async with Looks.of(nats_server.url, stream) as looks:
-        yield looks
+async def infos(nats_server: NatsServer, stream: str) -> AsyncIterator[Infos]:
+    async with Infos.of(nats_server.url, stream) as infos:
+        yield infos
 
 
 Watch = Callable[..., Watcher]
 in_thread = asyncio.to_thread  # the hook's synchronous calls
 
 
-async def test_one_notice_until_it_is_answered(watch: Watch, looks: Looks, hook: JetStreamHook, stream: str) -> None:
+async def test_one_notice_until_it_is_answered(watch: Watch, infos: Infos, hook: JetStreamHook, stream: str) -> None:
     watcher = watch(stream, poll_interval=0.5)  # a busy machine may take long between pulling and entering
-    await looks.further()
+    await infos.further()
     assert watcher.notices == []
     await in_thread(publish, hook, stream, 3)
     assert await watcher.noticed(1) == [3]
     await in_thread(publish, hook, stream, 4)
-    await looks.further()
+    await infos.further()
     assert watcher.pending == [3]
 
     (first,) = await in_thread(execute, sensor(stream, max_messages=5, gather=timedelta(0)))
     assert first["count"] == 5
     assert await watcher.noticed(2) == [3, 2]  # answered, and two are left
     await in_thread(partial(execute, sensor(stream, max_messages=5), run_id="second"))
-    await looks.further()
+    await infos.further()
     assert watcher.pending == [3, 2]
     await in_thread(publish, hook, stream, 1)
     assert await watcher.noticed(3) == [3, 2, 1]
     assert watcher.notices[-1] == {"stream": stream, "consumer": CONSUMER, "pending": 1, "consumer_sequence": 7}
 
 
-async def test_what_is_gone_needs_no_answer(watch: Watch, looks: Looks, hook: JetStreamHook, stream: str) -> None:
+async def test_what_is_gone_needs_no_answer(watch: Watch, infos: Infos, hook: JetStreamHook, stream: str) -> None:
     await in_thread(publish, hook, stream, 3)
     watcher = watch(stream)
     await watcher.noticed(1)
     await in_thread(hook.run, lambda js: js.stream(stream).purge())
-    await looks.further()
+    await infos.further()
     await in_thread(publish, hook, stream, 2)
     assert await watcher.noticed(2) == [3, 2]
 
 
-async def test_a_failed_claim_is_news(watch: Watch, looks: Looks, hook: JetStreamHook, stream: str) -> None:
+async def test_a_failed_claim_is_news(watch: Watch, infos: Infos, hook: JetStreamHook, stream: str) -> None:
     taken = await in_thread(claim, hook, stream, 10)
     watcher = watch(stream)
-    await looks.further(5)
+    await infos.further(5)
     assert watcher.notices == []
 
     def fail() -> None:
@@ -177,28 +177,28 @@ async def test_a_failed_claim_is_news(watch: Watch, looks: Looks, hook: JetStrea
     assert await watcher.noticed(1) == [10]
 
 
-async def test_many_watchers_share_one_connection_and_one_look(
-    watch: Watch, looks: Looks, hook: JetStreamHook, stream: str
+async def test_many_watchers_share_one_connection_and_one_request(
+    watch: Watch, infos: Infos, hook: JetStreamHook, stream: str
 ) -> None:
     watchers = [watch(stream, min_messages=number) for number in range(1, 11)]
     await in_thread(publish, hook, stream, 5)
     for watcher in watchers[:5]:
         assert await watcher.noticed(1) == [5]
-    await looks.further()
+    await infos.further()
     assert [watcher.notices for watcher in watchers[5:]] == [[]] * 5
-    assert len(looks.connections) == 1
+    assert len(infos.connections) == 1
 
     for watcher in watchers[1:]:
         await watcher.end()
-    before = looks.count
+    before = infos.count
     await in_thread(publish, hook, stream, 5)
     await in_thread(execute, sensor(stream, max_messages=1, gather=timedelta(0)))
     assert await watchers[0].noticed(2)  # the last one goes on alone
-    assert looks.count > before
+    assert infos.count > before
 
 
 async def test_nothing_is_delivered_or_made_by_watching(
-    watch: Watch, looks: Looks, hook: JetStreamHook, stream: str
+    watch: Watch, infos: Infos, hook: JetStreamHook, stream: str
 ) -> None:
     watcher = watch(stream)
     await in_thread(publish, hook, stream, 3)
@@ -208,13 +208,13 @@ async def test_nothing_is_delivered_or_made_by_watching(
     (taken,) = await in_thread(execute, sensor(stream))
     await in_thread(publish, hook, stream, 2)
     await watcher.noticed(2)
-    await looks.further()
+    await infos.further()
     seen = await in_thread(info, hook, stream)
     assert (seen.counter, seen.pending, seen.ack_pending) == (3, 2, 3)
     assert taken["count"] == 3
 
 
-async def test_who_waits_needs_no_notice(watch: Watch, looks: Looks, hook: JetStreamHook, stream: str) -> None:
+async def test_who_waits_needs_no_notice(watch: Watch, infos: Infos, hook: JetStreamHook, stream: str) -> None:
     """A sensor that waits for 100 messages gets what comes: no other run is wanted meanwhile."""
     waits = partial(execute, sensor(stream, min_messages=100, timeout=120))
     waiting = asyncio.create_task(in_thread(waits))
@@ -222,11 +222,11 @@ async def test_who_waits_needs_no_notice(watch: Watch, looks: Looks, hook: JetSt
     while not (await in_thread(consumer_of, hook, stream)).get("num_waiting"):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     await in_thread(publish, hook, stream, 50)
-    await looks.further()
+    await infos.further()
     assert watcher.notices == []
     await in_thread(publish, hook, stream, 50)
     assert (await waiting)[0]["count"] == 100
-    await looks.further()
+    await infos.further()
     assert watcher.notices == []
 
 
@@ -244,7 +244,7 @@ async def test_a_notice_that_nobody_answers_is_given_again(watch: Watch, hook: J
 
 
 async def test_a_watcher_that_is_started_again_repeats_what_is_unclaimed(
-    watch: Watch, looks: Looks, hook: JetStreamHook, stream: str
+    watch: Watch, infos: Infos, hook: JetStreamHook, stream: str
 ) -> None:
     await in_thread(publish, hook, stream, 2)
     first = watch(stream)
@@ -265,8 +265,8 @@ async def test_it_waits_for_nats_longer_and_longer_and_goes_on(
             hook.run, lambda js: js.create_stream({"name": "AWAY", "subjects": ["AWAY.>"], "allow_direct": True})
         )
         watcher = watch("AWAY")
-        async with Looks.of(server.url, "AWAY") as looks:
-            await looks.further()
+        async with Infos.of(server.url, "AWAY") as infos:
+            await infos.further()
         server.kill()
         await until(lambda: "again in 2 s" in caplog.text)
         server.start()

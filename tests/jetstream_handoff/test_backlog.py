@@ -11,15 +11,15 @@ from jetstream_client import connect
 from jetstream_client.errors import StreamNotFound
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK, Backlog, claimed, look
+from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK, Backlog, claimed, measure
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.record import OpenEntry, Record
 from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take, unacknowledged
 
 
 async def seen(stream: Stream) -> Backlog:
-    """What stands still: two looks, as a watcher has them."""
-    return (await look(stream.js, stream.name, CONSUMER)).steady(await look(stream.js, stream.name, CONSUMER))
+    """What stands still: two measurements, as a watcher has them."""
+    return (await measure(stream.js, stream.name, CONSUMER)).steady(await measure(stream.js, stream.name, CONSUMER))
 
 
 async def counts(stream: Stream) -> tuple[int, int]:
@@ -31,12 +31,12 @@ async def test_without_a_consumer_all_of_the_stream_waits(stream: Stream) -> Non
     assert await counts(stream) == (0, 0)
     await publish(stream, 3)
     assert await seen(stream) == Backlog(new=3)
-    assert (await stream.info()).state["consumer_count"] == 0  # a look makes none
+    assert (await stream.info()).state["consumer_count"] == 0  # measuring makes none
 
 
 async def test_without_a_stream_it_says_so(stream: Stream) -> None:
     with pytest.raises(StreamNotFound):
-        await look(stream.js, "NOT_THERE", CONSUMER)
+        await measure(stream.js, "NOT_THERE", CONSUMER)
 
 
 async def test_what_is_claimed_does_not_wait_until_it_failed(stream: Stream) -> None:
@@ -89,7 +89,7 @@ async def test_what_would_not_be_delivered_is_no_news(stream: Stream) -> None:
     assert await counts(stream) == (0, 0)
 
 
-async def test_who_waits_is_seen_and_looking_delivers_nothing(stream: Stream) -> None:
+async def test_who_waits_is_seen_and_measuring_delivers_nothing(stream: Stream) -> None:
     consumer = await stream.create_consumer({"durable_name": CONSUMER, "ack_policy": "explicit"})
     async with connect(stream.js.settings) as other:
         waiting = asyncio.create_task(other.stream(stream.name).consumer(CONSUMER).fetch(1, max_wait=30))

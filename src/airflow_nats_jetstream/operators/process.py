@@ -16,7 +16,7 @@ from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import tries
-from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
+from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
 from airflow_nats_jetstream.template import duration, known_duration, templated
 from airflow_nats_jetstream.tracebacks import brief
 from jetstream_client.errors import InvalidValue, MessagesMissing
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 OnSettled = Literal["return", "reprocess", "fail"]
 
 
-class JetStreamProcessOperator(Decides, PythonOperator):
+class JetStreamProcessOperator(ClaimTask, PythonOperator):
     """Run a callable on a held claim, and settle the claim when it returns.
 
     python_callable:  has a parameter ``claim``, which arrives as :class:`~airflow_nats_jetstream.held.HeldClaim`.
@@ -97,7 +97,7 @@ class JetStreamProcessOperator(Decides, PythonOperator):
         return super().execute(context)
 
     def execute_callable(self) -> Any:
-        return self._decided(self._hold)
+        return self._outcome(self._hold)
 
     def _hold(self) -> Any:
         arguments = inspect.signature(self.python_callable).bind_partial(*self.op_args)

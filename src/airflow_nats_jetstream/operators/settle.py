@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_nats_jetstream import sensors
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.operators.decided import Decides
+from airflow_nats_jetstream.operators.claim_task import ClaimTask
 from airflow_nats_jetstream.template import claimed
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OnSettled = Literal["return", "fail"]
 
 
-class JetStreamSettleOperator(Decides, BaseOperator):
+class JetStreamSettleOperator(ClaimTask, BaseOperator):
     """Settle a claim when every task directly upstream has succeeded; otherwise give it back, and fail.
 
     claim:           as the pull sensor returned it; map over it. (templated)
@@ -83,7 +83,7 @@ class JetStreamSettleOperator(Decides, BaseOperator):
                 held.settle(self.value)
             return self.value
 
-        return self._decided(decide, undone=why)
+        return self._outcome(decide, undone=why)
 
     def dry_run(self) -> None:
         """Say which tasks must have succeeded."""

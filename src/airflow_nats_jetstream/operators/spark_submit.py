@@ -19,7 +19,7 @@ from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
 from airflow_nats_jetstream.operators import tries
-from airflow_nats_jetstream.operators.decided import FOREIGN, Decides
+from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
 from airflow_nats_jetstream.spark_master import FINISHED, GOING, SparkMaster, Submission
 from airflow_nats_jetstream.template import absent, check_mapping, known_duration, templated
 from airflow_nats_jetstream.tracebacks import Brief
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 POLL_INTERVAL = timedelta(seconds=5)
 _KEY = "jetstream_spark_job"  # stored in databases: it stays
 _FORGOTTEN = timedelta(days=7)  # after the longest hold: its claim is decided by then
-_TRIGGER_LATE = timedelta(minutes=10)  # the trigger's own end comes first, while there is a triggerer
+_TRIGGER_SLACK = timedelta(minutes=10)  # the trigger's own end comes first, while there is a triggerer
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Job:
 _LONG = Job("", f"{'0' * 32}-1000-00000000", 1, 0, 0.0, f"driver-{'0' * 64}")  # names as long as they may get
 
 
-class JetStreamSparkSubmitOperator(Decides, BaseOperator):
+class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
     """Submit a Python program to a Spark standalone cluster, and settle the claim when it has finished.
 
     The program runs on the cluster, its driver too. Meanwhile the task is deferred: a trigger holds the claim and
@@ -163,13 +163,13 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
     def execute(self, context: Context) -> Any:
         self._check_on_settled()
         self._ti: Any = context["ti"]
-        return self._decided(lambda: self._begin(context))
+        return self._outcome(lambda: self._begin(context))
 
     def resume(self, context: Context, event: dict[str, Any], job: dict[str, Any]) -> Any:
         """The trigger's event: how the job ended, or why it is not waited for any longer."""
         self._ti = context["ti"]
         self._check_types()
-        return self._decided(lambda: self._end(context, event, Job(**job)))
+        return self._outcome(lambda: self._end(context, event, Job(**job)))
 
     def on_kill(self) -> None:
         """Have the job killed that this try submitted or watched again, and let the claim go if it is held."""
@@ -205,7 +205,7 @@ class JetStreamSparkSubmitOperator(Decides, BaseOperator):
         seconds = min(self.longest_hold, self.execution_timeout or self.longest_hold).total_seconds()
         end, every = time.time() + seconds, self.status_poll_interval.total_seconds()
         trigger = JetStreamSparkSubmitTrigger(self.nats_conn_id, claim, end, self.conn_id, str(job.driver), every)
-        late = timedelta(seconds=seconds) + _TRIGGER_LATE
+        late = timedelta(seconds=seconds) + _TRIGGER_SLACK
         self.defer(trigger=trigger, method_name="resume", kwargs={"job": asdict(job)}, timeout=late)
 
     def _end(self, context: Context, event: dict[str, Any], job: Job) -> Any:

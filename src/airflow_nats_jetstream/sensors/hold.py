@@ -12,7 +12,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import OfClaim
 from airflow_nats_jetstream.tracebacks import brief
-from airflow_nats_jetstream.triggers import JetStreamHoldTrigger, kept
+from airflow_nats_jetstream.triggers import JetStreamHoldTrigger, hold_event
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import ClaimInvalid
@@ -47,14 +47,12 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
         self,
         *,
         claim: Mapping[str, Any] | XComArg,
-        deferrable: bool = True,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"timeout": LONGEST_HOLD, **kwargs})
         self.claim = claim
-        self.deferrable = deferrable
-        self.nats_conn_id = nats_conn_id
+
+    def check_mode(self) -> None:
         if self.reschedule:
             raise InvalidValue("mode", self.mode, "leave it out: a claim is held all the time, best by deferring")
 
@@ -70,7 +68,7 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
             trigger = JetStreamHoldTrigger(self.nats_conn_id, claim, end)
             self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
         with self.waiting():
-            event = JetStreamHook(self.nats_conn_id).run(lambda js: kept(js, claim, max(1.0, end - time.time())))
+            event = JetStreamHook(self.nats_conn_id).run(lambda js: hold_event(js, claim, max(1.0, end - time.time())))
         return self.resume(context, event)
 
     def resume(self, context: Context, event: dict[str, Any]) -> str:  # noqa: ARG002

@@ -25,7 +25,7 @@ class JetStreamLagSensor(JetStreamSensor):
     stream, consumer:    the consumer, which must exist. (templated)
     below:               the lag is to be smaller; 1 waits until nothing is left. (templated)
     above:               or greater; 0 waits until there is something. (templated)
-    poke_interval:       between two looks. Default 60 s.
+    poke_interval:       seconds between two requests, or a ``timedelta``. Default 60 s.
     deferrable:          wait in the triggerer (default), or in the worker, in any ``mode``.
     timeout, soft_fail:  as every sensor's; ``soft_fail`` skips on time-out only, never on an error.
 
@@ -48,8 +48,6 @@ class JetStreamLagSensor(JetStreamSensor):
         consumer: str,
         below: int | str | None = None,
         above: int | str | None = None,
-        deferrable: bool = True,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -57,9 +55,6 @@ class JetStreamLagSensor(JetStreamSensor):
         self.consumer = consumer
         self.below = below
         self.above = above
-        self.deferrable = deferrable
-        self.nats_conn_id = nats_conn_id
-        self.check_mode()
         if not templated([stream, consumer, below, above]):
             Bound(**self._bound())
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from jetstream_handoff.taking import Taking
 
 _PRIORITY = {each.name for each in dataclasses.fields(Priority)}
-_LATE = timedelta(minutes=1)  # how much later than the trigger itself Airflow ends it
-_TO_GIVE_BACK = 4.0  # seconds for giving back on the way out; Airflow kills a process 5 s after asking it to end
+_TRIGGER_SLACK = timedelta(minutes=1)  # after the end of the trigger itself, before Airflow ends it
+_RELEASE_TIMEOUT = 4.0  # seconds for giving back on the way out; Airflow kills a process 5 s after asking it to end
 
 
 class JetStreamPullSensor(JetStreamSensor):
@@ -110,9 +110,7 @@ class JetStreamPullSensor(JetStreamSensor):
         backlog: str | None = None,
         priority: Priority | Mapping[str, Any] | None = None,
         consumer_config: Mapping[str, Any] | None = None,
-        deferrable: bool = True,
         start_from_trigger: bool = False,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -128,9 +126,6 @@ class JetStreamPullSensor(JetStreamSensor):
         self.backlog = backlog
         self.priority = dataclasses.asdict(priority) if isinstance(priority, Priority) else priority
         self.consumer_config = consumer_config
-        self.deferrable = deferrable
-        self.nats_conn_id = nats_conn_id
-        self.check_mode()
         numbers = [max_messages, messages_per_claim, min_messages, max_failures]
         if backlog is not None and not all(part.isidentifier() for part in str(backlog).split(".")):
             raise InvalidValue("backlog", backlog, "give the path of a function: package.module.function")
@@ -143,7 +138,7 @@ class JetStreamPullSensor(JetStreamSensor):
         if known:
             self._taking(("owner",))
         if start_from_trigger:
-            if not (known and deferrable) or templated(nats_conn_id):
+            if not (known and self.deferrable) or templated(self.nats_conn_id):
                 remedy = "leave it out where a field is templated, or with deferrable=False: only a worker renders them"
                 raise InvalidValue("start_from_trigger", True, remedy)
             self.start_from_trigger = True
@@ -168,7 +163,7 @@ class JetStreamPullSensor(JetStreamSensor):
             trigger_cls="airflow_nats_jetstream.triggers.JetStreamPullTrigger",
             trigger_kwargs={"nats_conn_id": self.nats_conn_id, "taking": taking, "timeout": self.timeout},
             next_method="resume",
-            timeout=timedelta(seconds=self.timeout) + _LATE,
+            timeout=timedelta(seconds=self.timeout) + _TRIGGER_SLACK,
         )
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
@@ -243,7 +238,7 @@ async def _claims(
         claims = await wait(take)
         take.handed_on()
     finally:
-        await complete(take.put_back(), _TO_GIVE_BACK, "giving back what was taken", LEASE_ENDS)
+        await complete(take.put_back(), _RELEASE_TIMEOUT, "giving back what was taken", LEASE_ENDS)
     return [claim.to_json() for claim in claims]
 
 

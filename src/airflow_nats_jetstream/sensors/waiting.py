@@ -9,6 +9,7 @@ from typing import Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException
 
+from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from jetstream_client.errors import InvalidValue, JetStreamError
 
@@ -19,8 +20,15 @@ class JetStreamSensor(BaseSensorOperator):
     ui_color = "#375c93"
     ui_fgcolor = "#ffffff"
     operator_extra_links = (JetStreamLink(),)
-    deferrable: bool
     _waiting = False
+
+    def __init__(
+        self, *, deferrable: bool = True, nats_conn_id: str = JetStreamHook.default_conn_name, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.deferrable = deferrable
+        self.nats_conn_id = nats_conn_id
+        self.check_mode()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -40,7 +48,7 @@ class JetStreamSensor(BaseSensorOperator):
             raise JetStreamError("killed while waiting")
 
     def check_mode(self) -> None:
-        """Raises InvalidValue for a mode that deferring makes no use of."""
+        """Raises InvalidValue for a mode that makes no difference to a sensor that defers."""
         if self.deferrable and self.reschedule:
             remedy = "leave it out, as a deferred sensor needs no worker at all; or give deferrable=False, too"
             raise InvalidValue("mode", self.mode, remedy)

@@ -1,4 +1,4 @@
-"""What it means to a task that its claim is settled already, or somebody else's."""
+"""A task that holds a claim, and what it means to the task when the claim is settled or lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOREIGN = (ClaimInvalid, Superseded, HeldByAnother, HoldLost)
 """A claim that this task will never settle: a retry would find the same."""
 
 
-class Decides(OfClaim):
+class ClaimTask(OfClaim):
     """A task that holds its claim, to settle it or give it back. ``log`` is the operator's."""
 
     on_settled: str
@@ -32,13 +32,14 @@ class Decides(OfClaim):
         if self.on_settled not in self.on_settled_choices:
             raise InvalidValue("on_settled", self.on_settled, f"give one of {', '.join(self.on_settled_choices)}")
 
-    def _decided(self, work: Callable[[], Any], undone: str = "") -> Any:
-        """What ``work`` returns, or was recorded when the claim was settled before.
+    def _outcome(self, work: Callable[[], Any], undone: str = "") -> Any:
+        """Return what ``work`` returns, or the recorded value of a claim that was settled before.
 
         undone:  why the claim must not count as settled.
 
         Raises:
-            AirflowFailException: it was settled and must not be, or it is somebody else's. Airflow does not try again.
+            AirflowFailException: the claim was settled and must not be, or belongs to another attempt. Airflow does not
+                try again.
         """
         try:
             with Brief():
@@ -57,7 +58,7 @@ class Decides(OfClaim):
             self._held = None
 
     def on_kill(self) -> None:
-        """Let the claim go within 3 s; from then on it cannot be settled by this attempt."""
+        """Release the claim within 3 s; from then on this attempt cannot settle it."""
         if self._held is not None:
-            self.log.warning("killed: letting go of claim %s", self._held.id)
+            self.log.warning("killed: releasing claim %s", self._held.id)
             self._held.kill()
