@@ -148,7 +148,7 @@ class SparkMaster:
             SparkMasterUnavailable: it may have been submitted all the same.
             SparkMasterRefused: it was not.
         """
-        answer = await self._ask("POST", "create", submission.request(self.url, name))
+        answer = await self._request("POST", "create", submission.request(self.url, name))
         if answer.get("success") is not True:
             raise SparkMasterRefused(f"the Spark master did not take the job: {_first_line(answer.get('message'))}")
         driver = answer.get("submissionId")
@@ -158,7 +158,7 @@ class SparkMaster:
 
     async def state(self, driver: str) -> str:
         """Of a driver: one of ``GOING``, ``FINISHED``, ``FAILED``, ``KILLED``, ``ERROR`` or ``LOST``."""
-        answer = await self._ask("GET", f"status/{quote(driver, safe='')}")
+        answer = await self._request("GET", f"status/{quote(driver, safe='')}")
         state = answer.get("driverState")
         if state is None:
             return LOST
@@ -168,7 +168,7 @@ class SparkMaster:
 
     async def kill(self, driver: str) -> bool:
         """Have it ended; False when it had ended before."""
-        answer = await self._ask("POST", f"kill/{quote(driver, safe='')}")
+        answer = await self._request("POST", f"kill/{quote(driver, safe='')}")
         return answer.get("success") is True
 
     async def ended(self, driver: str, every: float) -> str:
@@ -218,7 +218,7 @@ class SparkMaster:
         running = any(each.get("name") == name for each in _objects(page, "activeapps"))
         return recent[0] if running and len(recent) == 1 else None
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer of the master that is in charge. What may have arrived is not sent to another one."""
         import httpx
 

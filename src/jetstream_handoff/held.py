@@ -118,7 +118,7 @@ class HeldClaim:
 
     @property
     def lost(self) -> str:
-        """Why the claim is not ours any more; empty while it is. Work that looks at it can stop early."""
+        """Why the claim is not held any more; empty while it is. Work that checks it can stop early."""
         return self._hold.lost
 
     def on_stop(self, callback: Callable[[], None]) -> None:

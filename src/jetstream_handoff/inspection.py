@@ -1,4 +1,4 @@
-"""Looking at claims from outside, and letting one go by hand: for the command line. Only :func:`release` writes."""
+"""Claims seen from outside, and one released by hand: for the command line. Only :func:`release` writes."""
 
 from __future__ import annotations
 
@@ -222,16 +222,16 @@ async def release(js: JetStream, seen: Seen) -> None:
     An attempt that lives stops at its next heartbeat, and cannot settle.
 
     Raises:
-        Superseded: it is not open any more, or another attempt took it over since it was looked at.
+        Superseded: it is not open any more, or another attempt has taken it over since ``seen`` was read.
         ConsumerNotFound, StreamNotFound: nothing to deliver again.
     """
-    assert seen.entry is not None  # noqa: S101 - the caller has looked
+    assert seen.entry is not None  # noqa: S101 - the caller has checked it
     ledger = Ledger(js, seen.stream, seen.consumer)
     await ledger.locate()
     stream, consumer = await ledger.stream.info(patience=PATIENCE), await ledger.consumer.info(patience=PATIENCE)
     claim = ledger.claim_of(seen.id, seen.entry, stream.created, consumer.created)
     if not await settle.release(ledger, claim, seen.entry.token):
-        raise Superseded(f"claim {seen.id} changed while it was looked at: nothing was released; look again")
+        raise Superseded(f"claim {seen.id} has changed since it was read: nothing was released; read it and try again")
 
 
 async def _record(ledger: Ledger) -> Record | None:

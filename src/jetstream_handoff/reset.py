@@ -32,7 +32,7 @@ QUIET = answers.CONFIRMED_WITHIN
 UNDER_WAY = 60.0
 """Seconds after which a reset that did not end is taken for dead, so that another may begin."""
 AT_ONCE = 0.5
-"""Seconds within which the reset follows the last look: half of what a claim must be old before it can be settled."""
+"""Seconds within which the reset follows the last check: half of what a claim must be old before it can be settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Reset:
 
 
 class _Settled(Exception):
-    """A claim was settled since its acknowledgements were last looked after."""
+    """A claim was settled since acknowledgements were last confirmed."""
 
 
 async def plan(ledger: Ledger, sequence: int | None = None, *, claims: bool = True) -> Reset:
@@ -97,12 +97,12 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
             await ledger.change(work.new_life)
             await asyncio.sleep(QUIET)
             began = clock()
-            _, look = await ledger.change(work.last_look)
+            _, checked = await ledger.change(work.last_check)
             now = await ledger.consumer.info(patience=PATIENCE)  # our own clock stands still on a paused machine
-            if Moment.of(look, began).age(Moment.of(now, clock())) < AT_ONCE:
+            if Moment.of(checked, began).age(Moment.of(now, clock())) < AT_ONCE:
                 break
         except _Settled:
-            log.info("claims were settled in the meantime: looking after their acknowledgements again")
+            log.info("claims were settled in the meantime: confirming their acknowledgements, too")
         if clock() > deadline:
             raise ResetRefused(
                 f"consumer {ledger.consumer.name!r} is not reset: its claims go on being settled; pause the DAGs that "
@@ -165,7 +165,7 @@ class _Resetting:
         self.forgotten |= settled
         return replace(record.reborn(info), resetting=(self._token, info.now))
 
-    def last_look(self, record: Record | None, info: ConsumerInfo) -> Record:
+    def last_check(self, record: Record | None, info: ConsumerInfo) -> Record:
         """Nothing may be settled at the moment of the reset: no claim is open that is old enough for it."""
         if record is None or not record.resetting or record.resetting[0] != self._token:
             raise ResetRefused("another reset of this consumer has begun meanwhile: wait for it")

@@ -250,7 +250,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("step", ["confirmed", "new life", "last look"])
+@pytest.mark.parametrize("step", ["confirmed", "new life", "last check"])
 async def test_killed_between_two_steps(stream: Stream, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     await publish(stream, 30)
     done = await done_and_not_acknowledged(stream, monkeypatch)
@@ -291,7 +291,7 @@ def kill(patch: pytest.MonkeyPatch, step: str) -> None:
         if step == "confirmed":
             raise Killed
         answer = await change(self, function)
-        if (step, changes) in (("new life", 1), ("last look", 2)):
+        if (step, changes) in (("new life", 1), ("last check", 2)):
             raise Killed
         return answer
 
@@ -380,7 +380,7 @@ async def test_a_reset_that_began_before_the_clock_was_set_back_is_not_waited_fo
     assert (await reset.reset(book(stream), 1)).sequence == 1
 
 
-async def test_a_machine_that_is_paused_after_its_last_look_looks_again(
+async def test_a_machine_that_is_paused_after_its_last_check_checks_again(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await publish(stream, 10)
@@ -391,7 +391,7 @@ async def test_a_machine_that_is_paused_after_its_last_look_looks_again(
 
     async def counted(function: Any) -> Any:
         answer = await change(function)
-        if function.__name__ == "last_look":
+        if function.__name__ == "last_check":
             looks.append(answer[1].now)
         return answer
 
