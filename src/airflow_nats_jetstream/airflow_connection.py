@@ -233,8 +233,8 @@ def _not_permitted(settings: ConnectionSettings, refusal: PermissionDenied) -> s
 
 
 def _credential_folders() -> str:
-    """Below which folders the files must lie that a connection names: who may edit connections chooses those, and who
-    runs Airflow these."""
+    """The folders that must contain the files named in connections: whoever may edit connections chooses the files, and
+    Airflow's deployer the folders."""
     from airflow.sdk.configuration import conf
 
     return str(conf.get("nats", "credential_folders", fallback=CREDENTIAL_FOLDERS))
@@ -245,7 +245,7 @@ def _limit(number: int) -> str:
 
 
 def _extra(connection: Connection) -> Mapping[str, Any]:
-    """The extra as JSON; Airflow's ``extra_dejson`` is empty for a text that is none."""
+    """The extra as JSON; Airflow's ``extra_dejson`` is empty for a string that is not JSON."""
     try:
         fields = connection.extra_dejson  # which also tells Airflow what to mask
         if not fields and connection.extra:
@@ -280,7 +280,7 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        remedy = "give a text; in a URI, where 1.5 or true is none, inside __extra__"
+        remedy = "give a string; in a URI, where 1.5 and true are not strings, inside __extra__"
         raise InvalidValue(f"extra[{name!r}]", type(value).__name__, remedy)
     return value
 

@@ -1,4 +1,4 @@
-"""The commands, before any page: which claims are open, who holds one, let it go, what lies among the dead letters.
+"""The commands: which claims are open, which attempt holds one, release it, list and replay dead letters.
 
 Written down once, in :data:`COMMANDS`; :mod:`~airflow_nats_jetstream.command_line` makes parsers of them. Loading this
 file loads neither Airflow nor nats-py.

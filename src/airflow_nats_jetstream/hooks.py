@@ -92,7 +92,7 @@ class JetStreamHook(BaseHook):
             yield js
 
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
-        """``await function(js)`` from a synchronous task, on a connection of its own: ``hook.run(lambda js: …)``."""
+        """Return ``await function(js)`` to a synchronous task, on a separate connection: ``hook.run(lambda js: …)``."""
         with Brief():
             return portal.run(self.settings, function)
 

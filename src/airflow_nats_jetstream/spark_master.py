@@ -54,7 +54,7 @@ class Submission:
     application:       its path or address, as every worker finds it.
     application_args:  what it gets.
     conf:              Spark's properties. The driver's memory and cores count, too.
-    env_vars:          the driver's environment, beside that of its worker.
+    env_vars:          the driver's environment, in addition to its worker's.
     py_files:          further modules, with commas between.
 
     Raises:
@@ -190,8 +190,8 @@ class SparkMaster:
             await asyncio.sleep(every)
 
     async def find(self, name: str, since: float) -> str | None:
-        """The driver of the application ``name`` that was submitted after ``since`` (seconds since 1970) by who did not
-        live to hear its id; None when there is none, or it cannot be told from others.
+        """Find the driver of the application ``name``, submitted after ``since`` (seconds since 1970) by a worker that
+        died before it received the driver's id. None if no driver matches, or several do.
 
         The master's page lists drivers without the names of their applications. When the application runs, its driver
         is among those that were submitted since; when that is one, it is this one.

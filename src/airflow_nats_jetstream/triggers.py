@@ -98,7 +98,7 @@ class JetStreamTrigger(BaseTrigger):
         """What :meth:`on_kill` does, however often the triggerer cancels meanwhile."""
 
     async def close(self) -> None:
-        """What :meth:`cleanup` does, likewise: the connection is let go."""
+        """What :meth:`cleanup` does, likewise: the connection is released."""
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT):
                 await self._stack.aclose()
@@ -159,7 +159,7 @@ class JetStreamPullTrigger(JetStreamTrigger):
         await self._give_back()
 
     async def close(self) -> None:
-        """What was taken and not handed on goes back, and the connection is let go."""
+        """Give back what was taken and not handed on, and release the connection."""
         await self._give_back()
         await super().close()
 
@@ -170,7 +170,7 @@ class JetStreamPullTrigger(JetStreamTrigger):
             async with asyncio.timeout(_RELEASE_TIMEOUT):
                 await self._take.put_back()
         except (JetStreamError, TimeoutError) as error:
-            log.warning("could not give back what was taken, it comes again when its lease ends: %s", error)
+            log.warning("could not give back what was taken, it is redelivered when its lease ends: %s", error)
 
 
 class JetStreamLagTrigger(JetStreamTrigger):
@@ -244,7 +244,7 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
         return event
 
     async def killed(self) -> None:
-        """The job is killed; of a task that was marked the claim is let go, too.
+        """Kill the job; if the task was marked, release its claim, too.
 
         Airflow also calls it when it has given the trigger to another triggerer, as after a freeze of this one, and it
         may come when a cleared task has already deferred again: in both cases the task is deferred.

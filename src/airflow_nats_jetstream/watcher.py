@@ -35,17 +35,17 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
     """Notice that messages wait to be claimed: the trigger of an ``AssetWatcher``.
 
     stream, consumer:  where the sensor of the triggered DAG pulls. While the consumer is missing, any message of the
-                       stream is news: the first run's sensor creates it.
-    min_messages:      fewer are no news. Default 1.
-    remind_after:      a notice that nobody answered by pulling is given again. Default 15 min.
+                       stream causes a notice: the first run's sensor creates the consumer.
+    min_messages:      fewer cause no notice. Default 1.
+    remind_after:      a notice that no pull has answered is repeated after it. Default 15 min.
     poll_interval:     how often the consumer's backlog is measured. Default 5 s.
     nats_conn_id:      the connection.
 
     Watchers of one consumer with the same connection and interval share one connection to NATS and one
     measurement (Airflow's shared streams). Durations are ``timedelta``, ISO 8601 (``PT15M``), or seconds.
 
-    At most one notice of a watcher is unanswered. It is answered when something was delivered to whoever pulls, or when
-    nothing is left; then what is left, or new, is news again. While somebody pulls there is no news.
+    At most one notice of a watcher is unanswered. It is answered when messages were delivered, or when none are left;
+    after that, messages that are left or new cause another one. While a pull request waits, there is no notice.
 
     The event's payload: ``stream``, ``consumer``, ``pending`` (messages to be claimed) and ``consumer_sequence``
     (deliveries so far).

@@ -135,7 +135,7 @@ def test_a_message_is_deleted_and_deleting_it_again_is_as_wanted(
         assert execute(deletion(stream, sequence, secure=secure)) == {**answer, "deleted": False}
     assert gaps(hook, stream) == (2, [3])
     deletion(stream, 1).dry_run()
-    assert f"message 1 of stream {stream} is not there" in capsys.readouterr().out
+    assert f"message 1 of stream {stream} does not exist" in capsys.readouterr().out
 
 
 def test_what_cannot_be_deleted_is_an_error(hook: JetStreamHook, stream: str) -> None:

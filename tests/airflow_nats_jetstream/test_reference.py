@@ -14,6 +14,8 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from airflow_nats_jetstream.get_provider_info import get_provider_info
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.operators.consumer import JetStreamDeleteConsumerOperator
+from airflow_nats_jetstream.sensors import JetStreamPullSensor
 from tests.airflow_nats_jetstream.steps import CONNECTION, CONSUMER, claim, execute, rendered
 from tests.snippets import sections
 
@@ -181,3 +183,12 @@ def test_the_pages_examples_parse(tmp_path: Path) -> None:
             path = tmp_path / "dag.py"
             path.write_text(section.source)
             exec(compile(section.source, str(path), "exec"), {"__name__": "dag", "__file__": str(path)})
+
+
+def test_default_args_of_a_dag_reach_what_operators_and_sensors_have_in_common() -> None:
+    given = {"nats_conn_id": "other", "deferrable": False}
+    with DAG("dag", schedule=None, default_args=given):
+        deletion = JetStreamDeleteConsumerOperator(task_id="delete", stream="S", consumer="c")
+        sensor = JetStreamPullSensor(task_id="pull", stream="S", consumer="c")
+    assert deletion.nats_conn_id == "other"
+    assert (sensor.nats_conn_id, sensor.deferrable) == ("other", False)

@@ -185,7 +185,7 @@ def test_what_the_server_takes_otherwise_changes_nothing_when_run_twice(
     assert execute(creation(config))["changed"] == []
     capsys.readouterr()
     creation({"name": stream, "max_msgs": 0}).dry_run()
-    assert f"stream {stream} is as wanted" in capsys.readouterr().out
+    assert f"stream {stream} is up to date" in capsys.readouterr().out
     assert execute(creation({"name": stream, "max_age": "0"}))["changed"] == ["max_age"]
 
 
@@ -203,7 +203,7 @@ def test_a_stream_is_deleted_and_deleting_it_again_is_as_wanted(
         there(hook, name)
     assert execute(deletion(name)) == {"stream": name, "deleted": False, "messages": 0, "superseded": []}
     deletion(name).dry_run()
-    assert "is not there" in capsys.readouterr().out
+    assert "does not exist" in capsys.readouterr().out
     with pytest.raises(InvalidValue, match="stream"):
         deletion("a.b")
 

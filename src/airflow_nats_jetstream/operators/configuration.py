@@ -196,18 +196,18 @@ class ConfigurationOperator(BaseOperator):
         """What :func:`create_or_update` did, in words."""
         if changes is None:
             return "is created"
-        return f"is updated:\n{self._fields.describe(changes)}" if changes else "is as wanted"
+        return f"is updated:\n{self._fields.describe(changes)}" if changes else "is up to date"
 
     def _compare(self, current: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> str:
         """What :func:`create_or_update` would do, in words."""
         if current is None:
             return "would be created"
         changes = difference(current, wanted)
-        return f"would be updated:\n{self._fields.describe(changes)}" if changes else "is as wanted"
+        return f"would be updated:\n{self._fields.describe(changes)}" if changes else "is up to date"
 
 
 async def current(handle: Stream | Consumer, fields: Fields) -> Mapping[str, Any] | None:
-    """The configuration on the server; None when there is none. A consumer's stream must exist."""
+    """The configuration on the server; None if it does not exist. A consumer's stream must exist."""
     try:
         return (await handle.info()).config
     except (StreamNotFound, ConsumerNotFound) as missing:
@@ -224,7 +224,7 @@ async def create_or_update(
     What the server leaves as it is although it was asked for has not changed: 0 may stand for a default.
 
     Raises:
-        UpdateRefused: which field, what it is, what was wanted, and what to do.
+        UpdateRefused: names the field, its value, the wanted value, and what to do.
         ApiError: the creation is refused.
     """
     before = await current(handle, fields)

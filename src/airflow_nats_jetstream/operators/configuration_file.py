@@ -1,4 +1,4 @@
-"""A configuration in a YAML or JSON file beside the DAG, and the line on which each of its fields stands."""
+"""A configuration in a YAML or JSON file next to the DAG, and the line of each of its fields."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _lines_of_json(text: str, shown: str) -> Lines:
     try:
         return _lines(yaml.compose(text.replace("\t", " "), Loader=_Core), shown)
     except yaml.YAMLError:
-        return {}  # JSON that is no YAML: its fields have no lines
+        return {}  # JSON that is not YAML: its fields have no lines
 
 
 def _lines(node: Any, shown: str, path: tuple[str | int, ...] = ()) -> Lines:

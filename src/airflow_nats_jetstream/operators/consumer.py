@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 
 class JetStreamCreateConsumerOperator(ConfigurationOperator):
-    """Make a consumer as wanted: create it, or change what differs and leave every other field as it is.
+    """Create a consumer, or change the fields that differ and leave every other field as it is.
 
     stream:  whose. (templated)
     config:  the server's own fields, e.g. ``{"durable_name": "invoices", "max_ack_pending": 500}``: a mapping, a
-             dataclass, or the path of a YAML or JSON file beside the DAG's file. Durations are ``timedelta``,
+             dataclass, or the path of a YAML or JSON file next to the DAG's file. Durations are ``timedelta``,
              strings such as ``24h`` or ``PT5M``, or nanoseconds; times are any ``datetime`` with a time zone, or ISO
              8601 strings with one. A new consumer has ``ack_policy: explicit`` unless the configuration says
              otherwise. (templated, what is in the file, too)
 
     Run twice, it changes nothing the second time. The log shows each field that was changed, what it was and is. The
-    sensor creates the consumer that it takes claims from by itself.
+    sensor creates the consumer that it takes claims from automatically.
 
     Returns ``{"stream", "consumer": name, "created": bool, "changed": [field, …]}``. ``dry_run`` prints the difference.
 
     Raises:
         InvalidValue: a field that JetStream does not have, a value that it forbids, or no name; when the DAG is parsed,
             unless it is templated. Names the file, its line, the field and what to do.
-        UpdateRefused: the server does not change it: which field, what it is, what was wanted, and what to do.
+        UpdateRefused: the server does not change it: names the field, its value, the wanted value, and what to do.
         ApiError: the server refuses to create it.
         StreamNotFound: there is no such stream.
     """
@@ -105,7 +105,7 @@ class ConsumerOperator(StreamOperator):
 class JetStreamDeleteConsumerOperator(ConsumerOperator):
     """Delete a consumer, and what it knows of which messages were processed. A new one begins from the beginning.
 
-    stream, consumer:     which. One that is not there is as wanted. (templated)
+    stream, consumer:     the consumer. Deleting one that does not exist succeeds. (templated)
     despite_open_claims:  also while claims of it are open: they are superseded first, so the attempts that work on
                           them stop and cannot settle. Default False: refused, and the claims are named.
     despite_unprocessed:  also from a stream with retention ``interest`` that would drop what this consumer has not
@@ -149,7 +149,7 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
 
         gone = JetStreamHook(self.nats_conn_id).run(run)
         if gone is None:
-            self.log.warning("consumer %s of %s is not there: nothing is deleted", self.consumer, self.stream)
+            self.log.warning("consumer %s of %s does not exist: nothing is deleted", self.consumer, self.stream)
         else:
             left = gone.messages
             self.log.info("consumer %s of %s is deleted, %d messages unacknowledged", self.consumer, self.stream, left)
@@ -171,7 +171,7 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
             return await plan(js, self.stream, self.consumer)
 
         found = JetStreamHook(self.nats_conn_id).run(run)
-        self.log.info("%s", found.describe() if found else f"consumer {self.consumer} of {self.stream} is not there")
+        self.log.info("%s", found.describe() if found else f"consumer {self.consumer} of {self.stream} does not exist")
 
 
 class JetStreamPauseConsumerOperator(ConsumerOperator):
@@ -183,7 +183,7 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
     duration:          instead of ``until``, from now on by the server's clock: a ``timedelta``, or a string such
                        as ``2h`` or ``PT2H``. (templated)
 
-    Needs nats-server 2.11. A pause until then that is there already is as wanted. The log shows until when it was, and
+    Needs nats-server 2.11. A consumer that is paused until then already stays so. The log shows until when it was, and
     is, paused.
 
     Returns ``{"stream", "consumer", "until": RFC 3339, "changed": bool}``. ``dry_run`` prints the difference.
@@ -260,7 +260,7 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
 
 
 class JetStreamResumeConsumerOperator(ConsumerOperator):
-    """End the pause of a consumer. One that is not paused is as wanted.
+    """End the pause of a consumer. Succeeds if it is not paused.
 
     stream, consumer:  which. (templated)
 

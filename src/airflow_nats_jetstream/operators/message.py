@@ -40,7 +40,7 @@ class JetStreamGetMessageOperator(StreamOperator):
 
     Raises:
         InvalidValue: a choice that contradicts itself; when the DAG is parsed, unless it is templated.
-        MessageNotFound: there is none.
+        MessageNotFound: no message matches.
         JetStreamError: its data is larger than 256 KiB, which is no XCom.
         StreamNotFound: there is no such stream.
     """
@@ -133,7 +133,7 @@ class JetStreamGetMessageOperator(StreamOperator):
 class JetStreamDeleteMessageOperator(StreamOperator):
     """Delete one stored message. A claim that has it cannot be read any more, and says so.
 
-    stream, sequence:  which. One that is not there any more is as wanted. (templated)
+    stream, sequence:  the message. Deleting one that does not exist any more succeeds. (templated)
     secure:            overwrite its bytes on the disk, too, which is slow. Default False.
 
     Returns ``{"stream", "sequence", "deleted": bool}``. ``dry_run`` prints which message that is.
@@ -174,7 +174,7 @@ class JetStreamDeleteMessageOperator(StreamOperator):
 
         deleted = JetStreamHook(self.nats_conn_id).run(run)
         self.log.info(
-            "message %d of stream %s is %s", sequence, self.stream, "deleted" if deleted else "not there any more"
+            "message %d of stream %s is %s", sequence, self.stream, "deleted" if deleted else "deleted already"
         )
         return {"stream": self.stream, "sequence": sequence, "deleted": deleted}
 
@@ -186,7 +186,7 @@ class JetStreamDeleteMessageOperator(StreamOperator):
             try:
                 message = await js.stream(self.stream).get_message(sequence)
             except MessageNotFound:
-                return "is not there"
+                return "does not exist"
             return f"would be deleted: {message.subject}, stored {message.time}, {len(message.data)} bytes"
 
         answer = JetStreamHook(self.nats_conn_id).run(run)

@@ -11,12 +11,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow.sdk import BaseOperator
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from airflow_nats_jetstream import instruments, lineage, times
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.links import JetStreamLink
+from airflow_nats_jetstream.operators.stream import StreamOperator
 from airflow_nats_jetstream.template import absent, duration, templated, whole_number
 from jetstream_client.errors import DuplicatesPossible, InvalidValue, PermissionDenied, RequestTimeout
 from jetstream_client.names import check_stream_name, subject_matches
@@ -36,7 +35,7 @@ Messages = Iterable[Any] | str | Callable[[], Iterable[Any]]
 PROGRESS_EVERY = 2.0  # seconds between two lines of progress
 
 
-class JetStreamPublishOperator(BaseOperator):
+class JetStreamPublishOperator(StreamOperator):
     """Publish messages and count every answer: all are stored, or the task fails and says which was not.
 
     stream:    the stream that must store them; a message on another stream's subject is refused. (templated)
@@ -79,26 +78,20 @@ class JetStreamPublishOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("stream", "messages", "ttl", "expected_last_sequence", "nats_conn_id")
-    ui_color = "#27aae1"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
     get_openlineage_facets_on_complete = lineage.written
 
     def __init__(
         self,
         *,
-        stream: str,
         messages: Messages,
         ttl: Ttl | str | None = None,
         atomic: bool = False,
         expected_last_sequence: int | str | None = None,
         accept_duplicates: bool = False,
         trace_context: bool = True,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.stream = stream
         # Airflow calls a callable that it finds in a template field, with arguments of its own.
         self.producer = messages if callable(messages) else None
         self.messages = None if callable(messages) else messages
@@ -107,11 +100,8 @@ class JetStreamPublishOperator(BaseOperator):
         self.expected_last_sequence = expected_last_sequence
         self.accept_duplicates = accept_duplicates
         self.trace_context = trace_context
-        self.nats_conn_id = nats_conn_id
         self.published: int | None = None
         self._stop = threading.Event()
-        if not templated(stream):
-            check_stream_name(stream)
         if not (self.producer or isinstance(messages, str | list | tuple) or templated(messages)):
             remedy = "give a callable, a list, a path, or another task's output"
             raise InvalidValue("messages", type(messages).__name__, remedy)

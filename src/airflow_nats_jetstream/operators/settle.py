@@ -36,10 +36,10 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
     ``settle.as_teardown(setups=claims)``. docs/several-tasks.md says what clear, retry and teardown do.
 
     Work that takes longer than the pull sensor's ``hand_off_timeout`` needs a
-    :class:`~airflow_nats_jetstream.sensors.JetStreamHoldSensor` beside it.
+    :class:`~airflow_nats_jetstream.sensors.JetStreamHoldSensor` next to it.
 
     Raises:
-        AirflowFailException: the work did not succeed, there is none, or the messages belong to another run now.
+        AirflowFailException: the work did not succeed, no task has worked, or the messages belong to another run now.
         InvalidValue: the value is no JSON or too large; nothing was settled.
         JetStreamError: what else went wrong; a retry settles.
     """
@@ -79,7 +79,7 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
                 if undone:
                     blame = any("failed" in state for state in undone.values())
                     held.fail(f"in {ti.dag_id}, run {ti.run_id}: {why}", blame=blame)
-                    raise AirflowFailException(f"the claim is given back, its messages come again: {why}")
+                    raise AirflowFailException(f"the claim is failed and its messages are redelivered, because {why}")
                 held.settle(self.value)
             return self.value
 

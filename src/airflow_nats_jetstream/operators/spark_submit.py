@@ -66,9 +66,9 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
     claim:                 as the pull sensor returned it; map over it. (templated)
     application_args:      its arguments, before the two. (templated)
     conf:                  Spark's properties. (templated)
-    env_vars:              the driver's environment, beside that of its worker. (templated)
+    env_vars:              the driver's environment, in addition to its worker's. (templated)
     py_files:              further modules, with commas between. (templated)
-    value:                 recorded beside attempt and driver: JSON, at most 8 KiB with them. (templated)
+    value:                 recorded together with attempt and driver: JSON, at most 8 KiB with them. (templated)
     conn_id:               the Spark connection: a standalone master with ``spark.master.rest.enabled``. (templated)
     on_settled:            what to do with a claim that is settled already: ``"return"`` the recorded value (default),
                            or ``"fail"`` without retry. (templated)
@@ -230,7 +230,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         else:
             with self._holding() as held:
                 held.release()
-            raise HoldLost(f"the job took longer than {self.longest_hold}, and is killed; its messages come again")
+            raise HoldLost(f"the job took longer than {self.longest_hold}, and is killed; its messages are redelivered")
         if status == "error" and tries.is_last(self._ti):
             self._kill(job.driver)  # it runs on, and nobody will watch it again
         self._give_back(error)
@@ -290,7 +290,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
             self.log.error("%s", error)  # noqa: TRY400 - what is raised says more
             raise
         except JetStreamError as away:
-            self.log.warning("the claim's messages come again when their lease ends: %s", away)
+            self.log.warning("the claim's messages are redelivered when their lease ends: %s", away)
 
     @contextmanager
     def _holding(self) -> Iterator[HeldClaim]:

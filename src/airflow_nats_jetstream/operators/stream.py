@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class JetStreamCreateStreamOperator(ConfigurationOperator):
-    """Make a stream as wanted: create it, or change what differs and leave every other field as it is.
+    """Create a stream, or change the fields that differ and leave every other field as it is.
 
     config:  the server's own fields, e.g. ``{"name": "ORDERS", "subjects": ["orders.>"]}``: a mapping, a dataclass, or
-             the path of a YAML or JSON file beside the DAG's file. Durations are ``timedelta``, strings such as
+             the path of a YAML or JSON file next to the DAG's file. Durations are ``timedelta``, strings such as
              ``24h`` or ``PT5M``, or nanoseconds; times are any ``datetime`` with a time zone, or ISO 8601 strings with
              one. (templated, what is in the file, too)
 
@@ -40,7 +40,7 @@ class JetStreamCreateStreamOperator(ConfigurationOperator):
     Raises:
         InvalidValue: a field that JetStream does not have, or a value that it forbids; when the DAG is parsed, unless
             it is templated. Names the file, its line, the field and what to do.
-        UpdateRefused: the server does not change it: which field, what it is, what was wanted, and what to do.
+        UpdateRefused: the server does not change it: names the field, its value, the wanted value, and what to do.
         ApiError: the server refuses to create it.
     """
 
@@ -83,7 +83,7 @@ class StreamOperator(BaseOperator):
 class JetStreamDeleteStreamOperator(StreamOperator):
     """Delete a stream, with its messages and consumers.
 
-    stream:               which. One that is not there is as wanted. (templated)
+    stream:               the stream. Deleting one that does not exist succeeds. (templated)
     despite_open_claims:  also while claims of its messages are open: they are superseded first, so the attempts that
                           work on them stop and cannot settle. Default False: refused, and the claims are named.
 
@@ -112,7 +112,7 @@ class JetStreamDeleteStreamOperator(StreamOperator):
 
         gone = JetStreamHook(self.nats_conn_id).run(run)
         if gone is None:
-            self.log.warning("stream %s is not there: nothing is deleted", self.stream)
+            self.log.warning("stream %s does not exist: nothing is deleted", self.stream)
             return {"stream": self.stream, "deleted": False, "messages": 0, "superseded": []}
         self.log.info("stream %s is deleted, and with it %d messages", self.stream, gone.messages)
         return {
@@ -132,7 +132,7 @@ class JetStreamDeleteStreamOperator(StreamOperator):
             return await plan(js, self.stream)
 
         found = JetStreamHook(self.nats_conn_id).run(run)
-        self.log.info("%s", found.describe() if found else f"stream {self.stream} is not there")
+        self.log.info("%s", found.describe() if found else f"stream {self.stream} does not exist")
 
 
 class JetStreamPurgeOperator(StreamOperator):

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class JetStreamHoldSensor(OfClaim, JetStreamSensor):
-    """Hold a claim while other tasks work on it, beside them, until
+    """Hold a claim while other tasks work on it, in parallel with them, until
     :class:`~airflow_nats_jetstream.operators.settle.JetStreamSettleOperator` has settled it or given it back.
 
     claim:               as the pull sensor returned it; map over it. (templated)
     deferrable:          hold in the triggerer (default), or in the worker.
-    timeout, soft_fail:  the longest hold, default 24 h: then the claim is let go, and its messages come again.
+    timeout, soft_fail:  the longest hold, default 24 h: then the claim is released, and its messages redelivered.
 
     It is downstream of the pull sensor and of nothing else, and upstream of nothing: the work does not wait for it, and
     the settling ends it. Without it a claim waits for as long as the pull sensor's ``hand_off_timeout`` says.

@@ -33,7 +33,7 @@ class JetStreamLagSensor(JetStreamSensor):
     stream's limits have deleted do not lag, either.
 
     Raises:
-        InvalidValue: when the DAG is parsed, for a bound that is none.
+        InvalidValue: when the DAG is parsed, for an invalid bound.
         StreamNotFound, ConsumerNotFound: it is not waited for.
         JetStreamError: what else went wrong while waiting.
         AirflowSensorTimeout: the lag was never within the bound.

@@ -42,9 +42,9 @@ class JetStreamPullSensor(JetStreamSensor):
     """Wait for messages and hand them on as claims, without acknowledging them.
 
     stream, consumer:    where to pull; the durable consumer is created if it is missing. (templated)
-    max_messages:        ends the wait at once. Default 10,000. (templated)
-    messages_per_claim:  cuts the batch into claims, to map tasks over. Default: one claim. (templated)
-    min_messages:        fewer do not end the wait. Default 1. (templated)
+    max_messages:        so many messages end the wait at once. Default 10,000. (templated)
+    messages_per_claim:  the batch is cut into claims of so many, to map tasks over. Default: one claim. (templated)
+    min_messages:        keep waiting until at least this many messages have arrived. Default 1. (templated)
     gather:              how long to wait for more after the first message: a ``timedelta``, or ISO 8601 (``PT5S``).
                          Default 5 s. (templated)
     backlog:             the path of a function, ``package.module.function``, that is given the consumer's
@@ -54,7 +54,7 @@ class JetStreamPullSensor(JetStreamSensor):
     priority:            for a consumer with priority groups, the fields of
                          :class:`~jetstream_client.consume.priority.Priority`: ``{"group": "batch", "level": 5}``.
                          (templated)
-    hand_off_timeout:    messages are delivered again when no task has begun with their claim by then: a ``timedelta``,
+    hand_off_timeout:    messages are redelivered when no task has begun to hold their claim by then: a ``timedelta``,
                          or ISO 8601. Default 15 min. (templated)
     max_failures:        with it what failed before is claimed in smaller claims, down to single messages, and a message
                          that failed so often alone goes to the dead letters. Default: never. (templated)
@@ -64,7 +64,7 @@ class JetStreamPullSensor(JetStreamSensor):
                          claim needs is filled in. (templated)
     deferrable:          wait in the triggerer (default), or in the worker: with ``mode="poke"`` as long as it takes, so
                          ``poke_interval`` has no meaning but for ``backlog``; with ``mode="reschedule"`` the worker
-                         looks every ``poke_interval``, claims what is there, and gives back what is too little.
+                         pulls every ``poke_interval``, claims what has arrived, and gives it back if it is too little.
     start_from_trigger:  begin in the triggerer, without a worker before it. Only where nothing is templated; a mapped
                          sensor begins in a worker all the same. Airflow then sends the whole DAG with the trigger. A
                          triggerer that takes over from another one begins the time-out anew, for a minute past its end.
@@ -167,7 +167,7 @@ class JetStreamPullSensor(JetStreamSensor):
         )
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
-        """One look: the claims of what is there are handed on, or nothing of it is kept."""
+        """Pull once: hand on claims of what has arrived, or give it back if it is too little."""
         claims = self._in_worker(self._taking_for(context), lambda take: take.look())
         return PokeReturnValue(is_done=True, xcom_value=self._handed_on(claims)) if claims else False
 
