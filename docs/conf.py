@@ -67,6 +67,7 @@ MODULES = {
     ],
     "Errors": ["jetstream_client.errors", "jetstream_handoff.errors", "airflow_nats_jetstream.errors"],
 }
+INHERITED = {"airflow_nats_jetstream.held": "   :inherited-members:\n"}  # from the hand-off
 
 project = "airflow-provider-nats-jetstream"
 project_copyright = "the authors, Apache-2.0"
@@ -91,7 +92,7 @@ def api(app: Sphinx) -> None:
     API.mkdir(parents=True, exist_ok=True)
     names = {title: title.lower().replace(" ", "-") for title in MODULES}
     for title, modules in MODULES.items():
-        listed = "".join(f"\n.. automodule:: {module}\n   :members:\n" for module in modules)
+        listed = "".join(f"\n.. automodule:: {module}\n   :members:\n{INHERITED.get(module, '')}" for module in modules)
         (API / f"{names[title]}.rst").write_text(f"{title}\n{'=' * len(title)}\n{listed}")
     tree = "".join(f"   {name}\n" for name in names.values())
     (API / "index.rst").write_text(f"From the docstrings\n===================\n\n.. toctree::\n\n{tree}")
