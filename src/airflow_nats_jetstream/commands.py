@@ -82,7 +82,7 @@ async def _claims(js: JetStream, args: argparse.Namespace) -> Answer:
             seen.since[:19] + "Z",
             age(seen.age),
             _holder(seen),
-            _owner(seen),
+            seen.entry.taken_by if seen.entry else "",
         ]
         for seen in found
     ]
@@ -108,7 +108,7 @@ async def _claim(js: JetStream, args: argparse.Namespace) -> Answer:
     if seen.since:
         lines["taken" if seen.entry else "settled"] = f"{seen.since} ({age(seen.age)})"
     if seen.entry:
-        lines["taken by"] = _owner(seen)
+        lines["taken by"] = seen.entry.taken_by
         lines["held by"] = _holder(seen)
     if seen.receipt and seen.receipt.state == "done":
         lines["output of"] = seen.receipt.attempt_id
@@ -247,12 +247,6 @@ def _holder(seen: Seen) -> str:
     if not seen.holder:
         return "nobody"
     return seen.holder + {True: ", alive", False: ", not heard", None: ""}[seen.alive]
-
-
-def _owner(seen: Seen) -> str:
-    if seen.entry is None:
-        return ""
-    return seen.entry.taken_by
 
 
 def age(seconds: float | None) -> str:

@@ -53,6 +53,7 @@ class ConfigurationOperator(BaseOperator):
     ui_fgcolor = "#ffffff"
     operator_extra_links = (JetStreamLink(),)
     _fields: ClassVar[Fields]
+    _identity: ClassVar[tuple[str, ...]]  # the attributes that name it, its own last
     config: Any
     _file: str | None = None  # whose text ``config`` is
     _name: str | None = None  # once it is known: for the link
@@ -88,8 +89,9 @@ class ConfigurationOperator(BaseOperator):
             )
 
         changes = JetStreamHook(self.nats_conn_id).run(run)
-        self.log.info("%s %s", self._title(wanted["name"]), self._describe(changes))
-        return {**self._names(wanted["name"]), "created": changes is None, "changed": sorted(changes or ())}
+        self.log.info("%s %s", self._title(), self._describe(changes))
+        names = {each: getattr(self, each) for each in self._identity}
+        return {**names, "created": changes is None, "changed": sorted(changes or ())}
 
     def dry_run(self) -> None:
         """Print what :meth:`execute` would change."""
@@ -99,7 +101,7 @@ class ConfigurationOperator(BaseOperator):
             return await current(self._handle(js, wanted["name"]), self._fields)
 
         found = JetStreamHook(self.nats_conn_id).run(run)
-        self.log.info("%s %s", self._title(wanted["name"]), self._compare(found, wanted))
+        self.log.info("%s %s", self._title(), self._compare(found, wanted))
 
     def _handle(self, js: JetStream, name: str) -> Stream | Consumer:
         raise NotImplementedError
@@ -107,13 +109,10 @@ class ConfigurationOperator(BaseOperator):
     def _create(self, js: JetStream, wanted: dict[str, Any]) -> Awaitable[Any]:
         raise NotImplementedError
 
-    def _names(self, name: str) -> dict[str, Any]:
-        """What the XCom begins with."""
-        raise NotImplementedError
-
-    def _title(self, name: str) -> str:
-        """What log lines begin with."""
-        return f"{self._fields.what} {name}"
+    def _title(self) -> str:
+        """What log lines begin with: ``consumer invoices of ORDERS``."""
+        *stream, name = (getattr(self, each) for each in self._identity)
+        return " of ".join([f"{self._fields.what} {name}", *stream])
 
     def _wanted(self) -> dict[str, Any]:
         """The configuration, rendered and checked. Raises InvalidValue."""

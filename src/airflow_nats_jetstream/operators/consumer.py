@@ -53,6 +53,7 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
 
     template_fields: Sequence[str] = ("stream", "config", "nats_conn_id")
     _fields = CONSUMER
+    _identity = ("stream", "consumer")
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -78,12 +79,6 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
 
     def _create(self, js: JetStream, wanted: dict[str, Any]) -> Awaitable[Any]:
         return js.stream(self.stream).create_consumer(wanted)
-
-    def _names(self, name: str) -> dict[str, Any]:
-        return {"stream": self.stream, "consumer": name}
-
-    def _title(self, name: str) -> str:
-        return f"consumer {name} of {self.stream}"
 
 
 class ConsumerOperator(StreamOperator):
@@ -122,13 +117,7 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
 
     template_fields: Sequence[str] = ("stream", "consumer", "nats_conn_id")
 
-    def __init__(
-        self,
-        *,
-        despite_open_claims: bool = False,
-        despite_unprocessed: bool = False,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, despite_open_claims: bool = False, despite_unprocessed: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.despite_open_claims = despite_open_claims
         self.despite_unprocessed = despite_unprocessed
@@ -198,11 +187,7 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
     template_fields: Sequence[str] = ("stream", "consumer", "until", "duration", "nats_conn_id")
 
     def __init__(
-        self,
-        *,
-        until: datetime | str | None = None,
-        duration: timedelta | str | None = None,
-        **kwargs: Any,
+        self, *, until: datetime | str | None = None, duration: timedelta | str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.until = until
@@ -332,13 +317,7 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
 
     template_fields: Sequence[str] = ("stream", "consumer", "sequence", "nats_conn_id")
 
-    def __init__(
-        self,
-        *,
-        sequence: int | str | None = None,
-        claims: bool = True,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, sequence: int | str | None = None, claims: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.sequence = sequence
         self.claims = claims

@@ -46,6 +46,7 @@ class JetStreamCreateStreamOperator(ConfigurationOperator):
 
     template_fields: Sequence[str] = ("config", "nats_conn_id")
     _fields = STREAM
+    _identity = ("stream",)
 
     @property
     def stream(self) -> str | None:
@@ -60,9 +61,6 @@ class JetStreamCreateStreamOperator(ConfigurationOperator):
 
     def _create(self, js: JetStream, wanted: dict[str, Any]) -> Awaitable[Any]:
         return js.create_stream(wanted)
-
-    def _names(self, name: str) -> dict[str, Any]:
-        return {"stream": name}
 
 
 class StreamOperator(BaseOperator):

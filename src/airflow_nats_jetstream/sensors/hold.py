@@ -43,12 +43,7 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
     template_fields: Sequence[str] = ("claim", "nats_conn_id")
     template_fields_renderers: ClassVar[dict[str, str]] = {"claim": "json"}
 
-    def __init__(
-        self,
-        *,
-        claim: Mapping[str, Any] | XComArg,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, claim: Mapping[str, Any] | XComArg, **kwargs: Any) -> None:
         super().__init__(**{"timeout": LONGEST_HOLD, **kwargs})
         self.claim = claim
 
