@@ -1,9 +1,10 @@
-"""Run every benchmark and say for each whether it is as fast as is required."""
+"""Run benchmarks, and say which of them are slower than is required."""
 
+import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import acknowledge, consume, publish, spark
@@ -11,19 +12,22 @@ from benchmarks.comparison import Comparison
 from demo.java import java_home
 from demo.nats_server import NatsServer
 
-BENCHMARKS: Sequence[Callable[[str], Comparison]] = (
-    *publish.BENCHMARKS,
-    *consume.BENCHMARKS,
-    acknowledge.compare,
-    *spark.BENCHMARKS,
-)
+BENCHMARKS: Mapping[str, Sequence[Callable[[str], Comparison]]] = {
+    "publish": publish.BENCHMARKS,
+    "consume": consume.BENCHMARKS,
+    "acknowledge": (acknowledge.compare,),
+    "spark": spark.BENCHMARKS,
+}
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=BENCHMARKS, help="benchmarks to run; all of them by default")
+    names = parser.parse_args().names or BENCHMARKS
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ["PYSPARK_PYTHON"] = sys.executable
     results: list[Comparison] = []
-    for compare in BENCHMARKS:
+    for compare in (each for name in names for each in BENCHMARKS[name]):
         with tempfile.TemporaryDirectory() as folder:
             server = NatsServer(Path(folder))
             server.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from jetstream_client.errors import ProtocolError
+from jetstream_client.errors import promised
 
 _USE = ("memory", "storage", "streams", "consumers")
 _LIMITS = ("max_memory", "max_storage", "max_streams", "max_consumers")
@@ -40,11 +40,9 @@ class AccountInfo:
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> AccountInfo:
         """Raises ProtocolError for less."""
-        try:
+        with promised("the answer to INFO"):
             limits = AccountLimits(raw["limits"], *(int(raw["limits"][name]) for name in _LIMITS))
             return cls(raw, limits, *(int(raw[name]) for name in _USE))
-        except (KeyError, TypeError, ValueError, OverflowError):
-            raise ProtocolError("the answer to INFO is not what the API promises") from None
 
     @property
     def domain(self) -> str:

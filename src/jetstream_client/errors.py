@@ -64,10 +64,11 @@ The server's codes are those of nats-server's ``server/errors.json``.
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from jetstream_client.consume.message import Message
     from jetstream_client.sequences import Sequences
@@ -112,6 +113,15 @@ def shown(value: object) -> str:
 
 class ProtocolError(JetStreamError):
     """What came is not the NATS protocol, or not the JetStream API. A connection cannot be used any more then."""
+
+
+@contextmanager
+def promised(what: str) -> Iterator[None]:
+    """Reading what somebody sent: ProtocolError where a part of it is missing or of another kind."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
+        raise ProtocolError(f"{what} is not what the API promises") from None
 
 
 class NotJetStreamMessage(ProtocolError):
@@ -179,6 +189,7 @@ class PermissionDenied(JetStreamError):
         self.act = act
 
 
+_BY_CODE: dict[int, type[ApiError]] = {}
 _NAMES = re.compile(r"(STREAM|CONSUMER)\.(?:(?:DURABLE|LEADER|MSG|PEER)\.)?[A-Z]+\.([^.]+)(?:\.([^.]+))?")
 """In a request of the JetStream API: the stream that it is about, and the consumer."""
 
@@ -188,6 +199,10 @@ class ApiError(JetStreamError):
 
     remedy = ""
     """What to do next, where the class alone tells it."""
+
+    def __init_subclass__(cls, codes: Sequence[int] = ()) -> None:
+        """``codes``: the server's, for which :meth:`from_response` makes an error of this class."""
+        _BY_CODE.update(dict.fromkeys(codes, cls))
 
     def __init__(self, code: int, err_code: int, description: str) -> None:
         super().__init__(f"{description} (err_code {err_code}, code {code})")
@@ -216,15 +231,15 @@ class ApiError(JetStreamError):
         return refusal
 
 
-class JetStreamNotEnabled(ApiError):
-    """JetStream is off on the server (10076), or nobody answers its API."""
+class JetStreamNotEnabled(ApiError, codes=(10076,)):
+    """JetStream is off on the server, or nobody answers its API."""
 
 
-class JetStreamNotEnabledForAccount(JetStreamNotEnabled):
+class JetStreamNotEnabledForAccount(JetStreamNotEnabled, codes=(10039,)):
     """10039."""
 
 
-class StreamNotFound(ApiError):
+class StreamNotFound(ApiError, codes=(10059,)):
     """10059."""
 
     remedy = (
@@ -233,15 +248,15 @@ class StreamNotFound(ApiError):
     )
 
 
-class StreamNameInUse(ApiError):
-    """10058: a stream of this name exists with another configuration."""
+class StreamNameInUse(ApiError, codes=(10058,)):
+    """A stream of this name exists with another configuration."""
 
 
-class InvalidStreamConfig(ApiError):
-    """10052: a configuration, or a change of one, that JetStream does not allow."""
+class InvalidStreamConfig(ApiError, codes=(10052,)):
+    """A configuration, or a change of one, that JetStream does not allow."""
 
 
-class ConsumerNotFound(ApiError):
+class ConsumerNotFound(ApiError, codes=(10014,)):
     """10014."""
 
     remedy = (
@@ -250,23 +265,23 @@ class ConsumerNotFound(ApiError):
     )
 
 
-class ConsumerDoesNotExist(ConsumerNotFound):
-    """10149: an update of a consumer that is not there."""
+class ConsumerDoesNotExist(ConsumerNotFound, codes=(10149,)):
+    """An update of a consumer that is not there."""
 
 
-class ConsumerNameInUse(ApiError):
+class ConsumerNameInUse(ApiError, codes=(10013,)):
     """10013."""
 
 
-class ConsumerAlreadyExists(ConsumerNameInUse):
-    """10148, 10105: created where one with another configuration exists, or one that is still active."""
+class ConsumerAlreadyExists(ConsumerNameInUse, codes=(10105, 10148)):
+    """Created where one with another configuration exists, or one that is still active."""
 
 
-class ConsumerCreateFailed(ApiError):
-    """10012: a consumer, or a change of one, that the server cannot make: some fields stay for life."""
+class ConsumerCreateFailed(ApiError, codes=(10012,)):
+    """A consumer, or a change of one, that the server cannot make: some fields stay for life."""
 
 
-class WorkQueueRefused(ApiError):
+class WorkQueueRefused(ApiError, codes=(10084, 10098, 10099, 10100, 10101)):
     """A consumer that a work queue does not take. 10084, 10098: its ``ack_policy``. 10099, 10100: it would get messages
     of a consumer that exists. 10101: its ``deliver_policy``."""
 
@@ -276,116 +291,116 @@ class WorkQueueRefused(ApiError):
     )
 
 
-class MessageNotFound(ApiError):
+class MessageNotFound(ApiError, codes=(10037,)):
     """10037."""
 
 
-class SequenceNotFound(MessageNotFound):
-    """10043: a deletion of a message that is not there."""
+class SequenceNotFound(MessageNotFound, codes=(10043,)):
+    """A deletion of a message that is not there."""
 
 
-class MessageDeleteFailed(ApiError):
-    """10057: for example in a stream with ``deny_delete``."""
+class MessageDeleteFailed(ApiError, codes=(10057,)):
+    """For example in a stream with ``deny_delete``."""
 
 
-class PurgeFailed(ApiError):
-    """10110: for example in a stream with ``deny_purge``."""
+class PurgeFailed(ApiError, codes=(10110,)):
+    """For example in a stream with ``deny_purge``."""
 
 
-class BadRequest(ApiError):
-    """10003. 10193: an expected subject without a sequence that is expected there."""
+class BadRequest(ApiError, codes=(10003, 10193)):
+    """No request that the server understands. 10193: an expected subject without a sequence that is expected there."""
 
 
-class InvalidRequest(ApiError):
-    """10025: a field that this server does not know, or a value that is not of its type."""
+class InvalidRequest(ApiError, codes=(10025,)):
+    """A field that this server does not know, or a value that is not of its type."""
 
 
 class TooManyResults(ApiError):
     """413 of a direct get: the subjects match more than 1,024 others (ADR-31)."""
 
 
-class WrongLastSequence(ApiError):
-    """10071, 10164: somebody else wrote first."""
+class WrongLastSequence(ApiError, codes=(10071, 10164)):
+    """Somebody else wrote first."""
 
 
-class WrongLastMessageId(ApiError):
+class WrongLastMessageId(ApiError, codes=(10070,)):
     """10070."""
 
 
-class WrongStream(ApiError):
-    """10060: the subject belongs to another stream than the expected one."""
+class WrongStream(ApiError, codes=(10060,)):
+    """The subject belongs to another stream than the expected one."""
 
 
-class TooManyRequests(ApiError):
-    """10167: dropped, because more messages waited for the stream than ``max_buffered_msgs`` (10,000) allows."""
+class TooManyRequests(ApiError, codes=(10167,)):
+    """Dropped, because more messages waited for the stream than ``max_buffered_msgs`` (10,000) allows."""
 
 
-class StreamSealed(ApiError):
-    """10109: a sealed stream takes no message any more, and cannot be opened again."""
+class StreamSealed(ApiError, codes=(10109,)):
+    """A sealed stream takes no message any more, and cannot be opened again."""
 
 
-class MessageTooLarge(ApiError):
-    """10054: data and headers are more than the stream's ``max_msg_size``."""
+class MessageTooLarge(ApiError, codes=(10054,)):
+    """Data and headers are more than the stream's ``max_msg_size``."""
 
 
-class StoreFailed(ApiError):
-    """10077: the stream did not store it. ``description`` says why: a limit with ``discard`` ``new``, a full disk."""
+class StoreFailed(ApiError, codes=(10077,)):
+    """The stream did not store it. ``description`` says why: a limit with ``discard`` ``new``, a full disk."""
 
 
-class ResourcesExceeded(ApiError):
-    """10002, 10047: the account's or the server's storage is used up."""
+class ResourcesExceeded(ApiError, codes=(10002, 10047)):
+    """The account's or the server's storage is used up."""
 
 
-class LastSequenceNotReady(ApiError):
-    """10163: what is on its way to the subject is not decided yet. Try again."""
+class LastSequenceNotReady(ApiError, codes=(10163,)):
+    """What is on its way to the subject is not decided yet. Try again."""
 
 
-class ApiLevelRequired(ApiError):
-    """10185: the server is older than the ``Nats-Required-Api-Level`` of the request."""
+class ApiLevelRequired(ApiError, codes=(10185,)):
+    """The server is older than the ``Nats-Required-Api-Level`` of the request."""
 
 
-class TtlRefused(ApiError):
+class TtlRefused(ApiError, codes=(10165, 10166)):
     """10166: the stream has no ``allow_msg_ttl``. 10165: no TTL that the server reads."""
 
 
-class CounterRefused(ApiError):
+class CounterRefused(ApiError, codes=(10168, 10169, 10170, 10171, 10172)):
     """10168: the stream has no ``allow_msg_counter``. 10169: it has, and takes nothing but increments. 10170: an
     increment with data. 10171: no integer, or with a header that counters do not allow. 10172: what is stored on the
     subject is no counter."""
 
 
-class ScheduleRefused(ApiError):
+class ScheduleRefused(ApiError, codes=(10188, 10189, 10190, 10191, 10192, 10203, 10212, 10223)):
     """10188: the stream has no ``allow_msg_schedules``. Else what is wrong: 10189 the schedule, 10190 its target, 10191
     its TTL, 10192 its rollup, 10203 its source, 10212 its scheduler, 10223 its time zone."""
 
 
-class BatchRefused(ApiError):
+class BatchRefused(ApiError, codes=(10175, 10177, 10179, 10200, 10206, 10207)):
     """A batch, of which nothing is stored. 10175: without sequence. 10177: a header that batches do not allow. 10179,
     10207: an id that the server does not take. 10200: no way to commit. 10206: no reply subject of a batch."""
 
 
-class BatchesDisabled(BatchRefused):
+class BatchesDisabled(BatchRefused, codes=(10174, 10205)):
     """10174: the stream has no ``allow_atomic``. 10205: no ``allow_batched``."""
 
 
-class BatchIncomplete(BatchRefused):
-    """10176: a message of the batch did not arrive, or nothing came for 10 s and the server gave it up."""
+class BatchIncomplete(BatchRefused, codes=(10176,)):
+    """A message of the batch did not arrive, or nothing came for 10 s and the server gave it up."""
 
 
-class BatchTooLarge(BatchRefused):
-    """10199: more messages than the server takes in one batch: 1,000, or its ``max_batch_size``."""
+class BatchTooLarge(BatchRefused, codes=(10199,)):
+    """More messages than the server takes in one batch: 1,000, or its ``max_batch_size``."""
 
 
-class BatchDuplicate(BatchRefused):
-    """10201: the stream has the ``Nats-Msg-Id`` of one of the messages: the batch was stored before, or is not one."""
+class BatchDuplicate(BatchRefused, codes=(10201,)):
+    """The stream has the ``Nats-Msg-Id`` of one of the messages: the batch was stored before, or is not one."""
 
 
-class BatchUnknown(BatchRefused):
-    """10208: the server knows no such batch (any more): nothing came for 10 s, or it was restarted."""
+class BatchUnknown(BatchRefused, codes=(10208,)):
+    """The server knows no such batch (any more): nothing came for 10 s, or it was restarted."""
 
 
-class TooManyBatches(BatchRefused):
-    """10210, 10211: as many batches are open as the stream or the server allows. Try again when some have ended."""
+class TooManyBatches(BatchRefused, codes=(10210, 10211)):
+    """As many batches are open as the stream or the server allows. Try again when some have ended."""
 
 
 class UpdateRefused(ApiError):
@@ -398,74 +413,6 @@ class UpdateRefused(ApiError):
         self.args = (f"{what} stays as it is: {self.args[0]}: {fields}: {remedy}",)
         self.changes = changes
         self.remedy = remedy
-
-
-_BY_CODE: dict[int, type[ApiError]] = {
-    10002: ResourcesExceeded,
-    10003: BadRequest,
-    10012: ConsumerCreateFailed,
-    10013: ConsumerNameInUse,
-    10014: ConsumerNotFound,
-    10025: InvalidRequest,
-    10037: MessageNotFound,
-    10039: JetStreamNotEnabledForAccount,
-    10043: SequenceNotFound,
-    10047: ResourcesExceeded,
-    10052: InvalidStreamConfig,
-    10054: MessageTooLarge,
-    10057: MessageDeleteFailed,
-    10058: StreamNameInUse,
-    10059: StreamNotFound,
-    10060: WrongStream,
-    10070: WrongLastMessageId,
-    10071: WrongLastSequence,
-    10076: JetStreamNotEnabled,
-    10077: StoreFailed,
-    10084: WorkQueueRefused,
-    10098: WorkQueueRefused,
-    10099: WorkQueueRefused,
-    10100: WorkQueueRefused,
-    10101: WorkQueueRefused,
-    10105: ConsumerAlreadyExists,
-    10109: StreamSealed,
-    10110: PurgeFailed,
-    10148: ConsumerAlreadyExists,
-    10149: ConsumerDoesNotExist,
-    10163: LastSequenceNotReady,
-    10164: WrongLastSequence,
-    10165: TtlRefused,
-    10166: TtlRefused,
-    10167: TooManyRequests,
-    10168: CounterRefused,
-    10169: CounterRefused,
-    10170: CounterRefused,
-    10171: CounterRefused,
-    10172: CounterRefused,
-    10174: BatchesDisabled,
-    10175: BatchRefused,
-    10176: BatchIncomplete,
-    10177: BatchRefused,
-    10179: BatchRefused,
-    10185: ApiLevelRequired,
-    10188: ScheduleRefused,
-    10189: ScheduleRefused,
-    10190: ScheduleRefused,
-    10191: ScheduleRefused,
-    10192: ScheduleRefused,
-    10193: BadRequest,
-    10199: BatchTooLarge,
-    10200: BatchRefused,
-    10201: BatchDuplicate,
-    10203: ScheduleRefused,
-    10205: BatchesDisabled,
-    10206: BatchRefused,
-    10207: BatchRefused,
-    10208: BatchUnknown,
-    10210: TooManyBatches,
-    10211: TooManyBatches,
-    10212: ScheduleRefused,
-    10223: ScheduleRefused,
-}
 
 
 class ServerTooOld(JetStreamError):

@@ -6,43 +6,46 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from jetstream_client.errors import ProtocolError
+from jetstream_client.errors import promised
 from jetstream_client.times import time_nanoseconds
 
 
 @dataclass(frozen=True)
-class StreamInfo:
-    """``STREAM.INFO`` as the server sent it; durations are integer nanoseconds. Raises ProtocolError for less."""
+class Info:
+    """``raw`` as the server sent it; durations are integer nanoseconds. Raises ProtocolError for less."""
 
     raw: dict[str, Any] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        try:
-            if not (isinstance(self.raw["config"], dict) and isinstance(self.raw["state"], dict)):
-                raise ValueError  # noqa: TRY004, TRY301
-            time_nanoseconds(self.created)
-        except (KeyError, TypeError, ValueError):
-            raise ProtocolError("the answer to STREAM.INFO is not what the API promises") from None
 
     @property
     def config(self) -> dict[str, Any]:
         return dict(self.raw["config"])
 
     @property
-    def state(self) -> dict[str, Any]:
-        """messages, bytes, first_seq, first_ts, last_seq, last_ts, num_subjects, num_deleted, consumer_count. An empty
-        stream has first_seq = last_seq + 1."""
-        return dict(self.raw["state"])
-
-    @property
     def created(self) -> str:
-        """RFC 3339, with the server's nanoseconds. Another stream of the same name has another."""
+        """RFC 3339, with the server's nanoseconds. Another stream or consumer of the same name has another; a reset of
+        a consumer leaves it as it is."""
         return str(self.raw["created"])
 
     @property
     def now(self) -> str:
         """The server's clock at the answer, RFC 3339."""
         return str(self.raw["ts"])
+
+
+class StreamInfo(Info):
+    """``STREAM.INFO``."""
+
+    def __post_init__(self) -> None:
+        with promised("the answer to STREAM.INFO"):
+            if not (isinstance(self.raw["config"], dict) and isinstance(self.raw["state"], dict)):
+                raise TypeError
+            time_nanoseconds(self.created)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """messages, bytes, first_seq, first_ts, last_seq, last_ts, num_subjects, num_deleted, consumer_count. An empty
+        stream has first_seq = last_seq + 1."""
+        return dict(self.raw["state"])
 
     @property
     def domain(self) -> str:
@@ -66,30 +69,16 @@ class StreamInfo:
         return list(self.raw.get("sources") or ())
 
 
-@dataclass(frozen=True)
-class ConsumerInfo:
-    """``CONSUMER.INFO`` as the server sent it. Raises ProtocolError for one that lacks what decisions rest on."""
-
-    raw: dict[str, Any] = field(repr=False)
+class ConsumerInfo(Info):
+    """``CONSUMER.INFO``."""
 
     def __post_init__(self) -> None:
-        try:
+        with promised("the answer to CONSUMER.INFO"):
             counts = (self.counter, self.delivered, self.floor, self.pending, self.ack_pending)
             if not isinstance(self.raw["config"], dict) or min(counts) < 0:
-                raise ValueError  # noqa: TRY301
+                raise ValueError
             time_nanoseconds(self.now)
             time_nanoseconds(self.created)
-        except (KeyError, TypeError, ValueError, OverflowError):
-            raise ProtocolError("the answer to CONSUMER.INFO is not what the API promises") from None
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return dict(self.raw["config"])
-
-    @property
-    def created(self) -> str:
-        """RFC 3339. Another consumer of the same name has another; a reset leaves it as it is."""
-        return str(self.raw["created"])
 
     @property
     def counter(self) -> int:
@@ -121,11 +110,6 @@ class ConsumerInfo:
         """Whether it delivers nothing at present (:meth:`Consumer.pause`)."""
         return bool(self.raw.get("paused"))
 
-    @property
-    def now(self) -> str:
-        """The server's clock at the answer, RFC 3339."""
-        return str(self.raw["ts"])
-
 
 @dataclass(frozen=True)
 class PauseState:
@@ -134,12 +118,10 @@ class PauseState:
     raw: dict[str, Any] = field(repr=False)
 
     def __post_init__(self) -> None:
-        try:
+        with promised("the answer to CONSUMER.PAUSE"):
             if not (isinstance(self.raw.get("paused", False), bool) and self.remaining >= timedelta()):
-                raise ValueError  # noqa: TRY301
+                raise ValueError
             time_nanoseconds(self.raw["pause_until"])
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-            raise ProtocolError("the answer to CONSUMER.PAUSE is not what the API promises") from None
 
     @property
     def paused(self) -> bool:

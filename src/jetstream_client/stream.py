@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client import config as configs
 from jetstream_client import listing, requirements
 from jetstream_client.consume.consumer import Consumer, consumer_request
-from jetstream_client.errors import ConsumerAlreadyExists, ConsumerNotFound, InvalidValue, ProtocolError
+from jetstream_client.errors import ConsumerAlreadyExists, ConsumerNotFound, InvalidValue, promised
 from jetstream_client.info import ConsumerInfo, StreamInfo
 from jetstream_client.more.ordered import OrderedConsumer
 from jetstream_client.more.push import PushConsumer
@@ -220,8 +220,9 @@ class Stream:
     async def _delete(self, sequence: int, how: dict[str, Any]) -> None:
         body = {"seq": check_sequence(sequence), **how}
         answer = await self.js.api(f"STREAM.MSG.DELETE.{self.name}", body)
-        if not answer.get("success"):
-            raise ProtocolError("the answer to STREAM.MSG.DELETE is not what the API promises")
+        with promised("the answer to STREAM.MSG.DELETE"):
+            if not answer["success"]:
+                raise ValueError
 
     def consumer(self, name: str) -> Consumer:
         """A handle, without a round trip."""

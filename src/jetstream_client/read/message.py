@@ -9,7 +9,7 @@ from functools import reduce
 from operator import iadd
 from typing import Any, NamedTuple, Self
 
-from jetstream_client.errors import ProtocolError
+from jetstream_client.errors import promised
 from jetstream_client.wire.protocol import decode_headers, header_lines
 
 
@@ -39,13 +39,11 @@ class RawMessage(NamedTuple):
     @classmethod
     def parse(cls, answer: Any) -> RawMessage:
         """From an answer to ``STREAM.MSG.GET``. Raises ProtocolError."""
-        try:
+        with promised("the answer to STREAM.MSG.GET"):
             message = answer["message"]
             block, data = (base64.b64decode(message.get(name, "")) for name in ("hdrs", "data"))
             subject, time = message["subject"].encode(), message["time"].encode()
             return cls(int(message["seq"]), subject, time, header_lines(block[:-2]), data)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            raise ProtocolError("the answer to STREAM.MSG.GET is not what the API promises") from None
 
     def decoded(self) -> StoredMessage:
         """With texts for the subject and the headers; what is no UTF-8 there is replaced."""
