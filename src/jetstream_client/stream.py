@@ -259,7 +259,7 @@ class Stream:
         Raises:
             InvalidValue: another field of a consumer's configuration, or a prefix that JetStream forbids in names.
         """
-        return OrderedConsumer(self, config, max_resets=max_resets, push=push, name_prefix=name_prefix)
+        return OrderedConsumer(self, config, max_resets, push, name_prefix)
 
     async def create_consumer(self, config: configs.Config, *, pedantic: bool = False) -> Consumer:
         """Create a consumer. It is no error if an identical one exists.

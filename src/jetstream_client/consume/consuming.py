@@ -37,6 +37,8 @@ class PullMessages(Subscribed):
         self._priority = pulling.priority
         largest = consumer.js.connection.max_payload + (64 << 10)  # and its subjects
         self._window = ConsumeWindow(pulling, now=self._clock(), smallest_bound=largest)
+        self._subject = consumer._requests
+        self._silence_allowed = self._window.silence_allowed
 
     async def _open(self) -> Inbox:
         await self._consumer._check_priority(self._priority)
@@ -72,9 +74,8 @@ class PullMessages(Subscribed):
         while request := self._window.next_request(self._clock()):
             number, body = request
             try:
-                await self._js.connection.publish(
-                    self._consumer._requests, json.dumps(body).encode(), reply=self._inbox.subject(number)
-                )
+                reply = self._inbox.subject(number)
+                await self._js.connection.publish(self._subject, json.dumps(body).encode(), reply=reply)
             except ConnectionLost:
                 self._window.on_unsent()  # silence will tell, unless the connection is back before
                 return
@@ -89,12 +90,6 @@ class PullMessages(Subscribed):
 
     def _remaining(self) -> float:
         return self._window.remaining(self._clock())
-
-    def _silence_allowed(self) -> float:
-        return self._window.silence_allowed
-
-    def _check_permitted(self) -> None:
-        self._js.connection.check_permitted(self._consumer._requests)
 
     async def _explained(self, error: JetStreamError) -> JetStreamError:
         return await self._consumer._unanswered(error) if isinstance(error, NoResponders) else error

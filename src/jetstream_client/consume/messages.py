@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -37,17 +38,9 @@ log = logging.getLogger(__name__)
 OnError = Callable[[JetStreamError], object]
 """Is told what the consuming survives, and what ends it."""
 
-PASSING_ERRORS = (
-    ConnectionLost,
-    DeliveriesMissed,
-    HeartbeatMissed,
-    LeadershipChanged,
-    PinLost,
-    ProtocolError,
-    RequestTimeout,
-    SlowConsumer,
-    TooManyPulls,
-)
+INTERRUPTIONS = (ConnectionLost, DeliveriesMissed, HeartbeatMissed, LeadershipChanged, RequestTimeout, SlowConsumer)
+"""Errors after which messages may be missing, or nothing is asked for any more."""
+PASSING_ERRORS = (*INTERRUPTIONS, PinLost, ProtocolError, TooManyPulls)
 """Errors that consuming survives, as long as the connection can come back."""
 RETRY_WAIT = 0.25
 """Seconds after such an error before more is asked for."""
@@ -136,6 +129,8 @@ class Subscribed(Messages):
         self._clock = asyncio.get_running_loop().time
         self._reconnects = js.connection.reconnects
         self._paused_until = 0.0
+        self._subject = ""  # which the server must allow
+        self._silence_allowed = math.inf  # seconds
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -246,17 +241,17 @@ class Subscribed(Messages):
                 await self._something.wait()
         if self._arrived or self._ended:
             return
-        self._check_permitted()
+        self._js.connection.check_permitted(self._subject)
         if patience <= CHECK_EVERY and self._remaining() <= 0:
-            raise HeartbeatMissed(self._silence_allowed() - self._remaining())
+            raise HeartbeatMissed(self._silence_allowed - self._remaining())
 
     @abstractmethod
     async def _open(self) -> Inbox:
         """Subscribe, in ``_stack``."""
 
-    @abstractmethod
     def _wants(self) -> bool:
         """Whether there is room for more although something waits unread."""
+        return False
 
     @abstractmethod
     async def _request_more(self) -> None:
@@ -274,13 +269,6 @@ class Subscribed(Messages):
     def _remaining(self) -> float:
         """Seconds until silence means that the server is gone."""
 
-    @abstractmethod
-    def _silence_allowed(self) -> float: ...
-
-    @abstractmethod
-    def _check_permitted(self) -> None:
-        """Raises PermissionDenied."""
-
     async def _explained(self, error: JetStreamError) -> JetStreamError:
         return error
 
@@ -294,6 +282,5 @@ class Subscribed(Messages):
         except ProtocolError as error:
             self._put(error)
             return None
-        self._arrived.append(message)
-        self._something.set()
+        self._put(message)
         return message

@@ -19,7 +19,7 @@ from jetstream_client.callbacks import check_handler
 from jetstream_client.consume import pull_window as pulls
 from jetstream_client.consume.consumer import Consumer, consumer_request
 from jetstream_client.consume.consuming import Consuming, PullMessages
-from jetstream_client.consume.messages import Messages, Subscribed
+from jetstream_client.consume.messages import INTERRUPTIONS, Messages, Subscribed
 from jetstream_client.errors import (
     ApiError,
     ConnectionEnded,
@@ -28,17 +28,13 @@ from jetstream_client.errors import (
     ConsumerNameInUse,
     ConsumerNotFound,
     DeliveriesMissed,
-    HeartbeatMissed,
     InvalidValue,
     JetStreamError,
     JetStreamNotEnabled,
-    LeadershipChanged,
     NoMessages,
     OrderedConsumerFailed,
     OrderedConsumerMisused,
     ProtocolError,
-    RequestTimeout,
-    SlowConsumer,
     StreamRecreated,
 )
 from jetstream_client.info import ConsumerInfo
@@ -51,9 +47,8 @@ if TYPE_CHECKING:
 
     from jetstream_client.consume.consuming import Callback, OnFailure
     from jetstream_client.consume.message import Message
-    from jetstream_client.quantities import check_count, check_seconds
+    from jetstream_client.consume.messages import OnError
     from jetstream_client.stream import Stream
-from jetstream_client.consume.messages import OnError
 
 log = logging.getLogger(__name__)
 
@@ -80,19 +75,7 @@ LONGEST_WAIT = 5.0
 
 _CHECK_EVERY = 0.2  # seconds between two checks of a lost connection
 
-INTERRUPTIONS = (
-    ConnectionLost,
-    ConsumerDeleted,
-    ConsumerNameInUse,
-    ConsumerNotFound,
-    DeliveriesMissed,
-    HeartbeatMissed,
-    JetStreamNotEnabled,
-    LeadershipChanged,
-    RequestTimeout,
-    SlowConsumer,
-)
-"""Errors after which it is created again."""
+_INTERRUPTIONS = (*INTERRUPTIONS, ConsumerDeleted, ConsumerNameInUse, ConsumerNotFound, JetStreamNotEnabled)
 
 
 class OrderedConsumer:
@@ -102,15 +85,9 @@ class OrderedConsumer:
     """
 
     def __init__(
-        self,
-        stream: Stream,
-        config: configs.Config | None = None,
-        *,
-        max_resets: int | None = None,
-        push: bool = False,
-        name_prefix: str | None = None,
+        self, stream: Stream, config: configs.Config | None, max_resets: int | None, push: bool, name_prefix: str | None
     ) -> None:
-        """See :meth:`Stream.ordered_consumer`. ``push``: the server pushes, with flow control and heartbeats."""
+        """See :meth:`Stream.ordered_consumer`."""
         self._stream = stream
         self._prefix = f"ordered-{secrets.token_hex(8)}"
         if name_prefix is not None:
@@ -222,17 +199,16 @@ class OrderedConsumer:
 
     async def _receive(self, fetching: Awaitable[list[Message]], messages: list[Message]) -> None:
         """Append what arrives, also before the fetch fails."""
-        failed: JetStreamError | None = None
         arrived: Iterable[Message] = ()
         try:
             arrived = await fetching
         except JetStreamError as error:
-            arrived, failed = error.messages, error
-        for message in arrived:
-            self._follow(message)
-            messages.append(message)
-        if failed is not None:
-            raise failed
+            arrived = error.messages
+            raise
+        finally:
+            for message in arrived:
+                self._follow(message)
+                messages.append(message)
 
     def _begin(self, use: str) -> None:
         if self._busy:
@@ -320,7 +296,7 @@ def interrupts(error: JetStreamError) -> bool:
     """Whether an ordered consumer is created again after this error."""
     if isinstance(error, ConnectionEnded):
         return False
-    return isinstance(error, INTERRUPTIONS) or (isinstance(error, ApiError) and error.code in (429, 500, 503))
+    return isinstance(error, _INTERRUPTIONS) or (isinstance(error, ApiError) and error.code in (429, 500, 503))
 
 
 def check_ordered_config(config: object) -> dict[str, Any]:

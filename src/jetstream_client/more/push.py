@@ -106,8 +106,7 @@ class PushMessages(Subscribed):
         super().__init__(js, on_error)
         self._config = config
         self._created = created
-        self._subject = self._queue = ""
-        self._heartbeat = math.inf
+        self._queue = ""
         self._heard = self._clock()
         self._last = 0  # consumer sequence that arrived last
         self._unread = self._unread_bytes = 0
@@ -116,7 +115,7 @@ class PushMessages(Subscribed):
     async def _open(self) -> Inbox:
         config = self._config if isinstance(self._config, dict) else await self._config()
         self._subject, self._queue = config["deliver_subject"], config.get("deliver_group", "")
-        self._heartbeat = config.get("idle_heartbeat", 0) / 1e9 or math.inf
+        self._silence_allowed = HEARTBEATS_MISSED * config.get("idle_heartbeat", 0) / 1e9 or math.inf
         listening = self._js.connection.listen(self._subject, self._deliver, queue=self._queue)
         inbox = await self._stack.enter_async_context(listening)
         if self._created is not None:
@@ -150,9 +149,6 @@ class PushMessages(Subscribed):
             self._put(DeliveriesMissed(self._last, last))
             self._last = last
 
-    def _wants(self) -> bool:
-        return False
-
     async def _request_more(self) -> None:
         if self._dropped and not self._arrived:
             dropped, self._dropped, self._last = self._dropped, 0, 0
@@ -166,10 +162,4 @@ class PushMessages(Subscribed):
         self._heard = self._clock()
 
     def _remaining(self) -> float:
-        return self._silence_allowed() - (self._clock() - self._heard)
-
-    def _silence_allowed(self) -> float:
-        return HEARTBEATS_MISSED * self._heartbeat
-
-    def _check_permitted(self) -> None:
-        self._js.connection.check_permitted(self._subject)
+        return self._silence_allowed - (self._clock() - self._heard)
