@@ -32,6 +32,7 @@ class Info:
         return str(self.raw["ts"])
 
 
+@dataclass(frozen=True)
 class StreamInfo(Info):
     """``STREAM.INFO``."""
 
@@ -69,6 +70,7 @@ class StreamInfo(Info):
         return list(self.raw.get("sources") or ())
 
 
+@dataclass(frozen=True)
 class ConsumerInfo(Info):
     """``CONSUMER.INFO``."""
 

@@ -19,7 +19,8 @@ ends the connection of everything else on it if it is longer; the rest is for th
 _SHORT = LONGEST_SUBJECT // 4  # characters that never have more bytes
 
 
-def _check_name(field: str, name: object) -> str:
+def check_stream_name(name: object, field: str = "stream") -> str:
+    """The name itself. Raises InvalidValue."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidValue(field, name, r"a name needs at least one character and none of . * > / \ or white space")
     if len(name.encode()) > _LONGEST_NAME:
@@ -27,14 +28,9 @@ def _check_name(field: str, name: object) -> str:
     return name
 
 
-def check_stream_name(name: object, field: str = "stream") -> str:
-    """The name itself. Raises InvalidValue."""
-    return _check_name(field, name)
-
-
 def check_consumer_name(name: object, field: str = "consumer") -> str:
-    """The name itself. Raises InvalidValue."""
-    return _check_name(field, name)
+    """As :func:`check_stream_name`: the rules are the same."""
+    return check_stream_name(name, field)
 
 
 def _check_tokens(field: str, subject: object) -> list[str]:

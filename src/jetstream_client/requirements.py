@@ -41,13 +41,9 @@ START_TIME = Requirement(*_2_11, "start_time")
 PEDANTIC = Requirement(*_2_11, "pedantic")
 DATA_ALONE = Requirement(*_2_12, "direct get of the data alone")
 MIRROR_PROMOTION = Requirement(*_2_12, "an update that removes mirror")
-
-PAUSE, UNPIN, RESET = (
-    Requirement(*_2_11, "pausing a consumer"),
-    Requirement(*_2_11, "ending a pin"),
-    Requirement(*_2_14, "resetting a consumer"),
-)
-
+PAUSE = Requirement(*_2_11, "pausing a consumer")
+UNPIN = Requirement(*_2_11, "ending a pin")
+RESET = Requirement(*_2_14, "resetting a consumer")
 MESSAGE_TTL = Requirement(*_2_11, "message TTL")
 EXPECTED_LAST_SUBJECT = Requirement(*_2_11, "the expected last sequence of several subjects")
 MESSAGE_TRACING = Requirement(*_2_11, "message tracing")

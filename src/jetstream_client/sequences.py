@@ -173,7 +173,7 @@ class Sequences:
                 or not 1 <= pair[0] <= pair[1] <= _LARGEST
                 or pair[0] <= before + 1
             ):
-                raise InvalidValue(field, _shown(pair), "ranges are [first, last], ascending from 1, and do not touch")
+                raise InvalidValue(field, pair, "ranges are [first, last], ascending from 1, and do not touch")
             if len(checked) >= most:
                 raise InvalidValue(field, "…", f"at most {most} ranges")
             before = pair[1]
@@ -216,11 +216,3 @@ def _unpack(text: str, field: str, most: int) -> Iterator[tuple[int, int]]:
         number = shift = 0
     if shift or start is not None:
         raise InvalidValue(field, text[:40], "this text of ranges is cut")
-
-
-def _shown(value: object) -> object:
-    """In an error: a short value itself, of a long one only its type."""
-    try:
-        return value if len(repr(value)) <= 60 else type(value).__name__
-    except (ValueError, RecursionError):  # an integer that is too long to print
-        return type(value).__name__

@@ -14,6 +14,7 @@ from jetstream_client.more.push import PushConsumer
 from jetstream_client.names import check_filter, check_stream_name
 from jetstream_client.quantities import check_count
 from jetstream_client.read import stored
+from jetstream_client.read.message import RawMessage
 from jetstream_client.sequences import check_sequence
 
 if TYPE_CHECKING:
@@ -145,7 +146,9 @@ class Stream:
         body = stored.selection(sequence, next_by_subject, last_by_subject, start_time)
         if start_time is not None:
             await self.js.require(requirements.START_TIME)
-        return await (stored.get_direct if direct else stored.get)(self, body)
+        if direct:
+            return stored.direct_message(await stored.request_direct(self, body))[0]
+        return RawMessage.parse(await self.js.api(f"STREAM.MSG.GET.{self.name}", body)).decoded()
 
     async def get_data(
         self, sequence: int | None = None, *, next_by_subject: str | None = None, last_by_subject: str | None = None

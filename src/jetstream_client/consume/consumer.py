@@ -202,14 +202,7 @@ class Consumer:
             PullError: as :meth:`fetch`.
         """
         check_count("max_bytes", max_bytes)
-        window = self._window(
-            pulls.MANY,
-            largest_request=pulls.MANY,
-            max_bytes=max_bytes,
-            expires=max_wait,
-            heartbeat=heartbeat,
-            priority=priority,
-        )
+        window = self._window(pulls.MANY, max_bytes=max_bytes, expires=max_wait, heartbeat=heartbeat, priority=priority)
         async with self._pull(window) as pull:
             return await pull._all()
 
@@ -324,11 +317,14 @@ class Consumer:
     async def _pull(self, window: pulls.PullWindow, *, subject: str = "", opening: bytes = b"") -> AsyncIterator[Pull]:
         await self._check_priority(window.priority)
         pull = Pull(self, window, subject=subject, opening=opening)
-        with self.js.connection.pulling():
+        self.js.connection.pulls += 1
+        try:
             async with self.js.connection.inbox(pull._deliver) as inbox:
                 pull.inbox = inbox
                 await pull._request_more()
                 yield pull
+        finally:
+            self.js.connection.pulls -= 1
 
     @property
     def _requests(self) -> str:

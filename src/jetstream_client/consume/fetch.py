@@ -116,7 +116,7 @@ class Pull:
                     self._window.on_status(number, reply.status, reply.description, reply.headers, now)
                 else:
                     message = Message(self._consumer.js.connection, reply)
-                    self._window.on_message(now, reply.size)
+                    self._window.on_messages(1, now, reply.size)
                     if self._priority:
                         self._consumer._pinned(self._window, reply, self._priority)
                     messages.append(message)

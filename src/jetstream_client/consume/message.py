@@ -66,7 +66,8 @@ class Message:
 
     def __init__(self, connection: Connection, reply: Reply) -> None:
         self._connection = connection
-        self._answered = False
+        self.answered = False
+        """Whether it was acknowledged, refused or ended by this object."""
         self.subject = reply.subject
         self.reply = reply.reply
         self.headers = reply.headers
@@ -76,11 +77,6 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.metadata.sequence} of {self.metadata.stream} on {self.subject!r}>"
-
-    @property
-    def answered(self) -> bool:
-        """Whether it was acknowledged, refused or ended by this object."""
-        return self._answered
 
     @property
     def size(self) -> int:
@@ -115,7 +111,7 @@ class Message:
 
     async def in_progress(self) -> None:
         """Restart ``ack_wait``: the work goes on. May be repeated, until the message is answered."""
-        if self._answered:
+        if self.answered:
             raise MessageAlreadyAnswered(self.metadata.stream, self.metadata.sequence)
         await self._connection.answer(self.reply, IN_PROGRESS)
 
@@ -126,13 +122,13 @@ class Message:
     @contextmanager
     def _answering(self, *unanswered: type[BaseException]) -> Iterator[None]:
         """While an answer is being sent. After an exception of ``unanswered`` another one may be given."""
-        if self._answered:
+        if self.answered:
             raise MessageAlreadyAnswered(self.metadata.stream, self.metadata.sequence)
-        self._answered = True
+        self.answered = True
         try:
             yield
         except unanswered:
-            self._answered = False
+            self.answered = False
             raise
 
     async def _answer(self, body: bytes) -> None:

@@ -168,7 +168,7 @@ class PullWindow:
         """The number and body of a request that should be sent now, if any. ``among`` pulls share the connection."""
         if self._ended or self.missing <= 0 or (self._number and self._once):
             return None
-        largest = self._largest if self._once else max(FEWEST, self._largest // among)
+        largest = MANY if self._once else max(FEWEST, self._largest // among)
         if not self.idle and (self._no_wait or self._outstanding > largest // 2):
             return None
         divided = self._max_bytes if self._undivided else max(self._max_bytes // among, self._largest_message)
@@ -190,12 +190,8 @@ class PullWindow:
             body |= self.priority.request(self.pin)
         return self._number, body
 
-    def on_message(self, now: float, size: int = 0) -> None:
-        """``size``: bytes as the server counts them; needed where bytes bound the pull."""
-        self.on_messages(1, now, size)
-
     def on_messages(self, count: int, now: float, size: int = 0) -> None:
-        """So many have arrived."""
+        """So many have arrived. ``size``: their bytes as the server counts them, needed where bytes bound the pull."""
         self.on_heartbeat(now)
         self._wanted -= count
         self._outstanding = max(0, self._outstanding - count)
@@ -218,7 +214,7 @@ class PullWindow:
         error = PullError.from_status(status, description)
         if isinstance(error, NoMessages):
             self._on_empty()
-        elif _is_limit_of_bytes(description) and requested is not None and self._learn(description):
+        elif requested is not None and self._learn(description):
             self._outstanding = max(0, self._outstanding - requested)
             return
         elif not isinstance(error, BatchCompleted | MaxBytesExceeded):
@@ -248,8 +244,13 @@ class PullWindow:
 
     def _learn(self, description: str) -> bool:
         """The consumer's own limit takes the place of ours."""
-        stated = description.rpartition(" of ")[2]
-        if self._once or not _COUNT.fullmatch(stated) or not 0 < int(stated) < self._max_bytes:
+        limit, _, stated = description.lower().rpartition(" of ")
+        if (
+            self._once
+            or limit != "exceeded maxrequestmaxbytes"
+            or not _COUNT.fullmatch(stated)
+            or not 0 < int(stated) < self._max_bytes
+        ):
             return False
         self._max_bytes = int(stated)
         return True
@@ -292,7 +293,7 @@ class ConsumeWindow(PullWindow):
     @property
     def wants(self) -> bool:
         """There is something to ask for."""
-        kept = self._outstanding + self._unread
+        kept = self._kept
         return kept <= (0 if self._blocked else self._threshold) and (self._by_bytes or kept < self._left)
 
     @property
@@ -353,7 +354,3 @@ class ConsumeWindow(PullWindow):
 def _count(headers: Mapping[str, Sequence[str]], name: str, otherwise: int) -> int:
     stated = headers.get(name, [""])[0]
     return int(stated) if _COUNT.fullmatch(stated) else otherwise
-
-
-def _is_limit_of_bytes(description: str) -> bool:
-    return description.lower().startswith("exceeded maxrequestmaxbytes")

@@ -83,7 +83,7 @@ class DirectWindow:
     def __init__(self, wanted: Sequences, subject: str | None = None, density: float = 1.0) -> None:
         self._wanted = wanted
         self._subject = subject
-        self._segments = deque(_near(wanted))
+        self._segments = _near(wanted)
         self._outstanding: dict[int, _Segment] = {}
         self._number = 0
         self._missing: list[tuple[int, int]] = []
@@ -359,15 +359,12 @@ def _message(header: bytes, data: bytes) -> RawMessage:
     return tuple.__new__(RawMessage, fields)
 
 
-def _near(wanted: Sequences) -> Iterator[_Segment]:
+def _near(wanted: Sequences) -> deque[_Segment]:
     """Ranges with the small gaps between them closed."""
-    current: _Segment | None = None
+    segments: deque[_Segment] = deque()
     for first, last in wanted.ranges:
-        if current and first - current.last - 1 <= NEAR:
-            current.last, current.gaps = last, True
-            continue
-        if current:
-            yield current
-        current = _Segment(first, last, gaps=False)
-    if current:
-        yield current
+        if segments and first - segments[-1].last - 1 <= NEAR:
+            segments[-1].last, segments[-1].gaps = last, True
+        else:
+            segments.append(_Segment(first, last, gaps=False))
+    return segments

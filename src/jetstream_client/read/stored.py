@@ -26,7 +26,7 @@ from jetstream_client.errors import (
     TooManyResults,
 )
 from jetstream_client.names import check_filter, check_subject
-from jetstream_client.read.message import RawMessage, StoredMessage
+from jetstream_client.read.message import StoredMessage
 from jetstream_client.sequences import check_sequence
 from jetstream_client.trace import RequestSent, ResponseReceived
 from jetstream_client.wire.protocol import NO_RESPONDERS
@@ -115,17 +115,6 @@ def last_selection(
     if up_to_time is not None:
         body |= configs.normalise({"up_to_time": up_to_time})
     return body
-
-
-async def get(stream: Stream, body: Mapping[str, Any]) -> StoredMessage:
-    """From the leader. Raises MessageNotFound."""
-    answer = await stream.js.api(f"STREAM.MSG.GET.{stream.name}", body)
-    return RawMessage.parse(answer).decoded()
-
-
-async def get_direct(stream: Stream, body: Mapping[str, Any]) -> StoredMessage:
-    """From any replica. Raises MessageNotFound, DirectGetDisabled."""
-    return direct_message(await request_direct(stream, body))[0]
 
 
 async def request_direct(stream: Stream, body: Mapping[str, Any]) -> Reply:

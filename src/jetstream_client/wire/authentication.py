@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import AuthenticationFailed, InvalidValue, TlsNotOffered
-from jetstream_client.wire.protocol import encode_connect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +52,8 @@ def connect_line(settings: ConnectionSettings, server: Mapping[str, Any], *, enc
         "protocol": 1,
         "name": settings.name,
     }
-    return encode_connect(fields | _who(settings, str(server.get("nonce", ""))))
+    fields |= _who(settings, str(server.get("nonce", "")))
+    return b"CONNECT " + json.dumps(fields).encode() + b"\r\n"
 
 
 def refused(settings: ConnectionSettings, words: str) -> AuthenticationFailed:
@@ -96,18 +96,10 @@ def _who(settings: ConnectionSettings, nonce: str) -> dict[str, str | None]:
     if not nonce:
         raise refused(settings, "it asks for no signature")
     if settings.nkey_seed:
-        key = _key("nkey_seed", _seed(settings))
+        key = _key("nkey_seed", check_seed(settings.credential("nkey_seed")))
         return {"nkey": _public(key), "sig": _signature(key, nonce)}
-    jwt, seed = _jwt_and_seed(settings)
+    jwt, seed = check_credentials(settings.credential("credentials"))
     return {"jwt": jwt, "sig": _signature(_key("credentials", seed), nonce)}
-
-
-def _seed(settings: ConnectionSettings) -> str:
-    return check_seed(settings.credential("nkey_seed"))
-
-
-def _jwt_and_seed(settings: ConnectionSettings) -> tuple[str, str]:
-    return check_credentials(settings.credential("credentials"))
 
 
 def _key(field: str, seed: str) -> Ed25519PrivateKey:
@@ -139,9 +131,10 @@ def _remedy(settings: ConnectionSettings) -> str:
     if settings.token:
         return "check the token"
     if settings.nkey_seed:
-        return f"check that the server knows the user {_public(_key('nkey_seed', _seed(settings)))}"
+        seed = check_seed(settings.credential("nkey_seed"))
+        return f"check that the server knows the user {_public(_key('nkey_seed', seed))}"
     if settings.credentials:
-        expired = _expired(_jwt_and_seed(settings)[0])
+        expired = _expired(check_credentials(settings.credential("credentials"))[0])
         return (
             f"they expired at {expired}: renew them" if expired else "check that its operator and account issued them"
         )

@@ -30,10 +30,7 @@ from jetstream_client.wire.protocol import (
     decode_info,
     decode_status,
     encode_publish,
-    encode_subscribe,
-    encode_unsubscribe,
     is_authentication_error,
-    is_line_too_long,
     parse_violation,
 )
 from jetstream_client.wire.tls import TlsSocket, check_plain, silence, tls_failure
@@ -147,11 +144,11 @@ class Wire:
     def subscribe(self, subject: str) -> int:
         """The subscription's number, which each of its frames carries as ``sid``."""
         self._sid += 1
-        self.send(encode_subscribe(subject, self._sid))
+        self.send(f"SUB {subject} {self._sid}\r\n".encode())
         return self._sid
 
     def unsubscribe(self, sid: int) -> None:
-        self.send(encode_unsubscribe(sid))
+        self.send(f"UNSUB {sid}\r\n".encode())
 
     def send(self, *commands: bytes) -> None:
         """Write encoded commands, all of them before it returns.
@@ -364,7 +361,7 @@ class Wire:
                 self._denied[_MOST_DENIED:] = [PermissionDenied(*violation)]
             elif is_authentication_error(text):
                 raise refused(self.settings, text)
-            elif is_line_too_long(text):
+            elif "maximum control line" in text.lower():
                 raise ConnectionDenied(
                     f"the NATS server ended the connection: {text}; use shorter subjects, or raise the server's "
                     "max_control_line to its default of 4096 bytes"

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -45,7 +45,7 @@ from jetstream_client.wire.protocol import (
 from jetstream_client.wire.tls import silence, tls_failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterator
+    from collections.abc import AsyncIterator, Awaitable
 
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
@@ -163,15 +163,6 @@ class Connection:
     def reconnects(self) -> int:
         """How often the connection was lost and came back: pulls from before are lost."""
         return int(self._client.stats["reconnects"])
-
-    @contextmanager
-    def pulling(self) -> Iterator[None]:
-        """One pull more is open."""
-        self.pulls += 1
-        try:
-            yield
-        finally:
-            self.pulls -= 1
 
     def new_inbox(self) -> str:
         return str(self._client.new_inbox())

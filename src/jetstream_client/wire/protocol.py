@@ -66,23 +66,6 @@ def is_authentication_error(text: str) -> bool:
     return ("authorization" in words or "authentication" in words) and "timeout" not in words
 
 
-def is_line_too_long(text: str) -> bool:
-    """Whether an ``-ERR`` says that a command's line is longer than the server's ``max_control_line``."""
-    return "maximum control line" in text.lower()
-
-
-def encode_connect(fields: Mapping[str, Any]) -> bytes:
-    return b"CONNECT " + json.dumps(fields).encode() + b"\r\n"
-
-
-def encode_subscribe(subject: str, sid: int) -> bytes:
-    return f"SUB {subject} {sid}\r\n".encode()
-
-
-def encode_unsubscribe(sid: int) -> bytes:
-    return f"UNSUB {sid}\r\n".encode()
-
-
 def encode_publish(subject: str, reply: str, data: bytes, header: bytes = b"") -> bytes:
     """PUB, or HPUB with a header block from :func:`encode_headers`. Subjects are the caller's to check, but for their
     length: a line that is too long would end the connection of all who share it. Raises InvalidValue."""

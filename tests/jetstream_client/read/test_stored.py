@@ -297,5 +297,5 @@ def test_an_answer_that_is_no_message() -> None:
 
 async def test_other_statuses_keep_their_words(stream: Stream) -> None:
     with pytest.raises(ApiError) as refused:
-        await stored.get_direct(stream, {"seq": 1, "last_by_subj": "*"})
+        await stored.request_direct(stream, {"seq": 1, "last_by_subj": "*"})
     assert (type(refused.value).__name__, refused.value.code) == ("BadRequest", 408)
