@@ -9,7 +9,18 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
 PACKAGE = "airflow-provider-nats-jetstream"
-WITHOUT = ("anyio", "cffi", "cryptography", "idna", "nats-py", "pycparser", "typing-extensions")
+WITHOUT = (
+    "anyio",
+    "cffi",
+    "cryptography",
+    "idna",
+    "nats-py",
+    "pendulum",
+    "pycparser",
+    "python-dateutil",
+    "typing-extensions",
+    "tzdata",
+)
 """What the package needs, and reading into Spark does not."""
 
 
