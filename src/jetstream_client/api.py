@@ -51,10 +51,10 @@ class Api:
         """One request and its answer, traced. Raises as :meth:`Connection.request`."""
         clock = asyncio.get_running_loop()
         start = clock.time()
-        self.trace.sent(RequestSent(subject, data))
+        self.trace.tell(RequestSent(subject, data))
         timeout = self.settings.request_timeout
         reply = await self.connection.request(subject, data, timeout=timeout, headers=headers)
-        self.trace.received(ResponseReceived.of(subject, reply, clock.time() - start))
+        self.trace.tell(ResponseReceived.of(subject, reply, clock.time() - start))
         return reply
 
     async def api(

@@ -75,7 +75,8 @@ if TYPE_CHECKING:
 
 
 _LONGEST_VALUE = 400  # characters of a value in an error
-_LONGEST_TEXT = 1_000  # characters of a server's text in an error: logs are for people
+LONGEST_TEXT = 1_000
+"""Characters of a server's text in an error: logs are for people."""
 
 
 class JetStreamError(Exception):
@@ -132,7 +133,7 @@ class InvalidValue(JetStreamError, ValueError):
     """A value refused before anything was sent: which field, which value, and what to do."""
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
-        super().__init__(f"{field}={shown(value)}: {remedy[:_LONGEST_TEXT]}")
+        super().__init__(f"{field}={shown(value)}: {remedy[:LONGEST_TEXT]}")
         self.field = field
         self.value = value
         self.remedy = remedy
@@ -220,7 +221,7 @@ class ApiError(JetStreamError):
         fields = error if isinstance(error, dict) else {"description": f"no error object: {type(error).__name__}"}
         code, err_code = fields.get("code"), fields.get("err_code")
         code, err_code = code if type(code) is int else 0, err_code if type(err_code) is int else 0
-        refusal = _BY_CODE.get(err_code, ApiError)(code, err_code, str(fields.get("description", ""))[:_LONGEST_TEXT])
+        refusal = _BY_CODE.get(err_code, ApiError)(code, err_code, str(fields.get("description", ""))[:LONGEST_TEXT])
         if names := _NAMES.match(request):
             kind, stream, consumer = names.groups()
             about = f"stream {stream!r}"
@@ -509,8 +510,15 @@ class DuplicatesPossible(JetStreamError):
         self.reason = reason
 
 
+_BY_LINE: dict[str, type[PullError]] = {}
+
+
 class PullError(JetStreamError):
     """A pull ended for a reason that is not "nothing there". ``status`` and ``description`` are the server's."""
+
+    def __init_subclass__(cls, lines: Sequence[str] = ()) -> None:
+        """``lines``: how the status lines begin, in small letters, that :meth:`from_status` takes for this class."""
+        _BY_LINE.update(dict.fromkeys(lines, cls))
 
     def __init__(self, status: int, description: str) -> None:
         super().__init__(f"{status} {description}")
@@ -520,83 +528,61 @@ class PullError(JetStreamError):
     @staticmethod
     def from_status(status: int, description: str) -> PullError:
         """The class for a status line (nats-server's ``server/consumer.go``); plain PullError for an unknown one."""
-        words = description.lower()
-        if status == 408 and "bad" in words:
+        line = f"{status} {description}".lower()
+        if status == 408 and "bad" in line:
             return PullError(status, description)
-        kind = _BY_STATUS.get(status)
-        if status == 409:
-            kind = next((each for words_of, each in _CONFLICTS.items() if words.startswith(words_of)), None)
-        return (kind or PullError)(status, description or _NO_WORDS.get(status, ""))
+        beginnings = sorted(_BY_LINE, reverse=True)  # a longer one before its own beginning
+        kind = next((_BY_LINE[beginning] for beginning in beginnings if line.startswith(beginning)), PullError)
+        return kind(status, description or ("no responders" if kind is NoResponders else ""))
 
 
-class BadPullRequest(PullError):
+class BadPullRequest(PullError, lines=("400",)):
     """400: a heartbeat above half of the expiry, a priority group that is missing or not the consumer's."""
 
 
-class NoMessages(PullError):
+class NoMessages(PullError, lines=("404", "408")):
     """404 No Messages, 408 Request Timeout, Interest Expired or Requests Pending: nothing came in time."""
 
 
-class ConsumerDeleted(PullError):
+class ConsumerDeleted(PullError, lines=("409 consumer deleted",)):
     """409 Consumer Deleted, or nobody answers for the consumer any more (503)."""
 
 
-class ConsumerIsPushBased(PullError):
+class ConsumerIsPushBased(PullError, lines=("409 consumer is push based",)):
     """409 Consumer is push based."""
 
 
-class BatchCompleted(PullError):
+class BatchCompleted(PullError, lines=("409 batch completed",)):
     """409 Batch Completed: a request that was also bound by bytes has brought all its messages. Never raised."""
 
 
-class PullLimitExceeded(PullError):
+class PullLimitExceeded(PullError, lines=("409 exceeded max",)):
     """409 Exceeded MaxRequestBatch, MaxRequestExpires or MaxRequestMaxBytes: the consumer's own limits."""
 
 
-class TooManyPulls(PullLimitExceeded):
+class TooManyPulls(PullLimitExceeded, lines=("409 exceeded maxwaiting",)):
     """409 Exceeded MaxWaiting: as many pulls wait as the consumer's ``max_waiting`` (512) allows. Said only to pulls
     without a heartbeat; others hear nothing, which is HeartbeatMissed."""
 
 
-class MaxBytesExceeded(PullLimitExceeded):
+class MaxBytesExceeded(PullLimitExceeded, lines=("409 message size exceeds maxbytes",)):
     """409 Message Size Exceeds MaxBytes, for the first message of a request: ask for more bytes."""
 
 
-class LeadershipChanged(PullError):
+class LeadershipChanged(PullError, lines=("409 leadership change", "409 server shutdown")):
     """409 Leadership Change or Server Shutdown: ask again."""
 
 
-class ApiLevelTooLow(PullError):
+class ApiLevelTooLow(PullError, lines=("412",)):
     """412 Required Api Level: the request names a level that the server does not have."""
 
 
-class PinLost(PullError):
+class PinLost(PullError, lines=("423",)):
     """423 Nats-Pin-Id mismatch, Nats-Wrong-Pin-Id: another client of the priority group is pinned now (ADR-42)."""
 
 
-class NoResponders(PullError):
+class NoResponders(PullError, lines=("503",)):
     """503: nobody listens for the consumer's pulls."""
-
-
-_BY_STATUS: dict[int, type[PullError]] = {
-    400: BadPullRequest,
-    404: NoMessages,
-    408: NoMessages,
-    412: ApiLevelTooLow,
-    423: PinLost,
-    503: NoResponders,
-}
-_CONFLICTS: dict[str, type[PullError]] = {
-    "consumer deleted": ConsumerDeleted,
-    "consumer is push based": ConsumerIsPushBased,
-    "leadership change": LeadershipChanged,
-    "server shutdown": LeadershipChanged,
-    "batch completed": BatchCompleted,
-    "message size exceeds maxbytes": MaxBytesExceeded,
-    "exceeded maxwaiting": TooManyPulls,
-    "exceeded max": PullLimitExceeded,
-}
-_NO_WORDS = {503: "no responders"}
 
 
 class HeartbeatMissed(PullError):

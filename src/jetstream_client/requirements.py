@@ -44,22 +44,20 @@ MIRROR_PROMOTION = Requirement(*_2_12, "an update that removes mirror")
 PAUSE = Requirement(*_2_11, "pausing a consumer")
 UNPIN = Requirement(*_2_11, "ending a pin")
 RESET = Requirement(*_2_14, "resetting a consumer")
-MESSAGE_TTL = Requirement(*_2_11, "message TTL")
 EXPECTED_LAST_SUBJECT = Requirement(*_2_11, "the expected last sequence of several subjects")
 MESSAGE_TRACING = Requirement(*_2_11, "message tracing")
 COUNTERS = Requirement(*_2_12, "counters")
-SCHEDULED_ONCE = Requirement(*_2_12, "scheduled messages")
 ATOMIC_BATCHES = Requirement(*_2_12, "atomic batches")
 SCHEDULED_AGAIN = Requirement(*_2_14, "schedules that repeat, sample, roll up or have a time zone")
 FAST_BATCHES = Requirement(*_2_14, "fast-ingest batches")
 
 _HEADERS = {
-    "Nats-TTL": MESSAGE_TTL,
+    "Nats-TTL": Requirement(*_2_11, "message TTL"),
     "Nats-Expected-Last-Subject-Sequence-Subject": EXPECTED_LAST_SUBJECT,
     "Nats-Trace-Dest": MESSAGE_TRACING,
     "Nats-Trace-Only": MESSAGE_TRACING,
     "Nats-Incr": COUNTERS,
-    "Nats-Schedule": SCHEDULED_ONCE,
+    "Nats-Schedule": Requirement(*_2_12, "scheduled messages"),
     "Nats-Schedule-Source": SCHEDULED_AGAIN,
     "Nats-Schedule-Time-Zone": SCHEDULED_AGAIN,
     "Nats-Schedule-Rollup": SCHEDULED_AGAIN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jetstream_client.wire.protocol import Reply
@@ -40,9 +40,6 @@ class ResponseReceived:
         return cls(subject, reply.data, reply.headers, reply.status, seconds)
 
 
-_Event = TypeVar("_Event", RequestSent, ResponseReceived)
-
-
 @dataclass(frozen=True)
 class Trace:
     """Callbacks for each request of a :class:`~jetstream_client.context.JetStream`.
@@ -54,17 +51,10 @@ class Trace:
     request_sent: Callable[[RequestSent], object] | None = None
     response_received: Callable[[ResponseReceived], object] | None = None
 
-    def sent(self, event: RequestSent) -> None:
-        _call(self.request_sent, event)
-
-    def received(self, event: ResponseReceived) -> None:
-        _call(self.response_received, event)
-
-
-def _call(callback: Callable[[_Event], object] | None, event: _Event) -> None:
-    if callback is None:
-        return
-    try:
-        callback(event)
-    except Exception:
-        log.exception("a trace callback failed at %r", event)
+    def tell(self, event: RequestSent | ResponseReceived) -> None:
+        callback: Any = self.request_sent if isinstance(event, RequestSent) else self.response_received
+        try:
+            if callback is not None:
+                callback(event)
+        except Exception:
+            log.exception("a trace callback failed at %r", event)

@@ -89,12 +89,10 @@ class Consumer:
         return self._info
 
     async def update(self, config: configs.Config, *, remove: Iterable[str] = ()) -> ConsumerInfo:
-        """Change the given fields and no other: the current configuration is read, merged and written.
+        """Change the given fields and no other, as :meth:`Stream.update`.
 
-        ``filter_subjects`` takes the place of ``filter_subject``, and the reverse. A field inside another one, such as
-        a key of ``metadata``, leaves its neighbours as they are. The ``ack_policy`` stays as it is unless it is given.
-
-        remove:  fields that go back to the server's default.
+        ``filter_subjects`` takes the place of ``filter_subject``, and the reverse. The ``ack_policy`` stays as it is
+        unless it is given.
 
         Raises:
             ConsumerNotFound: there is none; it is not created.

@@ -73,8 +73,9 @@ class Messages(ABC):
         ConnectionEnded: the connection has ended for good; what had arrived is delivered again.
     """
 
-    @abstractmethod
-    async def __aenter__(self) -> Self: ...
+    async def __aenter__(self) -> Self:
+        await self._start()
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         if left := await self.stop():
@@ -110,6 +111,9 @@ class Messages(ABC):
     async def drain(self) -> None:
         """End it on the server; iterating hands out what had been delivered, and ends then."""
 
+    @abstractmethod
+    async def _start(self) -> None: ...
+
 
 class Subscribed(Messages):
     """:class:`Messages` that arrive on a subscription of this object."""
@@ -131,10 +135,6 @@ class Subscribed(Messages):
         self._paused_until = 0.0
         self._subject = ""  # which the server must allow
         self._silence_allowed = math.inf  # seconds
-
-    async def __aenter__(self) -> Self:
-        await self._start()
-        return self
 
     async def __anext__(self) -> Message:
         if not self._opened:

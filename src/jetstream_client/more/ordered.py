@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from jetstream_client import config as configs
 from jetstream_client.callbacks import check_handler
@@ -334,12 +334,8 @@ class OrderedMessages(Messages):
         self._ending = False
         self._closed = False
 
-    async def __aenter__(self) -> Self:
-        self._begin()
-        return self
-
     async def __anext__(self) -> Message:
-        self._begin()
+        await self._start()
         while not self._closed and self._left != 0:
             try:
                 if self._present is None:
@@ -375,7 +371,7 @@ class OrderedMessages(Messages):
         else:
             self._closed = True
 
-    def _begin(self) -> None:
+    async def _start(self) -> None:
         if not (self._begun or self._closed):
             self._ordered._begin("consume")
             self._begun = True

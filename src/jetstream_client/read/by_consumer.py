@@ -221,7 +221,9 @@ class _Reading:
                 if frame.header.startswith(STATUS_LINE) and not frame.reply.startswith(DELIVERY):
                     window.on_messages(arrived, time.monotonic())
                     arrived = 0
-                    self._on_status(window, frame, time.monotonic())
+                    status, description = decode_status(frame.header)
+                    number, headers = inbox_number(frame.subject), decode_headers(frame.header)
+                    window.on_status(number, status, description, headers, time.monotonic())
                     continue
                 sequence, consumer_sequence, stamp, self._pending = _place(frame.reply)
                 arrived += 1
@@ -238,11 +240,6 @@ class _Reading:
                     batch.append(tuple.__new__(RawMessage, fields))
         finally:
             window.on_messages(arrived, time.monotonic())
-
-    @staticmethod
-    def _on_status(window: PullWindow, frame: Frame, now: float) -> None:
-        status, description = decode_status(frame.header)
-        window.on_status(inbox_number(frame.subject), status, description, decode_headers(frame.header), now)
 
 
 def _place(reply: bytes) -> tuple[int, int, bytes, int]:

@@ -163,7 +163,7 @@ async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMes
     messages: list[StoredMessage] = []
     last = 0
     start = asyncio.get_running_loop().time()
-    js.trace.sent(RequestSent(subject, data))
+    js.trace.tell(RequestSent(subject, data))
     async with js.connection.inbox(arrived.put_nowait) as inbox:
         await js.connection.publish(subject, data, reply=inbox.subject(1))
         while not (reply := await _next(stream, subject, arrived)).status:
@@ -174,7 +174,7 @@ async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMes
                 raise ConnectionLost(f"messages of stream {stream.name!r} were lost on their way", last)
             last = message.sequence
             messages.append(message)
-    js.trace.received(ResponseReceived.of(subject, reply, asyncio.get_running_loop().time() - start))
+    js.trace.tell(ResponseReceived.of(subject, reply, asyncio.get_running_loop().time() - start))
     if reply.status not in (204, 404):
         await _refused(stream, reply)
     if reply.status == 204 and _int(reply, "Nats-Last-Sequence") != last:

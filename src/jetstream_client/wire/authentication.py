@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from jetstream_client.errors import AuthenticationFailed, InvalidValue, TlsNotOffered
+from jetstream_client.errors import AuthenticationFailed, ConnectionFailed, InvalidValue, TlsNotOffered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +54,14 @@ def connect_line(settings: ConnectionSettings, server: Mapping[str, Any], *, enc
     }
     fields |= _who(settings, str(server.get("nonce", "")))
     return b"CONNECT " + json.dumps(fields).encode() + b"\r\n"
+
+
+def unreachable(settings: ConnectionSettings, reason: str) -> ConnectionFailed:
+    """The error when none of the servers could be connected to in time."""
+    return ConnectionFailed(
+        f"no NATS server reachable at {', '.join(settings.servers)} within {settings.connect_timeout:g} s: {reason}; "
+        "check servers and port, and that a server runs there"
+    )
 
 
 def refused(settings: ConnectionSettings, words: str) -> AuthenticationFailed:

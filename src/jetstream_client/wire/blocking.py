@@ -16,15 +16,15 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from jetstream_client.errors import (
+    LONGEST_TEXT,
     ConnectionDenied,
-    ConnectionFailed,
     ConnectionLost,
     PermissionDenied,
     ProtocolError,
     RequestTimeout,
 )
 from jetstream_client.wire.answers import decode_api_answer
-from jetstream_client.wire.authentication import connect_line, refused
+from jetstream_client.wire.authentication import connect_line, refused, unreachable
 from jetstream_client.wire.parser import Frame, Parser, Run, ServerLine
 from jetstream_client.wire.protocol import (
     decode_info,
@@ -47,7 +47,6 @@ _RECEIVE = 1 << 18  # bytes for one read: what fits into the processor's caches 
 _BUFFER = 4 << 20  # bytes asked of the kernel for each direction
 _MOST_KEPT = 256 << 20  # bytes that wait to be received: a server that never stops must not fill the memory
 _MOST_DENIED = 1_000
-_LONGEST_TEXT = 1_000  # of a server's error, for an exception and a log
 _GRACE = 1.0  # seconds past a time limit in which what has begun to arrive may become whole
 _PING_AFTER = 10.0  # seconds of silence after which we ask whether the server is there; as long again for its answer
 
@@ -94,11 +93,7 @@ class Wire:
                 except OSError as error:
                     reason = str(error) or type(error).__name__
             if time.monotonic() + 0.1 > deadline:
-                servers = ", ".join(settings.servers)
-                raise ConnectionFailed(
-                    f"no NATS server reachable at {servers} within {settings.connect_timeout:g} s: {reason}; "
-                    "check servers and port, and that a server runs there"
-                )
+                raise unreachable(settings, reason)
             time.sleep(0.1)
 
     @classmethod
@@ -356,7 +351,7 @@ class Wire:
         elif line.verb == "INFO":
             self.server = decode_info(line.rest)
         elif line.verb == "-ERR":
-            text = line.rest[:_LONGEST_TEXT].decode("utf-8", "replace").strip("'")
+            text = line.rest[:LONGEST_TEXT].decode("utf-8", "replace").strip("'")
             if violation := parse_violation(text):
                 self._denied[_MOST_DENIED:] = [PermissionDenied(*violation)]
             elif is_authentication_error(text):

@@ -22,6 +22,7 @@ import anyio
 import nats.errors
 
 from jetstream_client.errors import (
+    LONGEST_TEXT,
     ConnectionDenied,
     ConnectionFailed,
     InvalidValue,
@@ -29,8 +30,8 @@ from jetstream_client.errors import (
     PermissionDenied,
     RequestTimeout,
 )
-from jetstream_client.wire.authentication import refused
-from jetstream_client.wire.nats_py import LONGEST_TEXT, Client, StatusHeaders
+from jetstream_client.wire.authentication import refused, unreachable
+from jetstream_client.wire.nats_py import Client, StatusHeaders
 from jetstream_client.wire.protocol import (
     NO_RESPONDERS,
     SUBSCRIBE,
@@ -171,7 +172,7 @@ class Connection:
         """Seconds that a PING takes."""
         loop = asyncio.get_running_loop()
         start = loop.time()
-        with self._translated("PING"):
+        with _Translated(self._client, "PING"):
             if not self.is_connected:
                 raise self._client.lost()  # nats-py returns at once
             async with self.timeout(None):
@@ -186,7 +187,7 @@ class Connection:
         """Raises ConnectionLost when there is no connection at this moment: nothing is buffered."""
         if self._denied:
             self._denied.pop(subject.lower(), None)  # it may be allowed by now
-        with self._translated(subject):
+        with _Translated(self._client, subject):
             await self._client.publish(subject, data, reply, _block(headers))
 
     async def answer(self, subject: str, data: bytes) -> None:
@@ -195,7 +196,7 @@ class Connection:
         if self._denied or not client.is_connected or len(data) > client._max_payload:
             await self.publish(subject, data)  # which says what is wrong
         elif client.write(encode_publish(subject, "", data)):
-            with self._translated(subject):
+            with _Translated(self._client, subject):
                 await client._flush_pending()
 
     async def request(
@@ -209,7 +210,7 @@ class Connection:
             ConnectionLost: not connected at this moment.
         """
         limit = self.settings.request_timeout if timeout is None else timeout
-        with self._translated(subject):
+        with _Translated(self._client, subject):
             try:
                 async with self.timeout(None):
                     return _reply(await self._client.request(subject, data, timeout=limit, headers=_block(headers)))
@@ -243,7 +244,7 @@ class Connection:
     async def open_inbox(self, deliver: Callable[[Reply], None]) -> Inbox:
         """The same, to be closed by :meth:`Inbox.close`, or with the connection."""
         prefix = self.new_inbox()
-        with self._translated(prefix):
+        with _Translated(self._client, prefix):
             return Inbox(self, prefix, await self._client.subscribe(f"{prefix}.*", cb=_at_once(deliver)))
 
     @asynccontextmanager
@@ -254,7 +255,7 @@ class Connection:
         Raises:
             PermissionDenied: the account may not subscribe to it.
         """
-        with self._translated(subject):
+        with _Translated(self._client, subject):
             subscription = await self._client.subscribe(subject, queue, cb=_at_once(deliver))
         listening = Inbox(self, subject, subscription)
         try:
@@ -264,9 +265,6 @@ class Connection:
             yield listening
         finally:
             await listening.close()
-
-    def _translated(self, subject: str) -> _Translated:
-        return _Translated(self._client, subject)
 
 
 class Inbox:
@@ -290,7 +288,7 @@ class Inbox:
         self.drained = True
         client = self._connection._client
         try:
-            with self._connection._translated(self._prefix):
+            with _Translated(client, self._prefix):
                 async with asyncio.timeout(within):
                     await client._send_unsubscribe(self._subscription._id)
                     await self._connection.flush()
@@ -300,7 +298,7 @@ class Inbox:
 
     async def close(self) -> None:
         if not (self.drained or self._subscription._conn.is_closed):
-            with self._connection._translated(self._prefix):
+            with _Translated(self._connection._client, self._prefix):
                 await self._subscription.unsubscribe()
 
 
@@ -399,11 +397,7 @@ async def _connect(settings: ConnectionSettings, client: Client, denied: Denied)
                 raise _no_server(settings)
     except TimeoutError:
         reason = (_words(last[-1]) if last else "") or silence(handshake_first=settings.tls_handshake_first)
-        servers = ", ".join(settings.servers)
-        raise ConnectionFailed(
-            f"no NATS server reachable at {servers} within {settings.connect_timeout:g} s: {reason}; "
-            "check servers and port, and that a server runs there"
-        ) from None
+        raise unreachable(settings, reason) from None
     except (nats.errors.Error, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
         raise _final(settings, error) or _no_server(settings, error) from None
     finally:
@@ -477,7 +471,6 @@ def _final(settings: ConnectionSettings, error: Exception) -> Exception | None:
 def _options(settings: ConnectionSettings) -> dict[str, Any]:
     options: dict[str, Any] = {
         "servers": list(settings.servers),
-        "allow_reconnect": True,
         "max_reconnect_attempts": -1,
         "reconnect_time_wait": RECONNECT_WAIT,
         "connect_timeout": settings.connect_timeout,

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import nats.aio.client
 import nats.errors
 
-from jetstream_client.errors import ConnectionEnded, ConnectionFailed, ConnectionLost, InvalidValue, ProtocolError
+from jetstream_client.errors import (
+    LONGEST_TEXT,
+    ConnectionEnded,
+    ConnectionFailed,
+    ConnectionLost,
+    InvalidValue,
+    ProtocolError,
+)
 from jetstream_client.wire.authentication import connect_line
 from jetstream_client.wire.parser import Frame, Parser
 from jetstream_client.wire.protocol import DELIVERY, Reply, decode_headers, decode_info, decode_status, encode_publish
@@ -22,9 +29,6 @@ if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
 
 log = logging.getLogger(__name__)
-
-LONGEST_TEXT = 1_000
-"""Characters of what a server says, for an exception and a log."""
 
 
 class StatusHeaders(dict[str, str]):
