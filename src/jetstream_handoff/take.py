@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TOO_SLOW = 3  # batches in a row: a network or a machine may stand still during one
+_KEPT = 10  # times ack_wait: a batch that was kept leased for so long can be, unless something stands still
 _TO_TELL = 5.0  # seconds for finding out what is waited for
 
 
@@ -147,8 +148,10 @@ class Take:
             await self._gather(deadline, look=look)
         except LeaseOver as over:
             too_few = self._window is not None and not self._window.enough
-            self._drop(self._gathered(), str(over))
-            self._too_slow = self._too_slow + 1 if too_few else 0
+            batch = self._gathered()
+            self._drop(batch, str(over))
+            kept = batch is not None and self._clock() - batch.began > _KEPT * self._ack_wait
+            self._too_slow = self._too_slow + 1 if too_few and not kept else 0
             if self._too_slow == _TOO_SLOW:
                 few = f"{_TOO_SLOW} times in a row fewer than min_messages={self.taking.min_messages}"
                 remedy = f"{few} could not be kept leased: raise ack_wait, or lower min_messages"
@@ -161,6 +164,7 @@ class Take:
             self._gathered()  # comes again when ack_wait is over
             await asyncio.sleep(0.2)
             return []
+        self._too_slow = 0
         if self._window and self._window.enough:
             return await self._enter()
         if self._window and self._window.count:

@@ -6,9 +6,11 @@ import logging
 import os
 import random
 import re
+import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -573,6 +575,27 @@ async def test_min_messages_that_cannot_be_kept_leased_are_refused(stream: Strea
     says = r"ack_wait=0\.5: .* fewer than min_messages=200000 could not be kept leased.*: raise ack_wait"
     with pytest.raises(ConsumerUnsuitable, match=says):
         await take(stream, min_messages=200_000, max_messages=200_000, wait=120, consumer_config=short)
+
+
+async def test_a_machine_that_stands_still_now_and_then_does_not_end_the_wait_for_min_messages(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    await publish(stream, 5)
+    work = Take(stream.js, taking(stream, min_messages=6, consumer_config={"ack_wait": timedelta(seconds=0.5)}))
+    await work.prepare()
+    waiting = asyncio.create_task(work.take(60))
+
+    def dropped() -> int:
+        return caplog.text.count("dropped a batch of 5 messages")
+
+    for times, kept in enumerate((timedelta(0), timedelta(0), timedelta(seconds=6))):
+        await until(lambda: waiting.done() or (work._window is not None and work._window.count == 5))
+        await asyncio.sleep(kept.total_seconds())
+        asyncio.get_running_loop().call_soon(time.sleep, 0.6)  # nothing else runs meanwhile
+        await until(partial(lambda before: waiting.done() or dropped() > before, times))
+    await publish(stream, 1)
+    (claim,) = await waiting
+    assert claim.count == 6
 
 
 async def test_a_pull_that_ends_early_leaves_nothing_on_its_way(stream: Stream) -> None:
