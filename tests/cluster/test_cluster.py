@@ -21,6 +21,7 @@ from jetstream_handoff.claim import Claim
 from pyspark_jetstream import read_claim
 from tests.cluster.conftest import COUNT, STREAM, TOTALS, Secured
 from tests.cluster.standalone import Standalone, command
+from tests.pyspark_jetstream.streaming import run_to_the_end
 
 
 async def claimed(secured: Secured, sequences: Sequences) -> Claim:
@@ -129,7 +130,7 @@ async def test_secrets_are_nowhere_but_in_environments_and_files(
         connection="by_environment", stream=STREAM, startingOffsets=str(COUNT - 9)
     )
     query = streamed.load().writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/checkpoint")
-    query.trigger(availableNow=True).start(f"{tmp_path}/out").awaitTermination()
+    run_to_the_end(query, f"{tmp_path}/out")
     assert spark.read.parquet(f"{tmp_path}/out").count() == 10
     assert list((tmp_path / "checkpoint" / "offsets").glob("0"))
     beyond = await claimed(secured, Sequences.from_ranges([(COUNT + 1, COUNT + 1)]))

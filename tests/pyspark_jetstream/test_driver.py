@@ -17,6 +17,7 @@ from demo.nats_server import NatsServer
 from demo.service import until
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.bulk import publish_all
+from tests.pyspark_jetstream.streaming import run_to_the_end
 
 COUNT = 20_000
 BATCH = 1_000
@@ -115,17 +116,15 @@ def test_a_driver_killed_and_started_again_gives_the_exact_set(spark: SparkSessi
     assert driver.process.returncode == -signal.SIGKILL
     committed = driver.commits()
     driver.server.restart()
-    query = (
+    writer = (
         spark.readStream.format("jetstream")
         .options(servers=driver.server.url, stream="S", startingOffsets="earliest")
         .load()
         .select("sequence")
         .writeStream.format("parquet")
         .option("checkpointLocation", f"{driver.folder}/state")
-        .trigger(availableNow=True)
-        .start(f"{driver.folder}/out")
     )
-    query.awaitTermination()
+    query = run_to_the_end(writer, f"{driver.folder}/out")
     read = sum(progress["numInputRows"] for progress in query.recentProgress)
     assert 0 < read <= COUNT - committed * BATCH
     rows = spark.read.parquet(f"{driver.folder}/out").collect()

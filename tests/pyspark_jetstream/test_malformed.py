@@ -27,6 +27,7 @@ from jetstream_handoff.replay import Selection, select
 from pyspark_jetstream import decoded
 from tests.airflow_nats_jetstream.steps import execute
 from tests.jetstream_handoff.steps import take
+from tests.pyspark_jetstream.streaming import run_to_the_end
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "malformed-messages.md"
 EMPTY, NOT_UTF8 = "empty", "not UTF-8"
@@ -175,7 +176,7 @@ async def test_a_stream_goes_to_two_sinks(
         messages = spark.readStream.format("jetstream").options(**options).load()
         for name, rows in zip(("good", "malformed"), decoded(messages, schema, format=kind), strict=True):
             writer = rows.writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/{name}-state")
-            writer.trigger(availableNow=True).start(f"{tmp_path}/{name}").awaitTermination()
+            run_to_the_end(writer, f"{tmp_path}/{name}")
     good = [(row.sequence, row.id) for row in spark.read.parquet(f"{tmp_path}/good").orderBy("sequence").collect()]
     assert good == [(number, number) for number in range(1, 81) if number % 10]
     malformed = spark.read.parquet(f"{tmp_path}/malformed").collect()

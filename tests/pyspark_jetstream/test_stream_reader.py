@@ -15,6 +15,7 @@ from jetstream_client.errors import InvalidValue
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from pyspark_jetstream import DefaultSource
+from tests.pyspark_jetstream.streaming import run_to_the_end
 
 
 def publish(settings: ConnectionSettings, stream: Stream, count: int) -> None:
@@ -29,9 +30,7 @@ def load(spark: SparkSession, settings: ConnectionSettings, stream: Stream, **op
 def run(messages: DataFrame, folder: Path) -> StreamingQuery:
     """Everything that is there now, to the end."""
     writer = messages.select("sequence").writeStream.format("parquet").option("checkpointLocation", f"{folder}/state")
-    query = writer.trigger(availableNow=True).start(f"{folder}/out")
-    query.awaitTermination()
-    return query
+    return run_to_the_end(writer, f"{folder}/out")
 
 
 def sequences(spark: SparkSession, folder: Path) -> list[int]:
