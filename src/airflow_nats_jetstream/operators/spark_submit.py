@@ -324,9 +324,9 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         """Raises InvalidValue, also for one field while others are templated."""
         listed = isinstance(self.application_args, Sequence) and not isinstance(self.application_args, str | bytes)
         if not (listed or templated(self.application_args)):
-            raise InvalidValue("application_args", self.application_args, "give a list")
+            raise InvalidValue("application_args", type(self.application_args).__name__, "give a list")
         if not (absent(self.py_files) or isinstance(self.py_files, str) or templated(self.py_files)):
-            raise InvalidValue("py_files", self.py_files, "give a text, with commas between the files")
+            raise InvalidValue("py_files", type(self.py_files).__name__, "give a text, with commas between the files")
         self.status_poll_interval = known_duration("status_poll_interval", self.status_poll_interval)
         self.longest_hold = known_duration("longest_hold", self.longest_hold)
         check_mapping("conf", self.conf, "Spark's properties to their values")
