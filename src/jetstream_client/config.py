@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -150,16 +149,6 @@ def check_consumer_config(config: object) -> dict[str, Any]:
         check_filter(subject, "config['filter_subject']")
     _check_metadata(wanted)
     return wanted
-
-
-def new_consumer(wanted: Config) -> dict[str, Any]:
-    """The checked configuration of a consumer to be created, with what every NATS client adds to it.
-
-    ``ack_policy`` is ``explicit``, as in nats.go, nats.rs and nats-py: the server's own default, ``none``, takes each
-    message for processed when it is sent. Without a ``name`` a random one, as in nats.go: permissions are given for
-    the subject of the request, which has a place for the name and one for the filter, in this order.
-    """
-    return {"ack_policy": "explicit", "name": secrets.token_hex(8), **wanted}
 
 
 def consumer_name(config: object) -> str:

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_client import config as configs
 from jetstream_client import listing
-from jetstream_client.errors import (
-    StreamNameInUse,
-    StreamNotFound,
-)
+from jetstream_client.errors import StreamNameInUse, StreamNotFound
 from jetstream_client.info import StreamInfo
 from jetstream_client.names import check_filter
 from jetstream_client.publishing import Publishing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client import config as configs
@@ -31,15 +32,11 @@ class Stream:
     def __init__(self, js: JetStream, name: str, info: StreamInfo | None = None) -> None:
         self.js = js
         self.name = check_stream_name(name)
-        self._info = info
+        self.cached_info = info
+        """What the last :meth:`info`, :meth:`update` or creation through this handle answered, without a round trip."""
 
     def __repr__(self) -> str:
         return f"<Stream {self.name}>"
-
-    @property
-    def cached_info(self) -> StreamInfo | None:
-        """What the last :meth:`info`, :meth:`update` or creation through this handle answered, without a round trip."""
-        return self._info
 
     async def info(
         self, *, deleted: bool = False, subjects_filter: str | None = None, patience: float = 0
@@ -73,7 +70,7 @@ class Stream:
                     break
                 page = StreamInfo(await self.js.api(request, pager.body(), patience=patience))
             info.raw["state"]["subjects"] = subjects
-        self._info = info
+        self.cached_info = info
         return info
 
     async def update(self, config: configs.Config, *, remove: Iterable[str] = ()) -> StreamInfo:
@@ -95,13 +92,13 @@ class Stream:
         merged = configs.merge(current, wanted, remove)
         if "mirror" in current and "mirror" not in merged:
             await self.js.require(requirements.MIRROR_PROMOTION)
-        self._info = StreamInfo(await self.js.configure(f"STREAM.UPDATE.{self.name}", merged, wanted))
-        return self._info
+        self.cached_info = StreamInfo(await self.js.configure(f"STREAM.UPDATE.{self.name}", merged, wanted))
+        return self.cached_info
 
     async def delete(self) -> None:
         """With all its messages and consumers. Raises StreamNotFound."""
         await self.js.api(f"STREAM.DELETE.{self.name}")
-        self._info = None
+        self.cached_info = None
 
     async def purge(self, *, subject: str | None = None, sequence: int | None = None, keep: int | None = None) -> int:
         """Remove messages; returns how many.
@@ -115,7 +112,15 @@ class Stream:
         Raises:
             PurgeFailed: for example because of ``deny_purge``.
         """
-        body = purge_request(subject=subject, sequence=sequence, keep=keep)
+        if sequence is not None and keep is not None:
+            raise InvalidValue("keep", keep, "give sequence or keep, not both")
+        for name, number in (("sequence", sequence), ("keep", keep)):
+            if number is not None and (type(number) is not int or number < 1):
+                raise InvalidValue(name, number, "the server takes 0 for everything; give 1 or more, or leave it out")
+        if subject is not None:
+            check_filter(subject, "subject")
+        given = {"filter": subject, "seq": sequence, "keep": keep}
+        body = {name: value for name, value in given.items() if value is not None}
         answer = await self.js.api(f"STREAM.PURGE.{self.name}", body or None)
         return int(answer["purged"])
 
@@ -278,7 +283,9 @@ class Stream:
             ServerTooOld, InvalidRequest: the server does not know a field.
             StreamNotFound: there is no such stream.
         """
-        wanted = configs.new_consumer(configs.check_consumer_config(config))
+        # Always with a name: permissions are given for the request's subject, where the filter comes behind the name.
+        defaults = {"ack_policy": "explicit", "name": secrets.token_hex(8)}
+        wanted = defaults | configs.check_consumer_config(config)
         request, body = consumer_request(self.name, wanted, "create")
         answer = await self.js.configure(request, body, wanted, pedantic=pedantic)
         return Consumer(self.js, self.name, str(answer["name"]), ConsumerInfo(answer))
@@ -296,12 +303,8 @@ class Stream:
     async def create_or_update_consumer(self, config: configs.Config) -> tuple[Consumer, configs.Difference | None]:
         """Make the consumer as wanted: create it, or update what differs and leave every other field as it is.
 
-        Without ``name`` or ``durable_name`` it is always created. An existing consumer keeps its ``ack_policy``, unless
-        the configuration names another one, which the server refuses.
-
-        Returns the consumer and the difference that was updated: ``{}`` when nothing differed, ``None`` when created.
-
-        Raises: as :meth:`create_consumer` and :meth:`update_consumer`.
+        As :meth:`JetStream.create_or_update_stream`. Without ``name`` or ``durable_name`` it is always created. An
+        existing consumer keeps its ``ack_policy``, unless the configuration names another, which the server refuses.
         """
         wanted = configs.check_consumer_config(config)
         if "name" not in wanted:
@@ -316,11 +319,9 @@ class Stream:
         return consumer, changes
 
     async def get_or_create_consumer(self, config: configs.Config) -> Consumer:
-        """The consumer as it is, or else created. What it is configured as is not looked at: see ``cached_info``.
+        """The consumer as it is, or else created: as :meth:`JetStream.get_or_create_stream`.
 
         Without ``name`` or ``durable_name`` it is always created.
-
-        Raises: as :meth:`create_consumer`, but never ConsumerAlreadyExists.
         """
         wanted = configs.check_consumer_config(config)
         if "name" not in wanted:
@@ -352,16 +353,3 @@ class Stream:
         """
         async for info in listing.items(self.js, f"CONSUMER.LIST.{self.name}", "consumers"):
             yield ConsumerInfo(info)
-
-
-def purge_request(*, subject: str | None, sequence: int | None, keep: int | None) -> dict[str, Any]:
-    """The checked body of a purge. Raises InvalidValue."""
-    if sequence is not None and keep is not None:
-        raise InvalidValue("keep", keep, "give sequence or keep, not both")
-    for name, number in (("sequence", sequence), ("keep", keep)):
-        if number is not None and (type(number) is not int or number < 1):
-            raise InvalidValue(name, number, "the server takes 0 for everything; give 1 or more, or leave it out")
-    if subject is not None:
-        check_filter(subject, "subject")
-    body = {"filter": subject, "seq": sequence, "keep": keep}
-    return {name: value for name, value in body.items() if value is not None}

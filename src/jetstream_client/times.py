@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 
-_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2})")
+_TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8})(?:\.([0-9]{1,9}))?(Z|[+-][0-9]{2}:[0-9]{2})")
 
 
 def nanoseconds(duration: timedelta) -> int:
@@ -18,11 +18,7 @@ def time_nanoseconds(text: str) -> int:
 
     Raises ValueError for anything else, a time without a zone included.
     """
-    if not _TIME.fullmatch(text):
+    if (time := _TIME.fullmatch(text)) is None:
         raise ValueError("not an RFC 3339 time")
-    whole, dot, rest = text.partition(".")
-    digits = ""
-    if dot:
-        digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-        whole += rest[len(digits) :]
-    return int(datetime.fromisoformat(whole).timestamp()) * 10**9 + int(digits[:9].ljust(9, "0"))
+    whole, fraction, zone = time.groups("")
+    return int(datetime.fromisoformat(whole + zone).timestamp()) * 10**9 + int(fraction.ljust(9, "0"))

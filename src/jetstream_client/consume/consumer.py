@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,8 @@ class Consumer:
         self.js = js
         self.stream = check_stream_name(stream)
         self.name = check_consumer_name(name)
-        self._info = info
+        self.cached_info = info
+        """What the last :meth:`info`, :meth:`update` or creation through this handle answered, without a round trip."""
         self._pins: dict[str, str] = {}  # priority group → the id with which this client is pinned
 
     def __repr__(self) -> str:
@@ -80,13 +81,9 @@ class Consumer:
 
     async def info(self, *, patience: float = 0) -> ConsumerInfo:
         """Fresh. Raises ConsumerNotFound, StreamNotFound."""
-        self._info = ConsumerInfo(await self.js.api(f"CONSUMER.INFO.{self.stream}.{self.name}", patience=patience))
-        return self._info
-
-    @property
-    def cached_info(self) -> ConsumerInfo | None:
-        """What the last :meth:`info`, :meth:`update` or creation through this handle answered, without a round trip."""
-        return self._info
+        answer = await self.js.api(f"CONSUMER.INFO.{self.stream}.{self.name}", patience=patience)
+        self.cached_info = ConsumerInfo(answer)
+        return self.cached_info
 
     async def update(self, config: configs.Config, *, remove: Iterable[str] = ()) -> ConsumerInfo:
         """Change the given fields and no other, as :meth:`Stream.update`.
@@ -107,13 +104,13 @@ class Consumer:
             raise InvalidValue("config['pause_until']", wanted["pause_until"], "the server ignores it in an update")
         merged = configs.merge(current, wanted, remove) | {"name": self.name}
         request, body = consumer_request(self.stream, merged, "update")
-        self._info = ConsumerInfo(await self.js.configure(request, body, wanted))
-        return self._info
+        self.cached_info = ConsumerInfo(await self.js.configure(request, body, wanted))
+        return self.cached_info
 
     async def delete(self) -> None:
         """Raises ConsumerNotFound."""
         await self.js.api(f"CONSUMER.DELETE.{self.stream}.{self.name}")
-        self._info = None
+        self.cached_info = None
 
     async def pause(self, until: datetime) -> PauseState:
         """Deliver nothing until then, whoever asks; waiting pulls keep waiting. A time that is past resumes.
@@ -231,7 +228,7 @@ class Consumer:
             NoMessages: none came.
             PullError: as :meth:`fetch`.
         """
-        return await self._next(max_wait, heartbeat=heartbeat, priority=priority)
+        return await self._first(self._window(1, expires=max_wait, heartbeat=heartbeat, priority=priority))
 
     async def ack_next(self, message: Message, *, max_wait: float = 30.0) -> Message:
         """Acknowledge a message of this consumer, and pull the next one in the same request (``+NXT``).
@@ -251,23 +248,14 @@ class Consumer:
                 "message", message.metadata.sequence, f"{self.stream}/{self.name} did not deliver it: {of} did"
             )
         with message._answering(InvalidValue, ConnectionLost):  # nothing was sent then
-            return await self._next(max_wait, subject=message.reply, opening=NEXT)
+            window = self._window(1, expires=max_wait, heartbeat=None, priority=None)
+            return await self._first(window, subject=message.reply, opening=NEXT)
 
-    async def _next(
-        self,
-        max_wait: float,
-        *,
-        heartbeat: float | None = None,
-        priority: Priority | None = None,
-        subject: str = "",
-        opening: bytes = b"",
-    ) -> Message:
-        window = self._window(1, expires=max_wait, heartbeat=heartbeat, priority=priority)
+    async def _first(self, window: pulls.PullWindow, *, subject: str = "", opening: bytes = b"") -> Message:
         async with self._pull(window, subject=subject, opening=opening) as pull:
-            messages = await pull._all()
-        if not messages:
-            raise NoMessages(408, f"no message within {max_wait:g} s")
-        return messages[0]
+            for message in await pull._all():
+                return message
+        raise NoMessages(408, f"no message within {window.expires:g} s")
 
     def messages(self, pulling: pulls.Pulling | None = None, *, on_error: OnError | None = None) -> PullMessages:
         """Messages without end: an asynchronous iterator and context manager, see :class:`PullMessages`.
@@ -291,19 +279,17 @@ class Consumer:
         """
         return Consuming(lambda tell: PullMessages(self, pulling or pulls.Pulling(), tell), callback, on_error, ack=ack)
 
-    @asynccontextmanager
-    async def pull(
+    def pull(
         self,
         batch: int,
         *,
         expires: float = pulls.EXPIRES,
         heartbeat: float | None = None,
         priority: Priority | None = None,
-    ) -> AsyncIterator[Pull]:
+    ) -> AbstractAsyncContextManager[Pull]:
         """A pull of at most ``batch`` messages to be read as they arrive. Leaving it early drops it on the server;
         what arrives after that comes again when ``ack_wait`` is over."""
-        async with self._pull(self._window(batch, expires=expires, heartbeat=heartbeat, priority=priority)) as pull:
-            yield pull
+        return self._pull(self._window(batch, expires=expires, heartbeat=heartbeat, priority=priority))
 
     def _window(self, wanted: int, **how: Any) -> pulls.PullWindow:
         check_count("batch", wanted)
@@ -339,7 +325,7 @@ class Consumer:
 
     async def _check_priority(self, priority: Priority | None) -> None:
         """Raises InvalidValue for a consumer without groups. Where it cannot be asked, the pull itself says why."""
-        if priority is None or (self._info is not None and self._info.config.get("priority_groups")):
+        if priority is None or (self.cached_info is not None and self.cached_info.config.get("priority_groups")):
             return
         with suppress(ApiError, PermissionDenied, RequestTimeout, ConnectionLost):
             if not (await self.info()).config.get("priority_groups"):

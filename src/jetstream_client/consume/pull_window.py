@@ -128,7 +128,7 @@ class PullWindow:
         largest_message: int = MAX_BYTES,
     ) -> None:
         self._wanted = wanted
-        self._expires = expires
+        self.expires = expires
         self._heartbeat = min(HEARTBEAT, expires / 2.5) if heartbeat is None else heartbeat
         self._largest = largest_request
         self._once = max_bytes is not None
@@ -185,7 +185,7 @@ class PullWindow:
         if self._no_wait:
             body["no_wait"] = True
         else:
-            body |= {"expires": round(self._expires * 1e9), "idle_heartbeat": round(self._heartbeat * 1e9)}
+            body |= {"expires": round(self.expires * 1e9), "idle_heartbeat": round(self._heartbeat * 1e9)}
         if self.priority:
             body |= self.priority.request(self.pin)
         return self._number, body

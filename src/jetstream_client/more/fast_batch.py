@@ -10,12 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from jetstream_client.errors import (
-    ConnectionLost,
-    InvalidValue,
-    JetStreamError,
-    RequestTimeout,
-)
+from jetstream_client.errors import ConnectionLost, InvalidValue, JetStreamError, RequestTimeout
 from jetstream_client.publish.ack import PubAck
 from jetstream_client.publish.fast_window import PING_AFTER, SILENT_FOR, FastWindow
 from jetstream_client.publish.message import OutgoingMessage, outgoing
@@ -36,15 +31,12 @@ class FastBatch:
     """
 
     def __init__(self, api: Api, window: FastWindow) -> None:
+        self.id = window.id
         self._api = api
         self._window = window
         self._held: OutgoingMessage | None = None
         self._news = asyncio.Event()
         self._heard = asyncio.get_running_loop().time()
-
-    @property
-    def id(self) -> str:
-        return self._window.id
 
     @property
     def size(self) -> int:

@@ -195,7 +195,7 @@ class OrderedConsumer:
             error.messages = messages
             raise
         finally:
-            self._end()
+            self._busy = False
 
     async def _receive(self, fetching: Awaitable[list[Message]], messages: list[Message]) -> None:
         """Append what arrives, also before the fetch fails."""
@@ -216,9 +216,6 @@ class OrderedConsumer:
         if self._use not in ("", use):
             raise OrderedConsumerMisused(f"this ordered consumer was used to {self._use}: create another one to {use}")
         self._busy, self._use = True, use
-
-    def _end(self) -> None:
-        self._busy = False
 
     async def _create(self, deliver: Mapping[str, Any] | None = None) -> Consumer:
         """Another consumer, behind the last message. Raises StreamNotFound, StreamRecreated, ApiError."""
@@ -360,7 +357,7 @@ class OrderedMessages(Messages):
         left = await self._leave()
         if self._begun:
             self._begun = False
-            self._ordered._end()
+            self._ordered._busy = False
         await self._ordered._drop()
         return left
 

@@ -21,21 +21,11 @@ from jetstream_client.wire.protocol import NO_RESPONDERS, decode_object
 
 PING_AFTER = 2.0
 """Seconds of silence after which the server is asked what it has: it gives a batch up after 10."""
-
-
 SILENT_FOR = 10.0
 """Seconds of silence, in spite of that, after which the batch is taken for lost."""
-
-
 _START, _APPEND, _COMMIT, _PING = 0, 1, 2, 4
-
-
 _OUTSTANDING = 2  # answers: the server works on one lot while the next is on its way (ADR-50)
-
-
 _MOST_FLOW = 500  # messages for one answer: streams do not go beyond it
-
-
 _FLOW_BYTES = 4 << 20  # of messages for one answer, by the size of the first
 
 

@@ -148,35 +148,32 @@ class DirectWindow:
         Raises:
             JetStreamError: the server refuses a request, or answers out of order.
         """
+        answered = False
         try:
-            return self._account(frames, skip)
+            for frame in frames:
+                number = int(frame.subject[skip:])
+                segment = self._outstanding.get(number)
+                if segment is None:
+                    continue
+                answered = True
+                header = frame.header
+                if header.startswith(STATUS_LINE) and (status := decode_status(header))[0]:
+                    self._on_status(number, segment, *status)
+                    continue
+                message = _message(header, frame.data)
+                sequence = message.sequence
+                if sequence != segment.next:
+                    if sequence < segment.next:
+                        raise JetStreamError(f"direct get answered with sequence {sequence} after {segment.next - 1}")
+                    if segment.next <= segment.last and self._subject is None:
+                        self._missing.append((segment.next, min(sequence - 1, segment.last)))
+                segment.next = sequence + 1
+                segment.answered += 1
+                if sequence <= segment.last and (not segment.gaps or sequence in self._wanted):
+                    segment.arrived.append(message)
+                    segment.size += len(frame.data) + len(header)
         except (ValueError, IndexError):
             raise ProtocolError("direct get answered with what is no message of a stream") from None
-
-    def _account(self, frames: Iterable[Frame], skip: int) -> bool:
-        answered = False
-        for frame in frames:
-            number = int(frame.subject[skip:])
-            segment = self._outstanding.get(number)
-            if segment is None:
-                continue
-            answered = True
-            header = frame.header
-            if header.startswith(STATUS_LINE) and (status := decode_status(header))[0]:
-                self._on_status(number, segment, *status)
-                continue
-            message = _message(header, frame.data)
-            sequence = message.sequence
-            if sequence != segment.next:
-                if sequence < segment.next:
-                    raise JetStreamError(f"direct get answered with sequence {sequence} after {segment.next - 1}")
-                if segment.next <= segment.last and self._subject is None:
-                    self._missing.append((segment.next, min(sequence - 1, segment.last)))
-            segment.next = sequence + 1
-            segment.answered += 1
-            if sequence <= segment.last and (not segment.gaps or sequence in self._wanted):
-                segment.arrived.append(message)
-                segment.size += len(frame.data) + len(header)
         return answered
 
     def _on_status(self, number: int, segment: _Segment, status: int, description: str) -> None:

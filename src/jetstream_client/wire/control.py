@@ -396,7 +396,8 @@ async def _connect(settings: ConnectionSettings, client: Client, denied: Denied)
             if not client.is_connected:
                 raise _no_server(settings)
     except TimeoutError:
-        reason = (_words(last[-1]) if last else "") or silence(handshake_first=settings.tls_handshake_first)
+        said = [str(error) or type(error).__name__ for error in last if "empty response" not in str(error)]
+        reason = said[0] if said else silence(handshake_first=settings.tls_handshake_first)
         raise unreachable(settings, reason) from None
     except (nats.errors.Error, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
         raise _final(settings, error) or _no_server(settings, error) from None
@@ -441,13 +442,6 @@ async def _finish(client: Client, *, within: float) -> None:
     await asyncio.wait([closing], timeout=TO_CLOSE)
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
-
-
-def _words(error: Exception) -> str:
-    """Empty where the server said nothing."""
-    if "empty response" in str(error):
-        return ""
-    return str(error) or type(error).__name__
 
 
 def _no_server(settings: ConnectionSettings, error: Exception | None = None) -> ConnectionFailed:
