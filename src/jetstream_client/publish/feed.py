@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from jetstream_client.errors import DuplicatesPossible, InvalidValue, JetStreamError
+from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.names import check_subject
 from jetstream_client.publish.message import OutgoingMessage, check_headers
 from jetstream_client.requirements import of_headers
@@ -66,8 +66,7 @@ class Feed:
         most = 1 if recovery and recovery.sends_until < math.inf else _MOST
         if self._stop and self._stop() and not self.ended:
             self.ended = True
-            position = next(self._messages, (0, None))[0]
-            self._window.fail(position, "", JetStreamError("publishing was stopped"))
+            self._window.fail(self._position + 1, "", JetStreamError("publishing was stopped"))
         if self._window.failed:
             self.ended = True
         # What is stored already is passed over, but never so much at once that the connection would be kept waiting.
@@ -83,8 +82,10 @@ class Feed:
                 entry = next(self._messages, None)
                 if recovery and entry is not None:
                     recovery.check_time()
-            except (InvalidValue, DuplicatesPossible) as refusal:
-                self.ended = True  # the input is made as it is taken: what cannot be made has a position
+            except JetStreamError as refusal:
+                # The input is made as it is taken: what cannot be made has a position. A connection that was lost while
+                # it was made is not this one's: trying again, publishing would find the input at its end.
+                self.ended = True
                 self._window.fail(self._position + 1, "", refusal)
                 break
             if entry is None:

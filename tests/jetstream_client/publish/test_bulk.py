@@ -12,7 +12,17 @@ import pytest
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.errors import ApiError, InvalidValue, JetStreamError, NoStreamResponse, PublishFailed, WrongStream
+from jetstream_client.errors import (
+    ApiError,
+    ConnectionLost,
+    HeartbeatMissed,
+    InvalidValue,
+    JetStreamError,
+    NoStreamResponse,
+    PublishFailed,
+    RequestTimeout,
+    WrongStream,
+)
 from jetstream_client.publish.bulk import Publishable, publish_all
 from jetstream_client.publish.ids import MessageIds
 from jetstream_client.publish.message import OutgoingMessage
@@ -99,6 +109,23 @@ async def test_bad_messages(
         publish_all(settings, [(f"{stream.name}.x", b"1"), bad], scope="run")
     assert (failed.value.position, failed.value.stored) == (1, 1)
     assert isinstance(failed.value.cause, cause)
+
+
+@pytest.mark.parametrize("error", [ConnectionLost("lost"), RequestTimeout("late"), HeartbeatMissed(2.0)], ids=repr)
+async def test_an_input_that_fails_is_not_taken_for_a_lost_connection(
+    settings: ConnectionSettings, stream: Stream, error: JetStreamError
+) -> None:
+    """It cannot be asked again: publishing would end as if it had been complete."""
+
+    def broken(after: int) -> Iterator[Publishable]:
+        yield from numbered(stream, after)
+        raise error
+
+    with pytest.raises(PublishFailed) as failed:
+        publish_all(settings, broken(300), stream=stream.name)
+    assert (failed.value.position, failed.value.stored, failed.value.cause) == (300, 300, error)
+    with pytest.raises(PublishFailed, match=r"message 0 .* publishing was stopped"):
+        publish_all(settings, broken(0), stream=stream.name, stop=lambda: True)
 
 
 async def test_a_subject_of_another_stream_is_refused(settings: ConnectionSettings, stream: Stream) -> None:
