@@ -6,6 +6,7 @@ library are imported here.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -65,20 +66,16 @@ class DefaultSource(DataSource):
         return JetStreamStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from pyspark_jetstream.write_options import WriteOptions, check_append, check_columns
+        from pyspark_jetstream.write_options import WriteOptions
         from pyspark_jetstream.writer import JetStreamWriter
 
-        check_append(overwrite)
-        check_columns(schema)
-        return JetStreamWriter(WriteOptions.parse(self.options))
+        return JetStreamWriter(WriteOptions.parse(self.options, schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        from pyspark_jetstream.write_options import WriteOptions, check_append, check_columns
+        from pyspark_jetstream.write_options import WriteOptions
         from pyspark_jetstream.writer import JetStreamStreamWriter
 
-        check_append(overwrite)
-        check_columns(schema)
-        return JetStreamStreamWriter(WriteOptions.parse(self.options))
+        return JetStreamStreamWriter(WriteOptions.parse(self.options, schema, overwrite=overwrite))
 
 
 def read_claim(
@@ -91,12 +88,13 @@ def read_claim(
     Raises:
         InvalidValue: neither or both, or a session whose JVM started before the connection was known.
     """
-    from pyspark_jetstream.options import claim_options
     from pyspark_jetstream.session import check_environment
 
     if connection is not None:
         check_environment(spark, connection)
-    return spark.read.format("jetstream").options(**claim_options(claim, servers, connection)).load()
+    options = {"servers": servers, "connection": connection, "claim": json.dumps(claim.to_json())}
+    given = {name: value for name, value in options.items() if value is not None}
+    return spark.read.format("jetstream").options(**given).load()
 
 
 def decoded(

@@ -11,19 +11,18 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.protocol import decode_headers
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from jetstream_client.read.message import RawMessages
 
 
 def record_batch(messages: RawMessages, stream: str, columns: Sequence[str]) -> pa.RecordBatch:
     """The given columns of the messages, in that order."""
-    import pyarrow as pa
-
     build = {
         "stream": lambda: _texts([stream.encode()] * len(messages)),
         "subject": lambda: _texts(messages.subjects),
@@ -36,8 +35,6 @@ def record_batch(messages: RawMessages, stream: str, columns: Sequence[str]) -> 
 
 
 def _timestamps(times: Sequence[bytes]) -> pa.Array:
-    import pyarrow as pa
-
     moments = _texts(times)
     if any(map(bytes.isdigit, times)):
         try:
@@ -49,8 +46,6 @@ def _timestamps(times: Sequence[bytes]) -> pa.Array:
 
 def _headers(blocks: Sequence[bytes]) -> pa.Array:
     """A map of all values of each name; null for a message without headers."""
-    import pyarrow as pa
-
     if not any(blocks):
         return pa.nulls(len(blocks), pa.map_(pa.string(), pa.list_(pa.string())))
     plain = _plain_headers(blocks)
@@ -62,9 +57,6 @@ def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
 
     A publisher decides what is in a block: that each line is its own row's follows from what is counted here.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     try:
         lines = pc.split_pattern(_binary(blocks).cast(pa.string()), "\r\n")
     except pa.ArrowInvalid:
@@ -95,8 +87,6 @@ def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
 
 
 def _any_headers(blocks: Sequence[bytes]) -> pa.Array:
-    import pyarrow as pa
-
     names: list[bytes] = []
     values: list[bytes] = []
     value_ends, ends = [0], [0]
@@ -112,8 +102,6 @@ def _any_headers(blocks: Sequence[bytes]) -> pa.Array:
 
 def _texts(values: Sequence[bytes]) -> pa.Array:
     """As strings; bytes that are not UTF-8 are replaced."""
-    import pyarrow as pa
-
     try:
         return _binary(values).cast(pa.string())
     except pa.ArrowInvalid:
@@ -122,31 +110,21 @@ def _texts(values: Sequence[bytes]) -> pa.Array:
 
 def _empty(values: Sequence[bytes]) -> pa.Array:
     """True for each that is empty."""
-    import pyarrow.compute as pc
-
     return pc.equal(pc.binary_length(_binary(values)), _int32([0])[0])
 
 
 def _binary(values: Sequence[bytes]) -> pa.Array:
-    import pyarrow as pa
-
     offsets = _packed("i", list(accumulate(map(len, values), initial=0)))
     return pa.Array.from_buffers(pa.binary(), len(values), [None, offsets, pa.py_buffer(b"".join(values))])
 
 
 def _int32(values: Sequence[int]) -> pa.Array:
-    import pyarrow as pa
-
     return pa.Array.from_buffers(pa.int32(), len(values), [None, _packed("i", values)])
 
 
 def _int64(values: Sequence[int]) -> pa.Array:
-    import pyarrow as pa
-
     return pa.Array.from_buffers(pa.int64(), len(values), [None, _packed("q", values)])
 
 
 def _packed(code: str, values: Sequence[int]) -> pa.Buffer:
-    import pyarrow as pa
-
     return pa.py_buffer(struct.pack(f"{len(values)}{code}", *values))

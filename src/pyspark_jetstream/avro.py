@@ -14,7 +14,7 @@ from fastavro.read import LOGICAL_READERS
 from pyspark.sql.pandas.functions import arrow_udf
 
 from jetstream_client.errors import InvalidValue
-from pyspark_jetstream.decoding import Decoding
+from pyspark_jetstream.payload import Decoding
 
 Type = tuple[str, pa.DataType]  # Spark's, as DDL, and Arrow's
 

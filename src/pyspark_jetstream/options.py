@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -117,9 +116,9 @@ class Options(Place):
             starting,
             ending,
             _positive("minPartitions", given.get("minPartitions"), _MOST_PARTITIONS),
-            _one_of("readMode", given.get("readMode", AUTO), (AUTO, DIRECT, CONSUMER)),
+            one_of("readMode", given.get("readMode", AUTO), (AUTO, DIRECT, CONSUMER)),
             _positive("maxOffsetsPerTrigger", given.get("maxOffsetsPerTrigger"), _MOST_OFFSETS),
-            _one_of("failOnDataLoss", given.get("failOnDataLoss", "true"), ("true", "false")) == "true",
+            one_of("failOnDataLoss", given.get("failOnDataLoss", "true"), ("true", "false")) == "true",
         )
 
     @property
@@ -152,13 +151,6 @@ def check_schema(schema: StructType, columns: Mapping[str, str]) -> None:
             raise InvalidValue("schema", f"{each.name} {each.dataType.simpleString()}", f"the columns are {known}")
 
 
-def claim_options(claim: Claim, servers: str | None, connection: str | None) -> dict[str, str]:
-    """The options that read a claim."""
-    where = {"servers": servers, "connection": connection}
-    given = {name: value for name, value in where.items() if value is not None}
-    return {**given, "claim": json.dumps(claim.to_json())}
-
-
 def option_name(option: str, names: Sequence[str]) -> str:
     """As it is known: Spark hands options on in lower case or as given. Raises InvalidValue for any other."""
     for known in names:
@@ -185,7 +177,8 @@ def _positive(name: str, value: str | None, most: int) -> int | None:
     return int(value)
 
 
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+    """The value in lower case. Raises InvalidValue for another one than the known."""
     if value.lower() not in known:
         raise InvalidValue(name, value[:40], f"give {', '.join(known[:-1])} or {known[-1]}")
     return value.lower()

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, DataType, StringType, StructField, StructType
 
 from jetstream_client.errors import InvalidValue
-from pyspark_jetstream.decoding import Decoding
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _RESERVED = ("mode", "columnnameofcorruptrecord")
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How one format is decoded.
+
+    fields:  the names of the columns.
+    decode:  from ``data`` to a column that the others are taken from.
+    value:   from that to a struct of the fields.
+    reason:  from that and ``data`` to what is wrong, null for what is right.
+    """
+
+    fields: list[str]
+    decode: Callable[[Column], Column]
+    value: Callable[[Column], Column]
+    reason: Callable[[Column, Column], Column]
 
 
 def split(messages: DataFrame, decoding: Decoding) -> tuple[DataFrame, DataFrame]:

@@ -55,21 +55,6 @@ class Sequenced(InputPartition):
     by_consumer: bool = False
     headers_only: bool = False
 
-    def __init__(
-        self,
-        sequences: Sequences,
-        created: str,
-        density: float = 1.0,
-        by_consumer: bool = False,
-        headers_only: bool = False,
-    ) -> None:
-        super().__init__(None)
-        self.sequences = sequences
-        self.created = created
-        self.density = density
-        self.by_consumer = by_consumer
-        self.headers_only = headers_only
-
 
 class Reading:
     """What batches and streams have in common: planning a set of sequences, and reading a partition of it."""

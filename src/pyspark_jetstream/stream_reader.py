@@ -113,11 +113,8 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         return self._patiently(planned)
 
     def _end(self) -> dict[str, Any]:
-        def end(wire: Wire) -> dict[str, Any]:
-            info = stream_info(wire, self._options.stream)
-            return _offset(info, info.state["last_seq"])
-
-        return self._patiently(end)
+        info = self._patiently(lambda wire: stream_info(wire, self._options.stream))
+        return _offset(info, info.state["last_seq"])
 
     def _loss(self, error: Exception) -> None:
         if self._options.fail_on_data_loss:

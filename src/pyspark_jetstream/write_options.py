@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_stream_name
-from pyspark_jetstream.options import Place, option_name
+from pyspark_jetstream.options import Place, one_of, option_name
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -32,8 +32,7 @@ _MODES = (
 class WriteOptions(Place):
     """Where to write.
 
-    servers:           addresses, without user information; or
-    connection:        the id of an Airflow connection whose settings are in the environment.
+    servers, connection:  as :class:`~pyspark_jetstream.options.Options` has them.
     stream:            the stream that must store every message; required.
     acceptDuplicates:  ``true``: a task that runs again sends, too, when it cannot be found out what it stored before.
                        Default ``false``: it fails then.
@@ -42,25 +41,21 @@ class WriteOptions(Place):
     accept_duplicates: bool = False
 
     @classmethod
-    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Raises InvalidValue: which option, its value, and what to do."""
+    def parse(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> WriteOptions:
+        """Raises InvalidValue: which option, its value, and what to do; or for a column, or a mode that replaces:
+        ``overwrite``, and a stream's ``complete``."""
+        if overwrite:
+            raise InvalidValue("mode", "overwrite", _MODES)
+        _check_columns(schema)
         given = {option_name(name, _OPTIONS + _OF_A_QUERY): value for name, value in options.items()}
         if "stream" not in given:
             raise InvalidValue("stream", None, "name the stream that must store the messages")
-        accept = given.get("acceptDuplicates", "false")
-        if accept.lower() not in ("true", "false"):
-            raise InvalidValue("acceptDuplicates", accept, "give true or false")
+        accept = one_of("acceptDuplicates", given.get("acceptDuplicates", "false"), ("true", "false"))
         stream = check_stream_name(given["stream"])
-        return cls(stream, given.get("servers"), given.get("connection"), accept.lower() == "true")
+        return cls(stream, given.get("servers"), given.get("connection"), accept == "true")
 
 
-def check_append(overwrite: bool) -> None:
-    """Raises InvalidValue for the modes that replace: ``overwrite``, and a stream's ``complete``."""
-    if overwrite:
-        raise InvalidValue("mode", "overwrite", _MODES)
-
-
-def check_columns(schema: StructType) -> None:
+def _check_columns(schema: StructType) -> None:
     """Raises InvalidValue for a column that is missing, unknown, or of another type."""
     known = ", ".join(f"{name} {' or '.join(kinds)}" for name, kinds in _COLUMNS.items())
     for each in schema.fields:

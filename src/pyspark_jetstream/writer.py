@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
@@ -135,7 +136,7 @@ def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], scope: str,
         with _seldom_collected():
             done = publish_all(
                 options.settings(),
-                _messages(first, batches, partition),
+                _messages(chain([first], batches), partition),
                 stream=options.stream,
                 scope=f"{scope}/{partition}",
                 since=since,
@@ -163,18 +164,13 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _messages(first: pa.RecordBatch, others: Iterator[pa.RecordBatch], partition: int) -> Iterator[Publishable]:
+def _messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Publishable]:
     row = 0
-    for batch in _chain(first, others):
+    for batch in batches:
         _check_nulls(batch, partition, row)
         for start in range(0, batch.num_rows, ROWS):
             yield from _rows(batch.slice(start, ROWS))
         row += batch.num_rows
-
-
-def _chain(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from others
 
 
 def _check_nulls(batch: pa.RecordBatch, partition: int, row: int) -> None:
