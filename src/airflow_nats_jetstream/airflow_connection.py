@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus, urlsplit
 from weakref import WeakKeyDictionary
 
+from airflow_nats_jetstream.get_provider_info import CONNECTION_FIELDS
 from jetstream_client.errors import (
     ConnectionFailed,
     InvalidValue,
@@ -63,11 +64,10 @@ def settings_of(
     if connection.password:
         values["password"] = connection.password
     for name, value in extra.items():
-        if name not in _EXTRAS:
-            known = ", ".join(sorted({*_EXTRAS, "servers", "console"}))
-            raise InvalidValue("extra", name, f"the fields of a nats connection are {known}")
-        field, convert = _EXTRAS[name]
-        values[field] = convert(name, value)
+        if name not in _FIELDS:
+            raise InvalidValue("extra", name, f"the fields of a nats connection are {', '.join(sorted(_FIELDS))}")
+        convert = _CONVERSIONS[_FIELDS[name]["schema"]["type"][0]]
+        values[_SETTINGS.get(name, name)] = convert(name, value)
     if domain or api_prefix:
         values["domain"], values["api_prefix"] = domain, api_prefix
     try:
@@ -300,27 +300,15 @@ def _seconds(name: str, value: Any) -> float:
         raise InvalidValue(f"extra[{name!r}]", type(value).__name__, "give seconds") from None
 
 
-_EXTRAS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
-    "token": ("token", _text),
-    "nkey_secret": ("nkey_seed", _text),
-    "creds_secret": ("credentials", _text),
-    "tls": ("tls", _flag),
-    "tls_ca": ("tls_ca", _text),
-    "tls_certificate": ("tls_certificate", _text),
-    "tls_private_key": ("tls_private_key", _text),
-    "tls_hostname": ("tls_hostname", _text),
-    "tls_handshake_first": ("tls_handshake_first", _flag),
-    "inbox_prefix": ("inbox_prefix", _text),
-    "domain": ("domain", _text),
-    "api_prefix": ("api_prefix", _text),
-    "ledger": ("ledger", _text),
-    "connect_timeout": ("connect_timeout", _seconds),
-    "request_timeout": ("request_timeout", _seconds),
-    "shortest_ack_wait": ("shortest_ack_wait", _seconds),
-}
-"""The field of the settings for each of the extra, and what makes its value; Airflow masks names with "secret"."""
+_FIELDS: Mapping[str, Any] = CONNECTION_FIELDS
 
-_SECRETS = ("token", "nkey_secret", "creds_secret", "tls_private_key")
+_CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {"string": _text, "boolean": _flag, "number": _seconds}
+"""What makes a value of an extra's, for each type that the form has."""
+
+_SETTINGS = {"nkey_secret": "nkey_seed", "creds_secret": "credentials"}
+"""The fields of the settings that the extra calls otherwise: Airflow masks names with "secret"."""
+
+_SECRETS = [name for name, field in _FIELDS.items() if field["schema"].get("format") == "password"]
 """The fields of the extra whose values no log may show."""
 
 _ESCAPES = (_as_json, _as_unicode_json, _as_repr, _as_repr_in_quotes)
@@ -331,4 +319,4 @@ _MOST_PARTS = 100
 _LONG_WORD = 20
 """Letters of a word that is taken for a line of a key: those of PEM have 64, a seed has 58."""
 
-_NAMES = {"user": "login", **{field: name for name, (field, _) in _EXTRAS.items()}}
+_NAMES = {"user": "login", **{field: name for name, field in _SETTINGS.items()}}

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_nats_jetstream.commands import COMMANDS, Answer, Command, Group, argument, flag, visible
+from airflow_nats_jetstream.commands import COMMANDS, Answer, Argument, Command, Group, flag, visible
 from jetstream_client.errors import InvalidValue, JetStreamError
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ FAILED = 1
 """Exit code of an error, which is said in one sentence. 2 is argparse's, 3 and 4 are the commands' own."""
 
 _COMMON = (
-    argument("--conn-id", help="the Airflow connection, by default nats_default"),
-    argument("--server", metavar="URL", help="instead of a connection: nats://host:port; Airflow is not needed"),
-    argument("--credentials", metavar="FILE", help="with --server: a .creds file"),
-    argument("--ledger", metavar="NAME", help="with --server: prefix of the ledger's buckets, by default airflow"),
-    argument("--domain", metavar="NAME", help="with --server: the JetStream domain"),
+    Argument("--conn-id", help="the Airflow connection, by default nats_default"),
+    Argument("--server", metavar="URL", help="instead of a connection: nats://host:port; Airflow is not needed"),
+    Argument("--credentials", metavar="FILE", help="with --server: a .creds file"),
+    Argument("--ledger", metavar="NAME", help="with --server: prefix of the ledger's buckets, by default airflow"),
+    Argument("--domain", metavar="NAME", help="with --server: the JetStream domain"),
     flag("--json", "for machines"),
 )
 

@@ -32,12 +32,12 @@ class Answer:
     code: int = 0
 
 
-@dataclass(frozen=True)
 class Argument:
     """One argument, in the words that argparse and Airflow's parser share."""
 
-    flags: tuple[str, ...]
-    options: dict[str, Any]
+    def __init__(self, *flags: str, **options: Any) -> None:
+        self.flags = flags
+        self.options = options
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,8 @@ class Group:
     commands: tuple[Command | Group, ...]
 
 
-def argument(*flags: str, **options: Any) -> Argument:
-    return Argument(flags, options)
-
-
 def flag(name: str, words: str) -> Argument:
-    return argument(name, action="store_true", help=words)
+    return Argument(name, action="store_true", help=words)
 
 
 async def _claims(js: JetStream, args: argparse.Namespace) -> Answer:
@@ -281,8 +277,8 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-_ID = argument("id", help="the claim's id, as `claims` and the task's log show it")
-_LISTEN = argument(
+_ID = Argument("id", help="the claim's id, as `claims` and the task's log show it")
+_LISTEN = Argument(
     "--listen",
     type=duration,
     default=0.0,
@@ -290,12 +286,12 @@ _LISTEN = argument(
     help="how long to listen for the heartbeats of attempts: seconds, or an ISO 8601 duration such as PT5S",
 )
 _LETTERS = (
-    argument("stream", help="the stream that the messages came from"),
-    argument("--name", help="the dead-letter stream, by default DEAD_<stream>"),
-    argument("--sequences", metavar="RANGES", help="of these messages only, for example 7,10-20"),
-    argument("--subject", help="whose original subject matches this filter"),
-    argument("--consumer", help="of this consumer"),
-    argument("--reason", help="whose reason contains this text"),
+    Argument("stream", help="the stream that the messages came from"),
+    Argument("--name", help="the dead-letter stream, by default DEAD_<stream>"),
+    Argument("--sequences", metavar="RANGES", help="of these messages only, for example 7,10-20"),
+    Argument("--subject", help="whose original subject matches this filter"),
+    Argument("--consumer", help="of this consumer"),
+    Argument("--reason", help="whose reason contains this text"),
     flag("--unconfirmed", "also those of which the ledger does not say that their messages were given up"),
 )
 COMMANDS: tuple[Command | Group, ...] = (
@@ -303,7 +299,7 @@ COMMANDS: tuple[Command | Group, ...] = (
         "claims",
         "list the open claims",
         _claims,
-        (argument("--stream", help="of this stream"), argument("--consumer", help="of this consumer"), _LISTEN),
+        (Argument("--stream", help="of this stream"), Argument("--consumer", help="of this consumer"), _LISTEN),
     ),
     Command("claim", "show one claim, open or not, and what happens to it next", _claim, (_ID, _LISTEN)),
     Command(
@@ -324,7 +320,7 @@ COMMANDS: tuple[Command | Group, ...] = (
                 (
                     *_LETTERS,
                     flag("--everything", "all of them"),
-                    argument("--into", metavar="STREAM", help="into this stream, by default the one they came from"),
+                    Argument("--into", metavar="STREAM", help="into this stream, by default the one they came from"),
                 ),
             ),
         ),

@@ -64,7 +64,7 @@ def get_provider_info() -> dict[str, object]:
                         "password": "the password, or file:///path",
                     },
                 },
-                "conn-fields": _CONNECTION_FIELDS,
+                "conn-fields": CONNECTION_FIELDS,
             }
         ],
         "config": {
@@ -96,7 +96,7 @@ def _field(label: str, description: str, *, kind: str = "string", form: str = ""
     return {"label": label, "description": description, "schema": {"type": [kind, "null"], **shown}}
 
 
-_CONNECTION_FIELDS = {
+CONNECTION_FIELDS = {
     "servers": _field(
         "Servers",
         "Addresses with commas between, e.g. nats://a.example.com:4222,tls://b.example.com:4222; instead of "

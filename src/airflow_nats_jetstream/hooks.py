@@ -101,13 +101,9 @@ class JetStreamHook(BaseHook):
 
         Each has its ``processed`` sequences, and those that it ``rejected``: they are dead letters, not output.
         """
+        from jetstream_handoff.ledger import Ledger
 
-        async def receipts(js: JetStream) -> list[Receipt]:
-            from jetstream_handoff.ledger import Ledger
-
-            return await Ledger(js, stream, consumer).committed()
-
-        return self.run(receipts)
+        return self.run(lambda js: Ledger(js, stream, consumer).committed())
 
     def messages(self, claim: Claim | Mapping[str, Any]) -> Iterator[StoredMessage]:
         """Exactly the claimed messages, for work without Spark. Reading neither holds nor settles the claim.

@@ -14,13 +14,17 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry import trace
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
 from jetstream_handoff import events
 from jetstream_handoff.errors import AlreadyDone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from opentelemetry.trace import Link, SpanKind, Tracer
+    from opentelemetry.trace import Tracer
 
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.events import Event
@@ -33,6 +37,12 @@ _SPANS = {  # of OpenTelemetry's semantic conventions for messaging: the operati
     "done": ("settle", "settle"),
     "failed": ("settle", "fail"),
     "released": ("settle", "release"),
+}
+_KINDS = {
+    "send": SpanKind.PRODUCER,
+    "process": SpanKind.CONSUMER,
+    "receive": SpanKind.CLIENT,
+    "settle": SpanKind.CLIENT,
 }
 _ENVIRONMENT = "TRACEPARENT"  # what child processes look for; OpenTelemetry: environment variables as carriers
 
@@ -58,8 +68,6 @@ def heard(event: Event) -> None:
 
 def published(stream: str, stored: int, duplicates: int, seconds: float) -> None:
     """Count what a task has published, within its span."""
-    from opentelemetry import trace
-
     trace.get_current_span().set_attribute("messaging.batch.message_count", stored + duplicates)
     tags, stats = {"stream": stream}, _stats()
     stats.incr("jetstream.messages.published", stored, tags=tags)
@@ -92,9 +100,6 @@ def processing(claim: Claim) -> Iterator[Carrier]:
 
 def carrier() -> Carrier:
     """The current span's; empty where nobody records."""
-    from opentelemetry import trace
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
     carried: Carrier = {}
     if trace.get_current_span().is_recording():
         TraceContextTextMapPropagator().inject(carried)
@@ -103,11 +108,9 @@ def carrier() -> Carrier:
 
 @contextmanager
 def _span(kind: str, name: str, stream: str, attributes: Mapping[str, Any]) -> Iterator[None]:
-    from opentelemetry.trace import Status, StatusCode
-
     with _tracer().start_as_current_span(
         f"{name} {stream}",
-        kind=_kind(kind),
+        kind=_KINDS[kind],
         attributes={**_of_a_stream(kind, name, stream), **attributes},
         record_exception=False,  # its text may hold what a message holds
         set_status_on_exception=False,
@@ -127,7 +130,7 @@ def _draw(event: Event, kind: str, name: str) -> None:
     end = time.time_ns()
     span = _tracer().start_span(
         f"{name} {event.stream}",
-        kind=_kind(kind),
+        kind=_KINDS[kind],
         start_time=end - int((event.seconds or 0) * 1e9),
         links=_links(event.origin),
         attributes={
@@ -140,12 +143,10 @@ def _draw(event: Event, kind: str, name: str) -> None:
 
 def _links(origin: str) -> list[Link]:
     """To the span that published; a header that is none leads nowhere."""
-    from opentelemetry.trace import Link, get_current_span
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
     if not origin:
         return []
-    context = get_current_span(TraceContextTextMapPropagator().extract({"traceparent": origin})).get_span_context()
+    span = trace.get_current_span(TraceContextTextMapPropagator().extract({"traceparent": origin}))
+    context = span.get_span_context()
     return [Link(context)] if context.is_valid and context.is_remote else []
 
 
@@ -166,15 +167,7 @@ def _of_a_claim(consumer: str, claim: str, messages: int) -> dict[str, Any]:
     }
 
 
-def _kind(operation: str) -> SpanKind:
-    from opentelemetry.trace import SpanKind
-
-    return {"send": SpanKind.PRODUCER, "process": SpanKind.CONSUMER}.get(operation, SpanKind.CLIENT)
-
-
 def _tracer() -> Tracer:
-    from opentelemetry import trace
-
     return trace.get_tracer("airflow_nats_jetstream")
 
 

@@ -44,9 +44,9 @@ def whole_number(name: str, value: object, lowest: int = 1, why: str = "") -> in
     return int(text)
 
 
-def optional_number(name: str, value: object, lowest: int = 1) -> int | None:
+def optional_number(name: str, value: object, lowest: int = 1, why: str = "") -> int | None:
     """:func:`whole_number`, or None where nothing is given."""
-    return None if absent(value) else whole_number(name, value, lowest)
+    return None if absent(value) else whole_number(name, value, lowest, why)
 
 
 def duration(name: str, value: object, *, zero: bool = False) -> timedelta:

@@ -154,16 +154,13 @@ class JetStreamPullTrigger(JetStreamTrigger):
         if self._take is not None:
             self._take.handed_on()
 
-    async def killed(self) -> None:
-        """What was taken and not handed on goes back."""
-        await self._give_back()
-
     async def close(self) -> None:
         """Give back what was taken and not handed on, and release the connection."""
-        await self._give_back()
+        await self.killed()
         await super().close()
 
-    async def _give_back(self) -> None:
+    async def killed(self) -> None:
+        """Give back what was taken and not handed on."""
         if self._take is None:
             return
         try:

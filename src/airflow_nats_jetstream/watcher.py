@@ -75,17 +75,9 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
             raise InvalidValue("min_messages", min_messages, "give a whole number of 1 or more")
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return (
-            "airflow_nats_jetstream.watcher.JetStreamNoticeTrigger",
-            {
-                "stream": self.stream,
-                "consumer": self.consumer,
-                "min_messages": self.min_messages,
-                "remind_after": self.remind_after,
-                "poll_interval": self.poll_interval,
-                "nats_conn_id": self.nats_conn_id,
-            },
-        )
+        names = ("stream", "consumer", "min_messages", "remind_after", "poll_interval", "nats_conn_id")
+        path = "airflow_nats_jetstream.watcher.JetStreamNoticeTrigger"
+        return path, {name: getattr(self, name) for name in names}
 
     def shared_stream_key(self) -> Hashable:
         return ("jetstream", self.nats_conn_id, self.stream, self.consumer, self.poll_interval)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.template import OfClaim
 from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
 
 if TYPE_CHECKING:
+    from airflow.sdk import BaseOperatorLink
+
     from airflow_nats_jetstream.held import HeldClaim
 
 FOREIGN = (ClaimInvalid, Superseded, HeldByAnother, HoldLost)
@@ -22,6 +25,8 @@ FOREIGN = (ClaimInvalid, Superseded, HeldByAnother, HoldLost)
 class ClaimTask(OfClaim):
     """A task that holds its claim, to settle it or give it back. ``log`` is the operator's."""
 
+    ui_fgcolor = "#ffffff"
+    operator_extra_links: Collection[BaseOperatorLink] = (JetStreamLink(),)
     on_settled: str
     on_settled_choices: ClassVar[tuple[str, ...]] = ("return", "fail")
     log: Any

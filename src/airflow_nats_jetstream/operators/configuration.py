@@ -30,6 +30,7 @@ from jetstream_client.errors import (
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_nats_jetstream.operators.configuration_file import Lines
     from jetstream_client.consume.consumer import Consumer
     from jetstream_client.context import JetStream
     from jetstream_client.stream import Stream
@@ -82,26 +83,22 @@ class ConfigurationOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         wanted = self._wanted()
-
-        async def run(js: JetStream) -> Difference | None:
-            return await create_or_update(
+        changes = JetStreamHook(self.nats_conn_id).run(
+            lambda js: create_or_update(
                 self._handle(js, wanted["name"]), wanted, self._fields, lambda: self._create(js, wanted)
             )
-
-        changes = JetStreamHook(self.nats_conn_id).run(run)
-        self.log.info("%s %s", self._title(), self._describe(changes))
+        )
+        self.log.info("%s %s", self._title(), self._describe(changes, "is"))
         names = {each: getattr(self, each) for each in self._identity}
         return {**names, "created": changes is None, "changed": sorted(changes or ())}
 
     def dry_run(self) -> None:
         """Print what :meth:`execute` would change."""
         wanted = self._wanted()
-
-        async def run(js: JetStream) -> Mapping[str, Any] | None:
-            return await current(self._handle(js, wanted["name"]), self._fields)
-
-        found = JetStreamHook(self.nats_conn_id).run(run)
-        self.log.info("%s %s", self._title(), self._compare(found, wanted))
+        name = wanted["name"]
+        found = JetStreamHook(self.nats_conn_id).run(lambda js: current(self._handle(js, name), self._fields))
+        changes = None if found is None else difference(found, wanted)
+        self.log.info("%s %s", self._title(), self._describe(changes, "would be"))
 
     def _handle(self, js: JetStream, name: str) -> Stream | Consumer:
         raise NotImplementedError
@@ -116,20 +113,18 @@ class ConfigurationOperator(BaseOperator):
 
     def _wanted(self) -> dict[str, Any]:
         """The configuration, rendered and checked. Raises InvalidValue."""
-        wanted = self._rendered()
-        self._name = str(wanted["name"])
-        return wanted
-
-    def _rendered(self) -> dict[str, Any]:
-        config, shown = self.config, self._file or ""
+        config, shown = self.config, ""
+        lines: Lines = {}
         if isinstance(config, str):
             from airflow_nats_jetstream.operators.configuration_file import parse, read
 
+            shown = self._file or ""
             if not shown and config.endswith(FILES) and "\n" not in config:
                 shown, config = config, read(self._path(config) or Path(config), config)
             config, lines = parse(config, shown or "config")
-            return self._check(config, shown, lines, rendered=True)
-        return self._check(config, "", {}, rendered=True)
+        wanted = self._check(config, shown, lines, rendered=True)
+        self._name = str(wanted["name"])
+        return wanted
 
     def _read(self, path: str) -> None:
         from airflow_nats_jetstream.operators.configuration_file import parse, read
@@ -157,9 +152,7 @@ class ConfigurationOperator(BaseOperator):
         found = [Path(place, path) for place in places]
         return next((each for each in found if each.is_file()), found[0])
 
-    def _check(
-        self, config: Any, shown: str, lines: Mapping[tuple[str | int, ...], int], *, rendered: bool = False
-    ) -> dict[str, Any]:
+    def _check(self, config: Any, shown: str, lines: Lines, *, rendered: bool = False) -> dict[str, Any]:
         """The fields in the server's terms; an error names the file, its line, the field, its value and a remedy."""
 
         def place(path: tuple[str | int, ...]) -> str:
@@ -191,18 +184,11 @@ class ConfigurationOperator(BaseOperator):
         remedy = f"a mapping, a dataclass, or the path of a file ({', '.join(FILES)}) is a {self._fields.what}'s config"
         return InvalidValue("config", value if isinstance(value, str) else type(value).__name__, remedy)
 
-    def _describe(self, changes: Difference | None) -> str:
-        """What :func:`create_or_update` did, in words."""
+    def _describe(self, changes: Difference | None, verb: str) -> str:
+        """What :func:`create_or_update` did or would do, in words."""
         if changes is None:
-            return "is created"
-        return f"is updated:\n{self._fields.describe(changes)}" if changes else "is up to date"
-
-    def _compare(self, current: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> str:
-        """What :func:`create_or_update` would do, in words."""
-        if current is None:
-            return "would be created"
-        changes = difference(current, wanted)
-        return f"would be updated:\n{self._fields.describe(changes)}" if changes else "is up to date"
+            return f"{verb} created"
+        return f"{verb} updated:\n{self._fields.describe(changes)}" if changes else "is up to date"
 
 
 async def current(handle: Stream | Consumer, fields: Fields) -> Mapping[str, Any] | None:

@@ -7,12 +7,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import fields
 from airflow_nats_jetstream.operators.configuration import ConfigurationOperator
 from airflow_nats_jetstream.operators.fields import CONSUMER
 from airflow_nats_jetstream.operators.stream import StreamOperator
-from airflow_nats_jetstream.template import absent, instant, templated, whole_number
+from airflow_nats_jetstream.template import instant, optional_number, templated
 from jetstream_client.config import check_consumer_config, consumer_name
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_consumer_name, check_stream_name
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from jetstream_client.consume.consumer import Consumer
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
-    from jetstream_handoff.deletion import Deletion
     from jetstream_handoff.reset import Reset
 
 
@@ -32,11 +30,9 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
     """Create a consumer, or change the fields that differ and leave every other field as it is.
 
     stream:  whose. (templated)
-    config:  the server's own fields, e.g. ``{"durable_name": "invoices", "max_ack_pending": 500}``: a mapping, a
-             dataclass, or the path of a YAML or JSON file next to the DAG's file. Durations are ``timedelta``,
-             strings such as ``24h`` or ``PT5M``, or nanoseconds; times are any ``datetime`` with a time zone, or ISO
-             8601 strings with one. A new consumer has ``ack_policy: explicit`` unless the configuration says
-             otherwise. (templated, what is in the file, too)
+    config:  the server's own fields, e.g. ``{"durable_name": "invoices", "max_ack_pending": 500}``, in every form that
+             :class:`~airflow_nats_jetstream.operators.stream.JetStreamCreateStreamOperator` takes. A new consumer has
+             ``ack_policy: explicit`` unless the configuration says otherwise. (templated, what is in the file, too)
 
     Run twice, it changes nothing the second time. The log shows each field that was changed, what it was and is. The
     sensor creates the consumer that it takes claims from automatically.
@@ -87,14 +83,12 @@ class ConsumerOperator(StreamOperator):
     def __init__(self, *, consumer: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.consumer = consumer
-        self._check_names()
+        if not templated(consumer):
+            check_consumer_name(consumer)
 
     def _check_names(self) -> None:
-        """As far as they are known. Raises InvalidValue."""
-        if not templated(self.stream):
-            check_stream_name(self.stream)
-        if not templated(self.consumer):
-            check_consumer_name(self.consumer)
+        super()._check_names()
+        check_consumer_name(self.consumer)
 
 
 class JetStreamDeleteConsumerOperator(ConsumerOperator):
@@ -125,18 +119,11 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         from jetstream_handoff.deletion import delete
 
-        self._check_names()
-
-        async def run(js: JetStream) -> Deletion | None:
-            return await delete(
-                js,
-                self.stream,
-                self.consumer,
-                despite_open_claims=self.despite_open_claims,
-                despite_unprocessed=self.despite_unprocessed,
-            )
-
-        gone = JetStreamHook(self.nats_conn_id).run(run)
+        despite = {
+            "despite_open_claims": self.despite_open_claims,
+            "despite_unprocessed": self.despite_unprocessed,
+        }
+        gone = self._run(lambda js: delete(js, self.stream, self.consumer, **despite))
         if gone is None:
             self.log.warning("consumer %s of %s does not exist: nothing is deleted", self.consumer, self.stream)
         else:
@@ -154,12 +141,7 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
         """Print what :meth:`execute` would delete."""
         from jetstream_handoff.deletion import plan
 
-        self._check_names()
-
-        async def run(js: JetStream) -> Deletion | None:
-            return await plan(js, self.stream, self.consumer)
-
-        found = JetStreamHook(self.nats_conn_id).run(run)
+        found = self._run(lambda js: plan(js, self.stream, self.consumer))
         self.log.info("%s", found.describe() if found else f"consumer {self.consumer} of {self.stream} does not exist")
 
 
@@ -210,8 +192,6 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
         return end // 1_000 * 1_000  # as exact as the datetime that the client pauses until
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        self._check_names()
-
         async def run(js: JetStream) -> tuple[str, str]:
             consumer = js.consumer(self.stream, self.consumer)
             before, end = self._compare(await consumer.info())
@@ -219,7 +199,7 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
                 await consumer.pause(_datetime(end))
             return _paused(before), str((await consumer.info()).config["pause_until"])
 
-        before, until = JetStreamHook(self.nats_conn_id).run(run)
+        before, until = self._run(run)
         changed = before != _paused(until)
         was = f" (was {before})" if changed else " already"
         self.log.info("consumer %s of %s is %s%s", self.consumer, self.stream, _paused(until), was)
@@ -235,13 +215,12 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
 
     def dry_run(self) -> None:
         """Print what :meth:`execute` would change."""
-        self._check_names()
 
         async def run(js: JetStream) -> str:
             before, end = self._compare(await js.consumer(self.stream, self.consumer).info())
             return f"is {_paused(before)}, and would be {_paused(_datetime(end).isoformat())}"
 
-        self.log.info("consumer %s of %s %s", self.consumer, self.stream, JetStreamHook(self.nats_conn_id).run(run))
+        self.log.info("consumer %s of %s %s", self.consumer, self.stream, self._run(run))
 
 
 class JetStreamResumeConsumerOperator(ConsumerOperator):
@@ -260,23 +239,20 @@ class JetStreamResumeConsumerOperator(ConsumerOperator):
     template_fields: Sequence[str] = ("stream", "consumer", "nats_conn_id")
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        self._check_names()
-
         async def run(js: JetStream) -> ConsumerInfo:
             consumer = js.consumer(self.stream, self.consumer)
             info = await consumer.info()
             await consumer.resume()
             return info
 
-        before = JetStreamHook(self.nats_conn_id).run(run)
+        before = self._run(run)
         was = _paused(_pause(before))
         self.log.info("consumer %s of %s delivers (was %s)", self.consumer, self.stream, was)
         return {"stream": self.stream, "consumer": self.consumer, "changed": before.paused}
 
     def dry_run(self) -> None:
         """Print whether :meth:`execute` would end a pause."""
-        self._check_names()
-        info = JetStreamHook(self.nats_conn_id).run(lambda js: js.consumer(self.stream, self.consumer).info())
+        info = self._run(lambda js: js.consumer(self.stream, self.consumer).info())
         now = _paused(_pause(info))
         self.log.info("consumer %s of %s is %s, and would deliver", self.consumer, self.stream, now)
 
@@ -321,36 +297,25 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
         super().__init__(**kwargs)
         self.sequence = sequence
         self.claims = claims
-        if not templated([self.stream, self.consumer, sequence]):
-            self._check()
-
-    def _check(self) -> int | None:
-        check_stream_name(self.stream)
-        check_consumer_name(self.consumer)
-        return None if absent(self.sequence) else whole_number("sequence", self.sequence)
+        if not templated(sequence):
+            optional_number("sequence", sequence)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         from jetstream_handoff.ledger import Ledger
         from jetstream_handoff.reset import reset, reset_unclaimed
 
-        sequence = self._check()
-
-        async def run(js: JetStream) -> Reset:
-            return await (reset if self.claims else reset_unclaimed)(Ledger(js, self.stream, self.consumer), sequence)
-
-        return _plain(JetStreamHook(self.nats_conn_id).run(run))
+        sequence = optional_number("sequence", self.sequence)
+        run = reset if self.claims else reset_unclaimed
+        return _plain(self._run(lambda js: run(Ledger(js, self.stream, self.consumer), sequence)))
 
     def dry_run(self) -> None:
         """Print what :meth:`execute` would do now."""
         from jetstream_handoff.ledger import Ledger
         from jetstream_handoff.reset import plan
 
-        sequence = self._check()
-
-        async def run(js: JetStream) -> Reset:
-            return await plan(Ledger(js, self.stream, self.consumer), sequence, claims=self.claims)
-
-        self.log.info("would do: %s", _plain(JetStreamHook(self.nats_conn_id).run(run)))
+        sequence = optional_number("sequence", self.sequence)
+        found = self._run(lambda js: plan(Ledger(js, self.stream, self.consumer), sequence, claims=self.claims))
+        self.log.info("would do: %s", _plain(found))
 
 
 def _plain(made: Reset) -> dict[str, Any]:

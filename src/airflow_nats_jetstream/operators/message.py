@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.stream import StreamOperator
-from airflow_nats_jetstream.template import absent, instant, templated, whole_number
+from airflow_nats_jetstream.template import instant, optional_number, templated, whole_number
 from jetstream_client.errors import JetStreamError, MessageDeleteFailed, MessageNotFound, SequenceNotFound
-from jetstream_client.names import check_filter, check_stream_name
+from jetstream_client.names import check_filter
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -68,15 +67,14 @@ class JetStreamGetMessageOperator(StreamOperator):
         self.next_by_subject = next_by_subject
         self.last_by_subject = last_by_subject
         self.start_time = start_time
-        if not templated([self.stream, sequence, next_by_subject, last_by_subject, start_time]):
+        if not templated([sequence, next_by_subject, last_by_subject, start_time]):
             self._selection()
 
     def _selection(self) -> dict[str, Any]:
         from jetstream_client.read.stored import selection
 
-        check_stream_name(self.stream)
         which: dict[str, Any] = {
-            "sequence": None if absent(self.sequence) else whole_number("sequence", self.sequence),
+            "sequence": optional_number("sequence", self.sequence),
             "next_by_subject": self.next_by_subject or None,
             "last_by_subject": self.last_by_subject or None,
             "start_time": instant("start_time", self.start_time) if self.start_time else None,
@@ -112,22 +110,12 @@ class JetStreamGetMessageOperator(StreamOperator):
     def dry_run(self) -> None:
         """Print which message :meth:`execute` would get now."""
         message = self._get()
-        self.log.info(
-            "would get message %d of stream %s: %s, stored %s, %d bytes",
-            message.sequence,
-            self.stream,
-            message.subject,
-            message.time,
-            len(message.data),
-        )
+        what = f"{message.subject}, stored {message.time}, {len(message.data)} bytes"
+        self.log.info("would get message %d of stream %s: %s", message.sequence, self.stream, what)
 
     def _get(self) -> StoredMessage:
         which = self._selection()
-
-        async def run(js: JetStream) -> StoredMessage:
-            return await js.stream(self.stream).get_message(**which)
-
-        return JetStreamHook(self.nats_conn_id).run(run)
+        return self._run(lambda js: js.stream(self.stream).get_message(**which))
 
 
 class JetStreamDeleteMessageOperator(StreamOperator):
@@ -150,15 +138,11 @@ class JetStreamDeleteMessageOperator(StreamOperator):
         super().__init__(**kwargs)
         self.sequence = sequence
         self.secure = secure
-        if not templated([self.stream, sequence]):
-            self._check()
-
-    def _check(self) -> int:
-        check_stream_name(self.stream)
-        return whole_number("sequence", self.sequence)
+        if not templated(sequence):
+            whole_number("sequence", sequence)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
-        sequence = self._check()
+        sequence = whole_number("sequence", self.sequence)
 
         async def run(js: JetStream) -> bool:
             stream = js.stream(self.stream)
@@ -172,15 +156,14 @@ class JetStreamDeleteMessageOperator(StreamOperator):
                 raise
             return True
 
-        deleted = JetStreamHook(self.nats_conn_id).run(run)
-        self.log.info(
-            "message %d of stream %s is %s", sequence, self.stream, "deleted" if deleted else "deleted already"
-        )
+        deleted = self._run(run)
+        already = "" if deleted else " already"
+        self.log.info("message %d of stream %s is deleted%s", sequence, self.stream, already)
         return {"stream": self.stream, "sequence": sequence, "deleted": deleted}
 
     def dry_run(self) -> None:
         """Print which message :meth:`execute` would delete."""
-        sequence = self._check()
+        sequence = whole_number("sequence", self.sequence)
 
         async def run(js: JetStream) -> str:
             try:
@@ -189,5 +172,4 @@ class JetStreamDeleteMessageOperator(StreamOperator):
                 return "does not exist"
             return f"would be deleted: {message.subject}, stored {message.time}, {len(message.data)} bytes"
 
-        answer = JetStreamHook(self.nats_conn_id).run(run)
-        self.log.info("message %d of stream %s %s", sequence, self.stream, answer)
+        self.log.info("message %d of stream %s %s", sequence, self.stream, self._run(run))

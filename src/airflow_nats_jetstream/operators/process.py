@@ -14,7 +14,6 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, A
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
 from airflow_nats_jetstream.template import duration, known_duration, templated
@@ -66,8 +65,6 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
     )
     on_settled_choices = get_args(OnSettled)
     ui_color = "#34a574"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
     get_openlineage_facets_on_complete = lineage.read
 
     def __init__(
@@ -160,15 +157,9 @@ class _JetStreamDecoratedOperator(DecoratedOperator, JetStreamProcessOperator):
     template_fields_renderers = PythonOperator.template_fields_renderers
     custom_operator_name: str = "@task.jetstream"
 
-    def __init__(self, *, python_callable: Callable[..., Any], op_args: Any, op_kwargs: Any, **kwargs: Any) -> None:
-        upstream = {"python_callable": python_callable, "op_args": op_args, "op_kwargs": op_kwargs}
-        super().__init__(
-            kwargs_to_upstream=upstream,
-            python_callable=python_callable,
-            op_args=op_args,
-            op_kwargs=op_kwargs,
-            **kwargs,
-        )
+    def __init__(self, **kwargs: Any) -> None:
+        upstream = {name: kwargs[name] for name in ("python_callable", "op_args", "op_kwargs")}
+        super().__init__(kwargs_to_upstream=upstream, **kwargs)
 
 
 def jetstream_task(

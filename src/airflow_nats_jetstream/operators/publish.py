@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -168,14 +169,7 @@ class JetStreamPublishOperator(StreamOperator):
             seconds,
             f"{published.count / max(seconds, 0.001):,.0f}",
         )
-        return {
-            "stream": self.stream,
-            "stored": published.stored,
-            "duplicates": published.duplicates,
-            "first": published.first,
-            "last": published.last,
-            "in_order": published.in_order,
-        }
+        return asdict(published)
 
     def dry_run(self) -> None:
         """Print how many messages :meth:`execute` would publish; a callable is not called for it."""
@@ -186,12 +180,7 @@ class JetStreamPublishOperator(StreamOperator):
             name = getattr(self.producer, "__name__", "a callable")
             self.log.info("would publish to stream %s what %s gives", self.stream, name)
             return
-        subjects: list[str] = []
-        for message in map(self._message, self._messages()):
-            if not isinstance(message, tuple) or not isinstance(message[0], str):
-                place = f"messages[{len(subjects)}]"
-                raise InvalidValue(place, type(message).__name__, "(subject, data) or (subject, data, headers)")
-            subjects.append(message[0])
+        subjects = [subject for subject, *_ in self._valid(self._messages())]
         if self.atomic:
             _check_size(len(subjects))
         listens = config.get("subjects") or ()
@@ -239,6 +228,15 @@ class JetStreamPublishOperator(StreamOperator):
         given = headers[0] if headers else {}
         return subject, data, merged_headers(subject, data, given, cast("PublishOptions", options))
 
+    def _valid(self, messages: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+        """:meth:`_message` of each. Raises InvalidValue for one that is none."""
+        for number, value in enumerate(messages):
+            message = self._message(value)
+            if not isinstance(message, tuple) or not isinstance(message[0], str):
+                remedy = "(subject, data) or (subject, data, headers)"
+                raise InvalidValue(f"messages[{number}]", type(value).__name__, remedy)
+            yield message
+
     def _publish_batch(
         self,
         settings: ConnectionSettings,
@@ -254,14 +252,11 @@ class JetStreamPublishOperator(StreamOperator):
 
         ids = MessageIds(scope)
         batch: list[tuple[str, bytes, dict[str, Any]]] = []
-        for value in messages:
+        for subject, data, *given in self._valid(messages):
             _check_size(len(batch) + 1)
-            message = self._message(value)
-            if not isinstance(message, tuple) or not isinstance(message[0], str):
-                raise InvalidValue("messages", type(value).__name__, "(subject, data) or (subject, data, headers)")
-            headers = dict(message[2]) if len(message) == 3 else {}
-            identity = ids.next(message[0], message[1], encode_headers(headers) if headers else b"")
-            batch.append((message[0], message[1], {"Nats-Msg-Id": identity} | added | headers))
+            headers = dict(given[0]) if given else {}
+            identity = ids.next(subject, data, encode_headers(headers) if headers else b"")
+            batch.append((subject, data, {"Nats-Msg-Id": identity} | added | headers))
         _check_size(len(batch))
         result: dict[str, Any] = {"stream": self.stream, "stored": 0, "duplicates": 0, "in_order": True}
         if since is not None:

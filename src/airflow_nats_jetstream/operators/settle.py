@@ -10,7 +10,6 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream import sensors
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.claim_task import ClaimTask
 from airflow_nats_jetstream.template import claimed
 
@@ -47,8 +46,6 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
     template_fields: Sequence[str] = ("claim", "value", "on_settled", "nats_conn_id")
     template_fields_renderers: ClassVar[dict[str, str]] = {"claim": "json", "value": "json"}
     ui_color = "#375c93"
-    ui_fgcolor = "#ffffff"
-    operator_extra_links = (JetStreamLink(),)
 
     def __init__(
         self,

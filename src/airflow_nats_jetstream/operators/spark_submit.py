@@ -119,7 +119,6 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"claim": "json", "conf": "json", "value": "json"}
     ui_color = "#e25a1c"
-    ui_fgcolor = "#ffffff"
     operator_extra_links = (JetStreamLink(), SparkMasterLink())
     get_openlineage_facets_on_complete = lineage.read
 

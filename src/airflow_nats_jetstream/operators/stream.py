@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.sdk import BaseOperator
 
@@ -11,7 +11,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
 from airflow_nats_jetstream.operators.configuration import ConfigurationOperator
 from airflow_nats_jetstream.operators.fields import STREAM
-from airflow_nats_jetstream.template import absent, templated, whole_number
+from airflow_nats_jetstream.template import optional_number, templated
 from jetstream_client.config import check_stream_config
 from jetstream_client.errors import InvalidValue
 from jetstream_client.names import check_filter, check_stream_name
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from jetstream_client.context import JetStream
     from jetstream_client.info import StreamInfo
     from jetstream_client.stream import Stream
-    from jetstream_handoff.deletion import Deletion
+
+Result = TypeVar("Result")
 
 
 class JetStreamCreateStreamOperator(ConfigurationOperator):
@@ -77,6 +78,15 @@ class StreamOperator(BaseOperator):
         if not templated(stream):
             check_stream_name(stream)
 
+    def _check_names(self) -> None:
+        """Raises InvalidValue."""
+        check_stream_name(self.stream)
+
+    def _run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
+        """:meth:`JetStreamHook.run`, once the rendered names are checked."""
+        self._check_names()
+        return JetStreamHook(self.nats_conn_id).run(function)
+
 
 class JetStreamDeleteStreamOperator(StreamOperator):
     """Delete a stream, with its messages and consumers.
@@ -103,33 +113,19 @@ class JetStreamDeleteStreamOperator(StreamOperator):
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         from jetstream_handoff.deletion import delete
 
-        check_stream_name(self.stream)
-
-        async def run(js: JetStream) -> Deletion | None:
-            return await delete(js, self.stream, despite_open_claims=self.despite_open_claims)
-
-        gone = JetStreamHook(self.nats_conn_id).run(run)
+        gone = self._run(lambda js: delete(js, self.stream, despite_open_claims=self.despite_open_claims))
         if gone is None:
             self.log.warning("stream %s does not exist: nothing is deleted", self.stream)
             return {"stream": self.stream, "deleted": False, "messages": 0, "superseded": []}
         self.log.info("stream %s is deleted, and with it %d messages", self.stream, gone.messages)
-        return {
-            "stream": self.stream,
-            "deleted": True,
-            "messages": gone.messages,
-            "superseded": list(gone.superseded),
-        }
+        superseded = list(gone.superseded)
+        return {"stream": self.stream, "deleted": True, "messages": gone.messages, "superseded": superseded}
 
     def dry_run(self) -> None:
         """Print what :meth:`execute` would delete."""
         from jetstream_handoff.deletion import plan
 
-        check_stream_name(self.stream)
-
-        async def run(js: JetStream) -> Deletion | None:
-            return await plan(js, self.stream)
-
-        found = JetStreamHook(self.nats_conn_id).run(run)
+        found = self._run(lambda js: plan(js, self.stream))
         self.log.info("%s", found.describe() if found else f"stream {self.stream} does not exist")
 
 
@@ -162,13 +158,12 @@ class JetStreamPurgeOperator(StreamOperator):
         self.sequence = sequence
         self.keep = keep
         self.everything = everything
-        if not templated([self.stream, subject, sequence, keep]):
+        if not templated([subject, sequence, keep]):
             self._check()
 
     def _check(self) -> dict[str, Any]:
-        check_stream_name(self.stream)
         numbers = {
-            name: None if absent(value) else whole_number(name, value, 1, "; the server takes 0 for everything")
+            name: optional_number(name, value, 1, "; the server takes 0 for everything")
             for name, value in (("sequence", self.sequence), ("keep", self.keep))
         }
         subject = self.subject or None
@@ -184,7 +179,7 @@ class JetStreamPurgeOperator(StreamOperator):
 
     def execute(self, context: Context) -> int:  # noqa: ARG002
         which = self._check()
-        purged = JetStreamHook(self.nats_conn_id).run(lambda js: js.stream(self.stream).purge(**which))
+        purged = self._run(lambda js: js.stream(self.stream).purge(**which))
         self.log.info("stream %s: %d messages purged", self.stream, purged)
         return purged
 
@@ -195,7 +190,7 @@ class JetStreamPurgeOperator(StreamOperator):
         async def count(js: JetStream) -> str:
             return purged(await js.stream(self.stream).info(deleted=True, subjects_filter=which["subject"]), **which)
 
-        self.log.info("stream %s: %s would be purged", self.stream, JetStreamHook(self.nats_conn_id).run(count))
+        self.log.info("stream %s: %s would be purged", self.stream, self._run(count))
 
 
 def purged(info: StreamInfo, *, subject: str | None, sequence: int | None, keep: int | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import PokeReturnValue
@@ -56,33 +57,27 @@ class JetStreamLagSensor(JetStreamSensor):
         self.below = below
         self.above = above
         if not templated([stream, consumer, below, above]):
-            Bound(**self._bound())
+            self._bound()
 
     def execute(self, context: Context) -> Any:
-        bound = self._bound()
-        Bound(**bound)
+        bound, end = asdict(self._bound()), time.time() + self.timeout
         if self.deferrable:
-            trigger = JetStreamLagTrigger(self.nats_conn_id, bound, self.poke_interval, time.time() + self.timeout)
+            trigger = JetStreamLagTrigger(self.nats_conn_id, bound, self.poke_interval, end)
             self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
         return super().execute(context)
 
     def poke(self, context: Context) -> bool | PokeReturnValue:  # noqa: ARG002
-        bound = Bound(**self._bound())
-        lag = JetStreamHook(self.nats_conn_id).run(bound.measure)
+        lag = JetStreamHook(self.nats_conn_id).run(self._bound().measure)
         return False if lag is None else PokeReturnValue(is_done=True, xcom_value=lag.to_json())
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, int]:  # noqa: ARG002
         """The trigger's event: the lag, a time-out or an error."""
-        bound = Bound(**self._bound())
-        self.check_event(event, f"the lag of consumer {self.consumer} was not {bound} within {self.timeout:g} s")
+        within = f"{self._bound()} within {self.timeout:g} s"
+        self.check_event(event, f"the lag of consumer {self.consumer} was not {within}")
         lag: dict[str, int] = event["lag"]
         self.log.info("the lag of consumer %s is %d", self.consumer, lag["lag"])
         return lag
 
-    def _bound(self) -> dict[str, Any]:
-        return {
-            "stream": self.stream,
-            "consumer": self.consumer,
-            "below": optional_number("below", self.below),
-            "above": optional_number("above", self.above, 0),
-        }
+    def _bound(self) -> Bound:
+        below, above = optional_number("below", self.below), optional_number("above", self.above, 0)
+        return Bound(stream=self.stream, consumer=self.consumer, below=below, above=above)

@@ -172,8 +172,22 @@ class JetStreamPullSensor(JetStreamSensor):
         return PokeReturnValue(is_done=True, xcom_value=self._handed_on(claims)) if claims else False
 
     def _in_worker(self, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]) -> list[dict[str, Any]]:
+        """What the trigger does, in the worker."""
+        from jetstream_handoff.completion import LEASE_ENDS, complete
+        from jetstream_handoff.take import Take
+
+        async def run(js: JetStream) -> list[dict[str, Any]]:
+            take = Take(js, taking)
+            try:
+                await take.prepare()
+                claims = await wait(take)
+                take.handed_on()
+            finally:
+                await complete(take.put_back(), _RELEASE_TIMEOUT, "giving back what was taken", LEASE_ENDS)
+            return [claim.to_json() for claim in claims]
+
         with self.waiting():
-            return JetStreamHook(self.nats_conn_id).run(lambda js: _claims(js, taking, wait))
+            return JetStreamHook(self.nats_conn_id).run(run)
 
     def resume(self, context: Context, event: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: ARG002
         """The trigger's event: claims, a time-out or an error."""
@@ -223,23 +237,6 @@ class JetStreamPullSensor(JetStreamSensor):
             group=taking.priority.group if taking.priority else None,
         )
         return taking
-
-
-async def _claims(
-    js: JetStream, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]
-) -> list[dict[str, Any]]:
-    """What the trigger does, in the worker."""
-    from jetstream_handoff.completion import LEASE_ENDS, complete
-    from jetstream_handoff.take import Take
-
-    take = Take(js, taking)
-    try:
-        await take.prepare()
-        claims = await wait(take)
-        take.handed_on()
-    finally:
-        await complete(take.put_back(), _RELEASE_TIMEOUT, "giving back what was taken", LEASE_ENDS)
-    return [claim.to_json() for claim in claims]
 
 
 def _consumer_config(config: Any) -> dict[str, Any] | None:
