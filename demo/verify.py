@@ -49,10 +49,21 @@ def by_carrier(rows: list[Row]) -> dict[str, tuple[int, int, float]]:
 
 def differences(report: dict[str, Any]) -> Iterator[str]:
     expected = list(source())
+    yield from differences_of_rows(report["parquet"], expected)
+    for name in ("published", "processed", "distinct_sequences"):
+        if report[name] != len(expected):
+            yield f"{name} is {report[name]}, not {len(expected)}"
+    for name in ("pending", "ack_pending", "settled_twice"):
+        if report[name] != 0:
+            yield f"{name} is {report[name]}, not 0"
+    yield from differences_of_delays(Path(report["delays_csv"]), by_carrier(expected))
+
+
+def differences_of_rows(paths: list[str], expected: list[Row]) -> Iterator[str]:
     rows: list[Row] = []
     sequences: Counter[int] = Counter()
     subjects = 0
-    for path in report["parquet"]:
+    for path in paths:
         if not Path(path).exists():
             yield f"{path} is missing"
             continue
@@ -68,15 +79,9 @@ def differences(report: dict[str, Any]) -> Iterator[str]:
     if set(sequences) != set(range(1, len(expected) + 1)) or len(sequences) != sequences.total():
         yield f"the sequences are not each of 1 to {len(expected)} once"
 
-    for name in ("published", "processed", "distinct_sequences"):
-        if report[name] != len(expected):
-            yield f"{name} is {report[name]}, not {len(expected)}"
-    for name in ("pending", "ack_pending", "settled_twice"):
-        if report[name] != 0:
-            yield f"{name} is {report[name]}, not 0"
 
-    wanted = by_carrier(expected)
-    with Path(report["delays_csv"]).open(newline="") as file:
+def differences_of_delays(path: Path, wanted: dict[str, tuple[int, int, float]]) -> Iterator[str]:
+    with path.open(newline="") as file:
         table = {
             row["carrier"]: (int(row["flights"]), int(row["cancelled"]), float(row["mean_dep_delay"]))
             for row in csv.DictReader(file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,22 +66,20 @@ async def _judge_stream(  # noqa: PLR0917 - what is compared
     published: Mapping[str, int],
     done: Iterable[dict[str, Any]],
 ) -> None:
-    def contradict(what: str) -> None:
-        verdict.contradictions.append(f"{stream}: {what}")
-
     info = await observer.consumer(stream)
     verdict.published[stream] = sorted(published.values())
     verdict.pending[stream] = info["num_pending"] + info["num_ack_pending"]
     verdict.redelivered[stream] = info["delivered"]["consumer_seq"] - info["delivered"]["stream_seq"]
 
     stored = await observer.stored(stream)
-    for msg_id, sequence in published.items():
-        if stored.get(sequence) != msg_id:
-            contradict(f"the server answered {sequence} for {msg_id} and holds {stored.get(sequence)!r} there")
-    for msg_id, times in Counter(stored.values()).items():
-        if times > 1:
-            contradict(f"the server stored {msg_id} {times} times")
-
+    contradictions = [
+        f"the server answered {sequence} for {msg_id} and holds {stored.get(sequence)!r} there"
+        for msg_id, sequence in published.items()
+        if stored.get(sequence) != msg_id
+    ]
+    contradictions += [
+        f"the server stored {msg_id} {times} times" for msg_id, times in Counter(stored.values()).items() if times > 1
+    ]
     read = defaultdict(list)
     for line in Record(folder / "record" / "processed.jsonl").all():
         read[line["attempt"]].append(sorted(sequences(line["ranges"])))
@@ -93,16 +91,24 @@ async def _judge_stream(  # noqa: PLR0917 - what is compared
         attempt = f"{receipt['id']}-{receipt['token']}"
         rows = parts(output(folder, stream, attempt))
         written.update(sequence for sequence, _ in rows)
-        if sorted(sequence for sequence, _ in rows) != claimed:
-            contradict(f"attempt {attempt} settled {len(claimed)} messages and wrote {len(rows)} others or more")
         if claimed not in read[attempt]:
-            contradict(f"attempt {attempt} settled what it did not read")
-        for sequence, msg_id in rows:
-            if stored.get(sequence) != msg_id:
-                contradict(f"attempt {attempt} wrote {msg_id} as {sequence}, which is {stored.get(sequence)!r}")
+            contradictions.append(f"attempt {attempt} settled what it did not read")
+        contradictions += _wrong_output(attempt, claimed, rows, stored)
 
+    verdict.contradictions += [f"{stream}: {what}" for what in contradictions]
     verdict.settled_twice[stream] = sorted(sequence for sequence, times in settled.items() if times > 1)
     verdict.committed_duplicates[stream] = sorted(sequence for sequence, times in written.items() if times > 1)
     # What still waits is not lost; but then nothing has come to rest, and the verdict is not faultless either.
     missing = sorted(set(published.values()) - set(written))
     verdict.lost[stream] = [] if verdict.pending[stream] >= len(missing) > 0 else missing
+
+
+def _wrong_output(
+    attempt: str, claimed: list[int], rows: list[tuple[int, str]], stored: Mapping[int, str]
+) -> Iterator[str]:
+    """How the rows that an attempt wrote differ from the messages that it settled."""
+    if sorted(sequence for sequence, _ in rows) != claimed:
+        yield f"attempt {attempt} settled {len(claimed)} messages and wrote {len(rows)} others or more"
+    for sequence, msg_id in rows:
+        if stored.get(sequence) != msg_id:
+            yield f"attempt {attempt} wrote {msg_id} as {sequence}, which is {stored.get(sequence)!r}"

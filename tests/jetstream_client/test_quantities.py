@@ -144,53 +144,59 @@ async def test_a_priority_that_is_none(stream: Stream) -> None:
             await stream.consumer("c").fetch(1, priority=wrong)  # type: ignore[arg-type]
 
 
+class Noting:
+    def __init__(self, seen: list[tuple[object, ...]]) -> None:
+        self.seen = seen
+
+    async def __call__(self, *arguments: object) -> None:
+        self.seen.append(arguments)
+
+    async def method(self, message: Message) -> None:
+        self.seen.append((message,))
+
+
 async def test_only_a_coroutine_function_can_consume(stream: Stream) -> None:
     """A plain function would be called with the first message, and fail only then."""
-    seen: list[tuple[object, ...]] = []
 
-    async def note(*arguments: object) -> None:
-        seen.append(arguments)
-
-    def wrapped(function: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-        @functools.wraps(function)
-        def call(*arguments: object) -> Awaitable[None]:
-            return function(*arguments)
-
-        return call
-
-    class Noting:
-        async def __call__(self, message: Message) -> None:
-            await note(message)
-
-        async def method(self, message: Message) -> None:
-            await note(message)
+    async def note(*_: object) -> None: ...
 
     await stream.create_consumer({"durable_name": "c"})
     await stream.create_consumer({"durable_name": "p", "deliver_subject": f"to.{stream.name}"})
     consumers: list[Any] = [stream.consumer("c"), stream.push_consumer("p"), stream.ordered_consumer()]
-
-    def told(count: int) -> bool:
-        return len(seen) == count
-
     sent = stream.js.connection._client.stats["out_msgs"]
     wrong: Any
     for wrong in (None, print, lambda message: note(message), "note", Noting, stream):  # noqa: PLW0108
         for consumer in consumers:
             with pytest.raises(InvalidValue, match=r"callback=.*async def"):
                 consumer.consume(wrong)
-    for wrong in (note, "note", Noting().method):  # nobody would await it
+    for wrong in (note, "note", Noting([]).method):  # nobody would await it
         for consumer in consumers:
             with pytest.raises(InvalidValue, match="on_error="):
                 consumer.consume(note, on_error=wrong)
             with pytest.raises(InvalidValue, match="on_error="):
                 consumer.messages(on_error=wrong)
     assert stream.js.connection._client.stats["out_msgs"] == sent
+
+
+async def test_whatever_is_awaited_can_consume(stream: Stream) -> None:
+    consumer = await stream.create_consumer({"durable_name": "c"})
+    seen: list[tuple[object, ...]] = []
+
+    async def note(*arguments: object) -> None:
+        seen.append(arguments)
+
+    @functools.wraps(note)
+    def wrapped(*arguments: object) -> Awaitable[None]:
+        return note(*arguments)
+
+    def told(count: int) -> bool:
+        return len(seen) == count
+
     right: Any
-    for right in (note, functools.partial(note, "x"), wrapped(note), Noting(), Noting().method):
-        before = len(seen)
-        async with stream.consumer("c").consume(right, ack=True):
+    for number, right in enumerate((note, functools.partial(note, "x"), wrapped, Noting(seen), Noting(seen).method), 1):
+        async with consumer.consume(right, ack=True):
             await publish(stream, 1)
-            await until(functools.partial(told, before + 1))
+            await until(functools.partial(told, number))
 
 
 async def test_handlers_of_a_publisher_are_called_and_not_awaited(stream: Stream) -> None:
