@@ -121,13 +121,9 @@ class Records:
         try:
             return pa.array(rows, self._type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):  # a value that its column cannot hold
-            return pa.concat_arrays([self._one(row) for row in rows])
-
-    def _one(self, row: dict[str, Any]) -> pa.Array:
-        try:
-            return pa.array([row], self._type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            return pa.array([{"reason": _NOT_OF_THE_SCHEMA}], self._type)
+            if len(rows) == 1:
+                return pa.array([{"reason": _NOT_OF_THE_SCHEMA}], self._type)
+            return pa.concat_arrays([self._column([row]) for row in rows])
 
     def _row(self, payload: bytes | None) -> dict[str, Any]:
         if not payload:

@@ -58,24 +58,19 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Raises StreamRecreated when the stream is another one, or ends before what was read; or warns and goes on."""
-        name = self._options.stream
         latest = self._target or self._end()
         read = start["sequence"]
         if latest["created"] != start["created"]:
-            self._loss(
-                StreamRecreated(
-                    f"stream {name!r} was recreated at {latest['created']}; this query has read the one of "
-                    f"{start['created']}: with failOnDataLoss=false it goes on at the new one's beginning"
-                )
+            self._recreated(
+                f"was recreated at {latest['created']}; this query has read the one of {start['created']}: with "
+                "failOnDataLoss=false it goes on at the new one's beginning"
             )
             read = 0
         elif latest["sequence"] < read:
             if self._target is None:
-                self._loss(
-                    StreamRecreated(
-                        f"stream {name!r} ends at sequence {latest['sequence']}, but this query has read up to {read}: "
-                        "it was restored from an older copy"
-                    )
+                self._recreated(
+                    f"ends at sequence {latest['sequence']}, but this query has read up to {read}: it was restored "
+                    "from an older copy"
                 )
             return start
         if isinstance(limit, ReadMaxRows):
@@ -96,12 +91,7 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         def planned(wire: Wire) -> Sequence[InputPartition]:
             info = stream_info(wire, self._options.stream)
             if info.created != end["created"]:
-                self._loss(
-                    StreamRecreated(
-                        f"stream {self._options.stream!r} was recreated at {info.created}; this batch is of the one of "
-                        f"{end['created']}"
-                    )
-                )
+                self._recreated(f"was recreated at {info.created}; this batch is of the one of {end['created']}")
                 return self._parts(wire, info, Sequences(), 1)
             removed = min(info.state["first_seq"], end["sequence"] + 1) - 1
             if first <= removed and start["created"] == end["created"]:
@@ -115,6 +105,9 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
     def _end(self) -> dict[str, Any]:
         info = self._patiently(lambda wire: stream_info(wire, self._options.stream))
         return _offset(info, info.state["last_seq"])
+
+    def _recreated(self, what: str) -> None:
+        self._loss(StreamRecreated(f"stream {self._options.stream!r} {what}"))
 
     def _loss(self, error: Exception) -> None:
         if self._options.fail_on_data_loss:

@@ -22,7 +22,6 @@ from jetstream_client.times import nanoseconds
 
 Check = Callable[[Any], Any]
 """The value as the server takes it. Raises Wrong."""
-Table = Mapping[str, Check]
 Path = tuple[str | int, ...]
 
 
@@ -40,7 +39,7 @@ class Fields(NamedTuple):
     """``what`` is configured, with which fields, and of those that cannot be changed what the server says then."""
 
     what: str
-    table: Table
+    table: Mapping[str, Check]
     for_life: Mapping[str, str]
     remedy: str
     zero: Mapping[str, int]
@@ -48,7 +47,7 @@ class Fields(NamedTuple):
 
     def check(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Every field known, and its value possible, unless it is templated. Raises Wrong."""
-        checked = _mapping(self.table, f"{self.what}s have")(config)
+        checked = _mapping(f"{self.what}s have", **self.table)(config)
         for name, default in self.zero.items():
             if checked.get(name) == 0:
                 checked[name] = default
@@ -171,7 +170,7 @@ def names(value: Any) -> Any:
     return {_checked(text, name, str(name)): _checked(text, item, str(name)) for name, item in value.items()}
 
 
-def _mapping(table: Table, have: str) -> Check:
+def _mapping(have: str = "it has", /, **table: Check) -> Check:
     def check(value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise Wrong(value, f"give a mapping of {', '.join(table)}")
@@ -199,21 +198,17 @@ def _checked(check: Check, value: Any, place: str | int) -> Any:
         raise Wrong(wrong.value, wrong.remedy, (place, *wrong.path)) from None
 
 
-def _inside(**table: Check) -> Check:
-    return _mapping(table, "it has")
-
-
 _limit, _count = whole(-1), whole(0)
-_transform = _inside(src=text, dest=text)
-_source = _inside(
+_transform = _mapping(src=text, dest=text)
+_source = _mapping(
     name=text,
     opt_start_seq=_count,
     opt_start_time=time,
     filter_subject=text,
     subject_transforms=many(_transform),
-    external=_inside(api=text, deliver=text),
+    external=_mapping(api=text, deliver=text),
     domain=text,
-    consumer=_inside(name=text, deliver_subject=text),
+    consumer=_mapping(name=text, deliver_subject=text),
 )
 
 STREAM = Fields(
@@ -235,20 +230,20 @@ STREAM = Fields(
         "num_replicas": whole(0, 5),
         "no_ack": flag,
         "duplicate_window": duration,
-        "placement": _inside(cluster=text, tags=many(text), preferred=text),
+        "placement": _mapping(cluster=text, tags=many(text), preferred=text),
         "mirror": _source,
         "sources": many(_source),
         "compression": one_of("none", "s2"),
         "first_seq": _count,
         "subject_transform": _transform,
-        "republish": _inside(src=text, dest=text, headers_only=flag),
+        "republish": _mapping(src=text, dest=text, headers_only=flag),
         "allow_direct": flag,
         "mirror_direct": flag,
         "sealed": flag,
         "deny_delete": flag,
         "deny_purge": flag,
         "allow_rollup_hdrs": flag,
-        "consumer_limits": _inside(inactive_threshold=duration, max_ack_pending=_limit),
+        "consumer_limits": _mapping(inactive_threshold=duration, max_ack_pending=_limit),
         "allow_msg_ttl": flag,
         "subject_delete_marker_ttl": duration,
         "allow_msg_counter": flag,
