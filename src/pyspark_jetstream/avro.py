@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from fastavro import parse_schema, schemaless_reader
@@ -14,7 +15,9 @@ from fastavro.read import LOGICAL_READERS
 from pyspark.sql.pandas.functions import arrow_udf
 
 from jetstream_client.errors import InvalidValue
-from pyspark_jetstream.payload import Decoding
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 Type = tuple[str, pa.DataType]  # Spark's, as DDL, and Arrow's
 
@@ -60,8 +63,9 @@ _decimal("bytes")
 _decimal("fixed")
 
 
-def avro_decoding(schema: object) -> Decoding:
-    """For one record without a container, as a writer with this schema (JSON) encodes it.
+def avro_decoder(schema: object) -> tuple[list[str], Callable[[Column], Column]]:
+    """The fields of one record without a container, as a writer with this schema (JSON) encodes it, and what makes a
+    column of ``value`` and ``reason`` of the payloads.
 
     Raises:
         InvalidValue: no Avro schema, not of a record, or a type that has no column type here.
@@ -73,13 +77,7 @@ def avro_decoding(schema: object) -> Decoding:
 
     # The annotations are classes here: Spark reads them to choose how it calls the function.
     decode.__annotations__ = {"data": pa.Array, "return": pa.Array}
-    udf = arrow_udf(decode, returnType=f"STRUCT<value: {records.ddl}, reason: STRING>")  # type: ignore[call-overload] # stubs: plain types only
-    return Decoding(
-        records.fields,
-        udf,
-        lambda decoded: decoded.getField("value"),
-        lambda decoded, data: decoded.getField("reason"),  # noqa: ARG005
-    )
+    return records.fields, arrow_udf(decode, returnType=f"STRUCT<value: {records.ddl}, reason: STRING>")  # type: ignore[call-overload] # stubs: plain types only
 
 
 class Records:

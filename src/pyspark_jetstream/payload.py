@@ -64,11 +64,14 @@ def decoding(format: str, schema: StructType | str, options: Mapping[str, str]) 
     if options:
         raise InvalidValue("options", ", ".join(options), "they are those of JSON; Avro has none")
     try:
-        from pyspark_jetstream.avro import avro_decoding
+        from pyspark_jetstream.avro import avro_decoder
     except ModuleNotFoundError as missing:
         remedy = "Avro needs fastavro, here and on executors: install airflow-provider-nats-jetstream[avro]"
         raise InvalidValue("format", "avro", remedy) from missing
-    return avro_decoding(schema)
+    fields, decode = avro_decoder(schema)
+    return Decoding(
+        fields, decode, lambda decoded: decoded.getField("value"), lambda decoded, _: decoded.getField("reason")
+    )
 
 
 def json_decoding(schema: StructType | str, options: Mapping[str, str]) -> Decoding:
