@@ -366,6 +366,7 @@ def _times_cancelled() -> int:
 async def _connect(settings: ConnectionSettings, client: Client, denied: Denied) -> None:
     failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
     last: list[Exception] = []
+    connected = False
 
     async def on_error(error: Exception) -> None:
         if client.is_connected:
@@ -395,6 +396,7 @@ async def _connect(settings: ConnectionSettings, client: Client, denied: Denied)
             await attempt
             if not client.is_connected:
                 raise _no_server(settings)
+            connected = True
     except TimeoutError:
         said = [str(error) or type(error).__name__ for error in last if "empty response" not in str(error)]
         reason = said[0] if said else silence(handshake_first=settings.tls_handshake_first)
@@ -402,10 +404,10 @@ async def _connect(settings: ConnectionSettings, client: Client, denied: Denied)
     except (nats.errors.Error, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
         raise _final(settings, error) or _no_server(settings, error) from None
     finally:
-        await _cancelled(attempt)
-        if not client.is_connected:
+        if not connected:  # also when the caller was cancelled at the moment in which it was
+            client.abort()
             with anyio.CancelScope(shield=True):
-                client.abort()
+                await _cancelled(attempt)
                 await _finish(client, within=TO_CLOSE)
 
 

@@ -14,8 +14,10 @@ from demo.nats_server import NatsServer
 from demo.service import free_port
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.errors import ConnectionFailed, ConnectionLost, InvalidValue, RequestTimeout
+from jetstream_client.wire import control
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.control import Connection
+from jetstream_client.wire.nats_py import Client
 from tests.jetstream_client.servers import PASSWORD, USER, Authority, Serve, frozen
 from tests.jetstream_client.until import until
 
@@ -185,6 +187,28 @@ async def test_a_round_trip_follows_what_was_published_before() -> None:
             await open_.publish("a")
         await open_.flush()
         assert heard == [b"PUB a 0", b""] * 3 + [b"PING"]
+
+
+async def test_who_is_cancelled_when_it_has_just_connected_leaves_no_connection(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ConnectionSettings(servers=serve("").url)
+
+    class Cancelling(Client):
+        async def connect(self, *arguments: Any, **options: Any) -> None:
+            await super().connect(*arguments, **options)
+            opening.cancel()
+
+    async def use() -> None:
+        async with Connection.open(settings):
+            pytest.fail("it was cancelled")
+
+    monkeypatch.setattr(control, "Client", Cancelling)
+    before = asyncio.all_tasks()
+    opening = asyncio.create_task(use())
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert asyncio.all_tasks() == before
 
 
 async def answers(connection: Connection) -> bool:
