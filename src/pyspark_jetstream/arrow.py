@@ -1,7 +1,8 @@
 """Messages as Arrow batches, with as few loops in Python as possible.
 
 Arrays are made of their buffers: ``pyarrow.array`` asks pandas first whether a list is one of its own, and importing
-pandas is a second and 50 MiB in each new Python worker.
+pandas is a second and 50 MiB in each new Python worker. ``pyarrow.compute`` is imported where it is used: planning,
+which loads this file, computes nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.protocol import decode_headers
@@ -57,6 +57,8 @@ def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
 
     A publisher decides what is in a block: that each line is its own row's follows from what is counted here.
     """
+    import pyarrow.compute as pc
+
     try:
         lines = pc.split_pattern(_binary(blocks).cast(pa.string()), "\r\n")
     except pa.ArrowInvalid:
@@ -110,6 +112,8 @@ def _texts(values: Sequence[bytes]) -> pa.Array:
 
 def _empty(values: Sequence[bytes]) -> pa.Array:
     """True for each that is empty."""
+    import pyarrow.compute as pc
+
     return pc.equal(pc.binary_length(_binary(values)), _int32([0])[0])
 
 
