@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_PING = b"PING\r\n"
+
 
 class StatusHeaders(dict[str, str]):
     """What nats-py looks at, the server's status, and the block as it came."""
@@ -146,6 +148,8 @@ class Client(nats.aio.client.Client):
 
     async def on_disconnect(self) -> None:
         self.interrupted()
+        # nats-py sends what is pending on the next connection. The answer to a PING would be taken for a later one's.
+        self._pending = [command for command in self._pending if command != _PING]
         if not self.is_closed:
             log.warning("NATS connection lost, reconnecting")
 
@@ -195,7 +199,7 @@ class Client(nats.aio.client.Client):
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         # nats-py writes it past what waits to be sent, and the answer would say nothing of that.
         self._pongs.append(future or asyncio.get_running_loop().create_future())
-        if self.write(b"PING\r\n"):
+        if self.write(_PING):
             await self._flush_pending()
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:

@@ -211,6 +211,40 @@ async def test_who_is_cancelled_when_it_has_just_connected_leaves_no_connection(
     assert asyncio.all_tasks() == before
 
 
+async def test_a_round_trip_that_was_not_sent_is_not_made_on_the_next_connection() -> None:
+    """Its answer would be taken for that of a later one, which had not followed anything yet."""
+    heard: list[list[bytes]] = []
+    full = asyncio.Event()
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append([])
+        said = heard[-1]
+        writer.write(b'INFO {"server_id":"x","version":"2.15.1","headers":true,"max_payload":65536}\r\n')
+        while line := await reader.readline():
+            said.append(line[:5].strip())
+            if line == b"PING\r\n":
+                writer.write(b"PONG\r\n")
+                if len(heard) == 1:
+                    await full.wait()  # it reads nothing
+                    break
+        writer.close()
+
+    async with (
+        pretend(server) as port,
+        Connection.open(ConnectionSettings(servers=f"nats://127.0.0.1:{port}", request_timeout=0.5)) as open_,
+    ):
+        while not open_._client._pending:
+            for _ in range(100):
+                await open_.publish("a", b"x" * 60_000)
+            await asyncio.sleep(0)
+        with pytest.raises(RequestTimeout):
+            await open_.flush()
+        full.set()
+        await until(lambda: open_.reconnects == 1)
+        await open_.flush()
+        assert heard[1].count(b"PING") == 3  # two of connecting, and the last one
+
+
 async def answers(connection: Connection) -> bool:
     try:
         await connection.flush()
