@@ -23,15 +23,18 @@ Change = Callable[["Record | None", "ConsumerInfo"], "Record | None"]
 """The new record, which may be the old one: then nothing is written. Or it raises. It may be applied several times, and
 must recognise its own effect: a write whose answer got lost is tried again."""
 
+Outcome = tuple["Record | None", "ConsumerInfo"] | Exception
+"""Of a change: the record as it left it with the INFO that it saw, or its error."""
+
 _queues: WeakKeyDictionary[JetStream, dict[str, Queue]] = WeakKeyDictionary()
 
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """A change that was asked for. ``outcome``: the record as it left it with the INFO that it saw, or its error."""
+    """A change that was asked for, and what became of it."""
 
     function: Change
-    outcome: tuple[Record | None, ConsumerInfo] | Exception | None = None
+    outcome: Outcome | None = None
 
 
 class Queue:
@@ -83,16 +86,10 @@ class Queue:
             applied.outcomes.append((each, (applied.record, info)))
         return applied
 
-    def done(self, applied: Applied) -> None:
-        """What was applied stands."""
-        for each, outcome in applied.outcomes:
+    def done(self, outcomes: Iterable[tuple[Waiting, Outcome]]) -> None:
+        """These are waited for no longer."""
+        for each, outcome in outcomes:
             each.outcome = outcome
-            self._leave(each)
-
-    def failed(self, together: Iterable[Waiting], error: Exception) -> None:
-        """What keeps one of them from being written keeps them all."""
-        for each in together:
-            each.outcome = error
             self._leave(each)
 
     def _leave(self, change: Waiting) -> None:
@@ -104,7 +101,7 @@ class Applied(NamedTuple):
     """What changes make of a record: each step of it, and what each of them is told."""
 
     steps: list[Record | None]
-    outcomes: list[tuple[Waiting, tuple[Record | None, ConsumerInfo] | Exception]]
+    outcomes: list[tuple[Waiting, Outcome]]
 
     @property
     def record(self) -> Record | None:

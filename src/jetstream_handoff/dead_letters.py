@@ -44,10 +44,11 @@ from jetstream_client.wire.protocol import (
 from jetstream_handoff.claim import is_claim_id
 from jetstream_handoff.errors import DeadLettersUnsuitable, HoldLost
 from jetstream_handoff.failures import Failures, times_alone
-from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger
+from jetstream_handoff.ledger import PATIENCE, Ledger, believed
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
+    from jetstream_client.stream import Stream
     from jetstream_client.wire.parser import Frame
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
@@ -168,10 +169,15 @@ class Letter:
             raise InvalidValue("address", letter.address, "not the address of the message that its headers name")
         return letter
 
-    @property
-    def own_lines(self) -> list[bytes]:
-        """The header lines of the message itself, byte by byte, but those that were for the server."""
-        return own_lines(self.header)
+
+async def stored_message(stream: Stream, which: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The ``message`` of the leader's answer to STREAM.MSG.GET; None when there is none."""
+    try:
+        answer = await stream.js.api(f"STREAM.MSG.GET.{stream.name}", which, patience=PATIENCE)
+    except MessageNotFound:
+        return None
+    message: dict[str, Any] = answer["message"]
+    return message
 
 
 def content(message: Mapping[str, Any]) -> tuple[bytes, bytes]:
@@ -309,7 +315,7 @@ class DeadLetters:
         for reason, sequences in rejected.items():
             gone = Sequences()
             for window in sequences.windows(at_once):
-                found = await asyncio.gather(*[self.original(sequence) for sequence in window])
+                found = await asyncio.gather(*[stored_message(self.source, {"seq": sequence}) for sequence in window])
                 originals = {message["seq"]: message for message in found if message is not None}
                 gone |= window - Sequences.of(originals)
                 await self._write(holder, failures, reason, originals)
@@ -317,15 +323,6 @@ class DeadLetters:
             log.info("claim %s: %d messages copied to %s: %s", claim.id, copied, self.name, reason)
             if gone:
                 log.error("claim %s: rejected, but gone from stream %s: %s", claim.id, claim.stream, gone)
-
-    async def original(self, sequence: int) -> dict[str, Any] | None:
-        """The ``message`` that the source stream holds at this sequence, from its leader; None when there is none."""
-        try:
-            answer = await self.js.api(f"STREAM.MSG.GET.{self.source.name}", {"seq": sequence}, patience=PATIENCE)
-        except MessageNotFound:
-            return None
-        message: dict[str, Any] = answer["message"]
-        return message
 
     async def _write(
         self, holder: Holder, failures: Failures, reason: str, originals: Mapping[int, Mapping[str, Any]]
@@ -372,7 +369,7 @@ class DeadLetters:
             "Failures": alone,
         }
         header, data = content(original)
-        lines = [_marked(line) for line in header.split(b"\r\n")[1:] if line]
+        lines = [ORIGINAL.encode() + line if _is_ours(line) else line for line in header.split(b"\r\n")[1:] if line]
         lines += [f"{PREFIX}{name}: {value}".encode() for name, value in ours.items()]
         identity = (claim.stream, claim.consumer, original["seq"], claim.stream_created, original["subject"])
         address = address_of(*identity, hashed=False)
@@ -389,14 +386,13 @@ class DeadLetters:
 
     async def last(self, address: str) -> tuple[int, Letter | None]:
         """The sequence (0: none) of what is stored under this subject, and the dead letter if it is one."""
-        try:
-            answer = await self.js.api(f"STREAM.MSG.GET.{self.name}", {"last_by_subj": address}, patience=PATIENCE)
-        except MessageNotFound:
+        message = await stored_message(self.stream, {"last_by_subj": address})
+        if message is None:
             return 0, None
         try:
-            return answer["message"]["seq"], Letter.from_stored(answer["message"])
+            return message["seq"], Letter.from_stored(message)
         except InvalidValue:
-            return answer["message"]["seq"], None
+            return message["seq"], None
 
 
 class Holder(NamedTuple):
@@ -407,19 +403,15 @@ class Holder(NamedTuple):
     token: str
 
     async def check(self) -> Failures:
-        """That this token holds the claim, and the failures so far. Bad news is read again, as everywhere.
+        """The failures so far. Raises HoldLost when this token does not hold the claim."""
+        return await believed(self._failures)
 
-        Raises:
-            HoldLost: it does not.
-        """
-        for again in (True, False):
-            record, _ = await self.ledger.read()
-            entry = record.open.get(self.claim.id) if record else None
-            if record is not None and entry is not None and entry.token == self.token:
-                return record.failures
-            if again:
-                await asyncio.sleep(SECOND_READ)
-        raise HoldLost(f"claim {self.claim.id} is not held by attempt {self.token} any more: it copies no letters")
+    async def _failures(self) -> Failures:
+        record, _ = await self.ledger.read()
+        entry = record.open.get(self.claim.id) if record else None
+        if record is None or entry is None or entry.token != self.token:
+            raise HoldLost(f"claim {self.claim.id} is not held by attempt {self.token} any more: it copies no letters")
+        return record.failures
 
 
 async def publish(
@@ -487,10 +479,6 @@ def block(lines: list[bytes]) -> bytes:
 
 def _is_ours(line: bytes) -> bool:
     return line[:5].lower() == b"nats-"
-
-
-def _marked(line: bytes) -> bytes:
-    return ORIGINAL.encode() + line if _is_ours(line) else line
 
 
 def _covers(pattern: str, subjects: str) -> bool:

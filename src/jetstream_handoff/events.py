@@ -9,7 +9,11 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from jetstream_handoff.claim import Claim
+    from jetstream_handoff.taking import Taking
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +49,6 @@ class Event:
     origin: str = ""
 
 
-class OfAConsumer(Protocol):
-    """A claim, or a taking."""
-
-    @property
-    def stream(self) -> str: ...
-
-    @property
-    def consumer(self) -> str: ...
-
-
 Listener = Callable[[Event], None]
 _listeners: list[Listener] = []
 _listening = threading.Lock()
@@ -68,7 +62,7 @@ def listen(listener: Listener) -> None:
 
 
 def tell(
-    name: Name, of: OfAConsumer, messages: int, *, claim: str = "", seconds: float | None = None, origin: str = ""
+    name: Name, of: Claim | Taking, messages: int, *, claim: str = "", seconds: float | None = None, origin: str = ""
 ) -> None:
     """Tell the listeners. One that fails is logged: no message waits for a metric."""
     event = Event(name, of.stream, of.consumer, messages, claim, seconds, origin)

@@ -40,7 +40,14 @@ class HeldClaim:
     """
 
     def __init__(self, hold: Hold, portal: BlockingPortal, dead_letters: str | None = None) -> None:
-        self.claim = hold.claim
+        self.claim = claim = hold.claim
+        self.id, self.stream, self.consumer, self.sequences = claim.id, claim.stream, claim.consumer, claim.sequences
+        self.count = claim.count
+        """How many messages are claimed."""
+        self.bytes = claim.bytes
+        """The size of their payloads."""
+        self.attempt_id = hold.attempt_id
+        """The key for output: write under it, and two attempts that overlap never share a place."""
         self._hold = hold
         self._portal = portal
         self._dead_letters = dead_letters
@@ -84,37 +91,6 @@ class HeldClaim:
 
     def __repr__(self) -> str:
         return f"<HeldClaim {self.attempt_id}: {self.count} messages of {self.stream}>"
-
-    @property
-    def id(self) -> str:
-        return self.claim.id
-
-    @property
-    def attempt_id(self) -> str:
-        """The key for output: write under it, and two attempts that overlap never share a place."""
-        return self._hold.attempt_id
-
-    @property
-    def stream(self) -> str:
-        return self.claim.stream
-
-    @property
-    def consumer(self) -> str:
-        return self.claim.consumer
-
-    @property
-    def sequences(self) -> Sequences:
-        return self.claim.sequences
-
-    @property
-    def count(self) -> int:
-        """How many messages are claimed."""
-        return self.claim.count
-
-    @property
-    def bytes(self) -> int:
-        """The size of their payloads."""
-        return self.claim.bytes
 
     @property
     def lost(self) -> str:

@@ -44,8 +44,8 @@ class Hold:
         self._ledger = ledger
         self._ack_wait = ack_wait
         self._longest = longest_hold.total_seconds()
-        self._ended = False
-        self._lost = ""
+        self.ended = False  # settled, failed or released
+        self.lost = ""  # why; empty while it is not
         self._when_lost: list[Callable[[str], None]] = []
         self._beats: asyncio.Task[None] | None = None
         self._rejected: dict[str, Sequences] = {}
@@ -112,7 +112,7 @@ class Hold:
         try:
             yield self
         finally:
-            if not self._ended:
+            if not self.ended:
                 await self._complete_release()
 
     @property
@@ -125,21 +125,11 @@ class Hold:
         """The key for the output of this attempt: two attempts that overlap never share it."""
         return f"{self.claim.id}-{self.token}"
 
-    @property
-    def lost(self) -> str:
-        """Why the hold was lost; empty while it is not."""
-        return self._lost
-
-    @property
-    def ended(self) -> bool:
-        """Whether it was settled, failed or released."""
-        return self._ended
-
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call ``callback(reason)`` in the event loop when the hold is lost."""
         self._when_lost.append(callback)
-        if self._lost:
-            callback(self._lost)
+        if self.lost:
+            callback(self.lost)
 
     @property
     def rejected(self) -> Sequences:
@@ -184,7 +174,7 @@ class Hold:
         await self._stop_beats()
         with self._fenced():
             await settle.settle_done(self._ledger, self.claim, self.token, value, self.rejected)
-        self._ended = True
+        self.ended = True
 
     async def fail(self, reason: str = "", *, blame: bool = True) -> None:
         """The work failed for the last time: the messages are delivered again to whoever takes next.
@@ -195,12 +185,12 @@ class Hold:
         await self._stop_beats()
         with self._fenced():
             await settle.settle_failed(self._ledger, self.claim, self.token, reason, blame=blame)
-        self._ended = True
+        self.ended = True
 
     async def release(self, delay: timedelta | None = None) -> None:
         """Let go: another attempt may hold the claim; without one its messages come again after ``delay``."""
         await self._stop_beats()
-        self._ended = True
+        self.ended = True
         await settle.release(self._ledger, self.claim, self.token, delay)
 
     async def _complete_release(self) -> None:
@@ -236,9 +226,9 @@ class Hold:
             raise
 
     def _still_held(self) -> None:
-        if self._lost:
-            raise HoldLost(f"claim {self.claim.id} is not held any more: {self._lost}")
-        if self._ended:
+        if self.lost:
+            raise HoldLost(f"claim {self.claim.id} is not held any more: {self.lost}")
+        if self.ended:
             raise HoldLost(f"claim {self.claim.id} was released or settled before by this attempt")
 
     async def _stop_beats(self) -> None:
@@ -253,7 +243,7 @@ class Hold:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(self._ack_wait / HEARTBEATS)
-            if self._lost:
+            if self.lost:
                 return
             try:
                 await self._beat()
@@ -282,10 +272,10 @@ class Hold:
         return "" if entry.token == self.token else f"attempt {entry.token} holds it"
 
     def _lose(self, reason: str) -> None:
-        if self._lost:
+        if self.lost:
             return
         log.error("claim %s is lost: %s", self.claim.id, reason)
-        self._lost = reason
+        self.lost = reason
         if not self.token.startswith(f"{KEEPER}-"):  # it gives way to every attempt, and to the end
             tell("lost", self.claim, self.claim.count, claim=self.claim.id)
         for callback in self._when_lost:

@@ -10,12 +10,11 @@ import base64
 import json
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jetstream_client.consume import address
 from jetstream_client.consume.address import NO_MESSAGE
@@ -40,18 +39,18 @@ from jetstream_client.sequences import MOST_RANGES
 from jetstream_handoff.bucket import RECEIPTS_KEPT, bucket_config, check_bucket
 from jetstream_handoff.changes import Applied, Change, Queue, Waiting
 from jetstream_handoff.claim import Claim, is_claim_id, new_claim_id
-from jetstream_handoff.errors import AlreadyDone, HeldByAnother, LedgerInvalid, LedgerUnavailable, Superseded
+from jetstream_handoff.errors import AlreadyDone, HeldByAnother, HoldLost, LedgerInvalid, LedgerUnavailable, Superseded
 from jetstream_handoff.record import DoneEntry, Receipt, Record
 
 if TYPE_CHECKING:
     from jetstream_client.consume.address import AckAddress
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
-    from jetstream_client.sequences import Sequences
     from jetstream_client.stream import Stream
     from jetstream_handoff.record import OpenEntry
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 LARGEST_RECORD = 512 << 10
 """Bytes of a record that claims are entered into, where the server takes twice as much in a message (``max_payload``):
@@ -244,13 +243,13 @@ class Ledger:
             except (RequestTimeout, ConnectionLost, JetStreamNotEnabled) as away:
                 if clock() > deadline or self.js.connection.closed:
                     error = LedgerUnavailable(f"the ledger could not be written within {PATIENCE:g} s: {away}")
-                    return queue.failed(together, error)
+                    return queue.done((each, error) for each in together)
                 await asyncio.sleep(AWAY)
             except JetStreamError as error:
-                return queue.failed(together, error)
+                return queue.done((each, error) for each in together)
             else:
                 if applied is not None:
-                    return queue.done(applied)
+                    return queue.done(applied.outcomes)
 
     async def _attempt(self, queue: Queue, together: list[Waiting], receipted: set[str]) -> Applied | None:
         """Read, apply, write. None: only receipts were written, and what was read is old by now."""
@@ -280,22 +279,15 @@ class Ledger:
             AlreadyDone, Superseded, HeldByAnother: what became of the claim.
             LedgerUnavailable: as :meth:`change`.
         """
-        for again in (True, False):
-            try:
-                record, _ = await self.change(function)
-            except (NotOpen, HeldByAnother, Superseded) as bad:
-                if again:
-                    await asyncio.sleep(SECOND_READ)
-                elif isinstance(bad, NotOpen):
-                    raise await self.verdict(claim_id, bad.record) from None
-                else:
-                    raise
-            except (ConsumerNotFound, StreamNotFound) as gone:
-                raise Superseded(f"claim {claim_id}: {gone.description}; its messages cannot be settled") from gone
-            else:
-                if record is not None:
-                    return record
-        raise Superseded(f"claim {claim_id}: the ledger has no record of consumer {self.consumer.name!r}")
+        try:
+            record, _ = await believed(lambda: self.change(function))
+        except NotOpen as bad:
+            raise await self.verdict(claim_id, bad.record) from None
+        except (ConsumerNotFound, StreamNotFound) as gone:
+            raise Superseded(f"claim {claim_id}: {gone.description}; its messages cannot be settled") from gone
+        if record is None:
+            raise Superseded(f"claim {claim_id}: the ledger has no record of consumer {self.consumer.name!r}")
+        return record
 
     @property
     def largest_value(self) -> int:
@@ -371,16 +363,13 @@ class Ledger:
                 return receipt
 
     def done_receipt(self, claim_id: str, entry: DoneEntry) -> Receipt:
-        done = self._receipt_of(claim_id, "done", entry.sequences)
-        return replace(done, token=entry.token, value=entry.value, rejected=entry.rejected, at=entry.at)
+        names, sequences = self.names, entry.sequences
+        return Receipt(claim_id, "done", *names, sequences, entry.token, entry.value, entry.rejected, entry.at)
 
     @property
     def names(self) -> tuple[str, str]:
         """Of stream and consumer."""
         return self.stream.name, self.consumer.name
-
-    def _receipt_of(self, claim_id: str, state: str, sequences: Sequences) -> Receipt:
-        return Receipt(claim_id, state, *self.names, sequences)
 
     def claim_of(self, claim_id: str, entry: OpenEntry, stream_created: str, consumer_created: str) -> Claim:
         """An open claim as it is handed on; after :meth:`locate`."""
@@ -433,7 +422,7 @@ class Ledger:
             for claim_id in old.done.keys() - new.done.keys():
                 yield self.done_receipt(claim_id, old.done[claim_id])
             for claim_id in old.open.keys() - new.open.keys() - new.done.keys():
-                yield self._receipt_of(claim_id, "superseded", old.open[claim_id].sequences)
+                yield Receipt(claim_id, "superseded", *self.names, old.open[claim_id].sequences)
 
     async def _last(self, bucket: str, subject: str) -> tuple[str, int] | None:
         """The text of the key's value, in base64, and its revision."""
@@ -469,6 +458,14 @@ class Ledger:
         except ApiError as error:
             raise LedgerUnavailable(f"the ledger refused a write: {error}") from error
         return ack.seq
+
+
+async def believed(change: Callable[[], Awaitable[Result]]) -> Result:
+    """The result of a change whose bad news is believed only when a second read says the same."""
+    with suppress(NotOpen, HeldByAnother, HoldLost, Superseded):
+        return await change()
+    await asyncio.sleep(SECOND_READ)
+    return await change()
 
 
 async def ledgers(js: JetStream) -> list[Ledger]:

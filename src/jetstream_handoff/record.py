@@ -226,28 +226,8 @@ class Record:
                 counter=value["counter"],
                 candidate=(candidate[0], candidate[1], candidate[2]) if candidate else None,
                 last_counter=value["last_counter"],
-                open={
-                    claim_id: OpenEntry(
-                        Sequences.from_json(entry["ranges"]),
-                        entry["counter"],
-                        entry["bytes"],
-                        entry["at"],
-                        tuple(entry["owner"]),
-                        entry["token"],
-                    )
-                    for claim_id, entry in value["open"].items()
-                },
-                done={
-                    claim_id: DoneEntry(
-                        Sequences.from_json(entry["ranges"]),
-                        entry["counter"],
-                        entry["token"],
-                        entry["value"],
-                        Sequences.from_json(entry["rejected"]),
-                        entry["at"],
-                    )
-                    for claim_id, entry in value["done"].items()
-                },
+                open={claim_id: _open_entry(entry) for claim_id, entry in value["open"].items()},
+                done={claim_id: _done_entry(entry) for claim_id, entry in value["done"].items()},
                 settled=Settled.from_json(value["settled"]),
                 failures={claim_id: Failure.from_json(failure) for claim_id, failure in value["failed"].items()},
                 resetting=(resetting[0], resetting[1]) if resetting else None,
@@ -303,19 +283,20 @@ class Receipt:
     @classmethod
     def from_json(cls, claim_id: str, value: Mapping[str, Any]) -> Receipt:
         """The reverse. Raises LedgerInvalid."""
-        _check_receipt(value)
-        return cls(
-            claim_id,
-            value["state"],
-            value["stream"],
-            value["consumer"],
-            Sequences.from_json(value["ranges"]),
-            value["token"],
-            value["value"],
-            Sequences.from_json(value["rejected"]),
-            value["at"],
-            value["again"],
-        )
+        try:
+            state, stream, consumer, token = (value[name] for name in ("state", "stream", "consumer", "token"))
+            sequences, rejected = (Sequences.from_json(value[name]) for name in ("ranges", "rejected"))
+            _check(stream, str)
+            _check(consumer, str)
+            _check(token, str | None)
+            _check(value["again"], str | None)
+            _check_settled(value["at"])
+            if state not in ("done", "failed", "superseded"):
+                raise ValueError("no state")  # noqa: TRY301 - as what it reads raises
+            settled = (token, value["value"], rejected, value["at"], value["again"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise LedgerInvalid("receipt", type(error).__name__) from None
+        return cls(claim_id, state, stream, consumer, sequences, *settled)
 
 
 def _check_record(value: Any) -> None:
@@ -331,43 +312,38 @@ def _check_record(value: Any) -> None:
         token, since = value["resetting"]
         _check(token, str)
         time_nanoseconds(since)
-    for claim_id, entry in (*value["open"].items(), *value["done"].items()):
-        _check(claim_id, str)
-        _check_counts(entry["counter"])
-        if not entry["ranges"]:
-            raise ValueError("no ranges")
-    for entry in value["open"].values():
-        _check_counts(entry["bytes"])
-        time_nanoseconds(entry["at"])
-        _check(entry["token"], str | None)
-        _check(entry["owner"], list)
-        if not 1 <= len(entry["owner"]) <= _LONGEST_OWNER:
-            raise ValueError("no owner")
-        for each in entry["owner"]:
-            _check(each, str | int)
-    for entry in value["done"].values():
-        _check(entry["token"], str)
-        _check_settled(entry["at"])
     for _, size, alone, reason in value["failed"].values():
         _check(size, int)
         _check_counts(size - 1, alone)
         _check(reason, str)
 
 
-def _check_receipt(value: Any) -> None:
-    try:
-        for name in ("stream", "consumer"):
-            _check(value[name], str)
-        for name in ("token", "again"):
-            _check(value[name], str | None)
-        if value["state"] not in ("done", "failed", "superseded"):
-            raise ValueError("no state")  # noqa: TRY301 - as what it reads raises
-        _check_settled(value["at"])
-        for name in ("ranges", "rejected"):
-            Sequences.from_json(value[name])
-        value["value"]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LedgerInvalid("receipt", type(error).__name__) from None
+def _open_entry(value: Any) -> OpenEntry:
+    owner, token, at = value["owner"], value["token"], value["at"]
+    _check_counts(value["counter"], value["bytes"])
+    time_nanoseconds(at)
+    _check(token, str | None)
+    _check(owner, list)
+    if not 1 <= len(owner) <= _LONGEST_OWNER:
+        raise ValueError("no owner")
+    for each in owner:
+        _check(each, str | int)
+    return OpenEntry(_ranges(value["ranges"]), value["counter"], value["bytes"], at, tuple(owner), token)
+
+
+def _done_entry(value: Any) -> DoneEntry:
+    counter, token, at = value["counter"], value["token"], value["at"]
+    _check_counts(counter)
+    _check(token, str)
+    _check_settled(at)
+    rejected = Sequences.from_json(value["rejected"])
+    return DoneEntry(_ranges(value["ranges"]), counter, token, value["value"], rejected, at)
+
+
+def _ranges(value: Any) -> Sequences:
+    if not value:
+        raise ValueError("no ranges")
+    return Sequences.from_json(value)
 
 
 def _check_settled(at: str) -> None:

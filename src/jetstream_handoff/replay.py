@@ -16,7 +16,6 @@ from jetstream_client.errors import (
     ConnectionLost,
     InvalidValue,
     JetStreamError,
-    MessageNotFound,
     RequestTimeout,
     StreamNotFound,
     WrongLastSequence,
@@ -36,6 +35,7 @@ from jetstream_handoff.dead_letters import (
     content,
     own_lines,
     publish,
+    stored_message,
 )
 from jetstream_handoff.errors import LedgerInvalid, ReplayRefused
 from jetstream_handoff.ledger import PATIENCE, Ledger
@@ -156,7 +156,7 @@ async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[Li
         await letters.source.info(patience=PATIENCE)
         return  # the first message that is rejected makes it
     decisions = _Decisions(letters)
-    async for message in _stored(letters.name, letters, letters.subjects, 1):
+    async for message in _stored(letters.stream, letters.subjects, 1):
         if message["seq"] > last:
             return
         place = (message["seq"], message["time"])
@@ -240,11 +240,13 @@ async def _difference(letters: DeadLetters, letter: Letter) -> str:
         created = (await letters.source.info(patience=PATIENCE)).created
     except StreamNotFound:
         return ""
-    original = await letters.original(letter.sequence) if created == letter.stream_created else None
+    if created != letter.stream_created:
+        return ""
+    original = await stored_message(letters.source, {"seq": letter.sequence})
     if original is None:
         return ""
     header, data = content(original)
-    if (original["subject"], own_lines(header), data) == (letter.subject, letter.own_lines, letter.data):
+    if (original["subject"], own_lines(header), data) == (letter.subject, own_lines(letter.header), letter.data):
         return ""
     return (
         f"message {letter.sequence} of stream {letters.source.name!r} is another than this copy of it: its subject, "
@@ -299,9 +301,7 @@ async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
     lines = [line for line in letter.header.split(b"\r\n")[1:] if line and not line.startswith(expected)]
     lines += [f"{MARK}: {mark}".encode(), *letters.conditions(letter.number)]
     try:
-        deadline = asyncio.get_running_loop().time() + PATIENCE
-        marked = OutgoingMessage(letter.address, letter.data, block(lines))
-        ack = await _publish(letters, letters.stream, marked, deadline)
+        ack = await _publish(letters, letters.stream, OutgoingMessage(letter.address, letter.data, block(lines)))
     except WrongLastSequence:
         number, there = await letters.last(letter.address)
         mine = there is not None and there.mark == mark
@@ -316,7 +316,7 @@ async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, targe
         ConnectionLost, RequestTimeout: not answered within ``PATIENCE``; the letter keeps its mark.
     """
     lines = [
-        *letter.own_lines,
+        *own_lines(letter.header),
         f"Nats-Msg-Id: {mark.split(' ', maxsplit=1)[0]}".encode(),
         f"Nats-Expected-Stream: {target.name}".encode(),
     ]
@@ -324,7 +324,7 @@ async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, targe
     deadline = clock() + PATIENCE
     while True:
         try:
-            await _publish(letters, target, OutgoingMessage(letter.subject, letter.data, block(lines)), deadline=0)
+            await _publish(letters, target, OutgoingMessage(letter.subject, letter.data, block(lines)), within=0)
         except (ConnectionLost, RequestTimeout):
             if clock() > deadline:
                 raise
@@ -342,7 +342,7 @@ async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stre
     if info.created != created:
         return False
     first = int(position) + 1
-    async for message in _stored(target.name, letters, letter.subject, first):
+    async for message in _stored(target, letter.subject, first):
         header = decode_headers(content(message)[0])
         if header.get("Nats-Msg-Id") == [message_id]:
             return True
@@ -356,8 +356,8 @@ async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stre
     return False
 
 
-async def _publish(letters: DeadLetters, stream: Stream, message: OutgoingMessage, deadline: float) -> PubAck:
-    (outcome,) = await publish(letters.js.settings, [message], deadline)
+async def _publish(letters: DeadLetters, stream: Stream, message: OutgoingMessage, within: float = PATIENCE) -> PubAck:
+    (outcome,) = await publish(letters.js.settings, [message], asyncio.get_running_loop().time() + within)
     if isinstance(outcome, JetStreamError):
         raise outcome.about(f"stream {stream.name} does not take a message of {letters.name}")
     return outcome
@@ -369,21 +369,14 @@ async def _finish(letters: DeadLetters, letter: Letter, number: int, mark: str) 
     Not a deletion: a server that is killed forgets its last ones, and brings the letter back as it was before its mark.
     """
     note = [f"{_NOTE}: {mark}".encode(), *letters.conditions(number)]
-    deadline = asyncio.get_running_loop().time() + PATIENCE
     try:
-        await _publish(letters, letters.stream, OutgoingMessage(letter.address, b"", block(note)), deadline)
+        await _publish(letters, letters.stream, OutgoingMessage(letter.address, b"", block(note)))
     except WrongLastSequence:  # our own note, whose answer got lost, or a newer letter
         log.info("letter %d of %s has something else in its place by now", number, letters.name)
 
 
-async def _stored(stream: str, letters: DeadLetters, subject: str, first: int) -> AsyncIterator[dict[str, Any]]:
+async def _stored(stream: Stream, subject: str, first: int) -> AsyncIterator[dict[str, Any]]:
     """What the stream holds on the subject from a sequence on, one by one, from its leader."""
-    while True:
-        request = {"seq": first, "next_by_subj": subject}
-        try:
-            answer = await letters.js.api(f"STREAM.MSG.GET.{stream}", request, patience=PATIENCE)
-        except MessageNotFound:
-            return
-        message: dict[str, Any] = answer["message"]
+    while (message := await stored_message(stream, {"seq": first, "next_by_subj": subject})) is not None:
         yield message
         first = message["seq"] + 1

@@ -6,7 +6,6 @@ is the claim's receipt, by a token of its own.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,11 +18,11 @@ from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import ClaimInvalid, HeldByAnother, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.hold import Hold, check_unchanged
-from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger
+from jetstream_handoff.ledger import PATIENCE, Ledger, believed
 from jetstream_handoff.record import check_value
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from datetime import timedelta
 
     from jetstream_client.context import JetStream
@@ -72,10 +71,12 @@ class Reprocess(Hold):
                 raise Superseded(f"claim {claim.id}: all of its messages are dead letters: there is nothing to process")
             return settled
 
-        wanted = (await _believed(ledger, claim.id, settled_as)).processed
+        wanted = (await believed(lambda: ledger.change_receipt(claim.id, settled_as))).processed
         if missing := wanted - await stored(ledger.stream, wanted):
             raise MessagesMissing(claim.stream, missing)
-        receipt = await _believed(ledger, claim.id, lambda old: replace(settled_as(old), again=token))
+        receipt = await believed(
+            lambda: ledger.change_receipt(claim.id, lambda old: replace(settled_as(old), again=token))
+        )
         claim = replace(claim, sequences=wanted)
         log.info("claim %s: attempt %s processes again what %s has done", claim.id, token, receipt.token)
         async with Reprocess(ledger, claim, token, info.config["ack_wait"] / 1e9, longest_hold)._kept() as attempt:
@@ -98,8 +99,8 @@ class Reprocess(Hold):
                 return old  # our own write, whose answer got lost
             return replace(self._ours(old), token=self.token, value=value, at=now, again=None)
 
-        await _believed(self._ledger, self.claim.id, done)
-        self._ended = True
+        await believed(lambda: self._ledger.change_receipt(self.claim.id, done))
+        self.ended = True
         log.info("claim %s is settled again: attempt %s is the committed one", self.claim.id, self.token)
         tell("reprocessed", self.claim, self.claim.count, claim=self.claim.id)
 
@@ -116,7 +117,7 @@ class Reprocess(Hold):
     async def release(self, delay: timedelta | None = None) -> None:  # noqa: ARG002 - nothing is given back
         """Let the receipt go, if it is still ours."""
         await self._stop_beats()
-        self._ended = True
+        self.ended = True
 
         def let_go(old: Receipt | None) -> Receipt:
             return replace(self._ours(old), again=None)
@@ -146,15 +147,6 @@ class Reprocess(Hold):
         except HeldByAnother as newer:
             return str(newer)
         return ""
-
-
-async def _believed(ledger: Ledger, claim_id: str, function: Callable[[Receipt | None], Receipt]) -> Receipt:
-    """A change of the receipt whose bad news is believed only when a second read says the same."""
-    try:
-        return await ledger.change_receipt(claim_id, function)
-    except (Superseded, HeldByAnother):
-        await asyncio.sleep(SECOND_READ)
-        return await ledger.change_receipt(claim_id, function)
 
 
 async def stored(stream: Stream, wanted: Sequences) -> Sequences:

@@ -71,7 +71,7 @@ class Attempt:
 
     async def vanish(self) -> None:
         await self.freeze()
-        self.hold._ended = True  # leaving the context releases nothing
+        self.hold.ended = True  # leaving the context releases nothing
 
     def leave(self) -> None:
         self._stack.close()

@@ -9,7 +9,7 @@ import pytest
 from jetstream_client.errors import MessagesMissing, RequestTimeout
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
-from jetstream_handoff import hold, ledger, reprocess, settle
+from jetstream_handoff import hold, ledger, settle
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
 from jetstream_handoff.hold import Hold
@@ -23,7 +23,7 @@ from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Second reads and settling come without the waits that only a server that is killed needs."""
     monkeypatch.setattr(settle, "BELIEVED", 0)
-    for module in (hold, ledger, reprocess):
+    for module in (hold, ledger):
         monkeypatch.setattr(module, "SECOND_READ", 0.1)
 
 
