@@ -52,8 +52,7 @@ class Delivered:
 async def negative(ledger: Ledger, sequences: Sequences, delay: timedelta | None = None) -> None:
     """Negatively acknowledge all, with a fresh consumer sequence. A delay is a lease: it replaces ``ack_wait``.
 
-    Raises:
-        PermissionDenied: the account may not acknowledge: names the subject.
+    Raises PermissionDenied, which names the subject.
     """
     counter = (await ledger.consumer.info(patience=PATIENCE)).counter
     await _publish(ledger, sequences, counter, nak(delay))
@@ -65,7 +64,7 @@ async def in_progress(ledger: Ledger, sequences: Sequences, counter: int) -> Non
 
 
 async def check_permitted(ledger: Ledger) -> None:
-    """Say "in progress" for no message, which changes nothing. Raises PermissionDenied: names the subject."""
+    """Say "in progress" for no message, which changes nothing. Raises PermissionDenied, which names the subject."""
     await _publish(ledger, Sequences.of([NO_MESSAGE]), 0, IN_PROGRESS)
 
 
@@ -94,8 +93,7 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
 
     within: seconds without a confirmation after which it is given up.
 
-    Raises:
-        PermissionDenied: the account may not acknowledge: names the subject.
+    Raises PermissionDenied, which names the subject.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + within

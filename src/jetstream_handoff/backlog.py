@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from jetstream_client.errors import ConsumerNotFound, StreamNotFound
+from jetstream_client.errors import ConsumerNotFound
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import nanoseconds, time_nanoseconds
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
-from jetstream_handoff.errors import LedgerUnavailable
 from jetstream_handoff.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -95,12 +94,7 @@ async def measure(js: JetStream, stream: str, consumer: str) -> Backlog:
 
 async def _claimed(ledger: Ledger, info: ConsumerInfo) -> int:
     """How many unacknowledged messages are in claims on which somebody works, or will."""
-    try:
-        record, _ = await ledger.read()
-    except LedgerUnavailable as error:
-        if not isinstance(error.__cause__, StreamNotFound):
-            raise
-        record = None  # no sensor has ever taken anything
+    record = await ledger.known()
     return 0 if record is None or record.new_life(info) else claimed(record, info)
 
 

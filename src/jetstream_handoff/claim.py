@@ -19,6 +19,7 @@ from jetstream_handoff.errors import ClaimInvalid
 VERSION = 1
 _ID = re.compile(r"[0-9a-f]{8,32}")
 _TIMES = ("stream_created", "consumer_created", "taken_at")
+_COUNTS = ("count", "bytes", "consumer_sequence")
 _LARGEST_COUNT = 100_000_000
 _LARGEST_NUMBER = 2**63 - 1
 
@@ -111,7 +112,7 @@ class Claim:
                 time_nanoseconds(fields[name])
             except (ValueError, TypeError):
                 raise ClaimInvalid(f"claim {fields['id']}: {name}={_short(fields[name])} is no RFC 3339 time") from None
-        for name in ("count", "bytes", "consumer_sequence"):
+        for name in _COUNTS:
             if type(fields[name]) is not int or not 0 <= fields[name] <= _LARGEST_NUMBER:
                 raise ClaimInvalid(f"claim {fields['id']}: {name}={_short(fields[name])} is no count")
         if not 0 < sequences.count == fields["count"] <= _LARGEST_COUNT:
@@ -122,24 +123,12 @@ class Claim:
             raise ClaimInvalid(
                 f"claim {fields['id']}: ack_prefix={_short(fields['ack_prefix'])} names another stream or consumer"
             )
-        return cls(
-            id=fields["id"],
-            stream=stream,
-            stream_created=fields["stream_created"],
-            consumer=consumer,
-            consumer_created=fields["consumer_created"],
-            sequences=sequences,
-            bytes=fields["bytes"],
-            consumer_sequence=fields["consumer_sequence"],
-            taken_at=fields["taken_at"],
-            domain=address.domain,
-            account=address.account,
-        )
+        same = {name: fields[name] for name in ("id", "bytes", "consumer_sequence", *_TIMES)}
+        domain, account = address.domain, address.account
+        return cls(stream=stream, consumer=consumer, sequences=sequences, domain=domain, account=account, **same)
 
 
-_FIELDS = frozenset(
-    ("v", "id", "stream", "stream_created", "consumer", "consumer_created", "ranges", "count", "bytes")
-) | {"consumer_sequence", "ack_prefix", "taken_at"}
+_FIELDS = {"v", "id", "stream", "consumer", "ranges", "ack_prefix", *_COUNTS, *_TIMES}
 
 
 def _remedy(value: object) -> str:

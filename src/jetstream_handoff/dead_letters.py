@@ -28,7 +28,7 @@ from jetstream_client.errors import (
     WrongDomain,
     WrongLastSequence,
 )
-from jetstream_client.names import check_consumer_name, check_stream_name
+from jetstream_client.names import check_consumer_name, check_stream_name, subject_matches
 from jetstream_client.publish.ack import PubAck, acknowledged
 from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.sequences import Sequences
@@ -284,7 +284,9 @@ class DeadLetters:
         def refuse(rule: str, remedy: str) -> None:
             raise DeadLettersUnsuitable(self.name, rule, config.get(rule), remedy)
 
-        if not any(_covers(each, self.subjects) for each in config.get("subjects") or ()):
+        # A filter covers all that is under another one only if it ends in > itself.
+        subjects = [each for each in config.get("subjects") or () if each.split(".")[-1] == ">"]
+        if not any(subject_matches(each, self.subjects) for each in subjects):
             refuse("subjects", f"must cover {self.subjects!r}")
         if config.get("retention", "limits") != "limits":
             refuse("retention", "must be 'limits': any other removes letters that somebody consumes")
@@ -479,14 +481,3 @@ def block(lines: list[bytes]) -> bytes:
 
 def _is_ours(line: bytes) -> bool:
     return line[:5].lower() == b"nats-"
-
-
-def _covers(pattern: str, subjects: str) -> bool:
-    """Whether every subject under ``subjects`` falls under ``pattern``; both may have wildcards."""
-    wanted = subjects.split(".")
-    for index, part in enumerate(pattern.split(".")):
-        if part == ">":
-            return index < len(wanted)
-        if index >= len(wanted) or wanted[index] == ">" or part not in ("*", wanted[index]):
-            return False
-    return len(pattern.split(".")) == len(wanted)

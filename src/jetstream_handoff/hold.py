@@ -140,12 +140,7 @@ class Hold:
         """These messages cannot be processed: settling copies them, with the reason, to the dead-letter stream
         (``DEAD_<stream>`` by default, created here if it is missing) and terminates them. Only settling does.
 
-        The first reason of a message stands.
-
-        Raises:
-            InvalidValue: a sequence that the claim does not hold, or no reason.
-            DeadLettersUnsuitable: the stream breaks a rule.
-            HoldLost: the hold was lost, or ended before.
+        The first reason of a message stands. Raises as :meth:`~jetstream_handoff.held.HeldClaim.reject`.
         """
         self._still_held()
         reason = check_reason(reason)

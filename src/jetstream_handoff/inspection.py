@@ -135,12 +135,11 @@ async def open_claims(
         LedgerInvalid: one of the records cannot be read.
     """
     found = []
-    for ledger in await ledgers(js):
-        if stream in (None, ledger.stream.name) and consumer in (None, ledger.consumer.name):
-            record = await (_readable(ledger) if whatever_can_be_read else _record(ledger))
-            if record and record.open:
-                now, info = await _now(ledger)
-                found += [_open(ledger, claim_id, record, now, info) for claim_id in record.open]
+    for ledger in await ledgers(js, stream, consumer):
+        record = await _readable(ledger) if whatever_can_be_read else (await ledger.read())[0]
+        if record and record.open:
+            now, info = await _now(ledger)
+            found += [_open(ledger, claim_id, record, now, info) for claim_id in record.open]
     return sorted(found, key=lambda seen: (seen.since, seen.sequences.first))
 
 
@@ -151,9 +150,8 @@ async def check_known(js: JetStream, stream: str | None, consumer: str | None) -
         StreamNotFound, ConsumerNotFound: neither the ledger nor the server knows it.
         InvalidValue: the ledger has no consumer of this name, and its stream was not named.
     """
-    for ledger in await ledgers(js):
-        if stream in (None, ledger.stream.name) and consumer in (None, ledger.consumer.name):
-            return
+    if await ledgers(js, stream, consumer):
+        return
     if stream is not None:
         await js.stream(stream).info(patience=PATIENCE)
         if consumer is not None:
@@ -164,11 +162,7 @@ async def check_known(js: JetStream, stream: str | None, consumer: str | None) -
 
 
 async def find(js: JetStream, claim_id: str) -> Seen | None:
-    """One claim, open or not; None when the ledger does not know it (any more).
-
-    Raises:
-        LedgerUnavailable: there is no ledger, or it may not be read.
-    """
+    """One claim, open or not; None when the ledger does not know it (any more). Raises LedgerUnavailable."""
     if not is_claim_id(claim_id):
         return None
     for ledger in await ledgers(js):
@@ -234,13 +228,9 @@ async def release(js: JetStream, seen: Seen) -> None:
         raise Superseded(f"claim {seen.id} has changed since it was read: nothing was released; read it and try again")
 
 
-async def _record(ledger: Ledger) -> Record | None:
-    return (await ledger.read())[0]
-
-
 async def _readable(ledger: Ledger) -> Record | None:
     try:
-        return await _record(ledger)
+        return (await ledger.read())[0]
     except LedgerInvalid as invalid:
         log.warning("consumer %r of stream %r: %s", ledger.consumer.name, ledger.stream.name, invalid)
         return None

@@ -193,6 +193,15 @@ class Ledger:
             queue.read = text
         return queue.record, revision
 
+    async def known(self) -> Record | None:
+        """The record; None, too, where no sensor has ever taken a claim. Raises LedgerUnavailable."""
+        try:
+            return (await self.read())[0]
+        except LedgerUnavailable as error:
+            if not never_used(error):
+                raise
+            return None
+
     async def receipt(self, claim_id: str) -> Receipt | None:
         """Raises LedgerUnavailable."""
         return (await self._receipt(claim_id))[0]
@@ -318,13 +327,13 @@ class Ledger:
 
         await self.change_receipt(receipt.claim_id, stands, new=new)
 
-    async def try_receipt(self, receipt: Receipt, *, new: bool = True) -> None:
+    async def try_receipt(self, receipt: Receipt) -> None:
         """:meth:`write_receipt` of what the record decides: a full or missing bucket does not turn it into a failure.
 
         The receipt of a done claim is written by the take that forgets it, which fails while it cannot be.
         """
         try:
-            await self.write_receipt(receipt, new=new)
+            await self.write_receipt(receipt)
         except JetStreamError as error:
             log.error("claim %s is %s, but without a receipt: %s", receipt.claim_id, receipt.state, error)  # noqa: TRY400
 
@@ -468,8 +477,9 @@ async def believed(change: Callable[[], Awaitable[Result]]) -> Result:
     return await change()
 
 
-async def ledgers(js: JetStream) -> list[Ledger]:
-    """Every consumer that the ledger has a record of, by name. A key that the ledger did not write is passed over.
+async def ledgers(js: JetStream, stream: str | None = None, consumer: str | None = None) -> list[Ledger]:
+    """The consumers that the ledger has a record of, all or those named, by name. A key that the ledger did not write
+    is passed over.
 
     Raises LedgerUnavailable.
     """
@@ -477,12 +487,13 @@ async def ledgers(js: JetStream) -> list[Ledger]:
     found = []
     for key in await _keys(js, bucket):
         try:
-            stream, consumer = map(_name, key.split("."))
+            of_stream, name = map(_name, key.split("."))
         except ValueError:
             log.warning("key %r in bucket %s is not the ledger's: it is ignored", key, bucket)
         else:
-            found.append((stream, consumer))
-    return [Ledger(js, stream, consumer) for stream, consumer in sorted(found)]
+            if stream in (None, of_stream) and consumer in (None, name):
+                found.append((of_stream, name))
+    return [Ledger(js, *names) for names in sorted(found)]
 
 
 async def _keys(js: JetStream, bucket: str) -> list[str]:

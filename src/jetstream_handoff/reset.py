@@ -16,8 +16,8 @@ from jetstream_client.errors import InvalidValue
 from jetstream_client.sequences import Sequences, check_sequence
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers
-from jetstream_handoff.errors import LedgerUnavailable, ResetRefused
-from jetstream_handoff.ledger import PATIENCE, never_used
+from jetstream_handoff.errors import ResetRefused
+from jetstream_handoff.ledger import PATIENCE
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.record import Record
 
@@ -131,13 +131,7 @@ async def reset_unclaimed(ledger: Ledger, sequence: int | None = None) -> Reset:
 
 
 async def _check_unclaimed(ledger: Ledger) -> None:
-    try:
-        record, _ = await ledger.read()
-    except LedgerUnavailable as error:
-        if never_used(error):
-            return
-        raise
-    if record is not None:
+    if await ledger.known() is not None:
         raise ResetRefused(
             f"consumer {ledger.consumer.name!r} is not reset without its ledger, which knows claims of it: late "
             "acknowledgements could swallow messages; reset it with claims=True"

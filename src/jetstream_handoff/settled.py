@@ -94,7 +94,10 @@ class Settled:
     @classmethod
     def from_json(cls, value: Any) -> Settled:
         """The reverse. Raises ValueError for anything else."""
-        numbers = _unpacked(value) if isinstance(value, str) else value
+        try:
+            numbers = json.loads(inflated(value, _LARGEST)) if isinstance(value, str) else value
+        except RecursionError:
+            raise ValueError("not packed") from None
         if not isinstance(numbers, list) or len(numbers) % 3 or len(numbers) > 3 * _MOST:
             raise ValueError("no settled messages")
         spans: list[Span] = []
@@ -109,10 +112,3 @@ class Settled:
                 raise ValueError("no settled messages")
             spans.append((first, end, counter))
         return cls(tuple(spans))
-
-
-def _unpacked(text: str) -> Any:
-    try:
-        return json.loads(inflated(text, _LARGEST))
-    except RecursionError:
-        raise ValueError("not packed") from None

@@ -61,10 +61,9 @@ class Taking:
                 raise InvalidValue(name, number, "give 1 or more")
         if self.min_messages > self.max_messages:
             raise InvalidValue("min_messages", self.min_messages, f"at most max_messages={self.max_messages}")
-        if self.gather < timedelta(0):
-            raise InvalidValue("gather", self.gather, "give a duration of 0 or more")
-        if self.look_every < timedelta(0):
-            raise InvalidValue("look_every", self.look_every, "give a duration of 0 or more")
+        for name in ("gather", "look_every"):
+            if getattr(self, name) < timedelta(0):
+                raise InvalidValue(name, getattr(self, name), "give a duration of 0 or more")
         if not isinstance(self.consumer_config or {}, Mapping):
             raise InvalidValue("consumer_config", self.consumer_config, "give a mapping of the consumer's fields")
         if self.hand_off_timeout < timedelta(seconds=1):

@@ -106,16 +106,17 @@ class Waiting:
 def nothing_published(info: ConsumerInfo, stream: StreamInfo) -> str:
     """Why a consumer has nothing pending and nothing unacknowledged."""
     config, name = info.config, stream.config.get("name")
-    listens = f"it listens on {_listed(stream.config.get('subjects') or [])}" if stream.config.get("subjects") else ""
+    subjects = stream.config.get("subjects")
+    listens = f"; it listens on {_listed(subjects)}" if subjects else ""
     stored = int(stream.state.get("messages", 0))
     filters = config.get("filter_subjects") or [each for each in (config.get("filter_subject"),) if each]
     policy = config.get("deliver_policy", "all")
     if not stored:
-        return f"stream {name} holds no messages" + (f"; {listens}" if listens else "")
+        return f"stream {name} holds no messages{listens}"
     if info.counter == 0 and policy == "all" and filters:
         return (
             f"none of the {stored} messages of stream {name} has a subject that the consumer's filter "
-            f"{_listed(filters)} matches" + (f"; {listens}" if listens else "")
+            f"{_listed(filters)} matches{listens}"
         )
     if info.counter == 0:
         return f"nothing has been published that the consumer's deliver_policy {policy!r} selects"
