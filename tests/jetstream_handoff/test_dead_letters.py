@@ -165,6 +165,7 @@ async def test_what_cannot_be_rejected_is_refused_at_once(stream: Stream) -> Non
         ({"retention": "workqueue"}, "retention"),
         ({"max_msgs_per_subject": -1}, "max_msgs_per_subject"),
         ({"subjects": ["elsewhere.%s.*"]}, "subjects"),
+        ({"subjects": ["dead.%s.*", "dead.%s.*.>"]}, "subjects"),
         ({"no_ack": True}, "no_ack"),
         ({"discard": "old", "max_msgs": 10}, "discard"),
     ],
