@@ -16,6 +16,8 @@ from tests.jetstream_client.world import COMBINATIONS, World
 from tests.jetstream_handoff.access import Access
 from tests.pyspark_jetstream.conftest import access_name
 
+pytestmark = pytest.mark.timeout(900)  # each way is planned by a Python process of its own, on a busy machine slowly
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
