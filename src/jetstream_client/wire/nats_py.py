@@ -148,8 +148,9 @@ class Client(nats.aio.client.Client):
 
     async def on_disconnect(self) -> None:
         self.interrupted()
-        # nats-py sends what is pending on the next connection. The answer to a PING would be taken for a later one's.
-        self._pending = [command for command in self._pending if command != _PING]
+        # nats-py would send on the next connection what is pending: requests whose callers have been told that they are
+        # lost, and PINGs whose answers would be taken for a later one's. It subscribes again to everything.
+        self._pending, self._pending_data_size = [], 0
         if not self.is_closed:
             log.warning("NATS connection lost, reconnecting")
 
