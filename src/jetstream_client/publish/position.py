@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jetstream_client.errors import (
     ApiError,
+    ConnectionLost,
     ConsumerRefused,
     DuplicatesPossible,
     InvalidValue,
     MessagesMissing,
     PermissionDenied,
+    PullError,
     RequestTimeout,
     StreamNotFound,
     StreamRecreated,
@@ -130,7 +132,7 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
                 ids[identity] = sequence
     except MessagesMissing:
         pass  # it is the count that tells
-    except (ApiError, ConsumerRefused, PermissionDenied, RequestTimeout, StreamRecreated) as error:
+    except (ApiError, ConsumerRefused, PermissionDenied, PullError, RequestTimeout, StreamRecreated) as error:
         unclear = f"sequences {there} to {last} could not be read: {error}"
     if not unclear and read < last - since.last:
         gone = last - since.last - read
@@ -217,7 +219,12 @@ def _stored(
     if by_direct_get:
         with Wire.open(settings) as wire:  # without the permission nobody would answer, and reading would wait for long
             wire.request(f"{settings.prefix}.DIRECT.GET.{since.stream}", json.dumps({"seq": first}).encode())
-    for batch in direct.read(*what) if by_direct_get else by_consumer.read(*what, headers_only=True):
-        yield from zip(batch.sequences, batch.headers, strict=True)
-        if batch.sequences[-1] == last:
-            return  # before the leader is asked for each sequence that was skipped: they are gone
+    try:
+        for batch in direct.read(*what) if by_direct_get else by_consumer.read(*what, headers_only=True):
+            yield from zip(batch.sequences, batch.headers, strict=True)
+            if batch.sequences[-1] == last:
+                return  # before the leader is asked for each sequence that was skipped: they are gone
+    except ConnectionLost as lost:
+        if isinstance(lost.__cause__, PullError | RequestTimeout):
+            raise lost.__cause__ from None  # the connection works
+        raise

@@ -24,6 +24,7 @@ from jetstream_client.publish.ids import MessageIds
 from jetstream_client.publish.position import Position, find
 from jetstream_client.publish.window import Published
 from jetstream_client.stream import Stream
+from jetstream_client.wire import attempts
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.parser import Run
 from tests.jetstream_client.proxy import Proxy
@@ -377,6 +378,29 @@ async def test_an_account_that_may_not_read(serve: Serve, allow_direct: bool) ->
         assert publish(settings, since, range(100)).stored == 100
         await asyncio.sleep(FORGOTTEN)
         with pytest.raises(DuplicatesPossible, match=r"sequences 1 to 100 could not be read: .*\$JS.API"):
+            publish(settings, since, range(100))
+        assert await held(stream) == once(range(100))
+
+
+async def test_an_account_whose_pulls_reach_nobody(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It imports what creates a consumer, and not what pulls from it."""
+    monkeypatch.setattr(attempts, "RESUMED_WITHIN", 1.0)
+    subjects = ("STREAM.INFO.S", "CONSUMER.CREATE.S.>", "CONSUMER.DELETE.S.>")
+    exports = ", ".join(f'{{ service: "$JS.API.{each}" }}' for each in subjects)
+    imports = ", ".join(
+        f'{{ service: {{ account: A, subject: "$JS.API.{each}" }}, to: "JS.a.API.{each}" }}' for each in subjects
+    )
+    server = serve(f"""accounts {{
+      A {{ jetstream: enabled, users: [{{ user: a, password: a }}], exports: [{{ service: "S.>" }}, {exports}] }}
+      P {{ users: [{{ user: p, password: p }}], imports: [{{ service: {{ account: A, subject: "S.>" }} }}, {imports}] }}
+    }}""")
+    settings = ConnectionSettings(servers=server.url, user="p", password="p", api_prefix="JS.a.API")
+    async with connect(ConnectionSettings(servers=server.url, user="a", password="a")) as js:
+        stream = await js.create_stream(forgetful("S") | {"allow_direct": False})
+        since = Position.current(settings, "S")
+        assert publish(settings, since, range(100)).stored == 100
+        await asyncio.sleep(FORGOTTEN)
+        with pytest.raises(DuplicatesPossible, match="sequences 1 to 100 could not be read: "):
             publish(settings, since, range(100))
         assert await held(stream) == once(range(100))
 
