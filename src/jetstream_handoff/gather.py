@@ -96,12 +96,21 @@ class GatherWindow:
     deadline:     when gathering ends in any case.
     longest_pull: seconds that the consumer allows to one pull.
     look:         take what can be delivered now, however little it is, and what follows within ``gather``.
+    most:         messages of the batch at most, ``max_messages`` by default.
     """
 
     def __init__(
-        self, taking: Taking, *, deadline: float, ack_wait: float, longest_pull: float, look: bool = False
+        self,
+        taking: Taking,
+        *,
+        deadline: float,
+        ack_wait: float,
+        longest_pull: float,
+        look: bool = False,
+        most: int | None = None,
     ) -> None:
         self._taking = taking
+        self._most = most or taking.max_messages
         self._deadline = self._patience = deadline
         self._ack_wait = ack_wait
         self._longest_pull = longest_pull
@@ -152,13 +161,13 @@ class GatherWindow:
         expires = min(self._longest_pull, max(5.0 if self._look else 1.0, self._ends() - now))
         heartbeat = min(_HEARTBEAT, expires / 2.5, self._ack_wait / 4)
         self._quiet = _REFUSED
-        missing, priority = self._taking.max_messages - len(self._pulled), self._taking.priority
+        missing, priority = self._most - len(self._pulled), self._taking.priority
         return {"batch": missing, "expires": expires, "heartbeat": heartbeat, "priority": priority}
 
     def wait(self, now: float) -> float:
         """Seconds to wait for more messages; 0: no more are wanted."""
         left = self._ends() - now
-        if left <= 0 or len(self._pulled) >= self._taking.max_messages:
+        if left <= 0 or len(self._pulled) >= self._most:
             return 0.0
         return max(0.01, min(left, min(1.0, self._ack_wait / 10) if self._pulled else self._quiet))
 

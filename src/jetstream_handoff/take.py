@@ -60,6 +60,8 @@ class Take:
         self._longest_pull = LONGEST_PULL
         self._waiting = Waiting(self.ledger, taking)
         self._window: GatherWindow | None = None
+        self._most = taking.max_messages
+        """Messages of one batch: fewer after one that could not be kept leased, which could fail again and again."""
         self._entered: list[Claim] = []
         self._origin = ""
         """The ``traceparent`` of the batch's first message."""
@@ -211,6 +213,7 @@ class Take:
         count = len(batch.deliveries) if batch else 0
         log.warning("dropped a batch of %d messages, which are redelivered: %s", count, reason)
         tell("dropped", self.taking, count)
+        self._most = max(1, self.taking.min_messages, min(count, self._most) // 2)
 
     async def _mine(self) -> list[Claim]:
         """Hand on what another try of this owner entered and nobody holds, under a new lease.
@@ -241,7 +244,12 @@ class Take:
         """
         clock = self._clock
         self._window = window = GatherWindow(
-            self.taking, deadline=deadline, ack_wait=self._ack_wait, longest_pull=self._longest_pull, look=look
+            self.taking,
+            deadline=deadline,
+            most=self._most,
+            ack_wait=self._ack_wait,
+            longest_pull=self._longest_pull,
+            look=look,
         )
         while window.wait(clock()):
             record, info = await self._look()
@@ -299,6 +307,7 @@ class Take:
         if entered.dropped or record is None:
             self._drop(whole, entered.dropped)
             return []
+        self._most = min(self.taking.max_messages, 2 * self._most)
         self._entered = claims = [
             self.ledger.claim_of(each, entry, created, record.created) for each, entry in entered.claims.items()
         ]

@@ -7,7 +7,7 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -34,8 +34,10 @@ def plain(body: bytes, status: str = "200 OK", *lines: str) -> bytes:
 @asynccontextmanager
 async def answering(*parts: bytes, every: float = 0) -> AsyncIterator[SparkMaster]:
     """A server that answers every request with these bytes, and with a pause after each part."""
+    answers: set[asyncio.Task[Any]] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers.add(cast("asyncio.Task[Any]", asyncio.current_task()))
         try:
             await reader.readuntil(b"\r\n\r\n")
             for part in parts:
@@ -50,6 +52,7 @@ async def answering(*parts: bytes, every: float = 0) -> AsyncIterator[SparkMaste
     async with await asyncio.start_server(answer, "127.0.0.1") as server:
         address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield SparkMaster("spark://127.0.0.1:7077", (f"{address}/v1/submissions",), address)
+    await asyncio.wait(answers)  # they end when they find that nobody reads
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetstream_client.info import ConsumerInfo
@@ -63,6 +63,7 @@ def records(draw: st.DrawFn) -> Record:
     return Record(LIFE, floor=floor, counter=10, last_counter=50, open=entries, settled=settled, failures=failed)
 
 
+@settings(derandomize=True)
 @given(st.none() | records(), batches, st.sampled_from([None, 2]), st.integers(1, 10))
 def test_each_message_has_one_fate(
     record: Record | None, sequences: set[int], max_failures: int | None, size: int
@@ -95,6 +96,7 @@ def test_each_message_has_one_fate(
         assert record.failures["f" * 12].alone >= 2 or any(each.token for each in result.superseded.values())
 
 
+@settings(derandomize=True)
 @given(records(), batches, st.floats(0, 60))
 def test_what_is_too_old_is_never_entered(record: Record, sequences: set[int], age: float) -> None:
     result = entered(record, batch(sequences, age), info())
@@ -107,6 +109,7 @@ def test_what_is_too_old_is_never_entered(record: Record, sequences: set[int], a
     assert not (result.dropped and (result.claims or result.poisoned or result.again or result.superseded))
 
 
+@settings(derandomize=True)
 @given(records(), batches)
 def test_what_was_pulled_before_a_reset_is_never_entered(record: Record, sequences: set[int]) -> None:
     of = batch(sequences)
@@ -115,6 +118,7 @@ def test_what_was_pulled_before_a_reset_is_never_entered(record: Record, sequenc
     )
 
 
+@settings(derandomize=True)
 @given(records(), batches)
 def test_what_is_delivered_anew_supersedes_everything(record: Record, sequences: set[int]) -> None:
     result = entered(record, batch(sequences, first=True), info())
@@ -128,6 +132,7 @@ def test_what_is_delivered_anew_supersedes_everything(record: Record, sequences:
         assert result.record.n == 0
 
 
+@settings(derandomize=True)
 @given(records(), batches)
 def test_without_room_nothing_is_entered(record: Record, sequences: set[int]) -> None:
     result = entered(record, batch(sequences), info(), room=-1)
@@ -138,6 +143,7 @@ def test_without_room_nothing_is_entered(record: Record, sequences: set[int]) ->
     assert result.record.failures == record.tidied(info()).failures
 
 
+@settings(derandomize=True)
 @given(records())
 def test_what_was_handed_on_again_is_not_withdrawn(record: Record) -> None:
     entered_at = {each: entry.at for each, entry in record.open.items()}

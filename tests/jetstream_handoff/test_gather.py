@@ -84,9 +84,10 @@ class World:
         self.leases |= dict.fromkeys(batch.deliveries, self.server)
         self.now += self.renewing * len(batch.deliveries)
 
-    def expire(self) -> None:
-        """What was not renewed in time is somebody else's."""
-        self.lapsed |= {message for message, since in self.leases.items() if self.server > since + self.ack_wait}
+    def expire(self, at: float | None = None) -> None:
+        """What was not renewed in time is somebody else's. ``at``: on the server's clock, by default now."""
+        now = self.server if at is None else at
+        self.lapsed |= {message for message, since in self.leases.items() if now > since + self.ack_wait}
 
 
 class Pull:
@@ -133,7 +134,7 @@ class Pull:
 
     def receive(self, wait: float) -> list[Delivery]:
         world = self._world
-        end = world.now + wait
+        end = min(world.now + wait, world.arrives(self._expires) + 2e-3)  # the server says that the pull has ended
         self._deliver(world.server)
         while not (arrived := self._arrived()) and world.now < end:
             later = [at for at, _ in self._on_their_way]
@@ -214,7 +215,7 @@ worlds = st.builds(
 takings = st.builds(taking, st.integers(5, 40), st.integers(1, 3), st.floats(0, 20))
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, derandomize=True)
 @given(worlds, takings, st.floats(5, 60), st.booleans(), st.floats(0, 12))
 def test_no_lease_of_what_is_handed_over_has_run_out(
     world: World, of: Taking, deadline: float, look: bool, entering: float
@@ -237,8 +238,9 @@ def test_no_lease_of_what_is_handed_over_has_run_out(
         return
     world.now += entering
     batch = window.batch
+    answered = world.server
     at = world.info()
-    world.expire()
+    world.expire(answered)  # a machine that stands still later loses the compare-and-set to whoever took them
     try:
         batch.check(at)
     except LeaseOver:
@@ -250,6 +252,7 @@ def test_no_lease_of_what_is_handed_over_has_run_out(
         assert all(world.delivered_in[message] >= world.life() for message in batch.deliveries)
 
 
+@settings(derandomize=True)
 @given(ascending(60, 40), st.integers(1, 40), st.integers(0, 20), st.sampled_from([1.0, 30.0]))
 def test_a_batch_is_what_came_within_gather(published: list[float], most: int, seconds: int, ack_wait: float) -> None:
     assume(published)
@@ -262,6 +265,7 @@ def test_a_batch_is_what_came_within_gather(published: list[float], most: int, s
     assert world.now <= published[0] + seconds + 0.1
 
 
+@settings(derandomize=True)
 @given(ascending(100, 40), st.integers(2, 40), st.floats(1, 100))
 def test_fewer_than_min_messages_wait_for_the_deadline(published: list[float], fewest: int, deadline: float) -> None:
     world = World(5.0, published)
@@ -275,6 +279,7 @@ def test_fewer_than_min_messages_wait_for_the_deadline(published: list[float], f
         assert deadline <= world.now < deadline + 0.1
 
 
+@settings(derandomize=True)
 @given(ascending(30, 40), st.integers(1, 40))
 def test_a_look_ends_soon(published: list[float], fewest: int) -> None:
     world = World(30.0, published)

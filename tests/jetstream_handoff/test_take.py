@@ -569,6 +569,26 @@ async def test_a_backlog_that_cannot_be_leased_at_once_is_taken_in_parts(stream:
     assert taken == (await stream.consumer(CONSUMER).info()).ack_pending == 100_000
 
 
+async def test_after_a_batch_that_was_not_kept_leased_a_smaller_one_is_pulled(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that needs half a millisecond for each message."""
+    report = Take._report
+
+    def slow(*arguments: Any, **stopped: Any) -> None:
+        report(*arguments, **stopped)
+        time.sleep(0.0005 * len(arguments[3]))
+
+    monkeypatch.setattr(Take, "_report", slow)
+    await publish(stream, 8_000)
+    sizes = []
+    short = {"ack_wait": timedelta(seconds=0.5)}
+    for number in range(3):
+        claims = await take(stream, f"run {number}", max_messages=8_000, wait=30, consumer_config=short)
+        sizes.append(sum(claim.count for claim in claims))
+    assert all(0 < size < 4_000 for size in sizes)
+
+
 async def test_min_messages_that_cannot_be_kept_leased_are_refused(stream: Stream) -> None:
     await publish(stream, 200_000)
     short = {"ack_wait": timedelta(seconds=0.5)}
