@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.jetstream_client.losing import lose_a_delivery
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
@@ -26,7 +27,6 @@ from jetstream_client.publish.window import Published
 from jetstream_client.stream import Stream
 from jetstream_client.wire import attempts
 from jetstream_client.wire.blocking import Wire
-from jetstream_client.wire.parser import Run
 from tests.jetstream_client.proxy import Proxy
 from tests.jetstream_client.servers import Serve
 
@@ -237,18 +237,7 @@ async def test_a_delivery_that_is_lost_on_its_way_is_noticed_and_read_again(
     stream = await make(duplicate_window=120 * 10**9, allow_direct=False)
     since = Position.current(settings, stream.name)
     publish(settings, since, range(2_000))
-    receive_runs = Wire.receive_runs
-    lost = False
-
-    def losing(wire: Wire, timeout: float) -> list[Run]:
-        nonlocal lost
-        runs = receive_runs(wire, timeout)
-        if not lost and len(runs[0]) > 10:
-            runs[0].pop(5)  # as if the network had lost it
-            lost = True
-        return runs
-
-    monkeypatch.setattr(Wire, "receive_runs", losing)
+    lost = lose_a_delivery(monkeypatch)
     found = find(settings, since, MessageIds("run"))
     assert lost
     assert (sorted(found.ids.values()), found.unclear) == (list(range(1, 2_001)), "")

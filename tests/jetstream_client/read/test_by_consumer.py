@@ -25,6 +25,7 @@ from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.parser import Frame, Parser, Run
 from jetstream_client.wire.protocol import encode_publish
+from tests.jetstream_client.losing import lose_a_delivery
 
 COUNT = 30_000
 
@@ -116,18 +117,7 @@ async def test_a_stream_that_takes_no_more_consumers_says_so(settings: Connectio
 async def test_a_lost_delivery_is_read_again(
     settings: ConnectionSettings, stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    receive_runs = Wire.receive_runs
-    lost = False
-
-    def losing(wire: Wire, timeout: float) -> list[Run]:
-        nonlocal lost
-        runs = receive_runs(wire, timeout)
-        if not lost and len(runs[0]) > 10:
-            runs[0].pop(5)  # as if the network had lost it
-            lost = True
-        return runs
-
-    monkeypatch.setattr(Wire, "receive_runs", losing)
+    lost = lose_a_delivery(monkeypatch)
     messages = await read(settings, stream, Sequences.from_ranges([(1, COUNT)]))
     assert lost
     assert [message.sequence for message in messages] == list(range(1, COUNT + 1))
