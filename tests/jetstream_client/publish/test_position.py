@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.jetstream_client.losing import lose_a_delivery
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
@@ -27,6 +26,7 @@ from jetstream_client.publish.window import Published
 from jetstream_client.stream import Stream
 from jetstream_client.wire import attempts
 from jetstream_client.wire.blocking import Wire
+from tests.jetstream_client.losing import lose_a_delivery
 from tests.jetstream_client.proxy import Proxy
 from tests.jetstream_client.servers import Serve
 
