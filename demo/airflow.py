@@ -1,5 +1,6 @@
 """Airflow's REST API, as far as the demo and the system tests drive it."""
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -84,6 +85,10 @@ class Airflow:
         pool = {"slots": slots, "description": "", "include_deferred": False}
         if not self._request("PATCH", f"pools/{name}", {"pool": name, **pool}).is_success:
             self._answer("POST", "pools", {"name": name, **pool})
+
+    def connection(self, name: str, extra: Mapping[str, Any]) -> None:
+        """Create a connection of type `nats` with these extra fields."""
+        self._answer("POST", "connections", {"connection_id": name, "conn_type": "nats", "extra": json.dumps(extra)})
 
     def state(self, dag_id: str, run_id: str) -> str:
         """The run's state: queued, running, success or failed."""

@@ -16,6 +16,7 @@ from demo.stack import Stack
 from tests.airflow_system.judge import Judge
 from tests.airflow_system.metrics import Metrics
 from tests.airflow_system.run import Run
+from tests.jetstream_client.proxy import Proxy
 
 
 @pytest.fixture
@@ -86,22 +87,21 @@ def test_nats_server_is_killed_between_taking_and_settling(run: Run, stack: Stac
 def test_the_worker_is_killed_between_the_ledgers_done_and_the_acknowledgements(
     run: Run, stack: Stack, judge: Judge
 ) -> None:
-    run.count = 50_000  # so that acknowledging takes a while
-    run.start(least=run.count)  # and publishing, where the machine is busy
-    run.at_work()
-    process = run.process()
-    supervisor = process.parent()
-    assert supervisor
-    run.open_the_gate()
-    until("the receipt", lambda: judge.done(run.stream), 240, every=0.001)
-    process.send_signal(signal.SIGSTOP)
-    unacknowledged = judge.pending(run.stream)[1]
-    os.kill(supervisor.pid, signal.SIGKILL)
-    process.kill()
-    assert unacknowledged > 0
-    (receipt,) = judge.done(run.stream).values()
-    assert receipt["value"] == run.count
-    run.ends_well()
+    with Proxy(stack.nats.port, stall_at=b"+ACK\r\n") as proxy:
+        stack.airflow.connection("stalling", {"servers": proxy.url, "shortest_ack_wait": 1})
+        run.start(nats_conn_id="stalling")
+        run.at_work()
+        process = run.process()
+        supervisor = process.parent()
+        assert supervisor
+        run.open_the_gate()
+        assert proxy.stalled.wait(240)
+        os.kill(supervisor.pid, signal.SIGKILL)
+        process.kill()
+        (receipt,) = judge.done(run.stream).values()
+        assert receipt["value"] == run.count
+        assert judge.pending(run.stream)[1] == run.count  # nothing is acknowledged
+        run.ends_well()
     assert len(run.attempts()) == 1  # the retry found it done and did not work again
     assert run.task().try_number == 2  # type: ignore[union-attr]
     assert stack.airflow.xcom("handoff", run.id, "work", map_index=0) == run.count

@@ -11,11 +11,14 @@ class Proxy:
     """Forwards connections to a port on 127.0.0.1. A context manager.
 
     cut_after:  so many bytes of answers, and the connections are cut once.
+    stall_at:   the first connection that sends these bytes stalls: neither they nor anything after them arrives.
     """
 
-    def __init__(self, port: int, *, cut_after: float = math.inf) -> None:
+    def __init__(self, port: int, *, cut_after: float = math.inf, stall_at: bytes | None = None) -> None:
         self._target = port
         self._cut_after = cut_after
+        self._stall_at = stall_at
+        self.stalled = threading.Event()
         self._answered = 0
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
@@ -64,6 +67,11 @@ class Proxy:
     def _forward(self, source: socket.socket, target: socket.socket, answers: bool = False) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
+                if not answers and self._stalls(data):
+                    self.stalled.set()
+                    while source.recv(1 << 16):
+                        pass
+                    break
                 if not (answers and self.muted):
                     target.sendall(data)
                 if answers:
@@ -73,3 +81,6 @@ class Proxy:
         for each in (source, target):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+
+    def _stalls(self, data: bytes) -> bool:
+        return self._stall_at is not None and self._stall_at in data and not self.stalled.is_set()

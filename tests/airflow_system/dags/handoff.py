@@ -21,10 +21,11 @@ from airflow_nats_jetstream.sensors import JetStreamPullSensor
 
 OUT = Path(os.environ.get("HANDOFF_OUT", "out/handoff"))
 COUNT = 2_000
-OF_A_RUN = {"stream": "S", "most": 1, "least": 1, "per_claim": 1, "gate": "", "tries_with_spark": 9, "first_try": ""}
+OF_THE_WORK = {"gate": "", "tries_with_spark": 9, "first_try": "", "nats_conn_id": "nats_default"}
+OF_A_RUN = {"stream": "S", "most": 1, "least": 1, "per_claim": 1, **OF_THE_WORK}
 
 
-@task.jetstream(retries=3, retry_delay=timedelta(seconds=1))
+@task.jetstream(nats_conn_id="{{ params.nats_conn_id }}", retries=3, retry_delay=timedelta(seconds=1))
 def work(claim: Any, params: Any = None) -> int:
     """Write the claimed sequences as Parquet. With a gate, its last part waits until that file exists."""
     gate = Path(params["gate"]) if params["gate"] else None
@@ -103,7 +104,7 @@ def over_a_stream(dag_id: str, sensor: dict[str, Any] | None = None, **work_argu
     handing_off()
 
 
-@dag(schedule=None, params={"gate": "", "tries_with_spark": 9, "first_try": ""})
+@dag(schedule=None, params=OF_THE_WORK)
 def whole() -> None:
     def messages() -> Iterator[tuple[str, bytes]]:
         return ((f"whole.{number % 3}", b"%d" % number) for number in range(COUNT))
