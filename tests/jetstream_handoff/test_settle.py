@@ -23,6 +23,7 @@ from jetstream_handoff.keep import keep
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import Record
 from jetstream_handoff.take import Take
+from tests.jetstream_client.disk import wait_for_deliveries, wait_for_messages, wait_for_text
 from tests.jetstream_client.until import SOON, until
 from tests.jetstream_handoff.steps import (
     CONSUMER,
@@ -291,7 +292,9 @@ async def test_late_acknowledgements_are_withheld_from_a_new_life(stream: Stream
 async def test_the_server_killed_between_taking_and_settling(server: NatsServer, killed: Stream) -> None:
     (claim,) = await take(killed, max_messages=3_000)
     async with Hold.begin(killed.js, claim, try_number=1) as hold:
-        await asyncio.sleep(1.5)  # a server killed within its first moments forgets them: the next test
+        # A server forgets what it has not written yet when it is killed: the next test.
+        await asyncio.to_thread(wait_for_deliveries, server, "S", CONSUMER, 3_000)
+        await asyncio.to_thread(wait_for_text, server, "KV_airflow_claims", hold.token)
         await asyncio.to_thread(server.kill)
         with pytest.raises(JetStreamError):
             await killed.info()
@@ -335,7 +338,7 @@ async def killed(server: NatsServer) -> AsyncIterator[Stream]:
     async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
         stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
         await publish(stream, 3_000)
-        await asyncio.sleep(1)
+        await asyncio.to_thread(wait_for_messages, server, "S")
         yield stream
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.parser import Frame, Parser, Run
 from jetstream_client.wire.protocol import encode_publish
+from tests.jetstream_client.disk import wait_for_messages
 from tests.jetstream_client.losing import lose_a_delivery
 
 COUNT = 30_000
@@ -219,7 +219,7 @@ def test_a_header_block_that_ends_the_server_ends_it_once(tmp_path: Path) -> Non
         publish_all(settings, (("s", b"x" * 200) for _ in range(20_000)))
         publish_blocks(settings, "s", [b"x"])  # one byte
         publish_all(settings, (("s", b"x" * 200) for _ in range(20_000)))
-        time.sleep(1)  # a server that ends forgets its last moments
+        wait_for_messages(server, "S")
         supervisor.start()
         wanted = Sequences.from_ranges([(1, 40_001)])
         batches = by_consumer.read(settings, "S", wanted, created, headers_only=True)

@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import threading
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -33,6 +32,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.wire import attempts
 from jetstream_client.wire.parser import Frame
+from tests.jetstream_client.disk import wait_for_messages
 from tests.jetstream_client.servers import USER, Serve
 
 
@@ -126,7 +126,7 @@ def test_a_server_killed_twice_while_reading_gives_the_exact_set(tmp_path: Path,
 
         created = asyncio.run(create())
         publish_all(settings, (("s", b"x" * 200) for _ in range(50_000)))
-        time.sleep(1)  # a killed server forgets its last moments
+        wait_for_messages(server, "S")
         received: list[int] = []
         strikes = [10_000, 30_000]
         for batch in read(settings, "S", Sequences.from_ranges([(1, 50_000)]), created):
