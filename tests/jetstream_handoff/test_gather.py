@@ -60,10 +60,11 @@ class World:
         for began, length in sorted(self.stalls):
             if began <= sent < began + length:
                 sent = began + length
-        ours = sent
+        ours, paused = sent, 0.0
         for began, length in sorted(self.pauses):
-            if self._server(began) - length <= sent:
-                ours = max(began, sent - sum(each for at, each in self.pauses if at <= began))
+            if began + paused <= sent:
+                ours = max(began, sent - paused - length)
+            paused += length
         return ours
 
     def info(self) -> Moment:
