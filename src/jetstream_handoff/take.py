@@ -61,7 +61,9 @@ class Take:
         self._waiting = Waiting(self.ledger, taking)
         self._window: GatherWindow | None = None
         self._most = taking.max_messages
-        """Messages of one batch: fewer after one that could not be kept leased, which could fail again and again."""
+        """Messages of one batch: fewer after two in a row that could not be kept leased, which could go on for ever."""
+        self._dropped = 0
+        """Batches that were dropped since the last one that was entered."""
         self._entered: list[Claim] = []
         self._origin = ""
         """The ``traceparent`` of the batch's first message."""
@@ -213,7 +215,9 @@ class Take:
         count = len(batch.deliveries) if batch else 0
         log.warning("dropped a batch of %d messages, which are redelivered: %s", count, reason)
         tell("dropped", self.taking, count)
-        self._most = max(1, self.taking.min_messages, min(count, self._most) // 2)
+        self._dropped += 1
+        if self._dropped > 1:  # once may have been a pause, of the machine or of the network
+            self._most = max(1, self.taking.min_messages, min(count, self._most) // 2)
 
     async def _mine(self) -> list[Claim]:
         """Hand on what another try of this owner entered and nobody holds, under a new lease.
@@ -307,7 +311,7 @@ class Take:
         if entered.dropped or record is None:
             self._drop(whole, entered.dropped)
             return []
-        self._most = min(self.taking.max_messages, 2 * self._most)
+        self._dropped, self._most = 0, min(self.taking.max_messages, 2 * self._most)
         self._entered = claims = [
             self.ledger.claim_of(each, entry, created, record.created) for each, entry in entered.claims.items()
         ]

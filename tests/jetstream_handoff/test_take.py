@@ -569,7 +569,7 @@ async def test_a_backlog_that_cannot_be_leased_at_once_is_taken_in_parts(stream:
     assert taken == (await stream.consumer(CONSUMER).info()).ack_pending == 100_000
 
 
-async def test_after_a_batch_that_was_not_kept_leased_a_smaller_one_is_pulled(
+async def test_after_two_batches_that_were_not_kept_leased_a_smaller_one_is_pulled(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine that needs half a millisecond for each message."""
@@ -580,13 +580,26 @@ async def test_after_a_batch_that_was_not_kept_leased_a_smaller_one_is_pulled(
         time.sleep(0.0005 * len(arguments[3]))
 
     monkeypatch.setattr(Take, "_report", slow)
-    await publish(stream, 8_000)
-    sizes = []
-    short = {"ack_wait": timedelta(seconds=0.5)}
-    for number in range(3):
-        claims = await take(stream, f"run {number}", max_messages=8_000, wait=30, consumer_config=short)
-        sizes.append(sum(claim.count for claim in claims))
-    assert all(0 < size < 4_000 for size in sizes)
+    await publish(stream, 4_000)
+    claims = await take(stream, max_messages=4_000, wait=60, consumer_config={"ack_wait": timedelta(seconds=0.5)})
+    assert 0 < sum(claim.count for claim in claims) <= 1_000
+
+
+async def test_after_one_batch_that_was_not_kept_leased_the_next_one_is_as_large(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    report, pauses = Take._report, [2.0]
+
+    def once(*arguments: Any, **stopped: Any) -> None:
+        report(*arguments, **stopped)
+        if arguments[3] and pauses:
+            time.sleep(pauses.pop())
+
+    monkeypatch.setattr(Take, "_report", once)
+    await publish(stream, 1_000)
+    (claim,) = await take(stream, max_messages=1_000, wait=30, consumer_config={"ack_wait": timedelta(seconds=2)})
+    assert caplog.text.count("dropped a batch") == 1
+    assert claim.count == 1_000
 
 
 async def test_min_messages_that_cannot_be_kept_leased_are_refused(stream: Stream) -> None:
