@@ -1,5 +1,6 @@
 """What an event is: it strikes a run, rows are seen, and in the end nothing is lost. Also the table of them."""
 
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,8 +94,14 @@ def table(events: Iterable[Event]) -> str:
         "| Event | When | Task | Ledger | Unacknowledged | Body ran | Body ran in all |\n"
         "|---|---|---|---|---|---|---|\n"
     )
-    words = "\n\n".join(f"**{each.title}.** {each.why}\n*At 3 a.m.:* {each.remedy}" for each in events)
+    words = "\n\n".join(
+        f"{_wrapped(f'**{each.title}.** {each.why}')}\n{_wrapped(f'*At 3 a.m.:* {each.remedy}')}" for each in events
+    )
     return head + "\n".join(each.lines() for each in events) + "\n\n" + words
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, break_on_hyphens=False)
 
 
 def documented(page: Path) -> str:

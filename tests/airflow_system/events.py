@@ -1,4 +1,4 @@
-"""Airflow's own events, what each does to the hand-off, and what a person does about it at night."""
+"""Airflow's own events, what each does to the hand-off, and what to do about it at night."""
 
 import signal
 import subprocess
@@ -35,8 +35,8 @@ DONE = "success", "done", "0"
     "The body raises, and Airflow retries",
     Row(*DONE, body=2),
     in_all=2,
-    why="The claim is released with a delay that outlasts the retry's, so the retry holds the same messages.",
-    remedy="Nothing; read the first try's log when it repeats.",
+    why="The claim is released, with a lease that is longer than the retry's delay. The retry holds it again.",
+    remedy="Nothing. If it happens again, read the log of the first try.",
 )
 def retry(run: Run) -> Iterator[None]:
     run.open_the_gate()
@@ -49,8 +49,8 @@ def retry(run: Run) -> Iterator[None]:
     "The body raises for the last time",
     Row("failed", "failed", "all", body=1),
     in_all=2,
-    why="The claim is given up and its messages are delivered again at once, to whichever run takes next.",
-    remedy="Mend the cause and let the next run take them; clearing this task does not bring its messages back.",
+    why="The claim has failed. Its messages are redelivered at once, to the next sensor that takes.",
+    remedy="Fix the cause, and let the next run take the messages. Clearing this task does not bring them back.",
 )
 def failure(run: Run) -> Iterator[None]:
     run.open_the_gate()
@@ -63,8 +63,8 @@ def failure(run: Run) -> Iterator[None]:
     "The task is cleared while it runs",
     Row(*DONE, body=2),
     in_all=2,
-    why="The running attempt lets go before it is killed, and the new one takes the claim over under a new token.",
-    remedy="Nothing; clear it as you would any task.",
+    why="The running attempt releases the claim before it is killed. The new attempt holds it under a new token.",
+    remedy="Nothing. You may clear it like any other task.",
 )
 def clear_while_running(run: Run) -> Iterator[None]:
     run.start()
@@ -73,7 +73,7 @@ def clear_while_running(run: Run) -> Iterator[None]:
     (token,) = run.judge.tokens(run.id).values()
     assert first.endswith(str(token))
     run.stack.airflow.clear(run.dag_id, run.id, "work", 0)
-    until("the claim to be let go", lambda: list(run.judge.tokens(run.id).values()) == [None], 240, every=0.05)
+    until("the claim to be released", lambda: list(run.judge.tokens(run.id).values()) == [None], 240, every=0.05)
     second = run.at_work(attempts=2)
     assert not alive(process)
     assert run.judge.done(run.stream) == {}
@@ -88,8 +88,11 @@ def clear_while_running(run: Run) -> Iterator[None]:
     "The task is cleared after its success",
     Row(*DONE, body=1),
     in_all=1,
-    why="The ledger has the claim as done: the body is skipped and the recorded value returned.",
-    remedy="To process again set on_settled='reprocess' first, publish again, or reset the consumer.",
+    why="The ledger says that the claim is done, so the body is skipped and the recorded value is returned.",
+    remedy=(
+        "To process the messages again, set `on_settled='reprocess'` before you clear, publish them again, or "
+        "reset the consumer."
+    ),
 )
 def clear_after_success(run: Run) -> Iterator[None]:
     run.open_the_gate()
@@ -102,11 +105,11 @@ def clear_after_success(run: Run) -> Iterator[None]:
 
 @contextmanager
 def killed_by_airflow(run: Run) -> Iterator[None]:
-    """The block, and then the end of the first attempt's process, which had let go of its claim."""
+    """The block, and then the end of the first attempt's process, which had released its claim."""
     process = run.process()
     run.at_work()
     yield
-    until("the claim to be let go", lambda: run.judge.ledger(run.stream) == ["open"], 240)
+    until("the claim to be released", lambda: run.judge.ledger(run.stream) == ["open"], 240)
     until("the end of the process", lambda: not alive(process), 240)
 
 
@@ -114,8 +117,11 @@ def killed_by_airflow(run: Run) -> Iterator[None]:
     "The task is marked success while it runs",
     Row("success", "open", "all", body=1),
     in_all=2,
-    why="A mark says nothing about the work: the attempt lets go, nothing is acknowledged, the next run takes them.",
-    remedy="Do not expect a mark to dispose of messages: they come again, so mend what made the task run long.",
+    why=(
+        "A mark says nothing about the work. The attempt releases the claim, nothing is acknowledged, and the "
+        "next run takes the messages."
+    ),
+    remedy="A mark does not remove messages: they are redelivered. Fix what made the task run for so long.",
 )
 def mark_success(run: Run) -> Iterator[None]:
     run.start()
@@ -129,8 +135,8 @@ def mark_success(run: Run) -> Iterator[None]:
     "The task is marked failed while it runs",
     Row("failed", "open", "all", body=1),
     in_all=2,
-    why="The attempt lets go; the next run takes the messages, and this claim is superseded then.",
-    remedy="Nothing, the messages are safe; to work on them in this run, clear the task before another sensor comes.",
+    why="The attempt releases the claim. The next run takes the messages, and this claim is then superseded.",
+    remedy="Nothing is lost. To process the messages in this run, clear the task before another sensor takes them.",
 )
 def mark_failed(run: Run) -> Iterator[None]:
     run.start()
@@ -144,8 +150,8 @@ def mark_failed(run: Run) -> Iterator[None]:
     "The execution times out in the body",
     Row(*DONE, body=2),
     in_all=2,
-    why="The alarm ends the body, the claim is released, and the retry holds it again.",
-    remedy="Raise execution_timeout or make claims smaller (messages_per_claim) when every try runs into it.",
+    why="The time-out ends the body, the claim is released, and the retry holds it again.",
+    remedy="If every try times out, raise `execution_timeout`, or make claims smaller (`messages_per_claim`).",
 )
 def time_out_in_the_body(run: Run) -> Iterator[None]:
     run.dag_id = "hasty"
@@ -156,11 +162,11 @@ def time_out_in_the_body(run: Run) -> Iterator[None]:
 
 
 @event(
-    "The same, while the sensor of another run waits",
+    "The execution times out in the body while the sensor of another run waits",
     Row(*DONE, body=2),
     in_all=2,
-    why="The released claim is leased until 5 min after its retry is due, so the other sensor does not get it first.",
-    remedy="Nothing; with a retry that waits longer than that for a worker, the other run does the work.",
+    why="The released messages are leased until 5 min after the retry is due, so the other sensor does not get them.",
+    remedy="Nothing. If the retry waits for a worker for longer than these 5 min, the other run does the work.",
 )
 def time_out_beside_a_sensor(run: Run) -> Iterator[None]:
     run.dag_id = "hasty"
@@ -179,8 +185,8 @@ def time_out_beside_a_sensor(run: Run) -> Iterator[None]:
     "The execution times out in settling",
     Row(*DONE, body=1),
     in_all=1,
-    why="Settling is not interrupted: the alarm waits until it has ended, and work that is settled is a success.",
-    remedy="Nothing; the task's log says that the time-out came late.",
+    why="Settling is not interrupted. The time-out waits until it has ended, and settled work is a success.",
+    remedy="Nothing. The task's log says that the time-out came during settling.",
     messages=20_000,
 )
 def time_out_in_settling(run: Run) -> Iterator[None]:
@@ -197,14 +203,14 @@ def time_out_in_settling(run: Run) -> Iterator[None]:
     "SIGTERM to the task's process",
     Row(*DONE, body=2),
     in_all=2,
-    why="The attempt lets go at once and cannot settle any more, however its body ends; the retry holds the claim.",
-    remedy="Nothing; a body without Spark goes on until it ends by itself, Spark's jobs are cancelled.",
+    why="The attempt releases the claim at once and can no longer settle it. The retry holds the claim again.",
+    remedy="Nothing. Spark's jobs are cancelled; a body without Spark goes on until it returns.",
 )
 def sigterm(run: Run) -> Iterator[None]:
     run.start()
     run.at_work()
     run.process().send_signal(signal.SIGTERM)
-    until("the claim to be let go", lambda: run.judge.ledger(run.stream) == ["open"], 240)
+    until("the claim to be released", lambda: run.judge.ledger(run.stream) == ["open"], 240)
     assert run.state() == "running"
     run.open_the_gate()
     run.ends()
@@ -215,8 +221,8 @@ def sigterm(run: Run) -> Iterator[None]:
     "The worker is killed",
     Row(*DONE, body=2),
     in_all=2,
-    why="Airflow misses its heartbeats and retries; the retry takes the claim over from the dead attempt.",
-    remedy="Nothing; the wait is Airflow's task_instance_heartbeat_timeout.",
+    why="Airflow misses the worker's heartbeats and retries. The retry takes the claim over from the dead attempt.",
+    remedy="Nothing. The delay is Airflow's `task_instance_heartbeat_timeout`.",
 )
 def worker_killed(run: Run) -> Iterator[None]:
     run.start()
@@ -230,11 +236,13 @@ def worker_killed(run: Run) -> Iterator[None]:
 
 
 @event(
-    "The supervisor is killed and its child lives on",
+    "The supervisor is killed, and its child process lives on",
     Row(*DONE, body=2),
     in_all=2,
-    why="Two attempts are alive at once; only the newest token settles, and the orphan's settlement is refused.",
-    remedy="Read output by attempt (hook.committed), the orphan's lies apart; kill the orphan if it is in the way.",
+    why="Two attempts are alive at once. Only the newest token settles, and the settlement of the orphan is refused.",
+    remedy=(
+        "Read only committed output (`hook.committed`): the orphan's is separate. Kill the orphan if it is in the way."
+    ),
 )
 def supervisor_killed(run: Run) -> Iterator[None]:
     run.start()
@@ -255,8 +263,8 @@ def supervisor_killed(run: Run) -> Iterator[None]:
     "The XCom cannot be pushed",
     Row(*DONE, body=1),
     in_all=1,
-    why="The claim was settled before the push; the retry finds it done and pushes the value that was recorded.",
-    remedy="Mend Airflow's database or XCom backend and clear the task: the body is not run again.",
+    why="The claim was settled before the push. The retry finds it done and pushes the recorded value.",
+    remedy="Fix Airflow's database or XCom backend, and clear the task. The body does not run again.",
 )
 def xcom_push_fails(run: Run) -> Iterator[None]:
     run.start()
@@ -290,11 +298,11 @@ def sensor_fails(run: Run, state: str) -> None:
 
 
 @event(
-    "Airflow fails the sensor after it took, and retries it",
+    "Airflow fails the sensor after it took messages, and retries it",
     Row(*DONE, body=1),
     in_all=1,
-    why="A retry hands on at once what an earlier try took: the owner of a claim survives it.",
-    remedy="Nothing; so also when the scheduler takes an old event of its executor for the end of the task.",
+    why="The retry hands on at once what the earlier try took, because the owner of a claim survives a retry.",
+    remedy="Nothing. The same happens when the scheduler takes an old event of its executor for the end of the task.",
 )
 def sensor_retried(run: Run) -> Iterator[None]:
     run.dag_id = "retried"
@@ -304,12 +312,14 @@ def sensor_retried(run: Run) -> Iterator[None]:
 
 
 @event(
-    "Airflow fails the sensor after it took, and somebody clears it",
+    "Airflow fails the sensor after it took messages, and a user clears it",
     Row("claims: deferred", "open", "all", body=0, when="cleared, while it waits"),
     Row("success", "done, superseded", "0", body=1),
     in_all=1,
-    why="A cleared sensor takes anew: what the failed try took is delivered to it when hand_off_timeout is over.",
-    remedy="airflow jetstream release, with the ids in its log, does not wait for that; or give the sensor retries.",
+    why="A cleared sensor has a new owner. It gets what the failed try took when `hand_off_timeout` is over.",
+    remedy=(
+        "Give the sensor retries. To end the wait, run `airflow jetstream release` with the ids in the sensor's log."
+    ),
 )
 def sensor_cleared(run: Run) -> Iterator[None]:
     sensor_fails(run, "failed")
@@ -326,19 +336,22 @@ def sensor_cleared(run: Run) -> Iterator[None]:
 
 
 def longer_than_ack_wait(run: Run, waits: Callable[[], bool]) -> None:
-    """Until the claim is there and its task waits, and then longer than ack_wait (5 s)."""
+    """Wait until the claim exists and its task waits, and then longer than ack_wait (5 s)."""
     until("the claim", lambda: run.judge.ledger(run.stream) == ["open"], 240)
     until("its task to wait", waits, 240)
     run.judge.lease_ends(run.stream)
 
 
 @event(
-    "The queue is longer than ack_wait",
+    "The task is queued for longer than `ack_wait`",
     Row("scheduled", "open", "all", body=0, when="while it waits"),
     Row(*DONE, body=1),
     in_all=1,
-    why="Until the work starts the messages are leased for the sensor's hand_off_timeout (15 min), not for ack_wait.",
-    remedy="Nothing; find out why the queue is long (pool, parallelism).",
+    why=(
+        "Until the work starts, the messages are leased for the sensor's `hand_off_timeout` (15 min), not for "
+        "`ack_wait`."
+    ),
+    remedy="Nothing. Find out why the queue is long (pool, parallelism).",
 )
 def queued_longer_than_ack_wait(run: Run) -> Iterator[None]:
     run.dag_id = "queued"
@@ -352,12 +365,12 @@ def queued_longer_than_ack_wait(run: Run) -> Iterator[None]:
 
 
 @event(
-    "The queue is longer than hand_off_timeout, and another run's sensor waits",
+    "The task is queued for longer than `hand_off_timeout` while another run's sensor waits",
     Row("scheduled", "done, superseded", "0", body=1, when="while it waits"),
     Row("failed", "done, superseded", "0", body=1),
     in_all=1,
-    why="The lease ended, the other run took the messages and settled them; what comes late does not work twice.",
-    remedy="The failure is safe to ignore: its messages are settled. Give the sensor a longer hand_off_timeout.",
+    why="The lease ended, and the other run took the messages and settled them. The late task does not process them.",
+    remedy="You can ignore the failure, because its messages are settled. Give the sensor a longer `hand_off_timeout`.",
 )
 def queued_longer_than_hand_off_timeout(run: Run) -> Iterator[None]:
     run.dag_id = "queued_too_long"
@@ -377,8 +390,11 @@ def queued_longer_than_hand_off_timeout(run: Run) -> Iterator[None]:
     Row("claims: scheduled", "open", "all", body=0, when="while it is paused"),
     Row(*DONE, body=1),
     in_all=1,
-    why="The trigger goes on in the triggerer and takes, but no task starts: the messages wait in their lease.",
-    remedy="Unpause within hand_off_timeout (15 min), or another consumer's run gets them; nothing is lost either way.",
+    why="The trigger goes on and takes messages, but no task starts. The messages wait under their lease.",
+    remedy=(
+        "Unpause the DAG within `hand_off_timeout` (15 min). After that, another run's sensor may take the "
+        "messages. Nothing is lost either way."
+    ),
 )
 def paused(run: Run) -> Iterator[None]:
     run.dag_id = "paused"
@@ -394,16 +410,16 @@ def paused(run: Run) -> Iterator[None]:
 
 
 @event(
-    "Two triggerers, the first frozen past its threshold and thawed",
+    "A triggerer freezes for longer than its threshold and thaws, while a second one runs",
     Row("running", "held", "all", body=1, when="thawed, while the body runs"),
     Row(*DONE, body=1),
     in_all=1,
-    why="The thawed one missed the server's heartbeats and drops what its socket still holds; the second took it all.",
-    remedy="Nothing; the messages waited for triggerer_health_check_threshold, so look for what froze the machine.",
+    why="The first one missed the server's heartbeats and drops what its socket still holds. The second one takes all.",
+    remedy="Nothing. The messages waited for `triggerer_health_check_threshold`. Find out what froze the machine.",
     alone=True,
 )
 def first_triggerer_frozen(run: Run) -> Iterator[None]:
-    run.waits(least=run.count)  # the server gives both pulls their share; the second waits until the rest comes again
+    run.waits(least=run.count)  # both pulls are served; the second one waits for the redelivery of the rest
     first = run.stack.triggerer
     second = Service("triggerer-2", first.command, folder=first.folder, environment=run.stack.environment)
     try:
