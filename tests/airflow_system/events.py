@@ -203,7 +203,7 @@ def time_out_in_settling(run: Run) -> Iterator[None]:
     "SIGTERM to the task's process",
     Row(*DONE, body=2),
     in_all=2,
-    why="The attempt releases the claim at once and can no longer settle it. The retry holds the claim again.",
+    why="The attempt releases the claim at once and cannot settle it, however its body ends. The retry holds it again.",
     remedy="Nothing. Spark's jobs are cancelled; a body without Spark goes on until it returns.",
 )
 def sigterm(run: Run) -> Iterator[None]:
