@@ -17,7 +17,7 @@ unexport VIRTUAL_ENV
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench sensors javascript dist matrix docs fmt fuzz audit walk watched submitted
+.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench sensors javascript dist matrix docs reference fmt fuzz audit walk watched submitted
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -108,6 +108,9 @@ matrix: $(READY) ## Python 3.11 to 3.13 with the lowest and the newest versions 
 	rm -rf dist
 	$(BIN)/uv build --wheel
 	$(BIN)/python -m tests.matrix $(CELLS)
+
+reference: $(READY) ## docs/reference/python from the docstrings: after a change of one that is public
+	$(BIN)/python -m tests.public
 
 docs: $(READY) ## the documentation as a site in build/site; a warning or a dead link is an error
 	$(BIN)/uv sync --locked --all-extras --group docs

@@ -1,4 +1,4 @@
-"""Orders of one shop before all others: a consumer of their own, a pool of their own, and up to three runs at once.
+"""Orders of one shop before all others: with a separate consumer, a higher priority, and up to three runs at once.
 
 Every consumer gets every message that its filter matches, so what `orders` does with the same messages is its own
 affair. A run that finds nothing within a minute is skipped. Runs that were missed are not made up for: the next one

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,10 @@ from sphinx.application import Sphinx
 from airflow_nats_jetstream import __version__
 
 ROOT = Path(__file__).parents[1]
-API = ROOT / "build" / "api"
+PYTHON = sorted(
+    str(path.relative_to(ROOT).with_suffix(""))
+    for path in ROOT.glob("docs/reference/python/*.md")
+)
 
 NAVIGATION = {
     "First steps": ["docs/quickstart", "docs/comparison"],
@@ -44,81 +46,47 @@ NAVIGATION = {
         "docs/airflow-events",
         "docs/upgrading",
     ],
-    "Operating": ["docs/reference/connection", "docs/monitoring", "docs/at-3-am", "docs/reference/permissions"],
-    "Reference": ["docs/reference/operators", "docs/reference/spark", "docs/reference/jetstream", "build/api/index"],
-    "The project": ["docs/architecture", "docs/decisions", "CONTRIBUTING", "SECURITY", "CHANGELOG"],
-}
-
-# Of these the docstrings become the reference; names with an underscore, and what has no docstring, stay out.
-OPERATORS = ("stream", "consumer", "message", "publish", "process", "settle", "spark_submit")
-MODULES = {
-    "Airflow": [
-        "airflow_nats_jetstream.sensors.pull",
-        "airflow_nats_jetstream.sensors.lag",
-        "airflow_nats_jetstream.sensors.hold",
-        *(f"airflow_nats_jetstream.operators.{name}" for name in OPERATORS),
-        "airflow_nats_jetstream.notifications",
-        "airflow_nats_jetstream.watcher",
+    "Operating": [
+        "docs/reference/connection",
+        "docs/monitoring",
+        "docs/at-3-am",
+        "docs/reference/permissions",
     ],
-    "The hook": ["airflow_nats_jetstream.hooks", "airflow_nats_jetstream.held"],
-    "JetStream from Python": [
-        f"jetstream_client.{name}"
-        for name in ("wire.settings", "context", "stream", "info", "consume.consumer", "consume.message")
+    "Reference": [
+        "docs/reference/operators",
+        "docs/reference/spark",
+        "docs/reference/jetstream",
+        *PYTHON,
     ],
-    "Errors": ["jetstream_client.errors", "jetstream_handoff.errors", "airflow_nats_jetstream.errors"],
+    "The project": [
+        "docs/architecture",
+        "docs/decisions",
+        "CONTRIBUTING",
+        "SECURITY",
+        "CHANGELOG",
+    ],
 }
-INHERITED = {"airflow_nats_jetstream.held": "   :inherited-members:\n"}  # from the hand-off
 
 project = "airflow-provider-nats-jetstream"
 project_copyright = "the authors, Apache-2.0"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser", "sphinxcontrib.mermaid"]
 myst_fence_as_directive = ["mermaid"]
-include_patterns = ["*.md", "docs/**.md", "build/api/*.rst"]
+include_patterns = ["*.md", "docs/**.md"]
 root_doc = "README"
 html_theme = "furo"
 html_title = project
 html_copy_source = False
 myst_heading_anchors = 4
 myst_url_schemes = {"http": None, "https": None, "source": None}
-autodoc_typehints = "description"
-autodoc_inherit_docstrings = False
-autodoc_member_order = "bysource"
-
-
-def api(app: Sphinx) -> None:
-    """One page for each of ``MODULES``: docstrings are reStructuredText, so these pages are."""
-    API.mkdir(parents=True, exist_ok=True)
-    names = {title: title.lower().replace(" ", "-") for title in MODULES}
-    for title, modules in MODULES.items():
-        listed = "".join(f"\n.. automodule:: {module}\n   :members:\n{INHERITED.get(module, '')}" for module in modules)
-        (API / f"{names[title]}.rst").write_text(f"{title}\n{'=' * len(title)}\n{listed}")
-    tree = "".join(f"   {name}\n" for name in names.values())
-    (API / "index.rst").write_text(f"From the docstrings\n===================\n\n.. toctree::\n\n{tree}")
-
-
-def paragraph(lines: list[str]) -> list[str]:
-    """Of a docstring: ``name:  what it is``, aligned for a reader of the source, becomes a field list, and what is
-    indented otherwise, such as a tree, stays as it is. What napoleon knows (``Raises:``) is left to it."""
-    fields = [re.match(r"(\w[^:]*):( +\S.*|)$", line) for line in lines if not line.startswith(" ")]
-    if lines[0] in ("Raises:", "Returns:", "Yields:", "Example:") or not any(
-        line.startswith(" ") for line in lines[1:]
-    ):
-        return lines
-    if fields and all(fields):
-        return [re.sub(r"^(\w[^:]*):", r":\1:", line) for line in lines]
-    return ["::", "", *(f"    {line}" for line in lines)]
-
-
-def docstring(app: Sphinx, kind: str, name: str, value: object, options: object, lines: list[str]) -> None:
-    paragraphs = [list(group) for blank, group in groupby(lines, lambda line: not line.strip()) if not blank]
-    lines[:] = [line for each in paragraphs for line in [*paragraph(each), ""]]
 
 
 def toctrees() -> str:
     return "".join(
-        f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(f"/{page}" for page in pages) + "\n```\n"
+        f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n"
+        + "\n".join(f"/{page}" for page in pages)
+        + "\n```\n"
         for caption, pages in NAVIGATION.items()
     )
 
@@ -153,18 +121,26 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     moved = '<meta http-equiv="refresh" content="0; url=README.html">'
     yield "index", {"title": project, "body": "", "metatags": moved}, "page.html"
     formatter = HtmlFormatter(linenos="inline", lineanchors="L")
-    for path in sorted({path for known in app.env.metadata.values() for path in known.get("sources", ())}):
+    for path in sorted(
+        {
+            path
+            for known in app.env.metadata.values()
+            for path in known.get("sources", ())
+        }
+    ):
         try:
             lexer = get_lexer_for_filename(path)
         except ClassNotFound:
             lexer = TextLexer()
         body = highlight((ROOT / path).read_text(), lexer, formatter)
-        yield f"source/{path}", {"title": path, "body": f"<h1>{path}</h1>{body}"}, "page.html"
+        yield (
+            f"source/{path}",
+            {"title": path, "body": f"<h1>{path}</h1>{body}"},
+            "page.html",
+        )
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("builder-inited", api)
-    app.connect("autodoc-process-docstring", docstring, priority=400)  # before napoleon
     app.connect("source-read", read)
     app.connect("doctree-resolved", resolve)
     app.connect("html-collect-pages", pages)

@@ -51,7 +51,7 @@ def page() -> dict[str, Description]:
             assert [title for title, _ in items] == TITLES, name
             returned = re.search(r"^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
             values = (re.sub(r"\s+", " ", value).strip() for _, value in items)
-            found[name] = Description(*values, example, returned and returned[1])
+            found[name] = Description._make([*values, example, returned and returned[1]])
     return found
 
 
