@@ -16,12 +16,12 @@ from urllib.parse import quote, quote_plus, urlsplit
 from weakref import WeakKeyDictionary
 
 from airflow_nats_jetstream.get_provider_info import CONNECTION_FIELDS
+from jetstream_client.account import no_inbox, without_jetstream
 from jetstream_client.errors import (
     ConnectionFailed,
     InvalidValue,
     JetStreamError,
     JetStreamNotEnabled,
-    JetStreamNotEnabledForAccount,
     PermissionDenied,
     RequestTimeout,
 )
@@ -189,7 +189,7 @@ def check_connection(settings: ConnectionSettings) -> tuple[bool, str]:
     except InvalidValue as wrong:
         return False, str(_named(wrong))
     except JetStreamNotEnabled as refusal:
-        return False, f"connected, but {_without_jetstream(settings, refusal)}"
+        return False, f"connected, but {without_jetstream(settings, refusal)}"
     except PermissionDenied as refusal:
         return False, f"connected, but {_not_permitted(settings, refusal)}"
     except RequestTimeout as silence:
@@ -210,26 +210,10 @@ async def _summary(js: JetStream) -> str:
     )
 
 
-def _without_jetstream(settings: ConnectionSettings, refusal: JetStreamNotEnabled) -> str:
-    if isinstance(refusal, JetStreamNotEnabledForAccount):
-        return f"JetStream is not enabled for the account of this user ({settings.kind}): enable it on the server"
-    if settings.domain:
-        return f"nobody answers for the JetStream domain {settings.domain!r}: check domain, and the leaf node to it"
-    if settings.api_prefix:
-        return (
-            f"nobody answers for the JetStream API prefix {settings.api_prefix!r}: check api_prefix, and what this "
-            "account imports"
-        )
-    return (
-        "JetStream is not enabled on this server: start nats-server with it, name another in servers or host, or "
-        "set domain when JetStream is behind a leaf node"
-    )
-
-
 def _not_permitted(settings: ConnectionSettings, refusal: PermissionDenied) -> str:
     if refusal.act == "publish on":
         return f"{refusal}. Only this test needs it: tasks may work without, see docs/reference/permissions.md"
-    return f"{refusal}, or set inbox_prefix to what it may subscribe to (now {settings.inbox_prefix!r})"
+    return no_inbox(settings, refusal)
 
 
 def _credential_folders() -> str:

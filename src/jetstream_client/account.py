@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jetstream_client.errors import promised
+from jetstream_client.errors import JetStreamNotEnabled, JetStreamNotEnabledForAccount, PermissionDenied, promised
+
+if TYPE_CHECKING:
+    from jetstream_client.wire.settings import ConnectionSettings
 
 _USE = ("memory", "storage", "streams", "consumers")
 _LIMITS = ("max_memory", "max_storage", "max_streams", "max_consumers")
@@ -75,3 +78,25 @@ class AccountInfo:
     def tiers(self) -> dict[str, Any]:
         """Use and limits of each tier (``R1``, ``R3``), where the account has tiers."""
         return dict(self.raw.get("tiers") or {})
+
+
+def without_jetstream(settings: ConnectionSettings, refusal: JetStreamNotEnabled) -> str:
+    """Why a connection that was made has no JetStream, and what to do."""
+    if isinstance(refusal, JetStreamNotEnabledForAccount):
+        return f"JetStream is not enabled for the account of this user ({settings.kind}): enable it on the server"
+    if settings.domain:
+        return f"nobody answers for the JetStream domain {settings.domain!r}: check domain, and the leaf node to it"
+    if settings.api_prefix:
+        return (
+            f"nobody answers for the JetStream API prefix {settings.api_prefix!r}: check api_prefix, and what this "
+            "account imports"
+        )
+    return (
+        "JetStream is not enabled on this server: start nats-server with it, name another in servers or host, or "
+        "set domain when JetStream is behind a leaf node"
+    )
+
+
+def no_inbox(settings: ConnectionSettings, refusal: PermissionDenied) -> str:
+    """What to do when a user may not listen to answers."""
+    return f"{refusal}, or set inbox_prefix to what it may subscribe to (now {settings.inbox_prefix!r})"

@@ -108,3 +108,9 @@ def of_config(config: Mapping[str, Any]) -> Requirement | None:
         if isinstance(source, Mapping) and source.get("consumer") is not None:
             found.append(Requirement(*_2_14, f"{place}.consumer"))
     return max(found, default=None)
+
+
+def beyond(level: int) -> list[Requirement]:
+    """What a server of this API level does not have, as far as the client asks for it by name."""
+    named = {value for value in globals().values() if isinstance(value, Requirement)}
+    return sorted(each for each in named if each.level > level)

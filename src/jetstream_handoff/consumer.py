@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from operator import not_
 from typing import TYPE_CHECKING, Any
@@ -74,8 +74,7 @@ async def ensure(
         DirectGetDisabled: the stream's claims could not be read.
     """
     wanted = configs.check_consumer_config(config or {})
-    if not (await stream.info()).config.get("allow_direct"):
-        raise DirectGetDisabled(stream.name)
+    check_stream(stream.name, (await stream.info()).config)
     handle = stream.consumer(consumer)
     try:
         info = await handle.info()
@@ -96,12 +95,23 @@ async def ensure(
         _check_rules(consumer, info.config, max_messages, shortest_ack_wait)
         _check_group(consumer, info.config, group)
     except ConsumerUnsuitable as unsuitable:
-        remedy = (
-            f"{unsuitable.remedy}. Change the consumer, which exists in stream {stream.name!r} "
-            "(JetStreamCreateConsumerOperator, `nats consumer edit`), or name another: the sensor creates it"
-        )
-        raise ConsumerUnsuitable(consumer, unsuitable.rule, unsuitable.value, remedy) from None
+        raise of_existing(unsuitable, stream.name) from None
     return info
+
+
+def check_stream(name: str, config: Mapping[str, Any]) -> None:
+    """Raises DirectGetDisabled for a stream whose claims could not be read."""
+    if not config.get("allow_direct"):
+        raise DirectGetDisabled(name)
+
+
+def of_existing(unsuitable: ConsumerUnsuitable, stream: str) -> ConsumerUnsuitable:
+    """The same error about a consumer that exists: its remedy also says how to change it."""
+    remedy = (
+        f"{unsuitable.remedy}. Change the consumer, which exists in stream {stream!r} "
+        "(JetStreamCreateConsumerOperator, `nats consumer edit`), or name another: the sensor creates it"
+    )
+    return ConsumerUnsuitable(unsuitable.consumer, unsuitable.rule, unsuitable.value, remedy)
 
 
 def _check_same(consumer: str, changes: configs.Difference) -> None:
@@ -140,25 +150,37 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_rules(consumer: str, config: configs.Config, max_messages: int, shortest_ack_wait: timedelta) -> None:
-    def refuse(rule: str, remedy: str) -> None:
-        raise ConsumerUnsuitable(consumer, rule, config.get(rule), remedy)
+    for broken in broken_rules(consumer, config, max_messages, shortest_ack_wait):
+        raise broken
+
+
+def broken_rules(
+    consumer: str, config: configs.Config, max_messages: int, shortest_ack_wait: timedelta
+) -> Iterator[ConsumerUnsuitable]:
+    """The rules for claims that a consumer's configuration breaks, as one error for each."""
+
+    def broken(rule: str, remedy: str) -> ConsumerUnsuitable:
+        return ConsumerUnsuitable(consumer, rule, config.get(rule), remedy)
 
     for number in ("max_deliver", "ack_wait", "max_ack_pending", "max_batch"):
         if type(config.get(number, 0)) is not int:
-            refuse(number, "must be a whole number; give a timedelta, or nanoseconds, for a duration")
+            yield broken(number, "must be a whole number; give a timedelta, or nanoseconds, for a duration")
+            return
     for rule, (breaks, remedy) in _RULES.items():
         if breaks(config.get(rule)):
-            refuse(rule, remedy)
+            yield broken(rule, remedy)
     shortest = nanoseconds(shortest_ack_wait)
     if (ack_wait := config.get("ack_wait", 30 * 10**9)) < shortest:
         least = f"timedelta(seconds={shortest_ack_wait.total_seconds():g})"
-        refuse("ack_wait", f"{ack_wait / 1e9:g} s are too short to survive a failover: must be at least {least}")
+        yield broken("ack_wait", f"{ack_wait / 1e9:g} s are too short to survive a failover: must be at least {least}")
     if 0 < config.get("max_batch", 0) < max_messages:
-        refuse("max_batch", f"the server refuses the pulls of max_messages={max_messages}: give that or more, or none")
+        remedy = f"the server refuses the pulls of max_messages={max_messages}: give that or more, or none"
+        yield broken("max_batch", remedy)
     allowed = config.get("max_ack_pending", 1000)
     if 0 < allowed < max_messages:
         batch = f"max_messages={max_messages}"
-        refuse("max_ack_pending", f"no batch of {batch} fits: give {batch} times the runs at work, or -1 (no limit)")
+        remedy = f"no batch of {batch} fits: give {batch} times the runs at work, or -1 (no limit)"
+        yield broken("max_ack_pending", remedy)
 
 
 def _check_group(consumer: str, config: configs.Config, group: str | None) -> None:

@@ -265,7 +265,7 @@ class DeadLetters:
                     "another stream takes them (the source itself, with > or dead.>?): narrow its subjects",
                 ) from error
             config = (await self.stream.info(patience=PATIENCE)).config
-        self._check(config)
+        self.check(config)
 
     def _config(self, replicas: int) -> dict[str, Any]:
         return {
@@ -280,7 +280,9 @@ class DeadLetters:
             "allow_direct": True,
         }
 
-    def _check(self, config: Mapping[str, Any]) -> None:
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Raises DeadLettersUnsuitable for a configuration that breaks a rule."""
+
         def refuse(rule: str, remedy: str) -> None:
             raise DeadLettersUnsuitable(self.name, rule, config.get(rule), remedy)
 

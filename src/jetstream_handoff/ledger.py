@@ -45,7 +45,7 @@ from jetstream_handoff.record import DoneEntry, Receipt, Record
 if TYPE_CHECKING:
     from jetstream_client.consume.address import AckAddress
     from jetstream_client.context import JetStream
-    from jetstream_client.info import ConsumerInfo
+    from jetstream_client.info import ConsumerInfo, StreamInfo
     from jetstream_client.stream import Stream
     from jetstream_handoff.record import OpenEntry
 
@@ -113,6 +113,16 @@ class Ledger:
         """The stream of the records."""
         return self.js.stream(f"KV_{self._claims}")
 
+    @property
+    def buckets(self) -> tuple[str, str]:
+        """The names of the buckets of records and of receipts."""
+        return self._claims, self._receipts
+
+    @property
+    def subjects(self) -> tuple[str, str]:
+        """Where the record is written, and where a receipt would be that no claim has."""
+        return self._sent_to(self._record_subject), self._sent_to(f"$KV.{self._receipts}.{new_claim_id()}")
+
     async def locate(self) -> AckAddress:
         """Where the consumer is acknowledged, asked of the servers once.
 
@@ -160,12 +170,23 @@ class Ledger:
         for name in (self._claims, self._receipts):
             await self._check(name)
 
-    async def _check(self, name: str) -> None:
+    async def look(self) -> dict[str, StreamInfo | LedgerUnavailable]:
+        """For each bucket, by its name, what the server says of it, or why it cannot be used."""
+        found: dict[str, StreamInfo | LedgerUnavailable] = {}
+        for name in self.buckets:
+            try:
+                found[name] = await self._check(name)
+            except LedgerUnavailable as error:
+                found[name] = error
+        return found
+
+    async def _check(self, name: str) -> StreamInfo:
         try:
-            config = (await self.js.stream(f"KV_{name}").info(patience=PATIENCE)).config
+            info = await self.js.stream(f"KV_{name}").info(patience=PATIENCE)
         except JetStreamError as error:
             raise _unavailable(name, error) from error
-        check_bucket(name, config, expires=name == self._receipts)
+        check_bucket(name, info.config, expires=name == self._receipts)
+        return info
 
     async def check_writable(self) -> None:
         """Try writes that the buckets refuse because of the revision that they expect: nothing is stored.
@@ -447,11 +468,13 @@ class Ledger:
         except (KeyError, TypeError, ValueError, AttributeError):
             raise LedgerInvalid("record" if bucket == self._claims else "receipt", "not an answer") from None
 
+    def _sent_to(self, subject: str) -> str:
+        # A plain $KV subject would be stored by the connected server's own bucket of that name. Each server maps this
+        # one in its own domain (generateJSMappingTable in nats-server's server/jetstream_api.go).
+        return f"{self.js.settings.prefix}.{subject}" if self.js.settings.domain else subject
+
     async def _write(self, subject: str, value: Mapping[str, Any], revision: int) -> int:
-        if self.js.settings.domain:
-            # A plain $KV subject would be stored by the connected server's own bucket of that name. Each server maps
-            # this one in its own domain (generateJSMappingTable in nats-server's server/jetstream_api.go).
-            subject = f"{self.js.settings.prefix}.{subject}"
+        subject = self._sent_to(subject)
         data = json.dumps(value).encode()
         try:
             ack = await self.js.publish(subject, data, expected_last_subject_sequence=revision, retry_attempts=0)
