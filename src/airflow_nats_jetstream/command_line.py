@@ -53,7 +53,7 @@ def airflow_commands() -> list[CLICommand]:
 def run(command: Command, args: argparse.Namespace) -> int:
     """Connect, run the command, print what it says; the exit code. An error is one sentence on standard error."""
     try:
-        answer = asyncio.run(_connected(_settings(args), command, args))
+        answer = _answer(command, args)
     except JetStreamError as error:
         sentence = visible(" ".join(str(error).split()))
         name = type(error).__name__
@@ -66,6 +66,17 @@ def run(command: Command, args: argparse.Namespace) -> int:
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return answer.code
+
+
+def _answer(command: Command, args: argparse.Namespace) -> Answer:
+    if command.connects:
+        return asyncio.run(_connected(_settings(args), command, args))
+    settings: ConnectionSettings | JetStreamError
+    try:
+        settings = _settings(args)
+    except JetStreamError as unusable:
+        settings = unusable
+    return asyncio.run(command.run(settings, args))
 
 
 async def _connected(settings: ConnectionSettings, command: Command, args: argparse.Namespace) -> Answer:

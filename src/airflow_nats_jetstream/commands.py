@@ -7,18 +7,27 @@ file loads neither Airflow nor nats-py.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
+from jetstream_handoff.roles import ROLES
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
+    from jetstream_client.errors import JetStreamError
     from jetstream_client.sequences import Sequences
+    from jetstream_client.wire.settings import ConnectionSettings
+    from jetstream_handoff.findings import Finding
     from jetstream_handoff.inspection import Seen
 
+TO_DO = 1
+"""Exit code of an examination that found something to do."""
 UNKNOWN, REFUSED = 3, 4
 """Exit codes: no such claim; not without ``--yes``, or not possible."""
 
@@ -42,10 +51,18 @@ class Argument:
 
 @dataclass(frozen=True)
 class Command:
+    """One command.
+
+    run:       called with a JetStream context and the parsed arguments.
+    connects:  ``False``: ``run`` connects for itself. Instead of a context it is called with the settings of the
+               connection, or with the error that says why they cannot be used.
+    """
+
     name: str
     help: str
-    run: Callable[[JetStream, argparse.Namespace], Awaitable[Answer]]
+    run: Callable[[Any, argparse.Namespace], Coroutine[Any, Any, Answer]]
     arguments: tuple[Argument, ...] = ()
+    connects: bool = True
 
 
 @dataclass(frozen=True)
@@ -207,6 +224,67 @@ async def _replay(js: JetStream, args: argparse.Namespace) -> Answer:
     return Answer(data, "\n".join(lines), REFUSED if done.refused else 0)
 
 
+async def _doctor(settings: ConnectionSettings | JetStreamError, args: argparse.Namespace) -> Answer:
+    from jetstream_handoff.doctor import Scope, examine
+    from jetstream_handoff.versions import check_versions
+
+    scope = Scope(args.stream, args.consumer, tuple(args.role or ()), args.subject)
+    with _silent():
+        sections = {
+            "Versions": list(check_versions(_DISTRIBUTION, _PACKAGES)),
+            **await examine(settings, scope),
+            "Python of Spark's workers": await asyncio.to_thread(_of_spark),
+        }
+    found = [finding for findings in sections.values() for finding in findings]
+    to_do = sum(finding.state == "to do" for finding in found)
+    data = {title: [asdict(finding) for finding in findings] for title, findings in sections.items()}
+    return Answer({"to_do": to_do, "sections": data}, _report(sections, to_do), TO_DO if to_do else 0)
+
+
+def _of_spark() -> list[Finding]:
+    from jetstream_handoff.findings import not_checked
+
+    try:
+        from pyspark_jetstream import interpreter
+    except ImportError:
+        return [not_checked("pyspark", "it is not installed here; only tasks that use Spark need it")]
+    return list(interpreter.check())
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep what is logged below errors to itself: an examination asks for what may be refused, and reports it."""
+    loggers = [logging.getLogger(name) for name in ("jetstream_client", "jetstream_handoff")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _report(sections: Mapping[str, list[Finding]], to_do: int) -> str:
+    """One line for each finding, below the title of its section, and one that sums them up."""
+    lines = []
+    for title, findings in sections.items():
+        lines.append(title)
+        for finding in findings:
+            mark, text = {
+                "fine": (" ", "fine" + (f" ({finding.text})" if finding.text else "")),
+                "to do": ("!", finding.text),
+                "not checked": ("-", f"not checked: {finding.text}"),
+            }[finding.state]
+            lines.append(f"{mark} {visible(f'{finding.what}: {text}')}")
+        lines.append("")
+    missed = sum(finding.state == "not checked" for findings in sections.values() for finding in findings)
+    lines.append(f"{to_do} to do, marked with !" if to_do else "Nothing to do.")
+    if missed:
+        lines[-1] += f"{',' if to_do else ''} {missed} not checked, marked with -"
+    return "\n".join(lines)
+
+
 def _unknown(claim_id: str) -> Answer:
     text = f"no claim {claim_id!r}: the ledger keeps what became of a claim for 90 days"
     return Answer({"id": claim_id, "state": None}, text, UNKNOWN)
@@ -294,7 +372,26 @@ _LETTERS = (
     Argument("--reason", help="whose reason contains this text"),
     flag("--unconfirmed", "also those of which the ledger does not say that their messages were given up"),
 )
+_DISTRIBUTION = "airflow-provider-nats-jetstream"
+_PACKAGES = ("apache-airflow", "nats-py", "pyspark", "pyarrow")
 COMMANDS: tuple[Command | Group, ...] = (
+    Command(
+        "doctor",
+        "check versions, connection, permissions, ledger, consumers, clock and Spark's Python; nothing is changed",
+        _doctor,
+        (
+            Argument("--stream", help="check this stream, and of its consumers those that the ledger knows"),
+            Argument("--consumer", help="check this consumer, also if the ledger does not know it (with --stream)"),
+            Argument(
+                "--role",
+                action="append",
+                choices=ROLES,
+                help="a role of this connection's user, may be repeated; by default sensor and processor",
+            ),
+            Argument("--subject", help="for the role publisher: a subject on which it publishes"),
+        ),
+        connects=False,
+    ),
     Command(
         "claims",
         "list the open claims",

@@ -3,6 +3,7 @@
 import math
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
@@ -12,12 +13,21 @@ class Proxy:
 
     cut_after:  so many bytes of answers, and the connections are cut once.
     stall_at:   the first connection that sends these bytes stalls: neither they nor anything after them arrives.
+    altered:    called with what the server says; what it returns arrives instead.
     """
 
-    def __init__(self, port: int, *, cut_after: float = math.inf, stall_at: bytes | None = None) -> None:
+    def __init__(
+        self,
+        port: int,
+        *,
+        cut_after: float = math.inf,
+        stall_at: bytes | None = None,
+        altered: Callable[[bytes], bytes] = bytes,
+    ) -> None:
         self._target = port
         self._cut_after = cut_after
         self._stall_at = stall_at
+        self._altered = altered
         self.stalled = threading.Event()
         self._answered = 0
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -73,7 +83,7 @@ class Proxy:
                         pass
                     break
                 if not (answers and self.muted):
-                    target.sendall(data)
+                    target.sendall(self._altered(data) if answers else data)
                 if answers:
                     self._answered += len(data)
                 if self._answered > self._cut_after and not self.cuts:

@@ -1,0 +1,472 @@
+"""Examine a connection, its permissions, the ledger, and the streams and consumers that claims are taken from.
+
+Nothing is changed on the server, and the rules are those that taking, holding and settling check. Each section ends in
+bounded time. What one section finds does not stop the others, unless they cannot succeed after it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from jetstream_client import connect, requirements
+from jetstream_client.account import no_inbox, without_jetstream
+from jetstream_client.errors import (
+    ConnectionFailed,
+    ConsumerNotFound,
+    InvalidValue,
+    JetStreamError,
+    JetStreamNotEnabled,
+    PermissionDenied,
+    ServerTooOld,
+    StreamNotFound,
+)
+from jetstream_client.names import check_consumer_name, check_stream_name, check_subject
+from jetstream_client.times import time_nanoseconds
+from jetstream_handoff import consumer as consumers
+from jetstream_handoff import roles
+from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK
+from jetstream_handoff.dead_letters import DeadLetters
+from jetstream_handoff.errors import DeadLettersUnsuitable, LedgerInvalid, LedgerUnavailable
+from jetstream_handoff.findings import Finding, fine, not_checked, to_do
+from jetstream_handoff.inspection import open_claims
+from jetstream_handoff.ledger import Ledger, ledgers, never_used
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+    from jetstream_client.context import JetStream
+    from jetstream_client.info import StreamInfo
+    from jetstream_client.wire.settings import ConnectionSettings
+    from jetstream_handoff.inspection import Seen
+
+SECTION = 20.0
+"""Seconds for one section, at most."""
+CONNECT, ANSWER = 10.0, 5.0
+"""Seconds for connecting and for one answer, at most: a connection's own settings may allow hours."""
+CLOCKS = 2.0
+"""Seconds by which two clocks may differ: synchronised ones differ by less than a tenth of one."""
+FULL = 0.9
+"""How much of a limit in bytes may be used."""
+
+_SILENT = "the server may be frozen or overloaded, or a stream may have no leader (`nats server report jetstream`)"
+_READING = ("publisher", "reader")  # roles that have to do with a stream alone
+_NO_ROLE = "the roles of this connection do not need it"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What to examine.
+
+    stream, consumer:  only this stream, only this consumer. Default: every consumer that the ledger knows.
+    roles:             the roles that the user of this connection should have (``roles.ROLES``). Default: sensor and
+                       processor, or reader for a connection with an API prefix, through which no claim can be taken.
+    subject:           a subject on which a publisher publishes.
+    """
+
+    stream: str | None = None
+    consumer: str | None = None
+    roles: tuple[str, ...] = ()
+    subject: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises InvalidValue."""
+        if self.stream is not None:
+            check_stream_name(self.stream)
+        if self.consumer is not None:
+            check_consumer_name(self.consumer)
+        if self.subject is not None:
+            check_subject(self.subject, "subject")
+        for role in self.roles:
+            if role not in roles.ROLES:
+                raise InvalidValue("role", role, f"give one of {', '.join(roles.ROLES)}")
+
+
+async def examine(settings: ConnectionSettings | JetStreamError, scope: Scope) -> dict[str, list[Finding]]:
+    """Examine everything in ``scope``; the findings of each section, by its title.
+
+    settings:  of the connection; or the error of a connection whose settings cannot be used, which is then a finding.
+    """
+    if isinstance(settings, JetStreamError):
+        return {"Connection": [to_do("settings", str(settings))], **_unreachable()}
+    limited = replace(
+        settings,
+        connect_timeout=min(settings.connect_timeout, CONNECT),
+        request_timeout=min(settings.request_timeout, ANSWER),
+    )
+    try:
+        async with connect(limited) as js:
+            return await Examination(js, scope).run()
+    except JetStreamError as error:
+        return {"Connection": [to_do(", ".join(settings.servers), str(error))], **_unreachable()}
+
+
+def _unreachable() -> dict[str, list[Finding]]:
+    return {title: [not_checked("everything", "there is no connection")] for title in TITLES if title != "Connection"}
+
+
+class Examination:
+    """One examination on an open connection."""
+
+    def __init__(self, js: JetStream, scope: Scope) -> None:
+        self._js = js
+        self._scope = scope
+        self._roles = scope.roles or (("reader",) if js.settings.api_prefix else roles.OF_CLAIMS)
+        self._claims = not js.settings.api_prefix and bool({*self._roles} - {*_READING})
+        self._stopped = ""
+        """Why no other section can succeed; empty while they can."""
+        self._level = requirements.level_of(js.connection.server_version)
+        self._pairs = [(scope.stream, scope.consumer)] if scope.stream and scope.consumer else []
+        """The consumers in scope, each with its stream."""
+        self._streams = {scope.stream} if scope.stream else set()
+        self._timed = ""
+        """A stream that exists: its INFO has the server's time."""
+
+    async def run(self) -> dict[str, list[Finding]]:
+        sections = {}
+        for title, check in _SECTIONS.items():
+            if self._stopped:
+                sections[title] = [not_checked("everything", self._stopped)]
+            else:
+                sections[title] = await self._section(title.lower(), partial(check, self))
+        return sections
+
+    async def _section(self, title: str, check: Callable[[], AsyncIterator[Finding]]) -> list[Finding]:
+        found: list[Finding] = []
+        try:
+            async with self._js.connection.timeout(SECTION):
+                async for finding in check():
+                    found.append(finding)  # noqa: PERF401 - what was found before an error is kept
+        except PermissionDenied as denied:
+            found.append(not_checked(title, str(denied)))
+        except (ConnectionFailed, TimeoutError) as silence:
+            what = str(silence) or f"there was no answer within {SECTION:g} s"
+            found.append(to_do(title, f"{what}: {_SILENT}"))
+            await self._listen()
+        except JetStreamError as error:
+            found.append(to_do(title, str(error)))
+        return found
+
+    async def _listen(self) -> None:
+        """Whether the server still answers at all."""
+        try:
+            async with self._js.connection.timeout(ANSWER):
+                await self._js.connection.round_trip()
+        except (JetStreamError, TimeoutError):
+            self._stopped = "the server does not answer any more"
+
+    async def connection(self) -> AsyncIterator[Finding]:
+        settings, connection = self._js.settings, self._js.connection
+        milliseconds = await connection.round_trip() * 1000
+        how = f"{settings.kind}, {'with' if settings.tls else 'without'} TLS, round trip {milliseconds:.1f} ms"
+        yield fine(", ".join(settings.servers), how)
+        try:
+            await roles.check_inbox(connection)
+        except PermissionDenied as denied:
+            self._stopped = "no answer can arrive"
+            yield to_do("inbox", no_inbox(settings, denied))
+
+    async def jetstream(self) -> AsyncIterator[Finding]:
+        try:
+            await self._permit("INFO")
+            account = await self._js.account_info()
+        except PermissionDenied:
+            yield fine("account", "this user may not request $JS.API.INFO, which no task needs")
+        except JetStreamNotEnabled as refusal:
+            self._stopped = "JetStream does not answer"
+            yield to_do("JetStream", without_jetstream(self._js.settings, refusal))
+        else:
+            self._level = account.level
+            domain = f", domain {account.domain!r}" if account.domain else ""
+            yield fine("JetStream", f"{account.streams} streams, {account.consumers} consumers{domain}")
+            yield _room("storage of the account", account.storage, account.limits.max_storage, "max_file")
+        version = self._js.connection.server_version
+        beyond = requirements.beyond(self._level)
+        if requirements.BATCHED_DIRECT_GET in beyond:
+            yield to_do(
+                f"nats-server {version}",
+                f"{requirements.BATCHED_DIRECT_GET.error(version)}, and the messages of claims are read by it: upgrade "
+                "the server",
+            )
+        else:
+            features = ", ".join(f"{each.what} ({'.'.join(map(str, each.version))})" for each in beyond)
+            yield fine(f"nats-server {version}", features and f"it is too old for {features}, should you need that")
+
+    async def ledger(self) -> AsyncIterator[Finding]:
+        if not self._claims:
+            yield not_checked("ledger", _NO_ROLE)
+            return
+        ledger = Ledger(self._js, "any", "any")
+        claims, receipts = ledger.buckets
+        try:
+            await self._permit(f"STREAM.INFO.KV_{claims}", f"STREAM.INFO.KV_{receipts}")
+            buckets = await ledger.look()
+            wrong = {name: each for name, each in buckets.items() if isinstance(each, LedgerUnavailable)}
+            if len(wrong) == len(buckets) and all(map(never_used, wrong.values())):
+                yield fine(f"buckets {claims} and {receipts}", "they do not exist yet: the first sensor creates them")
+                return
+            for name, each in buckets.items():
+                yield to_do(f"bucket {name}", str(each)) if isinstance(each, Exception) else self._bucket(name, each)
+            if claims not in wrong or not never_used(wrong[claims]):
+                self._timed = f"KV_{claims}"
+                await self._permit(f"STREAM.MSG.GET.KV_{claims}")
+                for known in await ledgers(self._js, self._scope.stream, self._scope.consumer):
+                    yield await self._record(known)
+        except PermissionDenied as denied:
+            needed = {*self._roles} & {*roles.OF_CLAIMS}
+            yield to_do("ledger", str(denied)) if needed else not_checked("ledger", str(denied))
+
+    def _bucket(self, name: str, info: StreamInfo) -> Finding:
+        most = int(info.config.get("max_bytes", -1))
+        return _room(f"bucket {name}", int(info.state["bytes"]), most, f"max_bytes of its stream KV_{name}")
+
+    async def _record(self, ledger: Ledger) -> Finding:
+        if ledger.names not in self._pairs:
+            self._pairs.append(ledger.names)
+        self._streams.add(ledger.stream.name)
+        what = f"record of {_named(*ledger.names)}"
+        try:
+            record, _ = await ledger.read()
+        except LedgerInvalid as invalid:
+            return to_do(what, str(invalid))
+        if record is not None and not ledger.fits(record):
+            remedy = "settle or release the open claims that `airflow jetstream claims` lists"
+            return to_do(what, f"it is so large that no claim can be entered: {remedy}")
+        return fine(what, f"{len(record.open)} open claims" if record else "")
+
+    async def configurations(self) -> AsyncIterator[Finding]:
+        if self._scope.consumer and not self._pairs:
+            remedy = "no claim was taken by a consumer of this name; check it, or name its stream, too"
+            yield to_do(f"consumer {self._scope.consumer}", remedy)
+        elif not self._streams:
+            yield not_checked("consumers", "the ledger knows none yet; name one with --stream and --consumer")
+        for stream in sorted(self._streams):
+            async for finding in self._of_stream(stream):
+                yield finding
+            for consumer in [consumer for of, consumer in self._pairs if of == stream]:
+                async for finding in self._of_consumer(stream, consumer):
+                    yield finding
+
+    async def _of_stream(self, name: str) -> AsyncIterator[Finding]:
+        stream = self._js.stream(name)
+        try:
+            await self._permit(f"STREAM.INFO.{name}")
+            info = await stream.info()
+        except PermissionDenied as denied:
+            yield not_checked(f"stream {name}", str(denied))
+            return
+        except StreamNotFound as missing:
+            if name == self._scope.stream:
+                yield to_do(f"stream {name}", str(missing))
+            return
+        self._timed = self._timed or name
+        problems = list(self._too_new(info.config))
+        try:
+            if self._roles != ("publisher",):
+                consumers.check_stream(name, info.config)
+        except JetStreamError as error:
+            problems.append(str(error))
+        for finding in _verdict(f"stream {name}", problems):
+            yield finding
+        if self._claims:
+            async for finding in self._of_dead_letters(name):
+                yield finding
+
+    async def _of_dead_letters(self, stream: str) -> AsyncIterator[Finding]:
+        letters = DeadLetters(self._js, stream)
+        what = f"dead-letter stream {letters.name}"
+        try:
+            await self._permit(f"STREAM.INFO.{letters.name}")
+            letters.check((await letters.stream.info()).config)
+        except (PermissionDenied, StreamNotFound):
+            return
+        except DeadLettersUnsuitable as unsuitable:
+            yield to_do(what, str(unsuitable))
+        else:
+            yield fine(what)
+
+    async def _of_consumer(self, stream: str, name: str) -> AsyncIterator[Finding]:
+        what = _named(stream, name)
+        try:
+            await self._permit(f"CONSUMER.INFO.{stream}.{name}")
+            config = (await self._js.stream(stream).consumer(name).info()).config
+        except PermissionDenied as denied:
+            yield not_checked(what, str(denied))
+            return
+        except StreamNotFound:
+            return
+        except ConsumerNotFound as missing:
+            if name == self._scope.consumer:
+                yield to_do(what, f"{missing}. A sensor that names it creates it when it first runs")
+            return
+        shortest = timedelta(seconds=self._js.settings.shortest_ack_wait)
+        broken = consumers.broken_rules(name, config, max_messages=1, shortest_ack_wait=shortest)
+        problems = [str(consumers.of_existing(each, stream)) for each in broken]
+        for finding in _verdict(what, [*self._too_new(config), *problems]):
+            yield finding
+
+    def _too_new(self, config: dict[str, Any]) -> Iterator[str]:
+        """What a configuration asks for that this server does not have."""
+        needed = requirements.of_config(config)
+        if needed is not None and needed.level > self._level:
+            yield f"{needed.error(self._js.connection.server_version)}: upgrade the server, or remove the field"
+
+    async def permissions(self) -> AsyncIterator[Finding]:
+        for role in self._roles:
+            yield await self._role(role)
+
+    async def _role(self, role: str) -> Finding:
+        if role not in _READING and self._js.settings.api_prefix:
+            remedy = "connect with the account that has the stream"
+            return to_do(role, f"claims cannot be taken or settled through an API prefix: {remedy}")
+        if role == "publisher" and (reason := self._publishing_unknown()):
+            return not_checked(role, reason)
+        places = await self._places(role)
+        if not places:
+            consumer = "" if role in _READING else " and a consumer with --consumer"
+            return not_checked(role, f"name a stream with --stream{consumer}")
+        lacking: dict[str, None] = {}
+        for place in places:
+            lacking |= dict.fromkeys(await roles.lacking(self._js.connection, roles.needs(role, place)))
+        if lacking:
+            remedy = "allow it for this user (docs/reference/permissions.md), or name the role of its user with --role"
+            return to_do(role, f"no permission to publish on {', '.join(map(repr, lacking))}: {remedy}")
+        return fine(role, f"{len(places)} {'streams' if role in _READING else 'consumers'}")
+
+    def _publishing_unknown(self) -> str:
+        """Why it cannot be found out whether this user may publish; empty if it can."""
+        if not self._scope.subject:
+            return "name a subject on which it publishes with --subject"
+        try:
+            requirements.MESSAGE_TRACING.check(self._js.connection.server_version)
+        except ServerTooOld as old:
+            return str(old)
+        return ""
+
+    async def _places(self, role: str) -> list[roles.Place]:
+        prefix = self._js.settings.prefix
+        if role in _READING:
+            subject = self._scope.subject or ""
+            return [roles.Place(prefix, stream, subject=subject) for stream in sorted(self._streams)]
+        found = []
+        for stream, consumer in await self._own():
+            ledger = Ledger(self._js, stream, consumer)
+            try:
+                await self._permit(f"STREAM.INFO.{stream}")
+                ack_prefix = (await ledger.locate()).prefix
+            except (StreamNotFound, PermissionDenied):
+                ack_prefix = f"$JS.ACK.{stream}.{consumer}"
+            names = (stream, consumer, *ledger.buckets, DeadLetters(self._js, stream).name)
+            found.append(roles.Place(prefix, *names, ack_prefix, *ledger.subjects))
+        return found
+
+    async def _own(self) -> list[tuple[str, str]]:
+        """The consumers that this user may ask for: a ledger may also have consumers of other users."""
+        if (self._scope.stream, self._scope.consumer) in self._pairs:
+            return self._pairs
+        prefix = self._js.settings.prefix
+        asked = [roles.request(prefix, f"CONSUMER.INFO.{stream}.{name}") for stream, name in self._pairs]
+        denied = await roles.lacking(self._js.connection, asked)
+        own = [pair for pair, each in zip(self._pairs, asked, strict=True) if each.allow not in denied]
+        return own or self._pairs
+
+    async def clock(self) -> AsyncIterator[Finding]:
+        if not self._timed:
+            yield not_checked("clock", "no stream was found that could be asked for the server's time")
+            return
+        before = time.time()
+        info = await self._js.stream(self._timed).info()
+        after = time.time()
+        ahead = (before + after) / 2 - time_nanoseconds(info.now) / 1e9
+        if abs(ahead) <= CLOCKS + (after - before) / 2:
+            yield fine("clock", f"it differs from the server's by {abs(ahead):.1f} s")
+            return
+        yield to_do(
+            "clock",
+            f"it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's: synchronise both (NTP). "
+            "Claims go by the server's clock, so no message is lost, but schedules, logs and the expiry of credentials "
+            "and certificates go by the clock of their machine",
+        )
+
+    async def open_claims(self) -> AsyncIterator[Finding]:
+        if not self._claims:
+            yield not_checked("claims", _NO_ROLE)
+            return
+        if not self._pairs:
+            yield fine("claims", "the ledger knows none")
+            return
+        claims, _ = Ledger(self._js, "any", "any").buckets
+        await self._permit(f"STREAM.INFO.KV_{claims}", f"STREAM.MSG.GET.KV_{claims}")
+        for stream, consumer in self._pairs:
+            what = _named(stream, consumer)
+            try:
+                await self._permit(f"CONSUMER.INFO.{stream}.{consumer}")
+                seen = await open_claims(self._js, stream, consumer, whatever_can_be_read=True)
+            except PermissionDenied as denied:
+                yield not_checked(what, str(denied))
+                continue
+            except LedgerUnavailable as unavailable:
+                if not never_used(unavailable):
+                    raise
+                seen = []
+            overdue = [finding for each in seen if (finding := _overdue(each))]
+            for finding in overdue:
+                yield finding
+            if not overdue:
+                yield fine(what, f"{len(seen)} open claims")
+
+    async def _permit(self, *requests: str) -> None:
+        """Raises PermissionDenied at once for requests of the JetStream API that are not allowed; their own answers
+        would have to be waited for."""
+        prefix = self._js.settings.prefix
+        for subject in await roles.lacking(self._js.connection, [roles.request(prefix, each) for each in requests]):
+            raise PermissionDenied(subject)
+
+
+_SECTIONS: dict[str, Callable[[Examination], AsyncIterator[Finding]]] = {
+    "Connection": Examination.connection,
+    "JetStream": Examination.jetstream,
+    "Ledger": Examination.ledger,
+    "Streams and consumers": Examination.configurations,
+    "Permissions": Examination.permissions,
+    "Clock": Examination.clock,
+    "Open claims": Examination.open_claims,
+}
+TITLES = tuple(_SECTIONS)
+
+
+def _verdict(what: str, problems: Iterable[str]) -> list[Finding]:
+    return [to_do(what, each) for each in problems] or [fine(what)]
+
+
+def _named(stream: str, consumer: str) -> str:
+    return f"consumer {consumer} of stream {stream}"
+
+
+def _room(what: str, used: int, most: int, limit: str) -> Finding:
+    """Whether there is room. ``most``: bytes, not above 0 without a limit; ``limit``: its name."""
+    if 0 < most * FULL <= used:
+        return to_do(what, f"{used:,} of {most:,} bytes are used; when it is full, writes are refused: raise {limit}")
+    return fine(what, f"{used:,} bytes" + (f" of {most:,}" if most > 0 else ", no limit"))
+
+
+def _overdue(seen: Seen) -> Finding | None:
+    """What to do about an open claim that nobody seems to work on."""
+    age = timedelta(seconds=round(seen.age or 0))
+    what = f"claim {seen.id} of {_named(seen.stream, seen.consumer)}, {seen.sequences.count:,} messages"
+    if seen.info is None or not seen.current:
+        return to_do(what, f"{seen.next} Run a sensor of this consumer")
+    if age < (AT_WORK if seen.holder else AWAITING_TASK):
+        return None
+    if seen.holder:
+        how = f"`airflow jetstream claim {seen.id} --listen {seen.silence:.0f}` tells whether it is alive"
+        return to_do(what, f"attempt {seen.holder} has held it since {seen.since} ({age}): {how}")
+    taken_by = seen.entry.taken_by if seen.entry else ""
+    remedy = (
+        "find out why its task does not run (its queue, its pool, a paused DAG); "
+        f"`airflow jetstream release {seen.id}` has its messages redelivered now"
+    )
+    return to_do(what, f"nobody has held it since {seen.since} ({age}). It was taken by {taken_by}: {remedy}")

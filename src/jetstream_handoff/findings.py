@@ -1,0 +1,33 @@
+"""What an examination finds: the result of each check, as a value that any command line can print."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check.
+
+    what:   what was checked, with its name, for example ``stream ORDERS``.
+    state:  ``to do`` if somebody has to act; ``not checked`` if the check could not be made.
+    text:   for ``fine`` details, which may be empty; for ``to do`` what is wrong and what to do; for ``not checked``
+            the reason.
+    """
+
+    what: str
+    state: Literal["fine", "to do", "not checked"]
+    text: str = ""
+
+
+def fine(what: str, text: str = "") -> Finding:
+    return Finding(what, "fine", text)
+
+
+def to_do(what: str, text: str) -> Finding:
+    return Finding(what, "to do", text)
+
+
+def not_checked(what: str, text: str) -> Finding:
+    return Finding(what, "not checked", text)

@@ -1,0 +1,145 @@
+"""The permissions that a user of each role needs (docs/reference/permissions.md), and finding out which are missing.
+
+nats-server drops a message that a user may not publish, and says so separately. A message without a reply subject is
+therefore enough to learn whether a subject is allowed. The messages sent here change nothing where they are allowed:
+the API obeys no request that is not JSON, a write whose expected revision is impossible is not stored, and a message
+that is only traced is delivered to nobody (ADR-41). The user must also be allowed to publish where the trace goes, so
+the trace goes to the API, as a request that the API does not obey.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from jetstream_client.consume.address import NO_MESSAGE
+from jetstream_client.consume.message import IN_PROGRESS
+from jetstream_client.errors import PermissionDenied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from jetstream_client.wire.control import Connection
+
+ROLES = ("setup", "publisher", "sensor", "processor", "reader")
+OF_CLAIMS = ("sensor", "processor")
+"""The roles of the hand-off itself. One connection often has both."""
+
+_NOT_JSON = b"?"
+_IMPOSSIBLE = {"Nats-Expected-Last-Subject-Sequence": str(NO_MESSAGE)}
+_INFO = "STREAM.INFO.{stream}"
+_LEDGER_INFO = ("STREAM.INFO.KV_{claims}", "STREAM.INFO.KV_{receipts}")
+_LEDGER = (*_LEDGER_INFO, "STREAM.MSG.GET.KV_{claims}", "STREAM.MSG.GET.KV_{receipts}")
+_CONSUMER = "CONSUMER.INFO.{stream}.{consumer}"
+_READ = (_INFO, "DIRECT.GET.{stream}", "STREAM.MSG.GET.{stream}")
+_REQUESTS = {
+    "setup": (
+        _INFO,
+        "STREAM.CREATE.{stream}",
+        "STREAM.UPDATE.{stream}",
+        _CONSUMER,
+        "CONSUMER.CREATE.{stream}.{consumer}.>",
+        "CONSUMER.CREATE.{stream}.{consumer}",
+        *_LEDGER_INFO,
+        "STREAM.CREATE.KV_{claims}",
+        "STREAM.CREATE.KV_{receipts}",
+        "STREAM.INFO.{dead}",
+        "STREAM.CREATE.{dead}",
+    ),
+    "publisher": (_INFO,),
+    "sensor": (_INFO, _CONSUMER, "CONSUMER.MSG.NEXT.{stream}.{consumer}", *_LEDGER),
+    "processor": (*_READ, _CONSUMER, *_LEDGER, "STREAM.INFO.{dead}", "STREAM.MSG.GET.{dead}"),
+    "reader": _READ,
+}
+"""The requests of the JetStream API that each role sends, below the prefix of the API."""
+
+
+class Need(NamedTuple):
+    """A permission, and a message that shows whether a user has it.
+
+    allow:    the subject to allow for publishing, with wildcards.
+    subject:  the subject of the message, which ``allow`` covers.
+    """
+
+    allow: str
+    subject: str
+    data: bytes = _NOT_JSON
+    headers: Mapping[str, str] | None = None
+
+
+class Place(NamedTuple):
+    """What a user of a role works on. Names are those of :func:`needs`' subjects; empty where the role needs none.
+
+    prefix:      subject prefix of the JetStream API.
+    ack_prefix:  what the subjects of the consumer's acknowledgements begin with.
+    record:      subject on which the consumer's record is written.
+    receipt:     subject on which a receipt is written that no claim has.
+    subject:     subject on which a publisher publishes.
+    """
+
+    prefix: str
+    stream: str
+    consumer: str = ""
+    claims: str = ""
+    receipts: str = ""
+    dead: str = ""
+    ack_prefix: str = ""
+    record: str = ""
+    receipt: str = ""
+    subject: str = ""
+
+
+def needs(role: str, place: Place) -> list[Need]:
+    """The permissions to publish that a user of this role needs."""
+    names = {name: value for name, value in place._asdict().items() if name != "prefix"}
+    found = []
+    for request in _REQUESTS[role]:
+        allow = f"{place.prefix}.{request.format(**names)}"
+        found.append(Need(allow, allow.replace(".>", ".doctor")))
+    if role in OF_CLAIMS:
+        acknowledgement = f"{place.ack_prefix}.1.{NO_MESSAGE}.0.0.0"
+        found.append(Need(f"{place.ack_prefix}.>", acknowledgement, IN_PROGRESS))
+        any_receipt = place.receipt.rpartition(".")[0] + ".*"
+        found += [
+            Need(place.record, place.record, b"", _IMPOSSIBLE),
+            Need(any_receipt, place.receipt, b"", _IMPOSSIBLE),
+        ]
+    if role == "publisher" and place.subject:
+        traced = {"Nats-Trace-Dest": found[0].subject, "Nats-Trace-Only": "true"}
+        found.append(Need(place.subject, place.subject, b"", _IMPOSSIBLE | traced))
+    if role == "processor":
+        letters = f"dead.{place.stream}.{place.consumer}"
+        found.append(Need(f"{letters}.>", f"{letters}.0.0.doctor", b"", _IMPOSSIBLE))
+    return found
+
+
+def request(prefix: str, words: str) -> Need:
+    """The permission to send a request of the JetStream API, for example ``STREAM.INFO.ORDERS``."""
+    return Need(f"{prefix}.{words}", f"{prefix}.{words}")
+
+
+async def lacking(connection: Connection, wanted: Iterable[Need]) -> list[str]:
+    """Return the subjects to allow among those of ``wanted``: this user may not publish on them.
+
+    Raises:
+        PermissionDenied: this user may not subscribe to its inbox, so that no answer arrives.
+    """
+    wanted = list(wanted)
+    for each in wanted:
+        await connection.publish(each.subject, each.data, headers=each.headers)
+    await connection.flush()
+    found = []
+    for each in wanted:
+        try:
+            connection.check_permitted(each.subject)
+        except PermissionDenied as denied:
+            if denied.act != "publish on":
+                raise
+            found.append(each.allow)
+    return found
+
+
+async def check_inbox(connection: Connection) -> None:
+    """Raises PermissionDenied if this user may not subscribe to its inbox."""
+    async with connection.inbox(lambda _: None):
+        await connection.flush()
+        connection.check_permitted("")
