@@ -28,7 +28,7 @@ PYTHON = sorted(
 )
 
 NAVIGATION = {
-    "First steps": ["docs/quickstart", "docs/comparison"],
+    "First steps": ["docs/quickstart", "docs/concepts", "docs/comparison"],
     "How to": [
         "docs/how-to/event-driven",
         "docs/several-tasks",
