@@ -28,7 +28,13 @@ PYTHON = sorted(
 )
 
 NAVIGATION = {
-    "First steps": ["docs/quickstart", "docs/concepts", "docs/comparison"],
+    "First steps": [
+        "docs/quickstart",
+        "docs/concepts",
+        "docs/coming-from-nats",
+        "docs/coming-from-kafka",
+        "docs/comparison",
+    ],
     "How to": [
         "docs/how-to/event-driven",
         "docs/several-tasks",

@@ -1,4 +1,4 @@
-"""The DAGs of the how-to pages parse, and those in dags/ that they show do what the pages say, on a real server."""
+"""The DAGs on pages of the documentation parse, and those in dags/ that they show do what they say, on a server."""
 
 import importlib.util
 import json
@@ -20,7 +20,10 @@ from tests.snippets import sections
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("parallel-runs", "catch-up-and-backfill", "large-payloads", "spark-cluster")
-PAGES = [ROOT / "docs" / "how-to" / f"{name}.md" for name in NAMES]
+PAGES = [
+    *(ROOT / "docs" / "how-to" / f"{name}.md" for name in NAMES),
+    ROOT / "docs" / "coming-from-kafka.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -1,10 +1,14 @@
 """The pages about the client: every snippet runs on a real server, and does what it says."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect, errors
@@ -31,6 +35,7 @@ from tests.snippets import Section, sections
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "reference" / "jetstream.md"
 WALK_THROUGH = DOCS / "how-to" / "interest-retention.md"
+COMING = DOCS / "coming-from-nats.md"
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +49,8 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]
 
 @pytest.mark.parametrize(
     "section",
-    [each for page in (PAGE, WALK_THROUGH) for each in sections(page) if each.source],
-    ids=lambda each: each.title,
+    [each for page in (PAGE, WALK_THROUGH, COMING) for each in sections(page) if each.source],
+    ids=lambda each: f"{each.page.stem}: {each.title}",
 )
 async def test_the_snippets_of(section: Section, own_server: NatsServer) -> None:
     """Each section starts on an empty server, with ``settings`` and ``js`` defined."""
@@ -120,6 +125,29 @@ def kinds(kind: type[errors.JetStreamError]) -> Iterator[type[errors.JetStreamEr
     yield kind
     for each in kind.__subclasses__():
         yield from kinds(each)
+
+
+def test_the_calls_of_both_clients_exist() -> None:
+    """In the tables of coming-from-nats.md: those of nats-py in the second column, ours in the third."""
+    theirs = {"nc": Client, "js": JetStreamContext, "sub": JetStreamContext.PullSubscription, "msg": Msg}
+    ours = {"js": JetStream, "stream": Stream, "consumer": Consumer, "consuming": Consuming, "message": Message}
+    rows = [line.strip("| ").split(" | ") for line in COMING.read_text().splitlines() if line.startswith("| ")]
+    found = [
+        (nouns[noun], name)
+        for row in rows
+        if len(row) == 3
+        for cell, nouns in zip(row[1:], (theirs, ours), strict=True)
+        for noun, name in re.findall(r"`(\w+)\.(\w+)", cell)
+        if noun in nouns
+    ]
+    assert len(found) > 80
+    assert [f"{noun.__name__}.{name}" for noun, name in found if not has(noun, name)] == []
+
+
+def has(noun: type, name: str) -> bool:
+    """Whether instances have this attribute; some are only set when one is made."""
+    source = "".join(inspect.getsource(kind) for kind in noun.__mro__ if kind is not object)
+    return hasattr(noun, name) or re.search(rf"^    {name}: |self\.{name}\b.* = ", source, re.MULTILINE) is not None
 
 
 async def test_a_wrong_snippet_fails_at_its_line_of_the_page(tmp_path: Path) -> None:
