@@ -84,6 +84,8 @@ root_doc = "README"
 html_theme = "furo"
 html_title = project
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 myst_heading_anchors = 4
 myst_url_schemes = {"http": None, "https": None, "source": None}
 

@@ -270,7 +270,7 @@ def shown_default(value: Any) -> str:
         unit = next(unit for unit, length in units.items() if seconds % length == 0)
         return f"timedelta({unit}={seconds // units[unit]})"
     text = json.dumps(value) if isinstance(value, str) else repr(value)
-    return "…" if text.startswith("<") else text
+    return "..." if text.startswith("<") else text
 
 
 def shown_parameter(each: inspect.Parameter) -> str:
