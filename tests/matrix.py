@@ -37,7 +37,7 @@ TESTS = (
     "tests/pyspark_jetstream/test_filters.py",
 )
 TOO_OLD = "apache-airflow>=3.2,<3.3"
-SENTENCE = "ImportError: airflow-provider-nats-jetstream needs Apache Airflow 3.3 or newer; this is 3.2."
+SENTENCE = "ImportError: airflow-provider-nats-jetstream needs Apache Airflow 3.3 or later, but 3.2."
 
 
 class Cell(NamedTuple):

@@ -1,3 +1,3 @@
-"""JetStream for Apache Airflow: streams, claims and Spark."""
+"""The Airflow provider for NATS JetStream: streams, claims and jobs on Spark."""
 
 __version__ = "0.1.0"

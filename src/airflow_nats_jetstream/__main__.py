@@ -1,4 +1,4 @@
-"""``python -m airflow_nats_jetstream``: the commands of ``airflow jetstream``, also where there is no Airflow."""
+"""``python -m airflow_nats_jetstream``: the commands of ``airflow jetstream``, which need no Airflow this way."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Checks Airflow's version when it is imported: before the imports that fail less helpfully with an older one."""
+"""Checks Airflow's version on import. With an older Airflow, later imports would fail with a less helpful message."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ OLDEST_AIRFLOW = (3, 3)
 
 
 def check_airflow(version: str) -> None:
-    """Raises ImportError for an Airflow that lacks what this package builds on."""
+    """Raise ImportError if the Airflow ``version`` is older than this package needs."""
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_AIRFLOW:
-        raise ImportError(f"airflow-provider-nats-jetstream needs Apache Airflow 3.3 or newer; this is {version}")
+        raise ImportError(
+            f"airflow-provider-nats-jetstream needs Apache Airflow 3.3 or later, but {version} is installed: upgrade it"
+        )
 
 
 check_airflow(airflow.__version__)

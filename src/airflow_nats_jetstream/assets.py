@@ -1,7 +1,7 @@
-"""Assets ``nats://server[:port]/stream[/subject]``: a stream, or those of its messages that a filter lets through.
+"""Assets ``nats://server[:port]/stream[/subject]``: a stream, or the messages of a stream that match a filter.
 
-The server stands for the whole cluster (always the same one of its names), as in the URIs of Airflow's other providers;
-the consumer is not in it: who reads a stream does not make it another one.
+As in the URIs of Airflow's other providers, one server stands for its whole cluster: always use the same one of its
+names. The URI does not contain the consumer, because the asset is the same whichever consumer reads it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ if TYPE_CHECKING:
     from airflow.sdk import Asset
 
 _PORT = 4222
-_FORM = "an asset is nats://server[:port]/STREAM or nats://server[:port]/STREAM/subject.filter.>"
-_OF_A_SUBJECT = "*>$!()',;:@&=+"  # what a path may hold as it is, and the two wildcards
+_FORM = "give nats://server[:port]/STREAM or nats://server[:port]/STREAM/subject.filter.>"
+_OF_A_SUBJECT = "*>$!()',;:@&=+"  # characters that a path may contain unquoted, and the two wildcards
 
 
 def create_asset(
     *, server: str, stream: str, subject: str | None = None, extra: dict[str, Any] | None = None, **asset: Any
 ) -> Asset:
-    """The asset of a stream; ``server`` is ``host`` or ``host:port``, ``asset`` are further fields as ``watchers``.
+    """Return the asset of a stream.
+
+    server:   the server as ``host`` or ``host:port``. Default port 4222.
+    stream:   the name of the stream.
+    subject:  a subject filter, for the messages that match it. Default None: all messages of the stream.
+    extra:    the asset's ``extra``. Default None.
+    asset:    further fields of the asset, such as ``name`` and ``watchers``.
 
     Raises:
-        InvalidValue: when the DAG is parsed.
+        InvalidValue: a name or subject that JetStream forbids, when the DAG is parsed.
     """
     from airflow.sdk import Asset
 
@@ -40,21 +46,23 @@ def create_asset(
 
 
 def sanitize_uri(uri: SplitResult) -> SplitResult:
-    """What Airflow calls for every asset of this scheme: the one spelling of its URI.
+    """Return the normal form of an asset's URI. Airflow calls this for every asset with the scheme ``nats``.
+
+    uri:  the URI of the asset, split.
 
     Raises:
-        InvalidValue: not such a URI.
+        InvalidValue: it does not have the form ``nats://server[:port]/stream[/subject]``.
     """
     try:
         host, port = uri.hostname, uri.port
     except ValueError:
         raise InvalidValue("uri", "nats://…", _FORM) from None
     if uri.username is not None or uri.password is not None:
-        raise InvalidValue("uri", "nats://…@…", f"who connects is the connection's business: {_FORM}")
+        raise InvalidValue("uri", "nats://…@…", f"user and password belong in the Airflow connection: {_FORM}")
     if not host or "," in uri.netloc:
-        raise InvalidValue("uri", "nats://…", f"name one server: {_FORM}")
+        raise InvalidValue("uri", "nats://…", f"an asset names exactly one server: {_FORM}")
     if uri.query or uri.fragment:
-        raise InvalidValue("uri", "nats://…?…", f"no query: {_FORM}")
+        raise InvalidValue("uri", "nats://…?…", f"a query or fragment is not allowed: {_FORM}")
     names = [unquote(each) for each in uri.path.split("/")[1:]]
     if not 1 <= len(names) <= 2:
         raise InvalidValue("uri", "nats://…", _FORM)

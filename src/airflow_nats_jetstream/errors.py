@@ -1,9 +1,9 @@
 """The errors of the provider: the part of the tree of :mod:`jetstream_client.errors` below ``SparkError``.
 
-SparkError                        a Spark cluster that works on a claim
-├── SparkMasterUnavailable        no master answers, or none is in charge
-├── SparkMasterRefused            it answers, and does not do it
-└── SparkJobFailed                a job that did not succeed; carries its driver and state
+SparkError                        any error of a Spark cluster that works on a claim
+├── SparkMasterUnavailable        no Spark master answered, or none of them is active
+├── SparkMasterRefused            the Spark master answered and refused the request
+└── SparkJobFailed                a job did not succeed; carries its driver and the driver's state
 """
 
 from __future__ import annotations
@@ -12,22 +12,29 @@ from jetstream_client.errors import JetStreamError
 
 
 class SparkError(JetStreamError):
-    """A Spark cluster that works on a claim, or should."""
+    """Any error of a Spark cluster that works on a claim, or was asked to."""
 
 
 class SparkMasterUnavailable(SparkError, ConnectionError):
-    """No Spark master answers, or none of those that do is in charge: a job that runs goes on meanwhile."""
+    """No Spark master answered, or none of those that answered is active. A job that is running keeps running."""
 
 
 class SparkMasterRefused(SparkError):
-    """The Spark master's own refusal, in its words."""
+    """The Spark master refused a request. The message contains its own words."""
 
 
 class SparkJobFailed(SparkError):
-    """A job on a Spark cluster ended, and not well. ``state`` is the driver's: ``FAILED``, ``KILLED``, ``ERROR``, or
-    ``LOST`` when the master does not know it any more."""
+    """A job on a Spark cluster ended without success.
+
+    driver:  the id that the Spark master gave to the job's driver.
+    state:   the state in which the driver ended: ``FAILED``, ``KILLED``, ``ERROR``, or ``LOST`` when the master no
+             longer knows the driver.
+    """
 
     def __init__(self, driver: str, state: str) -> None:
-        super().__init__(f"Spark driver {driver} is {state}: stdout and stderr in its worker's folder {driver} say why")
+        super().__init__(
+            f"the Spark job did not succeed: driver {driver} is {state}. Read the files stdout and stderr in the "
+            f"folder {driver} of its Spark worker"
+        )
         self.driver = driver
         self.state = state

@@ -1,4 +1,4 @@
-"""The link from a task to the page about its stream, consumer or claim, in whatever the site watches JetStream with."""
+"""Links from a task to the page about its stream, consumer or claim in the site's own monitoring, and to Spark's."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 
 class JetStreamLink(BaseOperatorLink):
-    """The connection's field ``console`` with the names of stream and consumer and the claim's id in it; no link where
-    it is empty, or before the task knows its stream."""
+    """The link in the connection's field ``console``, filled in with stream, consumer and claim id.
+
+    A task has no link while that field is empty, or before the task knows its stream.
+    """
 
     name = "JetStream"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002
-        """Airflow calls it in the worker when the task has ended, well or not."""
+        """Return the address, or an empty string. Airflow calls this in the worker when the task has ended."""
         stream = getattr(operator, "stream", None)
         if not isinstance(stream, str) or not stream:
             return ""
@@ -34,11 +36,12 @@ class JetStreamLink(BaseOperatorLink):
 
 
 class SparkMasterLink(BaseOperatorLink):
-    """The page of the Spark master, where the connection's extra names it as ``webui``."""
+    """The link to the web page of the Spark master, which the Spark connection's extra names as ``webui``."""
 
     name = "Spark master"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002
+        """Return the address, or an empty string. Airflow calls this in the worker when the task has ended."""
         from airflow_nats_jetstream.spark_master import SparkMaster
 
         conn_id = getattr(operator, "conn_id", None)

@@ -1,4 +1,4 @@
-"""Whom a sensor takes claims for: what survives a retry of its task, but not a clear."""
+"""The owner for whom a sensor takes claims. A retry of the task leaves it as it is, and a clear changes it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,32 @@ if TYPE_CHECKING:
 
 
 def owner_in_worker(context: Context) -> Owner:
-    """The owner of what a task instance takes. ``max_tries`` is the task's ``retries`` until somebody clears the task.
+    """Return the owner of the claims that a task instance takes in a worker.
 
-    A retry leaves ``max_tries`` as it is; a clear sets it to the tries so far plus ``retries``
-    (``clear_task_instances`` in Airflow's ``models/taskinstance.py``).
+    ``max_tries`` equals the task's ``retries`` until somebody clears the task. A retry does not change ``max_tries``;
+    a clear sets it to the number of tries so far plus ``retries`` (``clear_task_instances`` in Airflow's
+    ``models/taskinstance.py``).
+
+    context:  Airflow's context of the task instance.
     """
     ti: Any = context["ti"]
     return _owner(ti, ti.max_tries - (ti.task.retries or 0), context.get("dag_run"))
 
 
 def owner_in_triggerer(ti: Any) -> Owner:
-    """The same for a sensor that begins in the triggerer, where Airflow 3.3.2 does not tell ``max_tries``
-    (``create_runtime_ti`` in ``jobs/triggerer_job_runner.py``): a clear looks like a retry until its run has ended.
+    """Return the owner of the claims that a sensor takes when it begins in the triggerer.
+
+    Airflow 3.3.2 does not pass ``max_tries`` to the triggerer (``create_runtime_ti`` in
+    ``jobs/triggerer_job_runner.py``), so a clear looks like a retry until the run has ended.
+
+    ti:  the trigger's task instance.
     """
     known = ti.get_template_context() if hasattr(ti, "get_template_context") else {}
     return _owner(ti, 0, known.get("dag_run"))
 
 
 def _owner(ti: Any, cleared: int, dag_run: Any) -> Owner:
-    """The run's start distinguishes two deployments that have the same DAG with the same run ids."""
+    """The start of the run distinguishes two deployments that have the same DAG with the same run ids."""
     start = getattr(dag_run, "start_date", None)
     map_index = -1 if ti.map_index is None else ti.map_index
     return (

@@ -1,4 +1,4 @@
-"""``MessageQueueTrigger(scheme="nats", stream=…, consumer=…)``, of the extra ``messaging``."""
+"""``MessageQueueTrigger(scheme="nats", stream=…, consumer=…)``, which needs the extra ``messaging``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from airflow_nats_jetstream.watcher import JetStreamNoticeTrigger
 
 
 class JetStreamQueueProvider(BaseMessageQueueProvider):
-    """The keyword arguments are those of :class:`~airflow_nats_jetstream.watcher.JetStreamNoticeTrigger`."""
+    """The scheme ``nats`` of Airflow's ``MessageQueueTrigger``.
+
+    The trigger's keyword arguments are those of :class:`~airflow_nats_jetstream.watcher.JetStreamNoticeTrigger`.
+    """
 
     scheme = "nats"
 

@@ -1,4 +1,4 @@
-"""What Airflow renders: values that are not known before the task runs, and are texts then."""
+"""Check values that Airflow renders: they are known only when the task runs, and are often strings by then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from jetstream_client.errors import InvalidValue
 
 
 def templated(value: Any) -> bool:
-    """Whether a value is only known when the task runs: it has a template in it, or comes from another task."""
+    """Return whether a value is known only when the task runs: it contains a template, or is another task's output.
+
+    value:  the value of a template field; mappings and lists are searched.
+    """
     if isinstance(value, str):
         return "{{" in value or "{%" in value
     if isinstance(value, Mapping):
@@ -22,9 +25,15 @@ def templated(value: Any) -> bool:
 
 
 def check_mapping(name: str, value: object, what: str) -> None:
-    """Raises InvalidValue for what is not a mapping whose keys are texts, and is not templated.
+    """Check that a value is templated, or a mapping whose keys are strings.
 
-    It shows a type only: what stands in the place of a mapping may be a secret that belongs into it.
+    name:   the parameter's name, for the error.
+    value:  the value to check.
+    what:   what the mapping contains, for the error: ``"variable names to strings"``.
+
+    Raises:
+        InvalidValue: it is neither. The error shows only the value's type, because a value of another type may be a
+            secret that belongs inside the mapping.
     """
     odd = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else [value]
     if odd and not templated(value):
@@ -32,12 +41,24 @@ def check_mapping(name: str, value: object, what: str) -> None:
 
 
 def absent(value: object) -> bool:
-    """Whether nothing is given: a template makes the text ``None`` of None."""
+    """Return whether a value counts as not given. A template renders None as the string ``None``.
+
+    value:  the rendered value.
+    """
     return value in (None, "", "None")
 
 
 def whole_number(name: str, value: object, lowest: int = 1, why: str = "") -> int:
-    """A number, of which a template makes a text. Raises InvalidValue for another one than from ``lowest`` on."""
+    """Return a whole number, which may also be a string because a template renders one.
+
+    name:    the parameter's name, for the error.
+    value:   the number.
+    lowest:  the smallest number allowed. Default 1.
+    why:     added to the error: why there is this limit.
+
+    Raises:
+        InvalidValue: it is not a whole number, or smaller than ``lowest``.
+    """
     text = str(value).strip()
     if isinstance(value, bool) or not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) >= lowest):
         raise InvalidValue(name, value, f"give a whole number, {lowest} or more{why}")
@@ -45,33 +66,48 @@ def whole_number(name: str, value: object, lowest: int = 1, why: str = "") -> in
 
 
 def optional_number(name: str, value: object, lowest: int = 1, why: str = "") -> int | None:
-    """:func:`whole_number`, or None where nothing is given."""
+    """Return the result of :func:`whole_number`, which has the same parameters, or None if no value is given."""
     return None if absent(value) else whole_number(name, value, lowest, why)
 
 
 def duration(name: str, value: object, *, zero: bool = False) -> timedelta:
     """Return a ``timedelta`` or ISO 8601 duration as a ``timedelta``.
 
-    Raises InvalidValue for anything else, and for 0 unless it is allowed.
+    name:   the parameter's name, for the error.
+    value:  the duration.
+    zero:   whether 0 is allowed. Default False.
+
+    Raises:
+        InvalidValue: it is something else, or 0 where that is not allowed.
     """
     try:
         length = times.duration(value)
     except ValueError as error:
         number = isinstance(value, int | float) and value > 0
-        remedy = f"{error}: seconds are timedelta(seconds={value:g})" if number else str(error)
+        remedy = f"{error}; for seconds, give timedelta(seconds={value:g})" if number else str(error)
         raise InvalidValue(name, value, remedy) from None
     if not length and not zero:
-        raise InvalidValue(name, value, "give a duration above 0")
+        raise InvalidValue(name, value, "give a duration longer than 0")
     return length
 
 
 def known_duration(name: str, value: Any, *, zero: bool = False) -> Any:
-    """:func:`duration` of what is known when the DAG is parsed; a template stays as it is until the task runs."""
+    """Return :func:`duration` of a value that is known when the DAG is parsed, and a templated value unchanged.
+
+    The parameters are those of :func:`duration`.
+    """
     return value if templated(value) else duration(name, value, zero=zero)
 
 
 def instant(name: str, value: object) -> str:
-    """Return a point in time as RFC 3339 in UTC: :func:`times.instant`. Raises InvalidValue."""
+    """Return a point in time as RFC 3339 in UTC.
+
+    name:   the parameter's name, for the error.
+    value:  the time, in every form that :func:`times.instant` accepts.
+
+    Raises:
+        InvalidValue: it is something else.
+    """
     try:
         return times.instant(value)
     except ValueError as error:
@@ -79,22 +115,26 @@ def instant(name: str, value: object) -> str:
 
 
 def claimed(claim: Any, name: str) -> str | None:
-    """A field of a claim, once the task knows its claim."""
+    """Return a field of a claim, or None while the claim is not known or has no such string.
+
+    claim:  the claim as the sensor returned it, or a template.
+    name:   the name of the field.
+    """
     value = claim.get(name) if isinstance(claim, Mapping) else None
     return value if isinstance(value, str) else None
 
 
 class OfClaim:
-    """A task that works on a claim, whose stream and consumer are its own."""
+    """Mixin for a task that works on a claim: its stream and consumer are those of the claim."""
 
     claim: Any
 
     @property
     def stream(self) -> str | None:
-        """None until the task knows its claim."""
+        """The claim's stream; None until the task knows its claim."""
         return claimed(self.claim, "stream")
 
     @property
     def consumer(self) -> str | None:
-        """None until the task knows its claim."""
+        """The claim's consumer; None until the task knows its claim."""
         return claimed(self.claim, "consumer")

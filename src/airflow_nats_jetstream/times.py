@@ -1,6 +1,6 @@
-"""Times and durations as a DAG writes them, read by pendulum, Airflow's own library.
+"""Read times and durations as a DAG writes them, with pendulum, the library that Airflow uses.
 
-The client below knows RFC 3339 and integer nanoseconds only.
+The client accepts only RFC 3339 and integer nanoseconds.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from datetime import UTC, datetime, timedelta
 import pendulum
 
 TIME = "a datetime with a time zone, or an ISO 8601 string with one, such as 2026-11-21T03:00:00Z"
-DURATION = "a timedelta, or an ISO 8601 duration such as PT5M or P1DT12H, not below 0"
+DURATION = "a timedelta, or an ISO 8601 duration such as PT5M or P1DT12H, that is not negative"
 
-# Beyond microseconds pendulum drops the digits, but JetStream's times have nine.
+# pendulum drops all digits after the microseconds, but JetStream's times have nine digits after the point.
 _FRACTION = re.compile(r"(?P<before>.*\.[0-9]{6})(?P<nanoseconds>[0-9]{1,3})(?P<after>(?![0-9]).*)")
 _LONG_FRACTION = re.compile(r"\.[0-9]{10}")
-# Weeks to seconds: months and years have no fixed length. Nine digits at most, because pendulum's parser wraps at 2³².
+# Only weeks to seconds, because months and years have no fixed length. At most nine digits, because pendulum's parser
+# wraps around at 2³².
 _NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
 _DURATION = re.compile(
     rf"P(?=.*[0-9])(?:{_NUMBER}W|(?:{_NUMBER}D)?(?:T(?=.)(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?)"
@@ -24,13 +25,14 @@ _DURATION = re.compile(
 
 
 def instant(value: object) -> str:
-    """Return a point in time as RFC 3339 in UTC, with every digit of the fraction that was given.
+    """Return a point in time as RFC 3339 in UTC, with every digit of the fraction.
 
-    value: a ``datetime`` with a time zone (pendulum's are), or an ISO 8601 string with one. A template such as
-           ``{{ data_interval_start }}`` renders as such a string.
+    value:  a ``datetime`` with a time zone (pendulum's datetimes have one), or an ISO 8601 string with a time zone. A
+            template such as ``{{ data_interval_start }}`` renders as such a string.
 
-    Raises ValueError, whose text says what to give, for anything else: a string without a time zone included, because
-    its meaning would depend on the machine.
+    Raises:
+        ValueError: for anything else, with a message that says what to give. A string without a time zone is refused
+            because its meaning would depend on the machine.
     """
     nanoseconds = ""
     moment = value
@@ -51,11 +53,12 @@ def instant(value: object) -> str:
 def duration(value: object) -> timedelta:
     """Return a duration as a ``timedelta``.
 
-    value: a ``timedelta`` (pendulum's ``Duration`` is one), or an ISO 8601 duration in weeks, days, hours, minutes and
-           seconds, to the microsecond.
+    value:  a ``timedelta`` (pendulum's ``Duration`` is one), or an ISO 8601 duration in weeks, days, hours, minutes
+            and seconds, with up to six digits after the point.
 
-    Raises ValueError, whose text says what to give, for anything else: a number without a unit, a negative duration,
-    and months and years, which have no fixed length.
+    Raises:
+        ValueError: for anything else, with a message that says what to give: for a number without a unit, for a
+            negative duration, and for months and years, which have no fixed length.
     """
     length = value
     if isinstance(value, str) and _DURATION.fullmatch(value.strip()):
@@ -69,7 +72,7 @@ def duration(value: object) -> timedelta:
 
 def _parsed(text: str) -> object:
     try:
-        # Without a default time zone: what a string does not say stays unsaid. ``exact`` makes a date a date.
+        # tz=None: a string without a time zone gets none. ``exact``: a date stays a date instead of becoming midnight.
         return pendulum.parse(text, exact=True, tz=None)
     except (ValueError, OverflowError):
         return None

@@ -1,7 +1,7 @@
-"""Tracebacks for people: an error of this package says in its own words what happened and what to do.
+"""Shorten the tracebacks of this package's errors, whose messages already say what happened and what to do.
 
-Airflow prints the traceback of whatever a task raises. The frames between the task's code and the client (the portal,
-the event loop, this package) made up to ninety lines of it for a mistyped name, at every try.
+Airflow prints the traceback of every exception that a task raises. For a mistyped name, the frames between the task's
+code and the client (the portal, the event loop, this package) take up to ninety lines of it, at every try.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _CARRIERS = frozenset(
 
 
 class Brief:
-    """``with Brief():`` takes from a :class:`JetStreamError` that passes the frames that only carried it.
+    """Context manager that removes the frames that only passed a :class:`JetStreamError` on from its traceback.
 
-    The error stays what it is: its class, its attributes, its cause, and so what Airflow makes of it. The frames of the
-    author's own code stay. The whole traceback is logged at DEBUG.
+    The error keeps its class, attributes and cause, so Airflow handles it as before. The frames of the DAG author's
+    code stay. The complete traceback is logged at DEBUG.
     """
 
     def __enter__(self) -> Self:
@@ -31,12 +31,15 @@ class Brief:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
         if isinstance(error, JetStreamError):
-            log.debug("the whole traceback of an error", exc_info=error)
+            log.debug("the complete traceback of the error", exc_info=error)
             brief(error)
 
 
 def brief(error: BaseException) -> BaseException:
-    """The error, and its causes, without those frames."""
+    """Return the same error, and remove those frames from its traceback and from the tracebacks of its causes.
+
+    error:  the error to shorten, which is changed in place.
+    """
     each: BaseException | None = error
     while each is not None:
         each.__traceback__ = _kept(each.__traceback__)
