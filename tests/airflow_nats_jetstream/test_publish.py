@@ -410,11 +410,11 @@ def test_a_dry_run_counts_and_publishes_nothing(
         raise AssertionError("it was called")
 
     publishing(stream, never).dry_run()
-    assert f"would publish to stream {stream} what never gives" in capsys.readouterr().out
+    assert f"would publish to stream {stream} the messages that never returns" in capsys.readouterr().out
     publishing(stream, [(f"{stream}.a", "1"), ("elsewhere.b", "2"), (f"{stream}.c", "3")]).dry_run()
     said = capsys.readouterr().out
     assert f"would publish 3 messages to stream {stream}" in said
-    assert "does not listen on 1 of their subjects, first on elsewhere.b" in said
+    assert "does not listen on the subjects of 1 of these messages, the first of which is elsewhere.b" in said
     with pytest.raises(InvalidValue, match=r"messages\[1\]"):
         publishing(stream, [(f"{stream}.a", "1"), "2"]).dry_run()
     with pytest.raises(InvalidValue, match="1 to 1000 messages"):

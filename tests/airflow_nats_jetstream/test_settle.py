@@ -91,7 +91,7 @@ def test_work_that_succeeded_is_settled(hook: JetStreamHook, stream: str, run: R
         ({"load": None}, "extract load", "load is None"),
         ({"load_0": "success", "load_1": "failed"}, "load", "load_1 is failed"),
         ({}, "extract load check", "check has not run"),
-        ({}, "", "no task is upstream"),
+        ({}, "", "no task that works on the claim is directly upstream"),
     ],
 )
 def test_anything_else_gives_back(  # noqa: PLR0917

@@ -117,8 +117,8 @@ def test_purges_what_was_asked_for(
     ("which", "says"),
     [
         ({"sequence": 5, "keep": 5}, "not both"),
-        ({"sequence": 0}, "0 for everything"),
-        ({"keep": 0}, "0 for everything"),
+        ({"sequence": 0}, "0 would select every message"),
+        ({"keep": 0}, "0 would select every message"),
         ({"keep": -1}, "1 or more"),
         ({"keep": "many"}, "whole number"),
         ({}, "everything=True"),

@@ -1,1 +1,1 @@
-"""Operators, one file per noun."""
+"""Operators: one file for each thing that they act on."""

@@ -1,4 +1,4 @@
-"""A task that holds a claim, and what it means to the task when the claim is settled or lost."""
+"""Base of the tasks that hold a claim: how such a task ends when its claim is settled already, or lost."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.held import HeldClaim
 
 FOREIGN = (ClaimInvalid, Superseded, HeldByAnother, HoldLost)
-"""A claim that this task will never settle: a retry would find the same."""
+"""Errors after which this task can never settle the claim: a retry would fail in the same way."""
 
 
 class ClaimTask(OfClaim):
-    """A task that holds its claim, to settle it or give it back. ``log`` is the operator's."""
+    """Mixin for an operator that holds its claim in order to settle, fail or release it. ``log`` is the operator's."""
 
     ui_fgcolor = "#ffffff"
     operator_extra_links: Collection[BaseOperatorLink] = (JetStreamLink(),)
@@ -33,37 +33,38 @@ class ClaimTask(OfClaim):
     _held: HeldClaim | None = None
 
     def _check_on_settled(self) -> None:
-        """Raises InvalidValue."""
+        """Check ``on_settled``. Raises InvalidValue."""
         if self.on_settled not in self.on_settled_choices:
             raise InvalidValue("on_settled", self.on_settled, f"give one of {', '.join(self.on_settled_choices)}")
 
     def _outcome(self, work: Callable[[], Any], undone: str = "") -> Any:
         """Return what ``work`` returns, or the recorded value of a claim that was settled before.
 
-        undone:  why the claim must not count as settled.
+        work:    called without arguments, to hold and end the claim.
+        undone:  why the claim must not count as settled; empty if it may.
 
         Raises:
-            AirflowFailException: the claim was settled and must not be, or belongs to another attempt. Airflow does not
-                try again.
+            AirflowFailException: the claim was settled although it must not be, or belongs to another attempt. Airflow
+                does not retry the task.
         """
         try:
             with Brief():
                 return work()
         except AlreadyDone as done:
             if undone or self.on_settled == "fail":
-                why = undone or "on_settled='fail'"
-                raise AirflowFailException(f"{done}; {why}") from done
-            self.log.info("%s; returning its recorded value", done)
+                why = undone or "this task has on_settled='fail'"
+                raise AirflowFailException(f"{done}, but {why}") from done
+            self.log.info("%s; returning the recorded value", done)
             return done.value
         except FOREIGN as foreign:
             if self._held is not None and self._held.killed:
-                raise  # nobody else has it: Airflow decides whether to try again
+                raise  # no other attempt has the claim, so Airflow may retry the task
             raise AirflowFailException(f"{foreign}; {undone}" if undone else str(foreign)) from foreign
         finally:
             self._held = None
 
     def on_kill(self) -> None:
-        """Release the claim within 3 s; from then on this attempt cannot settle it."""
+        """Release the claim, which takes at most 3 s. From now on, this attempt cannot settle it."""
         if self._held is not None:
-            self.log.warning("killed: releasing claim %s", self._held.id)
+            self.log.warning("the task is being killed: releasing claim %s", self._held.id)
             self._held.kill()

@@ -1,4 +1,4 @@
-"""A stream's or consumer's configuration as a DAG gives it, and making the server agree with it."""
+"""Read the configuration of a stream or consumer from a DAG, and make the server's configuration match it."""
 
 from __future__ import annotations
 
@@ -42,11 +42,15 @@ FILES = (".yaml", ".yml", ".json")
 
 
 class ConfigurationOperator(BaseOperator):
-    """An operator with a ``config``: the server's own field names, as a mapping, a dataclass or a file.
+    """Base of the operators with a ``config``.
 
-    A file is read when the DAG is parsed. It becomes the field's value, as Airflow does it with a ``.sql`` file, so
-    what is templated in it is rendered. Airflow's own ``template_ext`` is not used for it: it would take the subject
-    ``orders.json`` inside a mapping for a file, too, and a missing file would only be logged.
+    config:        the configuration, with the server's own field names, as a mapping, a dataclass or the path of a
+                   file. (templated)
+    nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
+
+    A file is read when the DAG is parsed. Its content becomes the value of the field, as with a ``.sql`` file in
+    Airflow, so templates in the file are rendered. Airflow's own ``template_ext`` is not used, because it would also
+    treat the subject ``orders.json`` inside a mapping as a file, and would only log that a file is missing.
     """
 
     template_fields_renderers: ClassVar[dict[str, str]] = {"config": "json"}
@@ -54,10 +58,10 @@ class ConfigurationOperator(BaseOperator):
     ui_fgcolor = "#ffffff"
     operator_extra_links = (JetStreamLink(),)
     _fields: ClassVar[Fields]
-    _identity: ClassVar[tuple[str, ...]]  # the attributes that name it, its own last
+    _identity: ClassVar[tuple[str, ...]]  # the attributes that name the stream or consumer, its own name last
     config: Any
-    _file: str | None = None  # whose text ``config`` is
-    _name: str | None = None  # once it is known: for the link
+    _file: str | None = None  # the file that ``config`` was read from
+    _name: str | None = None  # the name for the link, once it is known
 
     def __init__(
         self, *, config: Configuration, nats_conn_id: str = JetStreamHook.default_conn_name, **kwargs: Any
@@ -68,7 +72,7 @@ class ConfigurationOperator(BaseOperator):
         if is_dataclass(self.config) and not isinstance(self.config, type):
             self.config = {name: value for name, value in asdict(self.config).items() if value is not None}
         if isinstance(self.config, Mapping):
-            # It stays the same object: Airflow knows by it what came from another task, and renders nothing of that.
+            # Keep the same object: Airflow recognises another task's output by its identity and does not render it.
             self._check(self.config, "", {})
         elif isinstance(self.config, str):
             if not templated(self.config):
@@ -77,7 +81,7 @@ class ConfigurationOperator(BaseOperator):
             raise self._no_configuration(self.config)
 
     def resolve_template_files(self) -> None:
-        """Airflow calls it when the DAG is complete: of an operator that was made outside of it, too."""
+        """Read the file of an operator that was created without a DAG. Airflow calls this when the DAG is complete."""
         if isinstance(self.config, str) and self._file is None and not templated(self.config):
             self._read(self.config)
 
@@ -107,12 +111,12 @@ class ConfigurationOperator(BaseOperator):
         raise NotImplementedError
 
     def _title(self) -> str:
-        """What log lines begin with: ``consumer invoices of ORDERS``."""
+        """Return the beginning of a log line: ``consumer invoices of ORDERS``."""
         *stream, name = (getattr(self, each) for each in self._identity)
         return " of ".join([f"{self._fields.what} {name}", *stream])
 
     def _wanted(self) -> dict[str, Any]:
-        """The configuration, rendered and checked. Raises InvalidValue."""
+        """Return the configuration, rendered and checked. Raises InvalidValue."""
         config, shown = self.config, ""
         lines: Lines = {}
         if isinstance(config, str):
@@ -133,7 +137,7 @@ class ConfigurationOperator(BaseOperator):
             raise self._no_configuration(path)
         found = self._path(path)
         if found is None:
-            return  # there is no DAG yet to which it is relative
+            return  # the path is relative to the file of a DAG that is not known yet
         text = read(found, path)
         if templated(text):
             self.config, self._file = text, path
@@ -143,7 +147,7 @@ class ConfigurationOperator(BaseOperator):
             self.config = config
 
     def _path(self, path: str) -> Path | None:
-        """Beside the DAG's file, or on its ``template_searchpath``; None without a DAG."""
+        """Return the path next to the DAG's file or on its ``template_searchpath``; None without a DAG."""
         if Path(path).is_absolute():
             return Path(path)
         if not self.has_dag():  # type: ignore[no-untyped-call]
@@ -153,7 +157,7 @@ class ConfigurationOperator(BaseOperator):
         return next((each for each in found if each.is_file()), found[0])
 
     def _check(self, config: Any, shown: str, lines: Lines, *, rendered: bool = False) -> dict[str, Any]:
-        """The fields in the server's terms; an error names the file, its line, the field, its value and a remedy."""
+        """Return the fields as the server accepts them. An error names file, line, field, value and remedy."""
 
         def place(path: tuple[str | int, ...]) -> str:
             if not shown:
@@ -163,7 +167,8 @@ class ConfigurationOperator(BaseOperator):
             return f"{shown}:{line}: {field}" if line else f"{shown}: {field}"
 
         if not isinstance(config, Mapping):
-            raise InvalidValue(place(()), type(config).__name__, f"a {self._fields.what} configuration is a mapping")
+            remedy = f"a {self._fields.what} configuration must be a mapping of fields"
+            raise InvalidValue(place(()), type(config).__name__, remedy)
         try:
             checked = self._fields.check(config)
         except Wrong as wrong:
@@ -177,22 +182,29 @@ class ConfigurationOperator(BaseOperator):
             raise InvalidValue(place((field[1],) if field else ()), error.value, error.remedy) from None
 
     def _checked(self, config: dict[str, Any]) -> dict[str, Any]:
-        """What JetStream forbids in names and subjects. Raises InvalidValue."""
+        """Check names and subjects by JetStream's rules. Raises InvalidValue."""
         raise NotImplementedError
 
     def _no_configuration(self, value: object) -> InvalidValue:
-        remedy = f"a mapping, a dataclass, or the path of a file ({', '.join(FILES)}) is a {self._fields.what}'s config"
+        remedy = f"give a mapping, a dataclass, or the path of a file whose name ends in {', '.join(FILES)}"
         return InvalidValue("config", value if isinstance(value, str) else type(value).__name__, remedy)
 
     def _describe(self, changes: Difference | None, verb: str) -> str:
-        """What :func:`create_or_update` did or would do, in words."""
+        """Return what :func:`create_or_update` did or would do, in words."""
         if changes is None:
             return f"{verb} created"
         return f"{verb} updated:\n{self._fields.describe(changes)}" if changes else "is up to date"
 
 
 async def current(handle: Stream | Consumer, fields: Fields) -> Mapping[str, Any] | None:
-    """The configuration on the server; None if it does not exist. A consumer's stream must exist."""
+    """Return the configuration on the server, or None if the stream or consumer does not exist.
+
+    handle:  the stream or consumer. A consumer's stream must exist.
+    fields:  the fields of its kind of configuration.
+
+    Raises:
+        StreamNotFound: the stream of the consumer does not exist.
+    """
     try:
         return (await handle.info()).config
     except (StreamNotFound, ConsumerNotFound) as missing:
@@ -204,19 +216,26 @@ async def current(handle: Stream | Consumer, fields: Fields) -> Mapping[str, Any
 async def create_or_update(
     handle: Stream | Consumer, wanted: Mapping[str, Any], fields: Fields, create: Callable[[], Awaitable[Any]]
 ) -> Difference | None:
-    """Create what is missing, or change what differs; what was changed, and ``None`` when it was created.
+    """Create a stream or consumer, or change those of its fields that differ.
 
-    What the server leaves as it is although it was asked for has not changed: 0 may stand for a default.
+    Returns the fields that changed, or None if it was created. A field that the server left unchanged although a
+    change was requested is not in the result: a value of 0 may stand for a default.
+
+    handle:  the stream or consumer.
+    wanted:  the fields that it should have; all other fields stay unchanged.
+    fields:  the fields of its kind of configuration.
+    create:  called without arguments to create it.
 
     Raises:
-        UpdateRefused: names the field, its value, the wanted value, and what to do.
-        ApiError: the creation is refused.
+        UpdateRefused: the server refuses the change. The error names the field, its current and its requested value,
+            and what to do.
+        ApiError: the server refuses to create it.
     """
     before = await current(handle, fields)
     if before is None:
         try:
             await create()
-        except (StreamNameInUse, ConsumerNameInUse):  # somebody else was faster
+        except (StreamNameInUse, ConsumerNameInUse):  # another client created it in the meantime
             before = (await handle.info()).config
         else:
             return None

@@ -1,4 +1,4 @@
-"""A configuration in a YAML or JSON file next to the DAG, and the line of each of its fields."""
+"""Read a configuration from a YAML or JSON file next to the DAG, with the line of each of its fields."""
 
 from __future__ import annotations
 
@@ -12,26 +12,40 @@ import yaml  # type: ignore[import-untyped]
 from jetstream_client.errors import InvalidValue
 
 _DEEPEST = 100
-"""Levels of a configuration; the server's have six."""
+"""The most levels that a file may have. The configurations of the server have six."""
 
 Lines = dict[tuple[str | int, ...], int]
-"""Path of a value → the line of its name, from 1."""
+"""Maps the path of a value to the line of its name, counted from 1."""
 
 
 def read(path: Path, shown: str) -> str:
-    """The text of a file. Raises InvalidValue."""
+    """Return the text of a file.
+
+    path:   the file.
+    shown:  its path as the DAG gives it, for the error.
+
+    Raises:
+        InvalidValue: the file cannot be read, or is not UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InvalidValue("config", shown, f"a readable YAML or JSON file is needed, {path}: {problem}") from None
+        remedy = f"the file {path} cannot be read ({problem}): give the path of a readable YAML or JSON file"
+        raise InvalidValue("config", shown, remedy) from None
 
 
 def parse(text: str, shown: str) -> tuple[Any, Lines]:
-    """What a text says, and where. JSON by its ending, otherwise YAML 1.2's core: ``no`` and ``on`` are texts.
+    """Return the configuration in a text, and the line of each field.
+
+    A file whose name ends in ``.json`` is JSON. All others have the core schema of YAML 1.2, in which ``no`` and
+    ``on`` are strings.
+
+    text:   the content of the file.
+    shown:  the path of the file as the DAG gives it, for the error.
 
     Raises:
-        InvalidValue: file, line and what is wrong; a field that is there twice is.
+        InvalidValue: the text is invalid, or contains a field twice. The error names file, line and problem.
     """
     try:
         if shown.endswith(".json"):
@@ -39,22 +53,24 @@ def parse(text: str, shown: str) -> tuple[Any, Lines]:
         lines = _lines(yaml.compose(text, Loader=_Core), shown)
         return yaml.load(text, Loader=_Core), lines  # noqa: S506 - a SafeLoader
     except json.JSONDecodeError as error:
-        raise InvalidValue(f"{shown}:{error.lineno}", "…", f"is not JSON: {error.msg}") from None
+        raise InvalidValue(f"{shown}:{error.lineno}", "…", f"this is not JSON: {error.msg}") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise InvalidValue(f"{shown}:{line}", "…", f"is not YAML: {error.problem}") from None
+        raise InvalidValue(f"{shown}:{line}", "…", f"this is not YAML: {error.problem}") from None
     except InvalidValue:
         raise
     except (yaml.YAMLError, ValueError, RecursionError, AttributeError, LookupError) as error:
-        # The last two are PyYAML's words for a tag such as !!timestamp before something else.
-        raise InvalidValue(shown, "…", f"cannot be read: {error}") from None
+        # PyYAML raises the last two for a tag such as !!timestamp before a value of another type.
+        raise InvalidValue(shown, "…", f"the file cannot be read: {error}") from None
 
 
 class _Core(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML 1.2's core schema (yaml.org/spec/1.2.2, 10.3.2): what JSON has, and nothing that only looks like it. YAML
-    1.1 reads 1:30 as 90, no as false, and cuts times to microseconds.
+    """Loader for the core schema of YAML 1.2 (yaml.org/spec/1.2.2, 10.3.2), whose types are those of JSON.
 
-    An alias is refused: a few lines of aliases of aliases are gigabytes once they are written out as JSON."""
+    YAML 1.1 reads 1:30 as 90 and no as false, and cuts times to microseconds.
+
+    An alias is refused, because a few lines of aliases of aliases become gigabytes when they are written as JSON.
+    """
 
     depth = 0
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as its base class has it
@@ -62,11 +78,11 @@ class _Core(yaml.SafeLoader):  # type: ignore[misc]
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()
-            problem = f"the alias *{event.anchor} is not allowed: write the value here again"
+            problem = f"the alias *{event.anchor} is not allowed: repeat the value here"
             raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
         if self.depth == _DEEPEST:  # PyYAML's time grows with the square of the depth
             mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(None, None, f"it is deeper than {_DEEPEST} levels", mark)
+            raise yaml.composer.ComposerError(None, None, f"it is nested deeper than {_DEEPEST} levels", mark)
         self.depth += 1
         try:
             return super().compose_node(parent, index)
@@ -88,7 +104,7 @@ def _lines_of_json(text: str, shown: str) -> Lines:
     try:
         return _lines(yaml.compose(text.replace("\t", " "), Loader=_Core), shown)
     except yaml.YAMLError:
-        return {}  # JSON that is not YAML: its fields have no lines
+        return {}  # this JSON is not YAML, so the lines of its fields are unknown
 
 
 def _lines(node: Any, shown: str, path: tuple[str | int, ...] = ()) -> Lines:
@@ -97,7 +113,7 @@ def _lines(node: Any, shown: str, path: tuple[str | int, ...] = ()) -> Lines:
         for key, value in node.value:
             name, line = str(key.value), key.start_mark.line + 1
             if (*path, name) in lines and name != "<<":
-                raise InvalidValue(f"{shown}:{line}", name, "is there twice: leave one of them")
+                raise InvalidValue(f"{shown}:{line}", name, "this field occurs twice: keep one of them")
             lines |= {(*path, name): line} | _lines(value, shown, (*path, name))
     elif isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
@@ -106,4 +122,4 @@ def _lines(node: Any, shown: str, path: tuple[str | int, ...] = ()) -> Lines:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a number in JSON")

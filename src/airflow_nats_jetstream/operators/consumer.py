@@ -1,4 +1,4 @@
-"""Consumers: create or update, delete, pause, resume, our own reset."""
+"""Operators on consumers: create or update, delete, pause, resume, and the reset that goes through the ledger."""
 
 from __future__ import annotations
 
@@ -27,24 +27,28 @@ if TYPE_CHECKING:
 
 
 class JetStreamCreateConsumerOperator(ConfigurationOperator):
-    """Create a consumer, or change the fields that differ and leave every other field as it is.
+    """Create a consumer, or change those of its fields that differ. Fields that are not named stay unchanged.
 
-    stream:  whose. (templated)
-    config:  the server's own fields, e.g. ``{"durable_name": "invoices", "max_ack_pending": 500}``, in every form that
-             :class:`~airflow_nats_jetstream.operators.stream.JetStreamCreateStreamOperator` takes. A new consumer has
-             ``ack_policy: explicit`` unless the configuration says otherwise. (templated, what is in the file, too)
+    stream:        the name of the stream that the consumer belongs to. (templated)
+    config:        the configuration with the server's own field names, for example
+                   ``{"durable_name": "invoices", "max_ack_pending": 500}``, in every form that
+                   :class:`~airflow_nats_jetstream.operators.stream.JetStreamCreateStreamOperator` accepts. A new
+                   consumer has ``ack_policy: explicit`` unless the configuration has another. (templated, and so is
+                   the content of a file)
+    nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Run twice, it changes nothing the second time. The log shows each field that was changed, what it was and is. The
-    sensor creates the consumer that it takes claims from automatically.
+    A second run changes nothing. The log shows each changed field with its old and its new value. The pull sensor
+    creates its consumer automatically and does not need this operator.
 
     Returns ``{"stream", "consumer": name, "created": bool, "changed": [field, …]}``. ``dry_run`` prints the difference.
 
     Raises:
         InvalidValue: a field that JetStream does not have, a value that it forbids, or no name; when the DAG is parsed,
-            unless it is templated. Names the file, its line, the field and what to do.
-        UpdateRefused: the server does not change it: names the field, its value, the wanted value, and what to do.
-        ApiError: the server refuses to create it.
-        StreamNotFound: there is no such stream.
+            unless the value is templated. The error names the file, its line, the field and what to do.
+        UpdateRefused: the server refuses to change a field. The error names the field, its current and its requested
+            value, and what to do.
+        ApiError: the server refuses to create the consumer.
+        StreamNotFound: the stream does not exist.
     """
 
     template_fields: Sequence[str] = ("stream", "config", "nats_conn_id")
@@ -59,14 +63,14 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
 
     @property
     def consumer(self) -> str | None:
-        """Its name, once the task knows it."""
+        """The name of the consumer; None until the task knows it."""
         return self._name
 
     def _checked(self, config: dict[str, Any]) -> dict[str, Any]:
         wanted = check_consumer_config(config)
         consumer_name(wanted)
         if not wanted.get("durable_name") and not wanted.get("inactive_threshold"):
-            remedy = "give durable_name, or inactive_threshold: else the server deletes it 5 s after its last use"
+            remedy = "give durable_name or inactive_threshold: otherwise the server deletes it 5 s after its last use"
             raise InvalidValue("config['name']", wanted["name"], remedy)
         return wanted
 
@@ -78,7 +82,12 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
 
 
 class ConsumerOperator(StreamOperator):
-    """An operator on one consumer: its names, the connection, and the link to its page."""
+    """Base of the operators on one consumer.
+
+    stream:        the name of the stream that the consumer belongs to. (templated)
+    consumer:      the name of the consumer. (templated)
+    nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
+    """
 
     def __init__(self, *, consumer: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -92,21 +101,25 @@ class ConsumerOperator(StreamOperator):
 
 
 class JetStreamDeleteConsumerOperator(ConsumerOperator):
-    """Delete a consumer, and what it knows of which messages were processed. A new one begins from the beginning.
+    """Delete a consumer, and with it the knowledge which messages were processed: a new consumer begins from the start.
 
-    stream, consumer:     the consumer. Deleting one that does not exist succeeds. (templated)
-    despite_open_claims:  also while claims of it are open: they are superseded first, so the attempts that work on
-                          them stop and cannot settle. Default False: refused, and the claims are named.
-    despite_unprocessed:  also from a stream with retention ``interest`` that would drop what this consumer has not
-                          acknowledged. Default False: refused, with how many these are.
+    stream:               the name of the stream that the consumer belongs to. (templated)
+    consumer:             the name of the consumer. Deleting a consumer that does not exist succeeds. (templated)
+    despite_open_claims:  whether to delete the consumer while claims of it are open. They are superseded first, so the
+                          attempts that work on them stop and cannot settle. Default False: the deletion is refused,
+                          and the error names the claims.
+    despite_unprocessed:  whether to delete the consumer of a stream with retention ``interest`` if the stream would
+                          then drop messages that this consumer has not acknowledged. Default False: the deletion is
+                          refused, and the error says how many messages they are.
+    nats_conn_id:         the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Returns ``{"stream", "consumer", "deleted": bool, "unacknowledged": how many messages,
+    Returns ``{"stream", "consumer", "deleted": bool, "unacknowledged": number of messages,
     "superseded": [claim id, …]}``. ``dry_run`` prints what would be deleted.
 
     Raises:
         InvalidValue: a name that JetStream forbids; when the DAG is parsed, unless it is templated.
-        DeletionRefused: claims are open, or messages would be lost; which ones, and what to do.
-        LedgerUnavailable: it cannot be told whether claims are open.
+        DeletionRefused: claims are open, or messages would be lost. The error says which ones and what to do.
+        LedgerUnavailable: the ledger cannot be read, so it is unknown whether claims are open.
     """
 
     template_fields: Sequence[str] = ("stream", "consumer", "nats_conn_id")
@@ -125,10 +138,10 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
         }
         gone = self._run(lambda js: delete(js, self.stream, self.consumer, **despite))
         if gone is None:
-            self.log.warning("consumer %s of %s does not exist: nothing is deleted", self.consumer, self.stream)
+            self.log.warning("consumer %s of %s does not exist: nothing was deleted", self.consumer, self.stream)
         else:
-            left = gone.messages
-            self.log.info("consumer %s of %s is deleted, %d messages unacknowledged", self.consumer, self.stream, left)
+            said = "consumer %s of %s was deleted; it had not acknowledged %d messages"
+            self.log.info(said, self.consumer, self.stream, gone.messages)
         return {
             "stream": self.stream,
             "consumer": self.consumer,
@@ -146,24 +159,26 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
 
 
 class JetStreamPauseConsumerOperator(ConsumerOperator):
-    """Let a consumer deliver nothing for a while. What it has delivered can be acknowledged all the same.
+    """Pause a consumer: it delivers nothing until a given time. Messages already delivered can still be acknowledged.
 
-    stream, consumer:  which. (templated)
-    until:             a ``datetime`` with a time zone (pendulum's, too), or an ISO 8601 string with one, such as
-                       ``{{ data_interval_end }}``. (templated)
-    duration:          instead of ``until``, from now on by the server's clock: a ``timedelta``, or a string such
-                       as ``2h`` or ``PT2H``. (templated)
+    stream:        the name of the stream that the consumer belongs to. (templated)
+    consumer:      the name of the consumer. (templated)
+    until:         the end of the pause: a ``datetime`` with a time zone, such as pendulum's, or an ISO 8601 string with
+                   one, such as ``{{ data_interval_end }}``. Default None: give ``duration`` instead. (templated)
+    duration:      the length of the pause from now on, by the server's clock: a ``timedelta``, or a string such as
+                   ``2h`` or ``PT2H``. Default None: give ``until`` instead. (templated)
+    nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Needs nats-server 2.11. A consumer that is paused until then already stays so. The log shows until when it was, and
-    is, paused.
+    Needs nats-server 2.11. A consumer that is already paused until that time stays as it is. The log shows until when
+    the consumer was paused before, and until when it is paused now.
 
     Returns ``{"stream", "consumer", "until": RFC 3339, "changed": bool}``. ``dry_run`` prints the difference.
 
     Raises:
-        InvalidValue: names or times, when the DAG is parsed, unless they are templated; a time that is past, which
+        InvalidValue: an invalid name or time, when the DAG is parsed, unless it is templated; a time in the past, which
             would resume the consumer, when the task runs.
-        ConsumerNotFound, StreamNotFound: there is no such consumer.
-        ServerTooOld: before nats-server 2.11.
+        ConsumerNotFound, StreamNotFound: the consumer or its stream does not exist.
+        ServerTooOld: the server is older than 2.11.
     """
 
     template_fields: Sequence[str] = ("stream", "consumer", "until", "duration", "nats_conn_id")
@@ -178,10 +193,10 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
             self._end(0)
 
     def _end(self, now: int) -> int:
-        """The end of the pause, in nanoseconds as ``now`` is. Raises InvalidValue."""
+        """Return the end of the pause; it and ``now`` are nanoseconds since 1970. Raises InvalidValue."""
         until, duration = self.until or None, self.duration or None
         if (until is None) == (duration is None):
-            raise InvalidValue("until", until, "give until or duration, one of them")
+            raise InvalidValue("until", until, "give either until or duration, exactly one of them")
         if until is not None:
             end = time_nanoseconds(instant("until", until))
         else:
@@ -189,7 +204,7 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
                 end = now + int(fields.duration(duration))
             except fields.Wrong as wrong:
                 raise InvalidValue("duration", duration, wrong.remedy) from None
-        return end // 1_000 * 1_000  # as exact as the datetime that the client pauses until
+        return end // 1_000 * 1_000  # whole microseconds, because the client is called with a datetime
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         async def run(js: JetStream) -> tuple[str, str]:
@@ -206,10 +221,13 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
         return {"stream": self.stream, "consumer": self.consumer, "until": until, "changed": changed}
 
     def _compare(self, info: ConsumerInfo) -> tuple[str | None, int]:
-        """Until when it is paused, if it is, and until when it is to be. Raises InvalidValue."""
+        """Return the end of the current pause, or None, and the requested end. Raises InvalidValue."""
         end = self._end(time_nanoseconds(info.now))
         if end <= time_nanoseconds(info.now):
-            remedy = f"is past, at the server it is {info.now}; to end a pause there is JetStreamResumeConsumerOperator"
+            remedy = (
+                f"the pause would end in the past, because the server's clock shows {info.now}: give a later end, or "
+                "use JetStreamResumeConsumerOperator to end a pause"
+            )
             raise InvalidValue("until", self.until or self.duration, remedy)
         return _pause(info), end
 
@@ -224,16 +242,18 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
 
 
 class JetStreamResumeConsumerOperator(ConsumerOperator):
-    """End the pause of a consumer. Succeeds if it is not paused.
+    """End the pause of a consumer. Succeeds if the consumer is not paused.
 
-    stream, consumer:  which. (templated)
+    stream:        the name of the stream that the consumer belongs to. (templated)
+    consumer:      the name of the consumer. (templated)
+    nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Returns ``{"stream", "consumer", "changed": bool}``. ``dry_run`` prints until when it is paused.
+    Returns ``{"stream", "consumer", "changed": bool}``. ``dry_run`` prints until when the consumer is paused.
 
     Raises:
         InvalidValue: a name that JetStream forbids; when the DAG is parsed, unless it is templated.
-        ConsumerNotFound, StreamNotFound: there is no such consumer.
-        ServerTooOld: before nats-server 2.11.
+        ConsumerNotFound, StreamNotFound: the consumer or its stream does not exist.
+        ServerTooOld: the server is older than 2.11.
     """
 
     template_fields: Sequence[str] = ("stream", "consumer", "nats_conn_id")
@@ -247,18 +267,18 @@ class JetStreamResumeConsumerOperator(ConsumerOperator):
 
         before = self._run(run)
         was = _paused(_pause(before))
-        self.log.info("consumer %s of %s delivers (was %s)", self.consumer, self.stream, was)
+        self.log.info("consumer %s of %s is delivering (was %s)", self.consumer, self.stream, was)
         return {"stream": self.stream, "consumer": self.consumer, "changed": before.paused}
 
     def dry_run(self) -> None:
         """Print whether :meth:`execute` would end a pause."""
         info = self._run(lambda js: js.consumer(self.stream, self.consumer).info())
         now = _paused(_pause(info))
-        self.log.info("consumer %s of %s is %s, and would deliver", self.consumer, self.stream, now)
+        self.log.info("consumer %s of %s is %s, and would be delivering", self.consumer, self.stream, now)
 
 
 def _pause(info: ConsumerInfo) -> str | None:
-    """Until when it is paused, if it is."""
+    """Return the end of the consumer's pause, or None if it is not paused."""
     return str(info.config["pause_until"]) if info.paused else None
 
 
@@ -271,23 +291,27 @@ def _datetime(nanoseconds: int) -> datetime:
 
 
 class JetStreamResetConsumerOperator(ConsumerOperator):
-    """Let a consumer that claims are taken from begin again, and have everything from there on processed again.
+    """Reset a consumer to a stream sequence: all messages from there on are redelivered and processed again.
 
-    stream, consumer:  the consumer. (templated)
-    sequence:          the first stream sequence to be delivered again; by default everything that is not acknowledged,
-                       or comes after something that is not. Never past what nobody processed. (templated)
-    claims:            False for a consumer that no claims are taken from: the server's own reset, without a ledger. It
-                       is refused while the ledger knows claims of this consumer.
+    stream:        the name of the stream that the consumer belongs to. (templated)
+    consumer:      the name of the consumer. (templated)
+    sequence:      the first stream sequence to redeliver. A sequence that would skip unprocessed messages is refused.
+                   Default None: the first message that is not acknowledged. (templated)
+    claims:        whether claims are taken from this consumer. False uses the server's own reset, without the ledger,
+                   and is refused while the ledger knows claims of this consumer. Default True.
+    nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Open claims are superseded: attempts that hold them stop and cannot settle. What was done past the sequence is
-    processed again, by new claims. Takes a few seconds, and fails instead of losing a message: while acknowledgements
-    are unconfirmed, while claims go on being settled, or while another reset is under way.
+    Open claims are superseded: the attempts that hold them stop and cannot settle. Messages from the sequence on that
+    were settled before are processed again, in new claims. The reset takes a few seconds. It fails rather than lose a
+    message: while acknowledgements are unconfirmed, while claims are still being settled, or while another reset is
+    under way.
 
     Returns ``{"stream", "consumer", "sequence", "superseded": [claim id, …], "forgotten": ranges, "pending"}``: the
-    claims that were open, messages above the floor that were settled, and how many come now. ``dry_run`` prints it.
+    claims that were open, the settled messages above the acknowledgement floor, and how many messages will be
+    delivered now. ``dry_run`` prints the same.
 
     Raises:
-        InvalidValue: names or sequence; when the DAG is parsed, unless they are templated.
+        InvalidValue: an invalid name or sequence; when the DAG is parsed, unless it is templated.
         ResetRefused, LedgerUnavailable, ConsumerNotFound, StreamNotFound: the consumer was not reset.
     """
 
@@ -315,7 +339,7 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
 
         sequence = optional_number("sequence", self.sequence)
         found = self._run(lambda js: plan(Ledger(js, self.stream, self.consumer), sequence, claims=self.claims))
-        self.log.info("would do: %s", _plain(found))
+        self.log.info("the reset would do this: %s", _plain(found))
 
 
 def _plain(made: Reset) -> dict[str, Any]:

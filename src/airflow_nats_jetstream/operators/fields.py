@@ -1,8 +1,8 @@
-"""The fields of JetStream's configurations: which there are, and what each may hold.
+"""The fields of JetStream's configurations, and the values that each of them accepts.
 
-Those of nats-server's ``StreamConfig`` and ``ConsumerConfig`` (server/stream.go and server/consumer.go, 2.15). A DAG is
-refused when it is parsed for a field that is not among them: a typing error is likelier than a server that is newer
-than this package, and :meth:`JetStreamHook.run` takes whatever the server knows.
+They are those of nats-server's ``StreamConfig`` and ``ConsumerConfig`` (server/stream.go and server/consumer.go, 2.15).
+An unknown field is an error when the DAG is parsed, because a typing error is more likely than a server that is newer
+than this package. For a field of a newer server there is :meth:`JetStreamHook.run`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ from jetstream_client.config import Difference
 from jetstream_client.times import nanoseconds
 
 Check = Callable[[Any], Any]
-"""The value as the server takes it. Raises Wrong."""
+"""Return the value as the server accepts it. Raises Wrong."""
 Path = tuple[str | int, ...]
 
 
 class Wrong(Exception):
-    """A value that its field cannot have; ``path`` leads to it."""
+    """A value that its field does not accept.
+
+    value:   the value.
+    remedy:  what to do, for the error.
+    path:    the names and positions that lead to the value. Default: the value itself.
+    """
 
     def __init__(self, value: object, remedy: str, path: Path = ()) -> None:
         super().__init__(remedy)
@@ -36,17 +41,29 @@ class Wrong(Exception):
 
 
 class Fields(NamedTuple):
-    """``what`` is configured, with which fields, and of those that cannot be changed what the server says then."""
+    """The fields of one kind of configuration.
+
+    what:      what is configured: ``"stream"`` or ``"consumer"``.
+    table:     each field and the check of its value.
+    for_life:  each field that the server does not change, and a regular expression for the server's refusal.
+    remedy:    what to do when the server refuses to change such a field.
+    zero:      the value that the server uses instead of 0, for each field where there is one.
+    """
 
     what: str
     table: Mapping[str, Check]
     for_life: Mapping[str, str]
     remedy: str
     zero: Mapping[str, int]
-    """What the server takes 0 for, where that is another number."""
 
     def check(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Every field known, and its value possible, unless it is templated. Raises Wrong."""
+        """Return a configuration as the server accepts it, with templated values unchanged.
+
+        config:  the configuration as the DAG gives it.
+
+        Raises:
+            Wrong: an unknown field, or a value that its field does not accept.
+        """
         checked = _mapping(f"{self.what}s have", **self.table)(config)
         for name, default in self.zero.items():
             if checked.get(name) == 0:
@@ -54,33 +71,42 @@ class Fields(NamedTuple):
         return dict(checked)
 
     def describe(self, changes: Difference) -> str:
-        """One line for each field: what was, and what is. Durations as people write them."""
+        """Return one line for each changed field, with the old and the new value; durations as people write them.
+
+        changes:  the fields, each with its old and its new value.
+        """
         lines = ((name, self._shown(name, old), self._shown(name, new)) for name, (old, new) in changes.items())
         return "\n".join(f"  {name}: {old} → {new}" for name, old, new in lines)
 
     def _shown(self, name: str, value: Any) -> str:
         if self.table.get(name) is duration and isinstance(value, int):
             return duration_text(value)
-        return "nothing" if value is None else repr(value)
+        return "not set" if value is None else repr(value)
 
     def refused(self, description: str, changes: Difference) -> tuple[list[str], str]:
-        """Which of the changes the server's words are about, and what to do."""
+        """Return the fields that the server's refusal is about, and what to do.
+
+        description:  the refusal, in the server's words.
+        changes:      the changes that were requested.
+        """
         named = [name for name in changes if (words := self.for_life.get(name)) and re.search(words, description)]
         if named:
             return named, self.remedy
         spoken = description.lower()
         likely = [name for name in changes if name in spoken or name.replace("_", " ") in spoken]
-        return likely or list(changes), f"correct it, or leave the {self.what} as it is"
+        return likely or list(changes), f"correct the value, or remove it to leave the {self.what} unchanged"
 
 
 def text(value: Any) -> Any:
+    """Return a string. Raises Wrong for any other ``value``."""
     if not isinstance(value, str):
-        raise Wrong(value, "give a text; quote it if it looks like a number, a flag or nothing")
+        raise Wrong(value, "give a string; in YAML, quote a value that looks like a number, true, false or null")
     return value
 
 
 def flag(value: Any) -> Any:
-    if isinstance(value, str) and value.lower() in ("true", "false"):  # what a template leaves
+    """Return a Boolean. Raises Wrong for any other ``value``."""
+    if isinstance(value, str) and value.lower() in ("true", "false"):  # a template renders a string
         return value.lower() == "true"
     if not isinstance(value, bool):
         raise Wrong(value, "give true or false")
@@ -88,11 +114,14 @@ def flag(value: Any) -> Any:
 
 
 def whole(lowest: int, highest: int = 2**63 - 1) -> Check:
+    """Return a check for whole numbers from ``lowest`` to ``highest``."""
+
     def check(value: Any) -> Any:
-        if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value):  # what a template leaves
+        if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value):  # a template renders a string
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
-            raise Wrong(value, f"give a whole number from {lowest}{f' to {highest}' if highest < 2**31 else ''}")
+            allowed = f"from {lowest} to {highest}" if highest < 2**31 else f"that is {lowest} or more"
+            raise Wrong(value, f"give a whole number {allowed}")
         return value
 
     return check
@@ -103,17 +132,17 @@ _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": _S, "m": 60 * _S
 _PART = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(ns|us|µs|ms|s|m|h|d)")
 
 DURATION = (
-    "give a duration: a string such as 24h, 1h30m or 500ms, an ISO 8601 duration such as PT5M, a timedelta, or whole "
-    "nanoseconds; none is below 0"
+    "give a duration: a string such as 24h, 1h30m or 500ms, an ISO 8601 duration such as PT5M, a timedelta, or a whole "
+    "number of nanoseconds. It must not be negative"
 )
 
 
 def duration(value: Any) -> Any:
-    """Nanoseconds."""
+    """Return a duration in nanoseconds. Raises Wrong for any other ``value``."""
     given = value
     if isinstance(value, timedelta) or (isinstance(value, str) and value.strip().startswith("P")):
         value = _read(lambda: nanoseconds(times.duration(given)), given, DURATION)
-    elif isinstance(value, str) and re.fullmatch(r"[0-9]{1,19}", value):  # what a template leaves
+    elif isinstance(value, str) and re.fullmatch(r"[0-9]{1,19}", value):  # a template renders a string
         value = int(value)
     elif isinstance(value, str) and re.fullmatch(f"(?:{_PART.pattern})+", value):
         value = int(sum(Fraction(number) * _UNITS[unit] for number, unit in _PART.findall(value)))
@@ -130,7 +159,7 @@ def _read(read: Callable[[], Any], value: object, remedy: str = "") -> Any:
 
 
 def duration_text(value: int) -> str:
-    """Nanoseconds as people write them, exactly: ``1h30m``."""
+    """Return a number of nanoseconds, ``value``, as people write a duration, without rounding: ``1h30m``."""
     if value == 0:
         return "0"
     parts = []
@@ -142,20 +171,24 @@ def duration_text(value: int) -> str:
 
 
 def time(value: Any) -> Any:
-    """RFC 3339 in UTC."""
+    """Return a time as RFC 3339 in UTC. Raises Wrong for any other ``value``."""
     return _read(lambda: times.instant(value), value)
 
 
 def one_of(*values: str) -> Check:
+    """Return a check for one of these ``values``."""
+
     def check(value: Any) -> Any:
         if value not in values:
-            raise Wrong(value, f"one of {', '.join(values)}")
+            raise Wrong(value, f"give one of {', '.join(values)}")
         return value
 
     return check
 
 
 def many(check: Check) -> Check:
+    """Return a check for a list whose items pass ``check``."""
+
     def each(value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise Wrong(value, "give a list")
@@ -165,20 +198,21 @@ def many(check: Check) -> Check:
 
 
 def names(value: Any) -> Any:
+    """Return a mapping of strings to strings. Raises Wrong for any other ``value``."""
     if not isinstance(value, Mapping):
-        raise Wrong(value, "give a mapping of texts")
+        raise Wrong(value, "give a mapping of strings to strings")
     return {_checked(text, name, str(name)): _checked(text, item, str(name)) for name, item in value.items()}
 
 
 def _mapping(have: str = "it has", /, **table: Check) -> Check:
     def check(value: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise Wrong(value, f"give a mapping of {', '.join(table)}")
+            raise Wrong(value, f"give a mapping with any of the fields {', '.join(table)}")
         checked = {}
         for name, item in value.items():
             if name not in table:
                 near = get_close_matches(str(name), table, n=1, cutoff=0.5)
-                meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(table)}"
+                meant = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(table)}"
                 raise Wrong(item, f"{have} no such field: {meant}", (name,))
             if item is not None:
                 checked[name] = _checked(table[name], item, name)
@@ -266,8 +300,8 @@ STREAM = Fields(
         "persist_mode": "persist mode",
     },
     remedy=(
-        "that stays as long as the stream: leave it as it is, make a stream of another name, or delete this one first "
-        "with JetStreamDeleteStreamOperator, and with it its messages"
+        "the server never changes this: keep the current value, create a stream with another name, or first delete "
+        "this one and its messages with JetStreamDeleteStreamOperator"
     ),
     zero=dict.fromkeys(("max_consumers", "max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size"), -1)
     | {"num_replicas": 1},
@@ -322,8 +356,8 @@ CONSUMER = Fields(
         "max_waiting": "max waiting",
     },
     remedy=(
-        "that stays as long as the consumer: leave it as it is, make a consumer of another name, or delete this one "
-        "first with JetStreamDeleteConsumerOperator: a new one begins where its deliver_policy says"
+        "the server never changes this: keep the current value, create a consumer with another name, or first delete "
+        "this one with JetStreamDeleteConsumerOperator. A new consumer begins where its deliver_policy says"
     ),
     zero={"max_deliver": -1},
 )

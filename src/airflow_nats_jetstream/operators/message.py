@@ -1,4 +1,4 @@
-"""Stored messages: get one, delete one."""
+"""Operators on stored messages: get one, delete one."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ if TYPE_CHECKING:
     from jetstream_client.read.message import StoredMessage
 
 LARGEST_DATA = 256 << 10
-"""Bytes of a message that may become an XCom: Airflow's database keeps each of them, for every run."""
+"""The most bytes that a message may have as an XCom, because Airflow's database keeps one for every run."""
 
 
 class JetStreamGetMessageOperator(StreamOperator):
-    """Get one stored message, from the stream's leader. Nothing is acknowledged or removed.
+    """Get one stored message from the stream's leader. Nothing is acknowledged or removed.
 
-    stream:           which. (templated)
-    sequence:         the one with this sequence; with ``next_by_subject`` the first from there on. (templated)
-    next_by_subject:  the first whose subject matches this filter. (templated)
-    last_by_subject:  the last whose subject matches this filter. (templated)
-    start_time:       the first that was stored then or later: a ``datetime`` with a time zone (pendulum's, too), or an
-                      ISO 8601 string with one, such as ``{{ data_interval_start }}``; needs nats-server 2.11.
-                      (templated)
+    stream:           the name of the stream. (templated)
+    sequence:         select the message with this stream sequence; with ``next_by_subject``, the first match from this
+                      sequence on. Default None. (templated)
+    next_by_subject:  select the first message whose subject matches this filter. Default None. (templated)
+    last_by_subject:  select the last message whose subject matches this filter. Default None. (templated)
+    start_time:       select the first message that was stored at this time or later: a ``datetime`` with a time zone,
+                      such as pendulum's, or an ISO 8601 string with one, such as ``{{ data_interval_start }}``. Needs
+                      nats-server 2.11. Default None. (templated)
+    nats_conn_id:     the id of the Airflow connection. Default ``nats_default``. (templated)
 
     Returns ``{"stream", "subject", "sequence", "time", "headers": {name: [value, …]}, "data", "encoding"}``: ``data``
-    is the payload as a text, with the encoding ``utf-8``, or ``base64`` where it is no text. ``dry_run`` prints which
-    message that is now.
+    is the payload as a string, and ``encoding`` is ``utf-8``, or ``base64`` if the payload is not UTF-8. ``dry_run``
+    prints which message would be returned.
 
     Raises:
-        InvalidValue: a choice that contradicts itself; when the DAG is parsed, unless it is templated.
+        InvalidValue: parameters that contradict each other; when the DAG is parsed, unless one of them is templated.
         MessageNotFound: no message matches.
-        JetStreamError: its data is larger than 256 KiB, which is no XCom.
-        StreamNotFound: there is no such stream.
+        JetStreamError: the payload is larger than 256 KiB, which is too large for an XCom.
+        StreamNotFound: the stream does not exist.
     """
 
     template_fields: Sequence[str] = (
@@ -89,8 +91,8 @@ class JetStreamGetMessageOperator(StreamOperator):
         message = self._get()
         if len(message.data) > LARGEST_DATA:
             raise JetStreamError(
-                f"message {message.sequence} of stream {self.stream!r} has {len(message.data)} bytes, more than the "
-                f"{LARGEST_DATA} that may become an XCom: claim it, or read it in a task with JetStreamHook"
+                f"message {message.sequence} of stream {self.stream!r} has {len(message.data)} bytes, but an XCom may "
+                f"have at most {LARGEST_DATA}: claim the message, or read it inside a task with JetStreamHook"
             )
         try:
             data, encoding = message.data.decode(), "utf-8"
@@ -119,17 +121,19 @@ class JetStreamGetMessageOperator(StreamOperator):
 
 
 class JetStreamDeleteMessageOperator(StreamOperator):
-    """Delete one stored message. A claim that has it cannot be read any more, and says so.
+    """Delete one stored message. A claim that contains it can no longer be read, and fails with an error that says so.
 
-    stream, sequence:  the message. Deleting one that does not exist any more succeeds. (templated)
-    secure:            overwrite its bytes on the disk, too, which is slow. Default False.
+    stream:        the name of the stream. (templated)
+    sequence:      the stream sequence of the message. Deleting a message that no longer exists succeeds. (templated)
+    secure:        whether to also overwrite its bytes on the server's disk, which is slow. Default False.
+    nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Returns ``{"stream", "sequence", "deleted": bool}``. ``dry_run`` prints which message that is.
+    Returns ``{"stream", "sequence", "deleted": bool}``. ``dry_run`` prints which message would be deleted.
 
     Raises:
-        InvalidValue: names or sequence; when the DAG is parsed, unless they are templated.
-        MessageDeleteFailed: the stream has not come to that sequence yet, or has ``deny_delete``.
-        StreamNotFound: there is no such stream.
+        InvalidValue: an invalid name or sequence; when the DAG is parsed, unless it is templated.
+        MessageDeleteFailed: the stream has not reached that sequence yet, or has ``deny_delete``.
+        StreamNotFound: the stream does not exist.
     """
 
     template_fields: Sequence[str] = ("stream", "sequence", "nats_conn_id")
@@ -157,8 +161,8 @@ class JetStreamDeleteMessageOperator(StreamOperator):
             return True
 
         deleted = self._run(run)
-        already = "" if deleted else " already"
-        self.log.info("message %d of stream %s is deleted%s", sequence, self.stream, already)
+        said = "message %d of stream %s was deleted" if deleted else "message %d of stream %s was deleted before"
+        self.log.info(said, sequence, self.stream)
         return {"stream": self.stream, "sequence": sequence, "deleted": deleted}
 
     def dry_run(self) -> None:

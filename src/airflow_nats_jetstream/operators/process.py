@@ -1,4 +1,4 @@
-"""Processing a claim: hold it, run the body, settle it. ``@task.jetstream`` is the usual way to write it."""
+"""The operator that processes a claim: hold it, call the function, settle it. ``@task.jetstream`` is its usual form."""
 
 from __future__ import annotations
 
@@ -31,29 +31,45 @@ OnSettled = Literal["return", "reprocess", "fail"]
 
 
 class JetStreamProcessOperator(ClaimTask, PythonOperator):
-    """Run a callable on a held claim, and settle the claim when it returns.
+    """Hold a claim, call a function with it, and settle the claim when the function returns.
 
-    python_callable:  has a parameter ``claim``, which arrives as :class:`~airflow_nats_jetstream.held.HeldClaim`.
-                      What it returns is the XCom and is recorded with the settlement: JSON, at most 8 KiB.
-    op_kwargs:        give ``claim`` there, as the sensor returned it, or map over it. (templated)
-    on_settled:       what to do with a claim that is settled already, in a retry or a cleared task. (templated)
-                      ``"return"``: skip the body, return the recorded value (default). ``"fail"``: fail without retry.
-                      ``"reprocess"``: run the body again on the same messages, as a new attempt whose output replaces
-                      the older one when it succeeds; fails without retry when the stream lacks some of them.
-    longest_hold:     a hold that lasts longer is lost: the work is stopped and not settled, its messages are
-                      redelivered. A ``timedelta``, or ISO 8601 (``PT36H``). Default 24 h. (templated)
-    dead_letters:     the stream that takes what the body rejects with ``claim.reject``, created if it is missing.
-                      Default ``DEAD_<stream>``. (templated)
+    python_callable:  the function. It has a parameter ``claim``, which receives a
+                      :class:`~airflow_nats_jetstream.held.HeldClaim`. Its return value becomes the XCom and is recorded
+                      with the settlement: JSON of at most 8 KiB.
+    op_kwargs:        the keyword arguments of the function. ``claim`` among them is a claim as the pull sensor returned
+                      it; map over it with ``expand``. (templated)
+    on_settled:       what to do with a claim that is already settled, in a retry or a cleared task. ``"return"``
+                      (default): skip the function and return the recorded value. ``"fail"``: fail without retry.
+                      ``"reprocess"``: call the function again with the same messages, as a new attempt whose output
+                      replaces the older one when it succeeds; if the stream no longer contains all of them, fail
+                      without retry. (templated)
+    longest_hold:     the longest time that the claim is held: a ``timedelta``, or an ISO 8601 string such as ``PT36H``.
+                      A longer hold is lost: the work is stopped, nothing is settled, and the messages are redelivered.
+                      Default 24 hours. (templated)
+    dead_letters:     the name of the stream for messages that the function rejects with ``claim.reject``. It is created
+                      if it does not exist. Default None: ``DEAD_<stream>``. (templated)
+    nats_conn_id:     the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    ==================================================== ====================================================
-    the body returned                                    settled with its value
-    it raised or timed out, and Airflow will retry       released; its messages wait for the retry + 5 min
-    it raised for the last time, or AirflowFailException failed: the messages are delivered again, and it counts
-                                                         towards the sensor's ``max_failures``
-    it raised AirflowSkipException                       failed, but does not count
-    killed                                               released at once; settling is refused
-    the claim belongs to somebody else                   fails without retry
-    ==================================================== ====================================================
+    Further parameters are those of Airflow's ``PythonOperator``.
+
+    ======================================================== ====================================================
+    Event                                                    What happens to the claim
+    ======================================================== ====================================================
+    The function returns.                                    It is settled with the returned value.
+    The function raises or times out, and Airflow retries.   It is released; its messages wait for the retry delay
+                                                             and 5 minutes more.
+    The function raises in the last try, or raises           It fails: its messages are redelivered, and the failure
+    ``AirflowFailException``.                                counts towards the sensor's ``max_failures``.
+    The function raises ``AirflowSkipException``.            It fails, but the failure does not count.
+    The task is killed.                                      It is released at once, and settling it is refused.
+    The claim was superseded, or another attempt holds it.   Nothing happens to it; the task fails without retry.
+    ======================================================== ====================================================
+
+    Raises:
+        InvalidValue: an invalid parameter, when the DAG is parsed, unless it is templated; or a return value that is
+            not JSON or too large, before anything is settled.
+        AirflowFailException: the claim is invalid, superseded, held by another attempt, or lost.
+        JetStreamError: another error of NATS or the ledger. A retry holds the claim again.
     """
 
     template_fields: Sequence[str] = (
@@ -81,7 +97,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
         self.on_settled = on_settled
         self.longest_hold = known_duration("longest_hold", longest_hold)
         self.dead_letters = dead_letters
-        self.claim: Mapping[str, Any] = {}  # as the sensor returned it, once the task knows it
+        self.claim: Mapping[str, Any] = {}  # the claim as the sensor returned it, once the task knows it
         if not templated(on_settled):
             self._check_on_settled()
         if dead_letters is not None and not templated([dead_letters]):
@@ -119,8 +135,8 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
                 return self._work(held)
         except MessagesMissing as missing:
             if self._held is not None:
-                raise  # while the body read them
-            raise AirflowFailException(f"claim cannot be processed again: {missing}") from brief(missing)
+                raise  # the function was reading them
+            raise AirflowFailException(f"the claim cannot be processed again: {missing}") from brief(missing)
 
     def _work(self, held: HeldClaim) -> Any:
         try:
@@ -134,7 +150,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
             raise
         except AirflowTaskTimeout as error:
             if held.ended:
-                self.log.info("the time-out came when the work was done and being settled: it is")
+                self.log.info("the task timed out after its work was done, while it was settled: the claim is settled")
                 return value
             if held.killed or held.lost:
                 raise
@@ -142,7 +158,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
             raise
         except Exception as error:
             if held.lost:
-                raise HoldLost(f"claim {held.id} is not held any more: {held.lost}") from error
+                raise HoldLost(f"claim {held.id} is no longer held: {held.lost}") from error
             if held.killed:
                 raise
             tries.give_back(held, error, self, self._ti)
@@ -151,7 +167,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
 
 
 class _JetStreamDecoratedOperator(DecoratedOperator, JetStreamProcessOperator):
-    """The operator behind ``@task.jetstream``."""
+    """The operator of ``@task.jetstream``."""
 
     template_fields: Sequence[str] = JetStreamProcessOperator.template_fields
     template_fields_renderers = PythonOperator.template_fields_renderers
@@ -165,20 +181,35 @@ class _JetStreamDecoratedOperator(DecoratedOperator, JetStreamProcessOperator):
 def jetstream_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> TaskDecorator:
-    """``@task.jetstream``: the function's argument ``claim`` arrives held and is settled when the function returns."""
+    """Make a task of a function: ``@task.jetstream``. The claim is held while the function runs, and then settled.
+
+    python_callable:   the function, with a parameter ``claim``.
+    multiple_outputs:  whether each item of the returned mapping becomes a separate XCom. Default None: as the
+                       function's annotation says.
+    kwargs:            the parameters of :class:`JetStreamProcessOperator` and of every Airflow operator.
+
+    Raises:
+        InvalidValue: the function is asynchronous, or has no parameter ``claim``.
+    """
     decorate = task_decorator_factory(
         multiple_outputs=multiple_outputs, decorated_operator_class=_JetStreamDecoratedOperator, **kwargs
     )
 
     def checked(function: Callable[..., Any]) -> Any:
-        check_function(function)  # a mapped task's operator is made when it runs, and would say so only then
+        check_function(function)  # the operator of a mapped task is created only when it runs, too late for this error
         return decorate(function)
 
     return cast("TaskDecorator", checked if python_callable is None else checked(python_callable))
 
 
 def check_function(function: Callable[..., Any]) -> None:
-    """What processes a claim. Raises InvalidValue: no parameter takes the claim, or it is asynchronous."""
+    """Check that a function can process a claim.
+
+    function:  the function.
+
+    Raises:
+        InvalidValue: it is asynchronous, or has no parameter ``claim``.
+    """
     name = getattr(function, "__name__", None) or repr(function)
     try:
         parameters = inspect.signature(function).parameters
@@ -186,6 +217,6 @@ def check_function(function: Callable[..., Any]) -> None:
         raise InvalidValue("python_callable", name, "give a function with a parameter named claim") from None
     takes = parameters.get("claim")
     if takes is None or takes.kind in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
-        raise InvalidValue("python_callable", name, "it needs a parameter named claim")
+        raise InvalidValue("python_callable", name, "give it a parameter named claim, which receives the held claim")
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "func", None)):
-        raise InvalidValue("python_callable", name, "it must not be async yet")
+        raise InvalidValue("python_callable", name, "give a function that is not async")

@@ -1,4 +1,4 @@
-"""Publishing a batch of messages to a stream."""
+"""The operator that publishes messages to a stream."""
 
 from __future__ import annotations
 
@@ -37,45 +37,50 @@ PROGRESS_EVERY = 2.0  # seconds between two lines of progress
 
 
 class JetStreamPublishOperator(StreamOperator):
-    """Publish messages and count every answer: all are stored, or the task fails and says which was not.
+    """Publish messages and wait for the stream's answer to each. The task fails unless all messages are stored.
 
-    stream:    the stream that must store them; a message on another stream's subject is refused. (templated)
-    messages:  what to publish (templated):
+    stream:                  the name of the stream that must store the messages. A message whose subject belongs to
+                             another stream is refused. (templated)
+    messages:                the messages to publish: a list, the output of another task, the path of a file of JSON
+                             lines, or a callable without parameters that returns an iterable and is called when the
+                             task runs. A callable suits large numbers of messages best. (templated)
+    ttl:                     how long the stream keeps each message that has no own ``ttl``: a ``timedelta``, an ISO
+                             8601 string such as ``PT5M``, or ``"never"``. The stream needs ``allow_msg_ttl``. Default
+                             None: as long as the stream's limits allow. (templated)
+    atomic:                  whether to store either all messages or none, as one batch of 1 to 1,000 messages. A larger
+                             batch is an error before anything is sent; for a list, when the DAG is parsed. The stream
+                             needs ``allow_atomic`` (nats-server 2.12). Default False.
+    expected_last_sequence:  with ``atomic``: the stream's last sequence before the batch. If it is another one, nothing
+                             is stored. Default None: any. (templated)
+    accept_duplicates:       whether to publish even if it cannot be found out which messages an earlier attempt stored.
+                             Default False.
+    trace_context:           whether to add the header ``traceparent`` to each message that has none, when Airflow
+                             records traces (docs/monitoring.md). Default True.
+    nats_conn_id:            the id of the Airflow connection. Default ``nats_default``. (templated)
 
-               * a callable, called when the task runs, that gives an iterable: best for many;
-               * a list, or another task's output;
-               * the path of a file of JSON lines.
+    A message is ``(subject, data)``, ``(subject, data, headers)``, or a mapping with these names and with options for
+    this message: ``msg_id``, ``expected_last_subject_sequence``, ``expected_last_subject``, ``rollup``, ``ttl`` (a
+    ``timedelta``, an ISO 8601 string such as ``PT5M``, seconds, or ``"never"``), ``schedule`` (a
+    :class:`~jetstream_client.publish.schedule.Schedule`, or a mapping of its fields, in which ``when`` may be an ISO
+    8601 string) and ``increment``. See :class:`~jetstream_client.publish.options.PublishOptions`. ``data`` is bytes, a
+    string (sent as UTF-8) or any other JSON value (sent as JSON).
 
-               Each is ``(subject, data)`` or ``(subject, data, headers)``, or a mapping of these names and of options
-               for this message: ``msg_id``, ``expected_last_subject_sequence``, ``expected_last_subject``, ``rollup``,
-               ``ttl`` (a ``timedelta``, ISO 8601 such as ``PT5M``, seconds, or "never"), ``schedule`` (a
-               :class:`Schedule`, or a mapping of its fields, where ``when`` may be ISO 8601, too), ``increment``; see
-               :class:`PublishOptions`. ``data`` is bytes, a text (sent as UTF-8) or any other JSON value (sent as
-               JSON).
+    One run of the task stores each message once, no matter how many times the task is retried or cleared. Each message
+    gets a ``Nats-Msg-Id`` made from run, task, content and occurrence. Before the first message is sent, the end of the
+    stream is recorded in the task's state (key ``jetstream_position_<stream>``). A later try reads what the stream has
+    stored since then and sends the rest, or refuses and says why: docs/publishing.md.
 
-    ttl:       of each message that names none: a ``timedelta``, ISO 8601 such as ``PT5M``, or "never". The stream needs
-               ``allow_msg_ttl``. (templated)
-    atomic:    publish all of them or none, as one batch of at most 1,000 messages: one more is an error before anything
-               is sent, for a list when the DAG is parsed. The stream needs ``allow_atomic`` (nats-server 2.12).
-    expected_last_sequence:  with ``atomic``: of the stream, before the batch; else nothing is stored. (templated)
-    accept_duplicates:  publish, too, when it cannot be found out what an earlier attempt has stored. Default False.
-    trace_context:  where Airflow records traces, each message that has none gets the header ``traceparent`` of this
-                    publish: docs/monitoring.md. Default True.
-
-    One run of the task stores each message once, however often it is tried or cleared. Each gets a ``Nats-Msg-Id`` from
-    run, task, content and occurrence, and before the first message the end of the stream is kept in the task's state
-    (key ``jetstream_position_<stream>``). A later try looks what the stream holds since then, sends the rest, or
-    refuses and says why: docs/publishing.md.
-
-    Returns ``{"stream", "stored", "duplicates", "first", "last", "in_order"}``: how many were stored now and how many
-    before, the lowest and highest stream sequence of both, and whether they lie in the stream in the order given.
-    ``dry_run`` prints how many would be published.
+    Returns ``{"stream", "stored", "duplicates", "first", "last", "in_order"}``: how many messages this try stored and
+    how many were stored before, the lowest and the highest stream sequence of both, and whether the stream has them in
+    the given order. ``dry_run`` prints how many messages would be published.
 
     Raises:
-        DuplicatesPossible: before anything is sent: it cannot be found out what an earlier attempt has stored.
-        PublishFailed: the first message that was not stored, why, and how many were.
-        BatchRefused, WrongLastSequence: with ``atomic``; nothing is stored.
-        StreamNotFound: there is no such stream.
+        InvalidValue: an invalid parameter or message; when the DAG is parsed, unless it is known only later.
+        DuplicatesPossible: it cannot be found out which messages an earlier attempt stored. Nothing was sent.
+        PublishFailed: a message was not stored. The error names the first such message, the reason, and how many
+            messages were stored.
+        BatchRefused, WrongLastSequence: with ``atomic``, the batch was refused. Nothing was stored.
+        StreamNotFound: the stream does not exist.
     """
 
     template_fields: Sequence[str] = ("stream", "messages", "ttl", "expected_last_sequence", "nats_conn_id")
@@ -93,7 +98,7 @@ class JetStreamPublishOperator(StreamOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        # Airflow calls a callable that it finds in a template field, with arguments of its own.
+        # Airflow would call a callable in a template field, with its own arguments.
         self.producer = messages if callable(messages) else None
         self.messages = None if callable(messages) else messages
         self.ttl = ttl
@@ -104,12 +109,12 @@ class JetStreamPublishOperator(StreamOperator):
         self.published: int | None = None
         self._stop = threading.Event()
         if not (self.producer or isinstance(messages, str | list | tuple) or templated(messages)):
-            remedy = "give a callable, a list, a path, or another task's output"
+            remedy = "give a callable, a list, the path of a file, or another task's output"
             raise InvalidValue("messages", type(messages).__name__, remedy)
         if not templated(ttl):
             self._ttl()
         if expected_last_sequence is not None and not atomic:
-            remedy = "only a batch as a whole expects a sequence of the stream: set atomic=True"
+            remedy = "it applies only to an atomic batch: set atomic=True, or leave it out"
             raise InvalidValue("expected_last_sequence", expected_last_sequence, remedy)
         if expected_last_sequence is not None and not templated(expected_last_sequence):
             self._expected()
@@ -138,7 +143,8 @@ class JetStreamPublishOperator(StreamOperator):
             now = time.monotonic()
             if now - last >= PROGRESS_EVERY:
                 last = now
-                self.log.info("%s messages stored, %s a second", f"{answered:,}", f"{answered / (now - start):,.0f}")
+                rate = f"{answered / (now - start):,.0f}"
+                self.log.info("%s messages stored so far, %s per second", f"{answered:,}", rate)
 
         settings = JetStreamHook(self.nats_conn_id).settings
         messages = self._messages()
@@ -162,7 +168,7 @@ class JetStreamPublishOperator(StreamOperator):
         )
         seconds = time.monotonic() - start
         self.log.info(
-            "stream %s holds all %s messages, %s of them from an earlier attempt; %.1f s, %s a second",
+            "stream %s has stored all %s messages, %s of them for an earlier attempt; %.1f s, %s per second",
             self.stream,
             f"{published.count:,}",
             f"{published.duplicates:,}",
@@ -172,13 +178,13 @@ class JetStreamPublishOperator(StreamOperator):
         return asdict(published)
 
     def dry_run(self) -> None:
-        """Print how many messages :meth:`execute` would publish; a callable is not called for it."""
+        """Print how many messages :meth:`execute` would publish. A callable is not called."""
         check_stream_name(self.stream)
         self.ttl = self._ttl()
         config = JetStreamHook(self.nats_conn_id).run(lambda js: js.stream(self.stream).info()).config
         if self.producer is not None:
             name = getattr(self.producer, "__name__", "a callable")
-            self.log.info("would publish to stream %s what %s gives", self.stream, name)
+            self.log.info("would publish to stream %s the messages that %s returns", self.stream, name)
             return
         subjects = [subject for subject, *_ in self._valid(self._messages())]
         if self.atomic:
@@ -187,14 +193,15 @@ class JetStreamPublishOperator(StreamOperator):
         foreign = [each for each in subjects if not any(subject_matches(filter_, each) for filter_ in listens)]
         self.log.info("would publish %s messages to stream %s", f"{len(subjects):,}", self.stream)
         if foreign:
-            self.log.warning("it does not listen on %d of their subjects, first on %s", len(foreign), foreign[0])
+            said = "stream %s does not listen on the subjects of %d of these messages, the first of which is %s"
+            self.log.warning(said, self.stream, len(foreign), foreign[0])
 
     def on_kill(self) -> None:
-        """Send no more, and end as failed."""
+        """Stop sending, so that the task ends as failed."""
         self._stop.set()
 
     def _begin(self, settings: ConnectionSettings, state: TaskStateStoreAccessor, key: str) -> Position | None:
-        """Where the stream ends now, kept where a retry finds it: XCom is cleared by then."""
+        """Return the current end of the stream, and keep it in the task's state, because a retry clears XCom."""
         from jetstream_client.publish.position import Position
 
         try:
@@ -202,13 +209,14 @@ class JetStreamPublishOperator(StreamOperator):
         except (PermissionDenied, RequestTimeout) as silence:
             if not self.accept_duplicates:
                 raise
-            self.log.warning("a retry will not know what this one stored: %s", silence)
+            self.log.warning("a retry will not be able to find out which messages this try stored: %s", silence)
             return None
         state.set(key, position.to_json(), retention=NEVER_EXPIRE)
         return position
 
     def _message(self, value: Any) -> Any:
-        """A message as the client takes it; what is none is passed on and refused there, by its position."""
+        """Return a message as the client accepts it. An invalid message is returned unchanged: the client refuses it
+        with its position."""
         options: dict[str, Any] = {}
         if isinstance(value, Mapping) and {"subject", "data"} <= value.keys():
             names = ("subject", "data", "headers")
@@ -229,11 +237,11 @@ class JetStreamPublishOperator(StreamOperator):
         return subject, data, merged_headers(subject, data, given, cast("PublishOptions", options))
 
     def _valid(self, messages: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-        """:meth:`_message` of each. Raises InvalidValue for one that is none."""
+        """Yield the result of :meth:`_message` for each message. Raises InvalidValue for an invalid message."""
         for number, value in enumerate(messages):
             message = self._message(value)
             if not isinstance(message, tuple) or not isinstance(message[0], str):
-                remedy = "(subject, data) or (subject, data, headers)"
+                remedy = "give (subject, data), (subject, data, headers), or a mapping with subject and data"
                 raise InvalidValue(f"messages[{number}]", type(value).__name__, remedy)
             yield message
 
@@ -245,7 +253,7 @@ class JetStreamPublishOperator(StreamOperator):
         since: Position | None,
         added: dict[str, str],
     ) -> dict[str, Any]:
-        """All or none. ``since`` is given to a later try: what the stream holds since then is looked for first."""
+        """Publish all messages or none. With ``since``, in a later try, first look for them behind that position."""
         from jetstream_client.publish.ids import MessageIds
         from jetstream_client.publish.position import find
         from jetstream_client.wire.protocol import encode_headers
@@ -263,10 +271,12 @@ class JetStreamPublishOperator(StreamOperator):
             found = find(settings, since, ids)
             known = [found.ids.get(str(headers["Nats-Msg-Id"]).encode(), 0) for *_, headers in batch]
             if all(known):
-                self.log.info("stream %s holds the batch since an earlier attempt", self.stream)
+                self.log.info("stream %s has stored the batch for an earlier attempt; nothing was sent", self.stream)
                 return {**result, "duplicates": len(batch), "first": min(known), "last": max(known)}
             if any(known):
-                raise DuplicatesPossible(self.stream, "an earlier attempt stored a batch that had some of the messages")
+                raise DuplicatesPossible(
+                    self.stream, "an earlier attempt stored another batch that contains some of the messages"
+                )
             if found.unclear and not self.accept_duplicates:
                 raise DuplicatesPossible(self.stream, found.unclear)
         expected = None if absent(self.expected_last_sequence) else self._expected()
@@ -292,7 +302,7 @@ class JetStreamPublishOperator(StreamOperator):
         if isinstance(self.messages, str):
             path = Path(self.messages)
             for _ in _lines(path):
-                pass  # a broken line is found before the first message goes out
+                pass  # so that a broken line is found before the first message is sent
             return _lines(path)
         return self.messages or ()
 
@@ -301,7 +311,8 @@ def _lines(path: Path) -> Iterator[Any]:
     try:
         file = path.open(encoding="utf-8")
     except OSError as error:
-        raise InvalidValue("messages", str(path), f"a readable file of JSON lines: {error.strerror}") from None
+        remedy = f"the file cannot be read ({error.strerror}): give the path of a file of JSON lines"
+        raise InvalidValue("messages", str(path), remedy) from None
     with file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -316,12 +327,13 @@ def _check_size(count: int) -> None:
     from jetstream_client.publish.batch import MAX_MESSAGES
 
     if not 1 <= count <= MAX_MESSAGES:
-        remedy = f"an atomic batch has 1 to {MAX_MESSAGES} messages: several tasks, or atomic=False"
+        remedy = f"an atomic batch has 1 to {MAX_MESSAGES} messages: use several tasks, or set atomic=False"
         raise InvalidValue("messages", f"{count} or more" if count > MAX_MESSAGES else count, remedy)
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as JSON can hold them, too: a TTL as seconds or ISO 8601, a schedule as a mapping of its fields."""
+    """Return the options of a message, with a TTL and a schedule converted from the forms that JSON can contain: a TTL
+    as seconds or ISO 8601, a schedule as a mapping of its fields."""
     options = dict(given)
     if options.get("ttl") is not None:
         options["ttl"] = _ttl("ttl", options["ttl"])
@@ -334,24 +346,24 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         try:
             options["schedule"] = Schedule(**fields)
         except TypeError as error:
-            raise InvalidValue("schedule", dict(schedule), str(error)) from None
+            raise InvalidValue("schedule", dict(schedule), f"give the fields of a Schedule: {error}") from None
     return options
 
 
 def _ttl(name: str, value: Any) -> Ttl:
-    """A number of seconds, too, as JSON may have it. Raises InvalidValue."""
+    """Return a TTL, which may also be a number of seconds, as in JSON. Raises InvalidValue."""
     if value == "never":
         return "never"
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return timedelta(seconds=value)
         except (ValueError, OverflowError) as error:
-            raise InvalidValue(name, value, f"give seconds that a timedelta can be: {error}") from None
+            raise InvalidValue(name, value, f"give seconds within the range of a timedelta: {error}") from None
     return duration(name, value)
 
 
 def _when(value: Any) -> Any:
-    """A time or duration in ISO 8601 as a :class:`Schedule` takes it; everything else is its to check."""
+    """Return an ISO 8601 time or duration as :class:`Schedule` accepts it, and any other value unchanged."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             return times.duration(value)

@@ -1,4 +1,4 @@
-"""Settling a claim on which several tasks, or another engine, have worked."""
+"""The operator that settles a claim after several tasks, or another engine, have worked on it."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ OnSettled = Literal["return", "fail"]
 
 
 class JetStreamSettleOperator(ClaimTask, BaseOperator):
-    """Settle a claim when every task directly upstream has succeeded; otherwise give it back, and fail.
+    """Settle a claim if every task directly upstream has succeeded; otherwise fail the claim, and the task.
 
-    claim:           as the pull sensor returned it; map over it. (templated)
-    value:           what is recorded with the settlement, and the XCom: JSON, at most 8 KiB, for example where the
-                     output is. Readers find it with :meth:`JetStreamHook.committed`. (templated)
-    settle_skipped:  a task upstream that was skipped counts as a success. Default: it does not.
-    on_settled:      what to do with a claim that is settled already: ``"return"`` the recorded value (default), or
+    claim:           the claim as the pull sensor returned it; map over it with ``expand``. (templated)
+    value:           the value to record with the settlement, which is also the XCom: JSON of at most 8 KiB, for example
+                     the place of the output. Readers get it from :meth:`JetStreamHook.committed`. Default None.
+                     (templated)
+    settle_skipped:  whether a skipped upstream task counts as successful. Default False.
+    on_settled:      what to do with a claim that is already settled: ``"return"`` the recorded value (default), or
                      ``"fail"`` without retry. (templated)
+    nats_conn_id:    the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Its trigger rule is ``all_done`` by default, so that failed work gives its messages back at once. It then fails
-    itself, because a run whose last task succeeds would count as successful. Or make it a teardown of the pull sensor:
-    ``settle.as_teardown(setups=claims)``. docs/several-tasks.md says what clear, retry and teardown do.
+    The default trigger rule is ``all_done``, so that the messages of failed work are redelivered at once. The task then
+    also fails, because a run whose last task succeeds would count as successful. Alternatively, make it a teardown of
+    the pull sensor: ``settle.as_teardown(setups=claims)``. docs/several-tasks.md describes the effects of a clear, a
+    retry and a teardown.
 
     Work that takes longer than the pull sensor's ``hand_off_timeout`` needs a
-    :class:`~airflow_nats_jetstream.sensors.JetStreamHoldSensor` next to it.
+    :class:`~airflow_nats_jetstream.sensors.JetStreamHoldSensor` that runs in parallel with it.
 
     Raises:
-        AirflowFailException: the work did not succeed, no task has worked, or the messages belong to another run now.
-        InvalidValue: the value is no JSON or too large; nothing was settled.
-        JetStreamError: what else went wrong; a retry settles.
+        AirflowFailException: the work did not succeed, no task that works on the claim is upstream, or the messages
+            belong to another run now.
+        InvalidValue: the value is not JSON or too large. Nothing was settled.
+        JetStreamError: another error. A retry settles the claim.
     """
 
     template_fields: Sequence[str] = ("claim", "value", "on_settled", "nats_conn_id")
@@ -76,25 +80,26 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
                 if undone:
                     blame = any("failed" in state for state in undone.values())
                     held.fail(f"in {ti.dag_id}, run {ti.run_id}: {why}", blame=blame)
-                    raise AirflowFailException(f"the claim is failed and its messages are redelivered, because {why}")
+                    raise AirflowFailException(f"the claim has failed and its messages are redelivered, because {why}")
                 held.settle(self.value)
             return self.value
 
         return self._outcome(decide, undone=why)
 
     def dry_run(self) -> None:
-        """Say which tasks must have succeeded."""
-        print(f"settles claim {claimed(self.claim, 'id')} after {', '.join(self._work()) or 'nothing: it would fail'}")  # noqa: T201
+        """Print which tasks must have succeeded."""
+        work = ", ".join(self._work()) or "none is directly upstream, so it would fail"
+        print(f"would settle claim {claimed(self.claim, 'id')} after these tasks have succeeded: {work}")  # noqa: T201
 
     def _work(self) -> list[str]:
-        """The tasks directly upstream but those that take claims."""
+        """Return the tasks directly upstream, except those that take claims."""
         return [each for each in sorted(self.upstream_task_ids) if not _takes(self.dag.get_task(each))]
 
     def _undone(self, ti: RuntimeTaskInstance) -> dict[str, str]:
-        """Which work did not succeed in this run, and what became of it; empty when all of it did."""
+        """Return the tasks that did not succeed in this run, each with its state; empty if all succeeded."""
         work = self._work()
         if not work:
-            return {"work": "is missing: no task is upstream whose success this could settle"}
+            return {"no task": "that works on the claim is directly upstream"}
         good = ("success", "skipped") if self.settle_skipped else ("success",)
         undone: dict[str, str] = {}
         for task_id in work:
@@ -108,7 +113,10 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
         return undone
 
     def _map_index(self, ti: RuntimeTaskInstance, task_id: str) -> int | None:
-        """Of the instance that worked on this claim: in one mapped group with this task the same; else all count."""
+        """Return the map index of the task instance that worked on this claim.
+
+        In a mapped task group that also contains this task it is this task's; otherwise None, for all instances.
+        """
         group = self.get_closest_mapped_task_group()
         other = self.dag.get_task(task_id).get_closest_mapped_task_group()
         return ti.map_index if group is not None and other is not None and group.group_id == other.group_id else None

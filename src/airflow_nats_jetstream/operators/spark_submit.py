@@ -1,4 +1,4 @@
-"""A claim processed by a job on a Spark cluster, while the task takes no worker's place."""
+"""The operator that has a job on a Spark cluster process a claim, while the task occupies no worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
 from airflow_nats_jetstream.spark_master import FINISHED, GOING, SparkMaster, Submission
-from airflow_nats_jetstream.template import absent, check_mapping, known_duration, templated
+from airflow_nats_jetstream.template import absent, check_mapping, claimed, known_duration, templated
 from airflow_nats_jetstream.tracebacks import Brief
 from airflow_nats_jetstream.triggers import JetStreamSparkSubmitTrigger
 from jetstream_client.errors import InvalidValue, JetStreamError
@@ -34,15 +34,22 @@ if TYPE_CHECKING:
 OnSettled = Literal["return", "fail"]
 Result = TypeVar("Result")
 POLL_INTERVAL = timedelta(seconds=5)
-_KEY = "jetstream_spark_job"  # stored in databases: it stays
-_FORGOTTEN = timedelta(days=7)  # after the longest hold: its claim is decided by then
-_TRIGGER_SLACK = timedelta(minutes=10)  # the trigger's own end comes first, while there is a triggerer
+_KEY = "jetstream_spark_job"  # must not change: it is stored in Airflow's database
+_FORGOTTEN = timedelta(days=7)  # how long a job is remembered after the longest hold; by then its claim has ended
+_TRIGGER_SLACK = timedelta(minutes=10)  # so that the trigger ends the wait first, as long as a triggerer runs
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the task state store knows of the job: for which claim, under which name its output is, submitted by which
-    try, of at most how many, and when (seconds since 1970), and which driver it is (None: that was not heard yet)."""
+    """A job as the task state store remembers it.
+
+    claim:       the id of its claim.
+    attempt:     the name of the attempt, under which the job writes its output.
+    try_number:  the try of the task that submitted it.
+    max_tries:   the task instance's ``max_tries`` at that time, which a clear raises.
+    since:       when it was submitted, in seconds since 1970.
+    driver:      the id of its driver; None while the master's answer has not arrived.
+    """
 
     claim: str
     attempt: str
@@ -52,54 +59,66 @@ class Job:
     driver: str | None = None
 
 
-_LONG = Job("", f"{'0' * 32}-1000-00000000", 1, 0, 0.0, f"driver-{'0' * 64}")  # names as long as they may get
+_LONG = Job("", f"{'0' * 32}-1000-00000000", 1, 0, 0.0, f"driver-{'0' * 64}")  # the longest possible names
 
 
 class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
-    """Submit a Python program to a Spark standalone cluster, and settle the claim when it has finished.
+    """Submit a Python program to a Spark standalone cluster, and settle the claim when its job has finished.
 
-    The program runs on the cluster, its driver too. Meanwhile the task is deferred: a trigger holds the claim and
-    watches the job. The program gets two more arguments: ``--claim``, the JSON for the option ``claim`` of
-    ``spark.read.format("jetstream")``, and ``--attempt``, under which it writes what no other job may touch.
+    The program and its driver run on the cluster. Meanwhile the task is deferred: a trigger holds the claim and watches
+    the job. The program receives two more arguments: ``--claim``, the JSON for the option ``claim`` of
+    ``spark.read.format("jetstream")``, and ``--attempt``, a name under which it writes output that no other job may
+    touch.
 
-    application:           its absolute path or address, as every worker of the cluster finds it. (templated)
-    claim:                 as the pull sensor returned it; map over it. (templated)
-    application_args:      its arguments, before the two. (templated)
-    conf:                  Spark's properties. (templated)
-    env_vars:              the driver's environment, in addition to its worker's. (templated)
-    py_files:              further modules, with commas between. (templated)
-    value:                 recorded together with attempt and driver: JSON, at most 8 KiB with them. (templated)
-    conn_id:               the Spark connection: a standalone master with ``spark.master.rest.enabled``. (templated)
-    on_settled:            what to do with a claim that is settled already: ``"return"`` the recorded value (default),
+    application:           the program: an absolute path, or an address, at which every worker of the cluster finds it.
+                           (templated)
+    claim:                 the claim as the pull sensor returned it; map over it with ``expand``. (templated)
+    application_args:      the program's arguments, which precede those two. Default: none. (templated)
+    conf:                  Spark properties. Default None. (templated)
+    env_vars:              environment variables of the driver, in addition to those of its worker. Default None.
+                           (templated)
+    py_files:              further Python files for the program, with commas between. Default None. (templated)
+    value:                 a value to record with the settlement, together with attempt and driver: JSON of at most 8
+                           KiB with them. Default None. (templated)
+    conn_id:               the id of the Airflow connection to the Spark standalone master, which needs
+                           ``spark.master.rest.enabled``. Default ``spark_default``. (templated)
+    nats_conn_id:          the id of the Airflow connection to NATS. Default ``nats_default``. (templated)
+    on_settled:            what to do with a claim that is already settled: ``"return"`` the recorded value (default),
                            or ``"fail"`` without retry. (templated)
-    status_poll_interval:  how often the master is asked. Default 5 s. (templated)
-    longest_hold:          a job that takes longer is killed and not settled, its messages are redelivered. Default
-                           24 h. Both are a ``timedelta``, or ISO 8601 such as ``PT36H``. (templated)
+    status_poll_interval:  how often the Spark master is asked for the state of the job: a ``timedelta``, or an ISO 8601
+                           string such as ``PT10S``. Default 5 s. (templated)
+    longest_hold:          the longest time that the job may take: a ``timedelta``, or an ISO 8601 string such as
+                           ``PT36H``. A job that takes longer is killed, and its messages are redelivered. Default 24
+                           hours. (templated)
 
-    Returns, and records, ``{"attempt": …, "driver": …}``, and ``"value"`` if it is given.
+    Returns and records ``{"attempt": …, "driver": …}``, and ``"value"`` if one is given.
 
-    =================================================== =====================================================
-    the job has finished                                settled
-    it failed, was killed, got lost or timed out, and   released; its messages wait for the retry + 5 min
-    Airflow will retry
-    the same, for the last time                         failed: the messages are delivered again, and it counts
-                                                        towards the sensor's ``max_failures``
-    the task was marked                                 the job is killed, the claim released at once
-    the task was cleared, or its worker stopped         the job is killed, and the next try submits another
-    the triggerer died                                  another one goes on
-    the worker died; anything else went wrong           the job runs on, and the retry watches it again
-    the claim belongs to somebody else                  the job is killed; fails without retry
-    =================================================== =====================================================
+    =========================================================== ===================================================
+    Event                                                       What happens to the job and the claim
+    =========================================================== ===================================================
+    The job finishes.                                           The claim is settled.
+    The job fails, is killed, is lost or takes too long, and    The claim is released; its messages wait for the
+    Airflow retries the task.                                   retry delay and 5 minutes more.
+    The same happens in the last try.                           The claim fails: its messages are redelivered, and
+                                                                the failure counts towards the sensor's
+                                                                ``max_failures``.
+    The task is marked as success or failed.                    The job is killed; the claim is released at once.
+    The task is cleared, or its worker is stopped.              The job is killed; the next try submits another.
+    The triggerer dies.                                         Another triggerer continues.
+    The worker dies, or another error occurs.                   The job keeps running; the retry watches it.
+    The claim is superseded, or another attempt holds it.       The job is killed; the task fails without retry.
+    =========================================================== ===================================================
 
-    What a retry knows is in the task state store. When the worker died between submitting and hearing the driver's id,
-    the job is looked for by its name on the master's page (``webui`` in the connection's extra); where it cannot be
-    found, another one is submitted, and only its output counts.
+    A retry finds the job in the task state store. If the worker died after it submitted the job and before it received
+    the driver's id, the retry looks for the job by its name on the web page of the master (``webui`` in the
+    connection's extra). If it does not find the job, it submits another one, and only the output of that one counts.
 
-    No credentials go through the master: the workers have them (docs/how-to/spark-cluster.md).
+    The master never receives credentials, because the workers have them (docs/how-to/spark-cluster.md).
 
     Raises:
-        SparkJobFailed: the job did not finish; names driver and state.
-        SparkMasterUnavailable, SparkMasterRefused: it could not be submitted.
+        InvalidValue: an invalid parameter; when the DAG is parsed, unless it is templated.
+        SparkJobFailed: the job did not succeed. The error names the driver and its state.
+        SparkMasterUnavailable, SparkMasterRefused: the job could not be submitted.
         AirflowFailException: the messages belong to another run now, or the hold was lost.
     """
 
@@ -165,20 +184,20 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         return self._outcome(lambda: self._begin(context))
 
     def resume(self, context: Context, event: dict[str, Any], job: dict[str, Any]) -> Any:
-        """The trigger's event: how the job ended, or why it is not waited for any longer."""
+        """Continue after the trigger's ``event``: how the ``job`` ended, or why the trigger stopped waiting for it."""
         self._ti = context["ti"]
         self._check_types()
         return self._outcome(lambda: self._end(context, event, Job(**job)))
 
     def on_kill(self) -> None:
-        """Have the job killed that this try submitted or watched again, and let the claim go if it is held."""
+        """Kill the job that this try submitted or watches, and release the claim if it is held."""
         super().on_kill()
         if self._driver is not None:
-            self.log.warning("killed, and so is Spark driver %s", self._driver)
+            self.log.warning("the task is being killed: killing Spark driver %s", self._driver)
             self._kill(self._driver)
 
     def _begin(self, context: Context) -> Any:
-        """Nothing is submitted for a claim that is settled or somebody else's."""
+        """Submit the job, unless the claim is settled already or belongs to another attempt."""
         from jetstream_handoff.claim import Claim
         from jetstream_handoff.record import check_value
 
@@ -188,10 +207,10 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         check_value(self._recorded(_LONG))
         try:
             with self._holding() as held:
-                held.release(HAND_OFF_TIMEOUT)  # a lease: nobody holds them until the trigger does, nor if this dies
+                held.release(HAND_OFF_TIMEOUT)  # a lease until the trigger holds the claim, also if this process dies
         except (AlreadyDone, ClaimInvalid, Superseded):
             if (kept := store.get(_KEY)) is not None:
-                self._kill(Job(**kept).driver)  # for nothing, if it still runs
+                self._kill(Job(**kept).driver)  # its output would not count
             raise
         try:
             job, state = self._job(store, claim)
@@ -215,28 +234,30 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
             raise Superseded(event["error"])
         if status == "ended" and job.try_number != self._ti.try_number:
             self.log.warning("Spark driver %s of an earlier try is %s", job.driver, event["state"])
-            return self._begin(context)  # as if it had been found so
+            return self._begin(context)  # as if this try had found it in that state
         error: BaseException
         if status == "ended":
             error = SparkJobFailed(str(job.driver), event["state"])
         elif status == "error":
             error = JetStreamError(event["error"])
         elif status != "timeout":
-            with self._holding():  # it says who decided
-                raise HoldLost(f"claim {job.claim} was decided while its job ran; the job is killed")
+            with self._holding():  # usually raises the error that names the attempt that ended the claim
+                raise HoldLost(f"claim {job.claim} was settled or failed while its Spark job ran: the job is killed")
         elif self.execution_timeout and self.execution_timeout <= self.longest_hold:
-            error = AirflowTaskTimeout(f"the job took longer than {self.execution_timeout}, and is killed")
+            limit = f"its execution_timeout, {self.execution_timeout}"
+            error = AirflowTaskTimeout(f"the Spark job took longer than {limit}, and was killed")
         else:
             with self._holding() as held:
                 held.release()
-            raise HoldLost(f"the job took longer than {self.longest_hold}, and is killed; its messages are redelivered")
+            limit = f"its longest_hold, {self.longest_hold}"
+            raise HoldLost(f"the Spark job took longer than {limit}, and was killed; its messages are redelivered")
         if status == "error" and tries.is_last(self._ti):
-            self._kill(job.driver)  # it runs on, and nobody will watch it again
+            self._kill(job.driver)  # otherwise it would keep running without anything that watches it
         self._give_back(error)
         raise error
 
     def _job(self, store: Any, claim: dict[str, Any]) -> tuple[Job, str]:
-        """The job of an earlier try that runs or has finished, or else a new one; and its state."""
+        """Return the job of an earlier try that runs or has finished, or a new one, and the job's state."""
         from jetstream_handoff.claim import new_token
 
         master = self._master
@@ -247,11 +268,11 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         attempt = f"{claim['id']}-{new_token(self._ti.try_number)}"
         submission = self._submission(claim, attempt)
         job = Job(claim["id"], attempt, self._ti.try_number, self._ti.max_tries, time.time())
-        self._remember(store, job)  # before it is submitted: a retry must know what may be there
+        self._remember(store, job)  # before it is submitted, so that a retry knows that the job may exist
         self._driver = _run(lambda: master.submit(submission, self._name_of(job)))
         job = replace(job, driver=self._driver)
         self._remember(store, job)
-        self.log.info("claim %s: Spark driver %s works on it as attempt %s", job.claim, job.driver, attempt)
+        self.log.info("Spark driver %s works on claim %s as attempt %s", job.driver, job.claim, attempt)
         return job, GOING[0]
 
     def _remember(self, store: Any, job: Job) -> None:
@@ -261,13 +282,14 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         if job.driver is None:
             job = replace(job, driver=_run(lambda: master.find(self._name_of(job), job.since)))
         if job.driver is None:
-            self.log.warning("attempt %s may have been submitted: if it was, its output does not count", job.attempt)
+            said = "an earlier try may have submitted a Spark job for attempt %s; if it did, its output does not count"
+            self.log.warning(said, job.attempt)
             return None
         driver = job.driver
         state = _run(lambda: master.state(driver))
         self.log.info("Spark driver %s of an earlier try is %s", driver, state)
         if job.max_tries != self._ti.max_tries or job.claim != claim_id:
-            self._kill(driver)  # the task was cleared, which gives it more tries; and perhaps another claim
+            self._kill(driver)  # the task was cleared, which raises max_tries and may have brought another claim
             return None
         if state != FINISHED and state not in GOING:
             return None
@@ -281,15 +303,16 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         return recorded
 
     def _give_back(self, error: BaseException) -> None:
-        """As a failed body does: for the retry, or for good."""
+        """Release the claim for the retry, or fail it in the last try, as after a failed function."""
         try:
             with self._holding() as held:
                 tries.give_back(held, error, self, self._ti)
         except (AlreadyDone, *FOREIGN):
-            self.log.error("%s", error)  # noqa: TRY400 - what is raised says more
+            self.log.error("%s", error)  # noqa: TRY400 - the error that is raised says more
             raise
         except JetStreamError as away:
-            self.log.warning("the claim's messages are redelivered when their lease ends: %s", away)
+            said = "claim %s could not be released; its messages are redelivered when their lease ends: %s"
+            self.log.warning(said, claimed(self.claim, "id"), away)
 
     @contextmanager
     def _holding(self) -> Iterator[HeldClaim]:
@@ -306,11 +329,12 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
             return
         try:
             _run(lambda: self._master.kill(driver))
-        except Exception as error:  # noqa: BLE001 - a missing connection, for one; what led here matters more
-            self.log.warning("Spark driver %s may run on, for nothing: %s", driver, error)
+        except Exception as error:  # noqa: BLE001 - such as a missing connection; the error that led here matters more
+            said = "Spark driver %s could not be killed and may keep running, but its output does not count: %s"
+            self.log.warning(said, driver, error)
 
     def _submission(self, claim: dict[str, Any] | None = None, attempt: str = "") -> Submission:
-        """What is to run. Raises InvalidValue."""
+        """Return the program to run, with its arguments. Raises InvalidValue."""
         self._check_types()
         arguments = [str(each) for each in self.application_args]
         if claim is not None:
@@ -320,19 +344,19 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         return Submission(str(self.application), tuple(arguments), conf, env_vars, py_files)
 
     def _check_types(self) -> None:
-        """Raises InvalidValue, also for one field while others are templated."""
+        """Check the types of all fields that are not templated. Raises InvalidValue."""
         listed = isinstance(self.application_args, Sequence) and not isinstance(self.application_args, str | bytes)
         if not (listed or templated(self.application_args)):
             raise InvalidValue("application_args", type(self.application_args).__name__, "give a list")
         if not (absent(self.py_files) or isinstance(self.py_files, str) or templated(self.py_files)):
-            raise InvalidValue("py_files", type(self.py_files).__name__, "give a text, with commas between the files")
+            raise InvalidValue("py_files", type(self.py_files).__name__, "give a string with commas between the files")
         self.status_poll_interval = known_duration("status_poll_interval", self.status_poll_interval)
         self.longest_hold = known_duration("longest_hold", self.longest_hold)
-        check_mapping("conf", self.conf, "Spark's properties to their values")
-        check_mapping("env_vars", self.env_vars, "names of variables to texts")
+        check_mapping("conf", self.conf, "Spark properties to their values")
+        check_mapping("env_vars", self.env_vars, "variable names to strings")
 
     def _name_of(self, job: Job) -> str:
-        """The application's name on Spark's pages, by which a retry finds it."""
+        """Return the name of the application on Spark's web pages, by which a retry finds it."""
         return f"{self.task_id} {job.attempt}"
 
     def _recorded(self, job: Job) -> dict[str, Any]:

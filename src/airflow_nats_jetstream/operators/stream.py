@@ -1,4 +1,4 @@
-"""Streams: create or update, purge, delete."""
+"""Operators on streams: create or update, delete and purge."""
 
 from __future__ import annotations
 
@@ -27,22 +27,25 @@ Result = TypeVar("Result")
 
 
 class JetStreamCreateStreamOperator(ConfigurationOperator):
-    """Create a stream, or change the fields that differ and leave every other field as it is.
+    """Create a stream, or change those of its fields that differ. Fields that are not named stay unchanged.
 
-    config:  the server's own fields, e.g. ``{"name": "ORDERS", "subjects": ["orders.>"]}``: a mapping, a dataclass, or
-             the path of a YAML or JSON file next to the DAG's file. Durations are ``timedelta``, strings such as
-             ``24h`` or ``PT5M``, or nanoseconds; times are any ``datetime`` with a time zone, or ISO 8601 strings with
-             one. (templated, what is in the file, too)
+    config:        the configuration with the server's own field names, for example
+                   ``{"name": "ORDERS", "subjects": ["orders.>"]}``: a mapping, a dataclass, or the path of a YAML or
+                   JSON file next to the DAG's file. Durations are ``timedelta`` values, strings such as ``24h`` or
+                   ``PT5M``, or nanoseconds. Times are ``datetime`` values with a time zone, or ISO 8601 strings with
+                   one. (templated, and so is the content of the file)
+    nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Run twice, it changes nothing the second time. The log shows each field that was changed, what it was and is.
+    A second run changes nothing. The log shows each changed field with its old and its new value.
 
     Returns ``{"stream": name, "created": bool, "changed": [field, …]}``. ``dry_run`` prints the difference.
 
     Raises:
         InvalidValue: a field that JetStream does not have, or a value that it forbids; when the DAG is parsed, unless
-            it is templated. Names the file, its line, the field and what to do.
-        UpdateRefused: the server does not change it: names the field, its value, the wanted value, and what to do.
-        ApiError: the server refuses to create it.
+            the value is templated. The error names the file, its line, the field and what to do.
+        UpdateRefused: the server refuses to change a field. The error names the field, its current and its requested
+            value, and what to do.
+        ApiError: the server refuses to create the stream.
     """
 
     template_fields: Sequence[str] = ("config", "nats_conn_id")
@@ -51,7 +54,7 @@ class JetStreamCreateStreamOperator(ConfigurationOperator):
 
     @property
     def stream(self) -> str | None:
-        """Its name, once the task knows it."""
+        """The name of the stream; None until the task knows it."""
         return self._name
 
     def _checked(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +68,11 @@ class JetStreamCreateStreamOperator(ConfigurationOperator):
 
 
 class StreamOperator(BaseOperator):
-    """An operator on one stream: its name, the connection, and the link to its page."""
+    """Base of the operators on one stream.
+
+    stream:        the name of the stream. (templated)
+    nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
+    """
 
     ui_color = "#27aae1"
     ui_fgcolor = "#ffffff"
@@ -79,11 +86,11 @@ class StreamOperator(BaseOperator):
             check_stream_name(stream)
 
     def _check_names(self) -> None:
-        """Raises InvalidValue."""
+        """Check the rendered names. Raises InvalidValue."""
         check_stream_name(self.stream)
 
     def _run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
-        """:meth:`JetStreamHook.run`, once the rendered names are checked."""
+        """Check the rendered names, then return the result of :meth:`JetStreamHook.run`."""
         self._check_names()
         return JetStreamHook(self.nats_conn_id).run(function)
 
@@ -91,17 +98,19 @@ class StreamOperator(BaseOperator):
 class JetStreamDeleteStreamOperator(StreamOperator):
     """Delete a stream, with its messages and consumers.
 
-    stream:               the stream. Deleting one that does not exist succeeds. (templated)
-    despite_open_claims:  also while claims of its messages are open: they are superseded first, so the attempts that
-                          work on them stop and cannot settle. Default False: refused, and the claims are named.
+    stream:               the name of the stream. Deleting a stream that does not exist succeeds. (templated)
+    despite_open_claims:  whether to delete the stream while claims of its messages are open. They are superseded
+                          first, so the attempts that work on them stop and cannot settle. Default False: the deletion
+                          is refused, and the error names the claims.
+    nats_conn_id:         the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Returns ``{"stream", "deleted": bool, "messages": how many it held, "superseded": [claim id, …]}``. ``dry_run``
-    prints what would be deleted.
+    Returns ``{"stream", "deleted": bool, "messages": number of messages it had, "superseded": [claim id, …]}``.
+    ``dry_run`` prints what would be deleted.
 
     Raises:
         InvalidValue: a name that JetStream forbids; when the DAG is parsed, unless it is templated.
-        DeletionRefused: claims are open; which ones, and what to do.
-        LedgerUnavailable: it cannot be told whether claims are open.
+        DeletionRefused: claims are open. The error names them and says what to do.
+        LedgerUnavailable: the ledger cannot be read, so it is unknown whether claims are open.
     """
 
     template_fields: Sequence[str] = ("stream", "nats_conn_id")
@@ -115,9 +124,9 @@ class JetStreamDeleteStreamOperator(StreamOperator):
 
         gone = self._run(lambda js: delete(js, self.stream, despite_open_claims=self.despite_open_claims))
         if gone is None:
-            self.log.warning("stream %s does not exist: nothing is deleted", self.stream)
+            self.log.warning("stream %s does not exist: nothing was deleted", self.stream)
             return {"stream": self.stream, "deleted": False, "messages": 0, "superseded": []}
-        self.log.info("stream %s is deleted, and with it %d messages", self.stream, gone.messages)
+        self.log.info("stream %s and its %d messages were deleted", self.stream, gone.messages)
         superseded = list(gone.superseded)
         return {"stream": self.stream, "deleted": True, "messages": gone.messages, "superseded": superseded}
 
@@ -130,16 +139,22 @@ class JetStreamDeleteStreamOperator(StreamOperator):
 
 
 class JetStreamPurgeOperator(StreamOperator):
-    """Remove messages from a stream; returns how many.
+    """Remove messages from a stream, and return how many were removed.
 
-    subject:     only those that match this filter. (templated)
-    sequence:    only those below it, not including it. (templated)
-    keep:        all but the last so many. (templated)
-    everything:  must be True to purge without any of the three.
+    stream:        the name of the stream. (templated)
+    subject:       remove only messages whose subject matches this filter. Default None: any subject. (templated)
+    sequence:      remove only messages below this stream sequence. Default None: up to the end. (templated)
+    keep:          number of messages to keep: the last ones. Default None. Not together with ``sequence``. (templated)
+    everything:    must be True to purge the whole stream, without ``subject``, ``sequence`` and ``keep``. Default
+                   False.
+    nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
+
+    ``dry_run`` prints how many messages would be removed.
 
     Raises:
-        InvalidValue: when the DAG is parsed: both sequence and keep, 0 for either, or nothing and not ``everything``.
-        StreamNotFound: there is no such stream.
+        InvalidValue: both ``sequence`` and ``keep``, 0 for either, or none of the selections; when the DAG is parsed,
+            unless one of them is templated.
+        StreamNotFound: the stream does not exist.
     """
 
     template_fields: Sequence[str] = ("stream", "subject", "sequence", "keep", "nats_conn_id")
@@ -163,7 +178,7 @@ class JetStreamPurgeOperator(StreamOperator):
 
     def _check(self) -> dict[str, Any]:
         numbers = {
-            name: optional_number(name, value, 1, "; the server takes 0 for everything")
+            name: optional_number(name, value, 1, "; 0 would select every message")
             for name, value in (("sequence", self.sequence), ("keep", self.keep))
         }
         subject = self.subject or None
@@ -172,15 +187,16 @@ class JetStreamPurgeOperator(StreamOperator):
         if numbers["sequence"] is not None and numbers["keep"] is not None:
             raise InvalidValue("keep", numbers["keep"], "give sequence or keep, not both")
         if self.everything and (subject is not None or set(numbers.values()) != {None}):
-            raise InvalidValue("everything", True, "not together with subject, sequence or keep")
+            raise InvalidValue("everything", True, "leave it out, or leave out subject, sequence and keep")
         if not self.everything and subject is None and set(numbers.values()) == {None}:
-            raise InvalidValue("everything", False, "a purge of the whole stream needs everything=True")
+            remedy = "give subject, sequence or keep; to purge the whole stream, give everything=True"
+            raise InvalidValue("everything", False, remedy)
         return {"subject": subject, **numbers}
 
     def execute(self, context: Context) -> int:  # noqa: ARG002
         which = self._check()
         purged = self._run(lambda js: js.stream(self.stream).purge(**which))
-        self.log.info("stream %s: %d messages purged", self.stream, purged)
+        self.log.info("stream %s: %d messages were purged", self.stream, purged)
         return purged
 
     def dry_run(self) -> None:
@@ -194,7 +210,13 @@ class JetStreamPurgeOperator(StreamOperator):
 
 
 def purged(info: StreamInfo, *, subject: str | None, sequence: int | None, keep: int | None) -> str:
-    """How many messages a purge would remove, in words."""
+    """Return how many messages a purge would remove, in words.
+
+    info:      the stream's INFO, with the sequences of deleted messages and with the messages of each subject.
+    subject:   the subject filter, or None.
+    sequence:  the sequence below which messages are removed, or None.
+    keep:      how many messages are kept, or None.
+    """
     state = info.state
     matching = state["messages"] if subject is None else sum((state.get("subjects") or {}).values())
     if keep is not None:

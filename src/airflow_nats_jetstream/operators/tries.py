@@ -1,4 +1,4 @@
-"""The tries of a task: whether Airflow will try again, when at the latest, and what a failure is called."""
+"""The tries of a task: whether and when Airflow retries it, and how a failure is described."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.held import HeldClaim
 
 RETRY_SLACK = timedelta(minutes=5)
-"""How long a retry may wait for a worker, beyond its delay, before its messages are delivered again."""
+"""How long a retry may wait for a worker after its delay, before its messages are redelivered."""
 
 
 def is_last(ti: Any) -> bool:
-    """Whether Airflow does not try again when this try of the task instance fails."""
+    """Return whether Airflow does not retry the task instance when this try fails.
+
+    ti:  the task instance.
+    """
     return bool(ti.try_number > ti.max_tries)
 
 
 def lease(task: BaseOperator, ti: Any) -> timedelta:
-    """How long the messages wait for the next try: the longest delay that Airflow may make, and the slack."""
+    """Return how long the messages wait for the next try: the longest delay that Airflow may use, plus 5 minutes.
+
+    task:  the operator, for its ``retry_delay``, ``retry_exponential_backoff`` and ``max_retry_delay``.
+    ti:    the task instance, for the number of its try.
+    """
     delay = task.retry_delay
     if backoff := float(task.retry_exponential_backoff or 0):
         delay *= max(backoff, 2.0) ** ti.try_number
@@ -31,9 +38,14 @@ def lease(task: BaseOperator, ti: Any) -> timedelta:
 
 
 def give_back(held: HeldClaim, error: BaseException, task: BaseOperator, ti: Any) -> None:
-    """The work on a claim failed: its messages wait for the next try, or this was the last one.
+    """End a hold whose work has failed: release the claim until the next try, or fail it if this was the last try.
 
-    Released without a delay they would go to the sensor of another run first.
+    The release has a delay, because without one the sensor of another run would take the messages first.
+
+    held:   the claim.
+    error:  the exception that the work raised.
+    task:   the operator.
+    ti:     the task instance.
     """
     if is_last(ti):
         held.fail(reason(error, ti))
@@ -42,6 +54,12 @@ def give_back(held: HeldClaim, error: BaseException, task: BaseOperator, ti: Any
 
 
 def reason(error: BaseException, ti: Any) -> str:
-    """What a dead letter says of a failure. Where to look, not the error's text: that may hold a secret."""
+    """Return the reason that a dead letter gives for a failure.
+
+    It names the error's class and where to look, but not the error's message, which may contain a secret.
+
+    error:  the exception that the work raised.
+    ti:     the task instance.
+    """
     index = "" if ti.map_index in (None, -1) else f"[{ti.map_index}]"
     return f"{type(error).__name__} in {ti.dag_id}.{ti.task_id}{index}, run {ti.run_id}, try {ti.try_number}"
