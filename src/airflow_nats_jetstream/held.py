@@ -1,4 +1,4 @@
-"""The claim that the body of ``@task.jetstream`` gets: a held claim that Spark can read."""
+"""The held claim that the function of ``@task.jetstream`` receives, which Spark can read."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 class HeldClaim(held.HeldClaim):
-    """A claim that this task holds: what the body of ``@task.jetstream`` gets as ``claim``.
+    """A claim that this task holds, which the function of ``@task.jetstream`` receives as ``claim``.
 
-    value:          what settling records when :meth:`JetStreamHook.processing` ends.
-    trace_context:  W3C's headers of the hold's span, for engines that are told of it; empty where Airflow records no
-                    traces.
-    connection:     the Airflow connection, which Spark's workers find in their environment.
+    value:          the value that is recorded with the settlement at the end of :meth:`JetStreamHook.processing`.
+                    Default None.
+    trace_context:  the W3C trace context headers of the hold's span, to pass on to another engine; empty if Airflow
+                    records no traces.
+    connection:     the id of the Airflow connection. Spark's workers find its settings in their environment.
     """
 
     value: Any = None
@@ -28,7 +29,10 @@ class HeldClaim(held.HeldClaim):
     connection: str
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """A DataFrame of exactly the claimed messages: stream, subject, sequence, timestamp, headers, data."""
+        """Return a DataFrame of exactly the claimed messages: stream, subject, sequence, timestamp, headers, data.
+
+        spark:  the Spark session.
+        """
         from pyspark_jetstream.held import read
 
         return read(self, spark, self.connection, self.trace_context)
@@ -36,14 +40,14 @@ class HeldClaim(held.HeldClaim):
     def reject(
         self, sequences: SupportsIndex | Iterable[SupportsIndex] | Sequences | DataFrame, reason: str | None = None
     ) -> None:
-        """:meth:`jetstream_handoff.held.HeldClaim.reject`, which also accepts a DataFrame.
+        """Reject messages that cannot be processed, as :meth:`jetstream_handoff.held.HeldClaim.reject` does.
 
-        sequences: one, or many; or a DataFrame with a column ``sequence``, which is collected here.
-        reason:    why, in one line. By default the value of the DataFrame's column ``reason`` for each message, as in
-                   the malformed messages of :func:`pyspark_jetstream.decoded`.
+        sequences:  one or more stream sequences, or a DataFrame with a column ``sequence``, which is collected here.
+        reason:     why they are rejected, in one line. Default None: for each message the value of the DataFrame's
+                    column ``reason``, as in the malformed messages of :func:`pyspark_jetstream.decoded`.
         """
         reasons: dict[str, Any] = {reason or "": sequences}
-        if "pyspark.sql" in sys.modules:  # otherwise nothing is a DataFrame
+        if "pyspark.sql" in sys.modules:  # without this module no object is a DataFrame
             from pyspark.sql import DataFrame
 
             from pyspark_jetstream.held import by_reason

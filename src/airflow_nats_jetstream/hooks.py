@@ -1,4 +1,4 @@
-"""The hook: an Airflow connection as a JetStream context, and as what holds a claim for a synchronous task."""
+"""The hook: JetStream through an Airflow connection, for tasks and triggers, and holding a claim in a task."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ Result = TypeVar("Result")
 class JetStreamHook(BaseHook):
     """JetStream through an Airflow connection of type ``nats``.
 
-    nats_conn_id:        the connection; its fields are those of the form, see docs/reference/connection.md.
-    domain, api_prefix:  instead of the connection's.
+    nats_conn_id:  the id of the Airflow connection, whose fields docs/reference/connection.md describes. Default
+                   ``nats_default``.
+    domain:        the JetStream domain to use instead of the connection's. Default None.
+    api_prefix:    the prefix of the JetStream API to use instead of the connection's. Default None.
     """
 
     conn_name_attr = "nats_conn_id"
@@ -58,24 +60,24 @@ class JetStreamHook(BaseHook):
 
     @property
     def settings(self) -> ConnectionSettings:
-        """The connection's settings. Raises InvalidValue for fields that contradict each other."""
+        """The settings of the connection. Raises InvalidValue for a field that is invalid or contradicts another."""
         connection = self.get_connection(self.nats_conn_id)
         mask_secret(masks(connection))
         return self._settings(connection)
 
     def get_conn(self) -> ConnectionSettings:
-        """The settings: a connection belongs to an event loop, see :meth:`context` and :meth:`run`."""
+        """Return the settings, because a connection belongs to an event loop: see :meth:`context` and :meth:`run`."""
         return self.settings
 
     @property
     def console(self) -> str:
-        """The address of the page about a stream, with ``{stream}``, ``{consumer}`` and ``{claim}`` to fill in; empty
-        without one. Raises InvalidValue."""
+        """The connection's field ``console``: the address of a page, with the placeholders ``{stream}``, ``{consumer}``
+        and ``{claim}``. Empty if there is none. Raises InvalidValue."""
         return check_console(self.get_connection(self.nats_conn_id).extra_dejson.get("console") or None)
 
     @asynccontextmanager
     async def context(self) -> AsyncIterator[JetStream]:
-        """A JetStream context, for asynchronous tasks and triggers. Raises ConnectionFailed."""
+        """Connect, and yield a JetStream context, for asynchronous code. Raises ConnectionFailed."""
         from jetstream_client import connect
 
         async with connect(self._settings(await self._lookup(self.nats_conn_id))) as js:
@@ -83,8 +85,10 @@ class JetStreamHook(BaseHook):
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[JetStream]:
-        """:meth:`context` on one connection for all triggers of a process that have the same settings. It is closed
-        with its last user. Raises ConnectionFailed."""
+        """Yield a JetStream context on a connection that all users in this process with the same settings share.
+
+        The connection is closed when its last user has ended. Raises ConnectionFailed.
+        """
         settings = self._settings(await shared_lookup(self.nats_conn_id, self._lookup))
         from jetstream_client.shared import share
 
@@ -92,26 +96,41 @@ class JetStreamHook(BaseHook):
             yield js
 
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
-        """Return ``await function(js)`` to a synchronous task, on a separate connection: ``hook.run(lambda js: …)``."""
+        """Return ``await function(js)`` to synchronous code, on a separate connection: ``hook.run(lambda js: …)``.
+
+        function:  called with a JetStream context, returns an awaitable.
+
+        Raises:
+            ConnectionFailed: no connection could be made.
+            JetStreamError: whatever the function raises.
+        """
         with Brief():
             return portal.run(self.settings, function)
 
     def committed(self, stream: str, consumer: str) -> list[Receipt]:
-        """The attempts that were settled as done, in the order of their sequences: the output that counts.
+        """Return the attempts that were settled as done, in the order of their sequences. Only their output counts.
 
-        Each has its ``processed`` sequences, and those that it ``rejected``: they are dead letters, not output.
+        Each receipt has its ``processed`` sequences, and the sequences that it ``rejected``, which became dead letters.
+
+        stream:    the name of the stream.
+        consumer:  the name of the consumer.
+
+        Raises:
+            LedgerUnavailable: the ledger cannot be read.
         """
         from jetstream_handoff.ledger import Ledger
 
         return self.run(lambda js: Ledger(js, stream, consumer).committed())
 
     def messages(self, claim: Claim | Mapping[str, Any]) -> Iterator[StoredMessage]:
-        """Exactly the claimed messages, for work without Spark. Reading neither holds nor settles the claim.
+        """Return an iterator over exactly the claimed messages, without Spark. It neither holds nor settles the claim.
+
+        claim:  the claim, or its JSON value as the pull sensor returned it.
 
         Raises:
-            ClaimInvalid: at once.
+            ClaimInvalid: the claim is invalid; at once.
             StreamRecreated, DirectGetDisabled, ConnectionLost: while reading.
-            MessagesMissing: after everything else was given.
+            MessagesMissing: some messages no longer exist; after all the others were returned.
         """
         from jetstream_handoff.claim import Claim
         from jetstream_handoff.messages import messages
@@ -122,16 +141,18 @@ class JetStreamHook(BaseHook):
     def processing(
         self, claim: Claim | Mapping[str, Any], *, try_number: int = 1, dead_letters: str | None = None
     ) -> Iterator[HeldClaim]:
-        """Hold a claim while the block works on it; settle it when the block ends, with ``held.value`` as its value.
+        """Hold a claim while the block works on it, and settle it with ``held.value`` when the block ends.
 
-        ``dead_letters`` names the stream for what the block rejects, by default ``DEAD_<stream>``.
+        claim:         the claim, or its JSON value as the pull sensor returned it.
+        try_number:    the number of the try, which becomes part of the attempt's token. Default 1.
+        dead_letters:  the name of the stream for messages that the block rejects. Default None: ``DEAD_<stream>``.
 
-        Any exception releases it without delay. In a plain ``@task`` a killed worker is only noticed by the missing
-        heartbeats: prefer ``@task.jetstream``, which Airflow can kill, skip and resume.
+        Any exception releases the claim without delay. Prefer ``@task.jetstream``, which Airflow can kill, skip and
+        resume: in a plain ``@task``, only the missing heartbeats show that a worker was killed.
 
         Raises:
             ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: before the block begins.
-            HoldLost, HeldByAnother, Superseded: after it, when the claim could not be settled.
+            HoldLost, HeldByAnother, Superseded: after the block, when the claim could not be settled.
         """
         with self.holding(claim, try_number=try_number, dead_letters=dead_letters) as held:
             yield held
@@ -147,18 +168,25 @@ class JetStreamHook(BaseHook):
         dead_letters: str | None = None,
         reprocess: bool = False,
     ) -> Iterator[HeldClaim]:
-        """As :meth:`processing`, but the block itself ends the claim: settles, fails or releases it.
+        """Hold a claim, as :meth:`processing` does, while the block itself settles, fails or releases it.
 
-        longest_hold:  a hold that lasts longer is lost.
-        reprocess:     a claim that is settled is processed again instead of raising AlreadyDone; raises MessagesMissing
-                       when its stream does not hold all of its messages any more.
+        claim:         the claim, or its JSON value as the pull sensor returned it.
+        try_number:    the number of the try, which becomes part of the attempt's token.
+        longest_hold:  the longest time that the claim is held. A longer hold is lost. Default 24 hours.
+        dead_letters:  the name of the stream for messages that the block rejects. Default None: ``DEAD_<stream>``.
+        reprocess:     whether to process a claim again that is already settled, instead of raising AlreadyDone. Default
+                       False.
+
+        Raises:
+            ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: before the block begins.
+            MessagesMissing: with ``reprocess``, the stream no longer contains all of the messages.
         """
         from jetstream_handoff.claim import Claim
 
         with Brief():
             settings = self.settings
             claim = claim if isinstance(claim, Claim) else Claim.from_json(claim)
-        # Spark's JVM and its local Python workers inherit it; the name makes Spark redact it.
+        # Spark's JVM and its local Python workers inherit this variable. Its name makes Spark redact the value.
         os.environ[environment_name(self.nats_conn_id)] = settings.to_json()
         with (
             Brief(),
@@ -176,7 +204,7 @@ class JetStreamHook(BaseHook):
             yield held
 
     def test_connection(self) -> tuple[bool, str]:
-        """What the Test button shows, see :func:`airflow_nats_jetstream.airflow_connection.check_connection`."""
+        """Return what the Test button shows: see :func:`airflow_nats_jetstream.airflow_connection.check_connection`."""
         try:
             return check_connection(self.settings)
         except InvalidValue as wrong:
@@ -184,7 +212,7 @@ class JetStreamHook(BaseHook):
 
     @classmethod
     async def _lookup(cls, conn_id: str) -> Connection:
-        """Look a connection up, and tell Airflow what to hide of it in logs."""
+        """Look up an Airflow connection, and register its secrets so that Airflow masks them in logs."""
         connection = await cls.aget_connection(conn_id)
         await amask_secret(masks(connection))
         return connection

@@ -1,8 +1,7 @@
-"""Airflow's metrics and OpenTelemetry's spans: which stream, consumer and claim, how many, how long.
+"""Airflow metrics and OpenTelemetry spans: stream, consumer, claim, number of messages and duration.
 
-docs/monitoring.md lists them.
-
-Never what is in a message, and no text of an exception: Airflow's own spans and logs have it where it may be shown.
+docs/monitoring.md lists them. They never contain a message or the text of an exception. Airflow's own spans and logs
+have these where they may be shown.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
     from jetstream_handoff.events import Event
 
 Carrier = dict[str, str]
-"""W3C's headers of a span: ``traceparent`` and, where there is one, ``tracestate``."""
+"""The W3C trace context headers of a span: ``traceparent`` and, if there is one, ``tracestate``."""
 
-_SPANS = {  # of OpenTelemetry's semantic conventions for messaging: the operation's type, and its name here
+_SPANS = {  # each event's type of operation in OpenTelemetry's semantic conventions for messaging, and its name here
     "taken": ("receive", "take"),
     "done": ("settle", "settle"),
     "failed": ("settle", "fail"),
@@ -44,17 +43,19 @@ _KINDS = {
     "receive": SpanKind.CLIENT,
     "settle": SpanKind.CLIENT,
 }
-_ENVIRONMENT = "TRACEPARENT"  # what child processes look for; OpenTelemetry: environment variables as carriers
+_ENVIRONMENT = "TRACEPARENT"  # read by child processes (OpenTelemetry: environment variables as context carriers)
 
 
 def listen() -> None:
-    """Count and draw from now on what the hand-off tells in this process: whoever connects by a hook does. Calling it
-    again changes nothing."""
+    """Record the events of the hand-off in this process from now on. Every hook calls it; further calls do nothing."""
     events.listen(heard)
 
 
 def heard(event: Event) -> None:
-    """Count what the hand-off tells, and draw a span of what took its time."""
+    """Count an event of the hand-off, and record a span for an operation.
+
+    event:  the event.
+    """
     tags = {"stream": event.stream, "consumer": event.consumer}
     stats = _stats()
     if event.claim:
@@ -67,7 +68,13 @@ def heard(event: Event) -> None:
 
 
 def published(stream: str, stored: int, duplicates: int, seconds: float) -> None:
-    """Count what a task has published, within its span."""
+    """Count what a task has published, within the span of :func:`publishing`.
+
+    stream:      the name of the stream.
+    stored:      how many messages were stored now.
+    duplicates:  how many messages were stored before.
+    seconds:     how long it took.
+    """
     trace.get_current_span().set_attribute("messaging.batch.message_count", stored + duplicates)
     tags, stats = {"stream": stream}, _stats()
     stats.incr("jetstream.messages.published", stored, tags=tags)
@@ -77,14 +84,20 @@ def published(stream: str, stored: int, duplicates: int, seconds: float) -> None
 
 @contextmanager
 def publishing(stream: str) -> Iterator[Carrier]:
-    """The span of a publish; its carrier is empty where nobody records."""
+    """Return a context manager for the span of a publish, with its headers; they are empty if no trace is recorded.
+
+    stream:  the name of the stream.
+    """
     with _span("send", "publish", stream, {}):
         yield carrier()
 
 
 @contextmanager
 def processing(claim: Claim) -> Iterator[Carrier]:
-    """The span of a hold, in which Spark and programmes that the work starts continue."""
+    """Return a context manager for the span of a hold, which Spark and programs started by the work continue.
+
+    claim:  the claim that is held.
+    """
     with _span("process", "hold", claim.stream, _of_a_claim(claim.consumer, claim.id, claim.count)):
         before, carried = os.environ.get(_ENVIRONMENT), carrier()
         if carried:
@@ -99,7 +112,7 @@ def processing(claim: Claim) -> Iterator[Carrier]:
 
 
 def carrier() -> Carrier:
-    """The current span's; empty where nobody records."""
+    """Return the headers of the current span; they are empty if no trace is recorded."""
     carried: Carrier = {}
     if trace.get_current_span().is_recording():
         TraceContextTextMapPropagator().inject(carried)
@@ -112,7 +125,7 @@ def _span(kind: str, name: str, stream: str, attributes: Mapping[str, Any]) -> I
         f"{name} {stream}",
         kind=_KINDS[kind],
         attributes={**_of_a_stream(kind, name, stream), **attributes},
-        record_exception=False,  # its text may hold what a message holds
+        record_exception=False,  # its text may contain a part of a message
         set_status_on_exception=False,
     ) as span:
         try:
@@ -126,7 +139,7 @@ def _span(kind: str, name: str, stream: str, attributes: Mapping[str, Any]) -> I
 
 
 def _draw(event: Event, kind: str, name: str) -> None:
-    """The span of what is over."""
+    """Record the span of an operation that has ended."""
     end = time.time_ns()
     span = _tracer().start_span(
         f"{name} {event.stream}",
@@ -142,7 +155,7 @@ def _draw(event: Event, kind: str, name: str) -> None:
 
 
 def _links(origin: str) -> list[Link]:
-    """To the span that published; a header that is none leads nowhere."""
+    """Return the link to the span that published the message, or no link if its header is missing or invalid."""
     if not origin:
         return []
     span = trace.get_current_span(TraceContextTextMapPropagator().extract({"traceparent": origin}))
@@ -172,7 +185,8 @@ def _tracer() -> Tracer:
 
 
 def _stats() -> Any:
-    """Airflow 3.3 has its metrics twice: a triggerer sets up those of its core, a task's process those of the SDK."""
+    """Return Airflow's metrics of this process. Airflow 3.3 has them twice: a triggerer initialises those of the core,
+    and a task's process those of the SDK."""
     if "airflow.jobs.triggerer_job_runner" in sys.modules:
         from airflow.observability import stats as of_the_core
 

@@ -1,7 +1,8 @@
-"""OpenLineage: which streams a task read or wrote. Only Airflow's OpenLineage provider asks, and has it imported then.
+"""OpenLineage: the streams that a task read or wrote.
 
-A stream is the dataset ``STREAM`` of the namespace ``nats://server:port``, of a subject ``STREAM/subject``; the server
-is the first of the connection's, as in assets (:mod:`airflow_nats_jetstream.assets`).
+Only Airflow's OpenLineage provider calls these functions, so its modules are imported inside them. A stream is the
+dataset ``STREAM`` in the namespace ``nats://server:port``, and a subject is the dataset ``STREAM/subject``. The server
+is the first one of the connection, as in assets (:mod:`airflow_nats_jetstream.assets`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ _PORT = 4222
 
 
 def read(operator: Any, task_instance: Any = None) -> OperatorLineage[Any, Any]:  # noqa: ARG001
-    """``get_openlineage_facets_on_complete`` of an operator that reads a ``stream``, or a ``claim`` of it."""
+    """Return the lineage of an operator that reads a ``stream``, or a ``claim`` of it.
+
+    Such an operator has it as ``get_openlineage_facets_on_complete``.
+
+    operator:       the operator.
+    task_instance:  the task instance, which is not used.
+    """
     from airflow.providers.common.compat.openlineage.facet import InputDataset
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.facet_v2 import input_statistics_input_dataset as statistics
@@ -35,8 +42,13 @@ def read(operator: Any, task_instance: Any = None) -> OperatorLineage[Any, Any]:
 
 
 def written(operator: Any, task_instance: Any = None) -> OperatorLineage[Any, Any]:  # noqa: ARG001
-    """``get_openlineage_facets_on_complete`` of an operator with a ``stream`` to write, and a number of ``published``
-    messages once all are stored."""
+    """Return the lineage of an operator that writes to a ``stream``, with its number of ``published`` messages.
+
+    Such an operator has it as ``get_openlineage_facets_on_complete``.
+
+    operator:       the operator.
+    task_instance:  the task instance, which is not used.
+    """
     from airflow.providers.common.compat.openlineage.facet import OutputDataset, OutputStatisticsOutputDatasetFacet
     from airflow.providers.openlineage.extractors import OperatorLineage
 
@@ -47,7 +59,11 @@ def written(operator: Any, task_instance: Any = None) -> OperatorLineage[Any, An
 
 
 def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset:  # noqa: ARG001
-    """What Airflow calls for every asset ``nats://…`` of a task's inlets and outlets."""
+    """Return the dataset of an asset. Airflow calls this for every asset ``nats://…`` of a task's inlets and outlets.
+
+    asset:            the asset.
+    lineage_context:  Airflow's context of the lineage, which is not used.
+    """
     from airflow.providers.common.compat.openlineage.facet import Dataset
 
     uri = urlsplit(asset.uri)
@@ -55,7 +71,7 @@ def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset:
 
 
 def _namespace(operator: Any) -> str:
-    """No user and no password, and no scheme of its own for TLS: it names the server."""
+    """Return the namespace of an operator's streams: the server, without user and password, with or without TLS."""
     from airflow_nats_jetstream.hooks import JetStreamHook
 
     server = urlsplit(JetStreamHook(operator.nats_conn_id).settings.servers[0])

@@ -1,4 +1,4 @@
-"""A message on a subject when a task or a run ends as it does, or misses its deadline."""
+"""The notifier that publishes a message when a task or a run succeeds, fails or misses its deadline."""
 
 from __future__ import annotations
 
@@ -22,20 +22,27 @@ if TYPE_CHECKING:
 
 
 class JetStreamNotifier(BaseNotifier):
-    """Publish a message from ``on_failure_callback``, ``on_success_callback`` and their like, or from a deadline.
+    """Publish a message from a callback such as ``on_failure_callback`` or ``on_success_callback``, or from a deadline.
 
-    subject:  where to; a stream must listen on it. What is put into it must be a subject's tokens. (templated)
-    message:  a text, or any JSON value. By default what it is about: ``dag_id`` and ``run_id``, of a task's callback
-              ``task_id``, ``map_index``, ``try_number`` and ``state``, of a DAG's ``reason``. (templated)
-    headers:  name → text. (templated)
-    msg_id:   the ``Nats-Msg-Id``, under which the stream stores the message once within its duplicate window. By
-              default from run, task, map index, try, state, subject and ``message``: Airflow may call back twice for
-              one failure, in the worker and in the DAG processor. What is tried again is told again. (templated)
-    stream:   the stream that must store it; else WrongStream. Default: any. (templated)
+    subject:       the subject to publish on. A stream must listen on it. A value that a template puts into it must
+                   consist of valid subject tokens. (templated)
+    message:       a string, or any JSON value. Default None: a mapping of ``dag_id`` and ``run_id``, with ``task_id``,
+                   ``map_index``, ``try_number`` and ``state`` in a task's callback, and with ``reason`` in a DAG's.
+                   (templated)
+    headers:       a mapping of header names to strings. Default None. (templated)
+    msg_id:        the ``Nats-Msg-Id``, by which the stream stores the message once within its duplicate window.
+                   Airflow may call back twice for one failure, in the worker and in the DAG processor. Default None: an
+                   id made from run, task, map index, try, state, subject and ``message``, so that every try has its
+                   notification. (templated)
+    stream:        the name of the stream that must store the message. Default None: any stream. (templated)
+    nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
+    context:       Airflow's context; Airflow passes it.
 
     Raises:
-        InvalidValue: when the DAG is parsed, for a subject, a stream or a message that cannot be published.
-        JetStreamError: when it was not stored. Airflow writes that into the log, and the task's state is as it was.
+        InvalidValue: a subject, stream, header or message that cannot be published; when the DAG is parsed, unless it
+            is templated.
+        WrongStream: another stream than ``stream`` listens on the subject.
+        JetStreamError: the message was not stored. Airflow logs this error, and the task keeps its state.
     """
 
     template_fields: Sequence[str] = ("subject", "message", "headers", "msg_id", "stream", "nats_conn_id")
@@ -62,19 +69,25 @@ class JetStreamNotifier(BaseNotifier):
             check_subject(subject)
         if stream is not None and not templated(stream):
             check_stream_name(stream)
-        check_mapping("headers", headers or {}, "names to texts")
+        check_mapping("headers", headers or {}, "header names to strings")
         _data(message)
 
     def __call__(self, *args: Any) -> None:
-        """As every notifier, but on a copy: rendering is for good, and the DAG processor calls one object for many."""
+        """Notify with a copy: rendering changes the object, and the DAG processor calls one object for many tasks."""
         BaseNotifier.__call__(copy.copy(self), *args)
 
     def notify(self, context: Context) -> None:
-        """Publish it, in a worker or in the DAG processor."""
+        """Publish the message, in a worker or in the DAG processor.
+
+        context:  Airflow's context of the task or run.
+        """
         JetStreamHook(self.nats_conn_id).run(lambda js: self._publish(js, context))
 
     async def async_notify(self, context: Context) -> None:
-        """Publish it, in the triggerer."""
+        """Publish the message, in the triggerer.
+
+        context:  Airflow's context of the task or run.
+        """
         async with JetStreamHook(self.nats_conn_id).context() as js:
             await self._publish(js, context)
 
@@ -88,25 +101,25 @@ class JetStreamNotifier(BaseNotifier):
         if self.stream:
             options["expected_stream"] = self.stream
         ack = await js.publish(self.subject, data, headers=self.headers or {}, **options)
-        again = ", where it was before" if ack.duplicate else ""
-        self.log.info("told %s: message %d of stream %s%s", self.subject, ack.seq, ack.stream, again)
+        again = ", which the stream had stored before" if ack.duplicate else ""
+        self.log.info("published on %s: message %d of stream %s%s", self.subject, ack.seq, ack.stream, again)
 
 
 def _data(message: Any) -> bytes:
-    """Raises InvalidValue for what is neither a text nor JSON."""
+    """Return a message's payload. Raises InvalidValue for a message that is neither a string nor JSON."""
     if isinstance(message, str):
         return message.encode()
     try:
         return json.dumps(message).encode()
     except (TypeError, ValueError) as error:
-        raise InvalidValue("message", type(message).__name__, f"give a text or a JSON value: {error}") from None
+        raise InvalidValue("message", type(message).__name__, f"give a string or a JSON value: {error}") from None
 
 
 def _about(context: Context) -> tuple[str, dict[str, Any]]:
-    """What a callback is about: as the scope of its message's id, and as a message."""
+    """Return what a callback is about: as the scope of the message's id, and as a message."""
     values: Mapping[str, Any] = context
     ti, run = values.get("ti"), values.get("dag_run")
-    if ti is not None and "reason" not in values:  # a DAG's callback has a reason, and one of its task instances, too
+    if ti is not None and "reason" not in values:  # a DAG's callback also has a task instance, but it has a reason
         state = _state(ti)
         about = {
             "dag_id": ti.dag_id,
@@ -115,16 +128,16 @@ def _about(context: Context) -> tuple[str, dict[str, Any]]:
             "map_index": -1 if ti.map_index is None else ti.map_index,
             "try_number": ti.try_number,
         }
-        # A try fails once, whether or not another one follows.
+        # One failed try has one id, whether or not a retry follows.
         return _scope(*about.values(), "failed" if state == "up_for_retry" else state), {**about, "state": state}
-    if isinstance(run, Mapping):  # a deadline's
+    if isinstance(run, Mapping):  # the callback of a deadline
         deadline = values.get("deadline") or {}
         about = {"dag_id": run.get("dag_id"), "run_id": run.get("dag_run_id")}
         return _scope(*about.values(), deadline.get("id")), about
     about = {"dag_id": getattr(values.get("dag"), "dag_id", None), "run_id": values.get("run_id")}
     if "reason" in values:
         about["reason"] = values["reason"]
-    return _scope(*about.values(), getattr(run, "clear_number", None)), about  # a run that is cleared ends again
+    return _scope(*about.values(), getattr(run, "clear_number", None)), about  # a cleared run ends a second time
 
 
 def _scope(*names: object) -> str:
@@ -132,7 +145,7 @@ def _scope(*names: object) -> str:
 
 
 def _state(ti: Any) -> str:
-    """The DAG processor calls back for a task that died, and knows neither its state nor its start."""
+    """Return a task's state. In the callback for a task that died, the DAG processor has neither state nor start."""
     if ti.state is not None:
         return str(getattr(ti.state, "value", ti.state))
     return "running" if getattr(ti, "start_date", None) else "failed"

@@ -1,4 +1,5 @@
-"""The triggers that wait for a sensor. Their class paths are stored in databases: they stay where they are."""
+"""The triggers of the sensors and of the Spark operator. Their class paths must not change, because Airflow's database
+stores them."""
 
 from __future__ import annotations
 
@@ -24,23 +25,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RELEASE_TIMEOUT = 5.0  # seconds for releasing what is held on the way out
-_KILL_TIMEOUT = 60.0  # seconds for everything that a user's action entails; each part of it has its own limit
+_RELEASE_TIMEOUT = 5.0  # seconds for a release when the trigger ends
+_KILL_TIMEOUT = 60.0  # seconds for everything that follows a user's action; each part of it also has its own limit
 _STATE_TIMEOUT = 15.0  # seconds for Airflow's answer about the state of a task
 _RECONNECT_DELAY = 1.0  # seconds before reconnecting when the server has ended the connection
 
 
 class JetStreamTrigger(BaseTrigger):
-    """What the triggers share: a connection, one event, and how they are stored.
+    """Base of the triggers: a shared connection, one event, and the serialization.
 
-    The event's payload has a ``status``; ``{"status": "error", "error": text}`` for every error, because Airflow would
-    turn an exception into a skip under ``soft_fail``.
+    nats_conn_id:  the id of the Airflow connection.
+    end:           when the sensor times out, in seconds since 1970, because another triggerer may continue the trigger.
+
+    The payload of the event has a ``status``. Every error becomes ``{"status": "error", "error": text}``, because with
+    ``soft_fail`` Airflow would turn an exception into a skip.
     """
 
-    _fields: ClassVar[tuple[str, ...]]  # parameters of the constructor, under which Airflow stores them
+    _fields: ClassVar[tuple[str, ...]]  # the parameters of the constructor, by which Airflow stores the trigger
 
     def __init__(self, nats_conn_id: str, end: float) -> None:
-        """``end``: when the sensor times out, in seconds since 1970, wherever the trigger runs by then."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.nats_conn_id = nats_conn_id
         self.end = end
@@ -49,7 +52,7 @@ class JetStreamTrigger(BaseTrigger):
 
     @property
     def left(self) -> float:
-        """Seconds until the time-out, at least one for a last attempt."""
+        """Seconds until the time-out; at least 1, for a last attempt."""
         return max(1.0, self.end - time.time())
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -58,7 +61,7 @@ class JetStreamTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         try:
             event = await self._event()
-        except Exception as error:  # noqa: BLE001 - a missing connection, for one, is no error of ours
+        except Exception as error:  # noqa: BLE001 - a missing connection, for example, is an exception of Airflow
             event = {"status": "error", "error": f"{type(error).__name__}: {error}"}
         self.handed_on()
         yield TriggerEvent(event)  # type: ignore[no-untyped-call] # nothing is awaited between handing on and the event
@@ -74,40 +77,49 @@ class JetStreamTrigger(BaseTrigger):
             except JetStreamError as error:
                 if not js.connection.ended:
                     raise
-                log.warning("connecting again: %s", error)
+                log.warning("the connection to NATS has ended, reconnecting: %s", error)
             self.handed_on()
             await self._stack.aclose()
             await asyncio.sleep(_RECONNECT_DELAY)
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
-        """Return the event. May be called again, on another connection."""
+        """Return the payload of the event. It is called again with another connection if one ends.
+
+        js:  the shared connection.
+        """
         raise NotImplementedError
 
     def handed_on(self) -> None:
-        """Nothing of this wait is to be given back."""
+        """Note that the end of the trigger must not release what was taken so far."""
 
     async def on_kill(self) -> None:
-        """A user cleared or marked the task, or Airflow has given the trigger to another triggerer."""
-        await self._complete(self.killed, _KILL_TIMEOUT, "what is done when a task is cleared or marked")
+        """Do the work of :meth:`killed`.
+
+        Airflow calls this when a user clears or marks the task, or when it has passed the trigger to another triggerer.
+        """
+        await self._complete(self.killed, _KILL_TIMEOUT, "cleaning up after a task was cleared or marked")
 
     async def cleanup(self) -> None:
-        """However the trigger ends."""
+        """Do the work of :meth:`close`. Airflow calls this whenever the trigger ends."""
         await self._complete(self.close, _KILL_TIMEOUT + _RELEASE_TIMEOUT, "closing a trigger")
 
     async def killed(self) -> None:
-        """What :meth:`on_kill` does, however often the triggerer cancels meanwhile."""
+        """End the work of a task that was cleared or marked. A cancellation by the triggerer does not interrupt it."""
 
     async def close(self) -> None:
-        """What :meth:`cleanup` does, likewise: the connection is released."""
+        """Release the connection. A cancellation by the triggerer does not interrupt it."""
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT):
                 await self._stack.aclose()
         except (JetStreamError, TimeoutError) as error:
-            log.warning("closing the connection: %s", error)
+            log.warning("could not release the connection to NATS: %s", error)
 
     async def _complete(self, work: Callable[[], Awaitable[None]], within: float, what: str) -> None:
-        """One after the other: ``asyncio.wait_for`` of Python 3.11 leaves an ``on_kill`` behind at the third
-        cancellation, and the triggerer goes on to clean up."""
+        """Complete ``work`` despite cancellations, one such call after the other.
+
+        Without the lock, ``on_kill`` and ``cleanup`` could overlap: ``asyncio.wait_for`` of Python 3.11 abandons an
+        ``on_kill`` at the third cancellation, and the triggerer then calls ``cleanup``.
+        """
         from jetstream_handoff.completion import LEASE_ENDS, complete
 
         async def in_turn() -> None:
@@ -120,9 +132,11 @@ class JetStreamTrigger(BaseTrigger):
 class JetStreamPullTrigger(JetStreamTrigger):
     """Take claims and hand them on in one event: ``{"status": "claims", "claims": […]}`` or ``{"status": "timeout"}``.
 
-    ``taking`` is the JSON of a :class:`~jetstream_handoff.taking.Taking`. Where
-    no worker came before (``start_from_trigger``), it has no owner, which is the trigger's own task instance then; and
-    ``timeout`` seconds take the place of ``end``.
+    nats_conn_id:  the id of the Airflow connection.
+    taking:        the JSON of a :class:`~jetstream_handoff.taking.Taking`. With ``start_from_trigger`` it has no owner,
+                   and the owner is derived from the trigger's task instance.
+    end:           when the sensor times out, in seconds since 1970. Default None: after ``timeout``.
+    timeout:       the seconds until the sensor times out, for ``start_from_trigger``. Default 0.
     """
 
     _fields = ("nats_conn_id", "taking", "end")
@@ -149,31 +163,37 @@ class JetStreamPullTrigger(JetStreamTrigger):
         return {"status": "claims", "claims": [claim.to_json() for claim in claims]}
 
     def handed_on(self) -> None:
-        """The claims are the event's. Or the connection ended: what was pulled on it is redelivered, and what was
-        entered is handed on by the next trigger or worker with the same owner."""
+        """Note that the end of the trigger must not release what was taken.
+
+        Either the event contains the claims, or the connection has ended: then what was pulled on it is redelivered,
+        and the next trigger or worker with the same owner hands on the claims that are in the ledger.
+        """
         if self._take is not None:
             self._take.handed_on()
 
     async def close(self) -> None:
-        """Give back what was taken and not handed on, and release the connection."""
+        """Release what was taken and not handed on, then the connection."""
         await self.killed()
         await super().close()
 
     async def killed(self) -> None:
-        """Give back what was taken and not handed on."""
+        """Release what was taken and not handed on."""
         if self._take is None:
             return
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT):
                 await self._take.put_back()
         except (JetStreamError, TimeoutError) as error:
-            log.warning("could not give back what was taken, it is redelivered when its lease ends: %s", error)
+            log.warning("could not release the messages taken; they are redelivered when their lease ends: %s", error)
 
 
 class JetStreamLagTrigger(JetStreamTrigger):
-    """Wait until a consumer's lag is within its bound: ``{"status": "lag", "lag": {…}}`` or ``{"status": "timeout"}``.
+    """Wait until a consumer's lag is within a bound: ``{"status": "lag", "lag": {…}}`` or ``{"status": "timeout"}``.
 
-    ``bound`` holds the fields of :class:`~jetstream_client.consume.lag.Bound`, ``every`` is in seconds.
+    nats_conn_id:  the id of the Airflow connection.
+    bound:         the fields of a :class:`~jetstream_client.consume.lag.Bound`.
+    every:         the seconds between two requests.
+    end:           when the sensor times out, in seconds since 1970.
     """
 
     _fields = ("nats_conn_id", "bound", "every", "end")
@@ -191,8 +211,13 @@ class JetStreamLagTrigger(JetStreamTrigger):
 
 
 class JetStreamHoldTrigger(JetStreamTrigger):
-    """Keep a claim until it is settled: ``{"status": "done"}``, ``{"status": "failed"}`` or ``{"status": "timeout"}``;
-    ``{"status": "superseded", "error": text}`` when its messages belong to somebody else."""
+    """Hold a claim until it has ended: ``{"status": "done"}``, ``{"status": "failed"}`` or ``{"status": "timeout"}``;
+    ``{"status": "superseded", "error": text}`` if its messages belong to another claim or attempt.
+
+    nats_conn_id:  the id of the Airflow connection.
+    claim:         the claim as JSON.
+    end:           when the sensor times out, in seconds since 1970.
+    """
 
     _fields = ("nats_conn_id", "claim", "end")
 
@@ -205,15 +230,21 @@ class JetStreamHoldTrigger(JetStreamTrigger):
 
 
 class JetStreamSparkSubmitTrigger(JetStreamTrigger):
-    """Keep a claim while a Spark driver works on it: ``{"status": "ended", "state": …}`` when it has ended. The events
-    of :class:`JetStreamHoldTrigger` when the claim came to its end first: the driver is killed then.
+    """Hold a claim while a Spark driver works on it: ``{"status": "ended", "state": …}`` when the driver has ended.
 
-    ``every`` is in seconds.
+    If the claim ends first, the driver is killed, and the event is one of :class:`JetStreamHoldTrigger`.
+
+    nats_conn_id:  the id of the Airflow connection to NATS.
+    claim:         the claim as JSON.
+    end:           when the hold is over, in seconds since 1970.
+    conn_id:       the id of the Airflow connection to the Spark master.
+    driver:        the id of the driver.
+    every:         the seconds between two requests for the driver's state.
     """
 
     _fields = ("nats_conn_id", "claim", "end", "conn_id", "driver", "every")
 
-    def __init__(  # noqa: PLR0917 - as Airflow stores it
+    def __init__(  # noqa: PLR0917 - Airflow stores these fields
         self, nats_conn_id: str, claim: dict[str, Any], end: float, conn_id: str, driver: str, every: float
     ) -> None:
         super().__init__(nats_conn_id, end)
@@ -234,22 +265,23 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
             if working.done():
                 return {"status": "ended", "state": working.result()}
             if keeping.done():
-                event = keeping.result()  # or its error, and the job runs on: a retry holds the claim again
+                event = keeping.result()  # raises its error, if any: the job keeps running, and a retry holds the claim
         finally:
             await complete(_cancel(keeping, working), _KILL_TIMEOUT, f"keeping claim {self.claim['id']}", LEASE_ENDS)
         await self._kill(master)
         return event
 
     async def killed(self) -> None:
-        """Kill the job; if the task was marked, release its claim, too.
+        """Kill the job, and release its claim if the task was marked.
 
-        Airflow also calls it when it has given the trigger to another triggerer, as after a freeze of this one, and it
-        may come when a cleared task has already deferred again: in both cases the task is deferred.
+        Airflow also calls this when it has passed the trigger to another triggerer, for example after this one was
+        frozen, and sometimes after a cleared task has deferred again. In both cases the task is deferred, and the job
+        is left alone.
         """
         async with asyncio.timeout(_STATE_TIMEOUT):
             state = await self._task_state()
         if state == "deferred":
-            log.warning("another trigger watches the task's job now, and not this one Spark driver %s", self.driver)
+            log.warning("the task is deferred with another trigger, which watches Spark driver %s now", self.driver)
             return
         await self._kill(await self._master())
         if state in ("success", "failed", "skipped"):
@@ -267,7 +299,7 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
         return next(iter(states.get(ti.run_id, {}).values()), None)
 
     async def _release(self) -> None:
-        """Of the lease that the keeper left, at once."""
+        """Release the claim at once, although the stopped keeper has left a lease."""
         from airflow_nats_jetstream.hooks import JetStreamHook
         from jetstream_handoff.claim import Claim
         from jetstream_handoff.ledger import Ledger
@@ -287,20 +319,26 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
     async def _kill(self, master: SparkMaster) -> None:
         try:
             if await master.kill(self.driver):
-                log.warning("Spark driver %s is killed", self.driver)
+                log.warning("Spark driver %s was killed", self.driver)
         except SparkError as error:
-            log.warning("Spark driver %s may run on, for nothing: %s", self.driver, error)
+            said = "Spark driver %s could not be killed and may keep running, but its output does not count: %s"
+            log.warning(said, self.driver, error)
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:
-    """A keeper that is stopped leaves a lease, for the worker that hears of the event."""
+    """Cancel tasks and wait for their end. A stopped keeper leaves a lease, for the worker that gets the event."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def hold_event(js: JetStream, claim: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The event of :class:`JetStreamHoldTrigger`."""
+    """Hold a claim, and return the payload of the event of :class:`JetStreamHoldTrigger`.
+
+    js:       the connection.
+    claim:    the claim as JSON.
+    seconds:  the longest time to hold it.
+    """
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.keep import keep
 

@@ -1,8 +1,8 @@
-"""The trigger of event-driven DAGs. Its class path is stored in databases: it stays where it is.
+"""The trigger of event-driven DAGs. Its class path must not change, because Airflow's database stores it.
 
-The event is a *notice*: there are messages to be claimed. It carries none, and nothing is pulled or acknowledged here;
-the run that it starts has a sensor, which takes the claims. So it does not matter how often a notice is lost, repeated
-or shared: whoever pulls first gets the messages, and the next request shows what is left.
+Its event is a *notice* that messages wait to be claimed. The notice contains no message, and the trigger pulls and
+acknowledges nothing: the run that it starts has a sensor, which takes the claims. A notice that is lost, repeated or
+shared therefore does no harm: the first sensor that pulls gets the messages, and the next request shows what is left.
 """
 
 from __future__ import annotations
@@ -28,30 +28,32 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL = timedelta(seconds=5)
 REMIND_AFTER = timedelta(minutes=15)
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds between attempts while NATS is away
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds between attempts while NATS cannot be reached
 
 
 class JetStreamNoticeTrigger(BaseEventTrigger):
-    """Notice that messages wait to be claimed: the trigger of an ``AssetWatcher``.
+    """Give notice that messages wait to be claimed. This is the trigger of an ``AssetWatcher``.
 
-    stream, consumer:  where the sensor of the triggered DAG pulls. While the consumer is missing, any message of the
-                       stream causes a notice: the first run's sensor creates the consumer.
-    min_messages:      fewer cause no notice. Default 1.
-    remind_after:      a notice that no pull has answered is repeated after it. Default 15 min.
-    poll_interval:     how often the consumer's backlog is measured. Default 5 s.
-    nats_conn_id:      the connection.
+    stream:         the name of the stream that the sensor of the triggered DAG pulls from.
+    consumer:       the name of the consumer that the sensor pulls from. While the consumer does not exist, any message
+                    of the stream causes a notice, because the sensor of the first run creates the consumer.
+    min_messages:   the smallest number of messages that causes a notice. Default 1.
+    remind_after:   how long a notice may remain unanswered before it is repeated: a ``timedelta``, an ISO 8601 string
+                    such as ``PT15M``, or seconds. Default 15 minutes.
+    poll_interval:  the time between two measurements of the consumer's backlog, in the same forms. Default 5 s.
+    nats_conn_id:   the id of the Airflow connection. Default ``nats_default``.
 
-    Watchers of one consumer with the same connection and interval share one connection to NATS and one
-    measurement (Airflow's shared streams). Durations are ``timedelta``, ISO 8601 (``PT15M``), or seconds.
+    Watchers of one consumer with the same connection and interval share one connection to NATS and one measurement
+    (Airflow's shared streams).
 
-    At most one notice of a watcher is unanswered. It is answered when messages were delivered, or when none are left;
-    after that, messages that are left or new cause another one. While a pull request waits, there is no notice.
+    A watcher has at most one unanswered notice. A notice is answered when messages have been delivered, or when none
+    are left. After that, remaining or new messages cause another notice. There is no notice while a pull request waits.
 
-    The event's payload: ``stream``, ``consumer``, ``pending`` (messages to be claimed) and ``consumer_sequence``
-    (deliveries so far).
+    The payload of the event has ``stream``, ``consumer``, ``pending`` (the number of messages to claim) and
+    ``consumer_sequence`` (the number of deliveries so far).
 
     Raises:
-        InvalidValue: when the DAG is parsed.
+        InvalidValue: an invalid parameter, when the DAG is parsed.
     """
 
     def __init__(
@@ -84,10 +86,12 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
 
     @classmethod
     async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Backlog]:
-        """Measure the backlog again and again, for all watchers of the consumer. Never ends, never raises.
+        """Measure the backlog repeatedly, for all watchers of the consumer, without end and without an exception.
 
-        Airflow restarts a failed watcher at once and without end. Here it waits: the Airflow connection may be
-        corrected meanwhile, and is read again for every attempt.
+        Airflow restarts a failed watcher at once, forever. This loop pauses instead, and reads the Airflow connection
+        again for every attempt, because somebody may have corrected it.
+
+        kwargs:  the parameters of one of the watchers.
         """
         from jetstream_handoff import backlog
 
@@ -103,26 +107,30 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
                         yield seen.steady(before)
                         before, pause = seen, _FIRST_PAUSE
                         await asyncio.sleep(kwargs["poll_interval"])
-            except Exception as error:  # noqa: BLE001 - a missing connection, for one, is no error of ours
+            except Exception as error:  # noqa: BLE001 - a missing connection, for example, is an exception of Airflow
                 name = type(error).__name__
-                said = "the backlog of consumer %s of %s cannot be measured, trying again in %g s: %s: %s"
+                said = "cannot measure the backlog of consumer %s of stream %s, trying again in %g s: %s: %s"
                 log.warning(said, consumer, stream, pause, name, error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator[Backlog]) -> AsyncIterator[TriggerEvent]:
-        unanswered: int | None = None  # the deliveries until the last notice
+        """Yield the notices of this watcher.
+
+        shared_stream:  the measurements for all watchers of the consumer.
+        """
+        unanswered: int | None = None  # the number of deliveries at the last notice, while it is unanswered
         until = 0.0
         async for seen in shared_stream:
             if unanswered != seen.counter or not seen.count:
-                unanswered = None  # somebody has pulled, or there is nothing left
+                unanswered = None  # messages were delivered, or none are left
             due = unanswered is None or time.monotonic() >= until
             if due and not seen.pulls and seen.count >= self.min_messages:
                 unanswered, until = seen.counter, time.monotonic() + self.remind_after
                 yield TriggerEvent(self._notice(seen))  # type: ignore[no-untyped-call]
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Without Airflow's shared streams: the same, for this watcher alone."""
+        """Yield the notices of this watcher alone, when Airflow does not use a shared stream."""
         async for event in self.filter_shared_stream(self.open_shared_stream(self.serialize()[1])):
             yield event
 

@@ -250,10 +250,10 @@ def test_a_mapped_sensor_starts_in_a_worker() -> None:
     [
         ({"mode": "reschedule", "deferrable": True}, "mode='reschedule'"),
         ({"start_from_trigger": True}, "start_from_trigger=True.*deferrable"),
-        ({"start_from_trigger": True, "deferrable": True, "stream": "{{ ds }}"}, "start_from_trigger=True.*templated"),
+        ({"start_from_trigger": True, "deferrable": True, "stream": "{{ ds }}"}, "start_from_trigger.*no templates"),
         ({"start_from_trigger": True, "deferrable": True, "nats_conn_id": "{{ ds }}"}, "start_from_trigger=True"),
         ({"backlog": "no path"}, "backlog='no path'"),
-        ({"priority": {"level": 1}}, "priority=.*give group"),
+        ({"priority": {"level": 1}}, "priority=.*give a mapping with group"),
         ({"priority": {"group": "g", "size": 1}}, "priority=.*min_pending"),
         ({"priority": {"group": "g", "level": "low"}}, "whole number"),
         ({"priority": {"group": "g", "level": 10}}, "level=10"),

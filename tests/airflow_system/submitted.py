@@ -121,7 +121,7 @@ def test_a_triggerer_that_froze_does_not_kill_what_another_watches(stack: Stack,
         second.start()
         with frozen(first):
             until("the second to hold", lambda: list(run.judge.tokens(run.id).values()) != [keeper], 240)
-        said = "another trigger watches the task's job now"
+        said = "the task is deferred with another trigger"
         until("the first to let go", lambda: any(said in log.read_text() for log in run.logs()), 240, every=1)
         assert run.state() == "deferred"
         run.ends_well()

@@ -1,4 +1,4 @@
-"""Sensors: for messages, which are handed on as claims, for a consumer's lag, and for the end of a claim."""
+"""Sensors that take messages as claims, wait for a consumer's lag, and hold a claim until it ends."""
 
 from airflow_nats_jetstream.sensors.hold import JetStreamHoldSensor
 from airflow_nats_jetstream.sensors.lag import JetStreamLagSensor

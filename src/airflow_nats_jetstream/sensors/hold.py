@@ -1,4 +1,4 @@
-"""The sensor that holds a claim for others, until its end."""
+"""The sensor that holds a claim for other tasks until the claim ends."""
 
 from __future__ import annotations
 
@@ -22,22 +22,28 @@ if TYPE_CHECKING:
 
 
 class JetStreamHoldSensor(OfClaim, JetStreamSensor):
-    """Hold a claim while other tasks work on it, in parallel with them, until
-    :class:`~airflow_nats_jetstream.operators.settle.JetStreamSettleOperator` has settled it or given it back.
+    """Hold a claim while other tasks work on it in parallel, until
+    :class:`~airflow_nats_jetstream.operators.settle.JetStreamSettleOperator` settles or fails it.
 
-    claim:               as the pull sensor returned it; map over it. (templated)
-    deferrable:          hold in the triggerer (default), or in the worker.
-    timeout, soft_fail:  the longest hold, default 24 h: then the claim is released, and its messages redelivered.
+    claim:         the claim as the pull sensor returned it; map over it with ``expand``. (templated)
+    deferrable:    whether to hold in the triggerer (True, the default) or in a worker (False).
+    timeout:       the longest hold: seconds or a ``timedelta``. Then the claim is released, and its messages are
+                   redelivered. Default 24 hours.
+    soft_fail:     whether the task is skipped instead of failed when ``timeout`` is over. Default False.
+    nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    It is downstream of the pull sensor and of nothing else, and upstream of nothing: the work does not wait for it, and
-    the settling ends it. Without it a claim waits for as long as the pull sensor's ``hand_off_timeout`` says.
+    Further parameters are those of every Airflow sensor, except ``mode="reschedule"``.
 
-    Returns ``"done"`` or ``"failed"``: what was decided.
+    Put it downstream of the pull sensor only, and upstream of no task: the work must not wait for it, because the
+    settling ends it. Without this sensor, the messages of a claim are redelivered after the pull sensor's
+    ``hand_off_timeout``.
+
+    Returns ``"done"`` or ``"failed"``: how the claim ended.
 
     Raises:
         AirflowFailException: the messages belong to another run now, so the work cannot be settled.
-        JetStreamError: what else went wrong; a retry goes on holding.
-        AirflowSensorTimeout: the longest hold is over.
+        JetStreamError: another error. A retry continues to hold the claim.
+        AirflowSensorTimeout: ``timeout`` is over.
     """
 
     template_fields: Sequence[str] = ("claim", "nats_conn_id")
@@ -48,8 +54,9 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
         self.claim = claim
 
     def check_mode(self) -> None:
+        """Raise InvalidValue for ``mode="reschedule"``, which would interrupt the hold."""
         if self.reschedule:
-            raise InvalidValue("mode", self.mode, "leave it out: a claim is held all the time, best by deferring")
+            raise InvalidValue("mode", self.mode, "leave it out: a claim must be held without interruption")
 
     def execute(self, context: Context) -> Any:
         from jetstream_handoff.claim import Claim
@@ -67,7 +74,7 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
         return self.resume(context, event)
 
     def resume(self, context: Context, event: dict[str, Any]) -> str:  # noqa: ARG002
-        """The trigger's event: what was decided, a time-out or an error."""
+        """Continue after the trigger's ``event``: the end of the claim, a time-out or an error."""
         if event["status"] == "superseded":
             raise AirflowFailException(event["error"])
         self.check_event(event, f"the claim was not settled within {self.timeout:g} s")

@@ -1,4 +1,4 @@
-"""The sensor for a consumer's lag."""
+"""The sensor that waits for a consumer's lag."""
 
 from __future__ import annotations
 
@@ -20,24 +20,35 @@ if TYPE_CHECKING:
 
 
 class JetStreamLagSensor(JetStreamSensor):
-    """Wait until a consumer has caught up, or until work has piled up: its lag is what waits for its first delivery and
-    what is not acknowledged, claims that are not settled included.
+    """Wait until a consumer has caught up, or until enough messages wait for it.
 
-    stream, consumer:    the consumer, which must exist. (templated)
-    below:               the lag is to be smaller; 1 waits until nothing is left. (templated)
-    above:               or greater; 0 waits until there is something. (templated)
-    poke_interval:       seconds between two requests, or a ``timedelta``. Default 60 s.
-    deferrable:          wait in the triggerer (default), or in the worker, in any ``mode``.
-    timeout, soft_fail:  as every sensor's; ``soft_fail`` skips on time-out only, never on an error.
+    The lag is the number of messages that wait for their first delivery or are not acknowledged. Messages in claims
+    that are not settled are part of it.
 
-    Returns ``{"lag": 0, "pending": 0, "unacknowledged": 0}``. It says nothing about who processed what: messages that a
-    stream's limits have deleted do not lag, either.
+    stream:         the name of the stream that the consumer belongs to. (templated)
+    consumer:       the name of the consumer, which must exist. (templated)
+    below:          wait until the lag is less than this number of messages; 1 waits until nothing is left. Default
+                    None: give ``above`` instead. (templated)
+    above:          wait until the lag is greater than this number of messages; 0 waits until there is a message.
+                    Default None: give ``below`` instead. (templated)
+    poke_interval:  the time between two requests: seconds or a ``timedelta``. Default 60 s.
+    deferrable:     whether to wait in the triggerer (True, the default) or in a worker (False), in any ``mode``.
+    timeout:        how long to wait: seconds or a ``timedelta``. Default: that of every Airflow sensor, 7 days.
+    soft_fail:      whether the task is skipped instead of failed on a time-out; an error always fails it. Default
+                    False.
+    nats_conn_id:   the id of the Airflow connection. Default ``nats_default``. (templated)
+
+    Further parameters are those of every Airflow sensor.
+
+    Returns ``{"lag": 0, "pending": 0, "unacknowledged": 0}``. A lag of 0 does not mean that every message was
+    processed: messages that the stream's limits have deleted are not part of the lag.
 
     Raises:
-        InvalidValue: when the DAG is parsed, for an invalid bound.
-        StreamNotFound, ConsumerNotFound: it is not waited for.
-        JetStreamError: what else went wrong while waiting.
-        AirflowSensorTimeout: the lag was never within the bound.
+        InvalidValue: an invalid name or number, or not exactly one of ``below`` and ``above``; when the DAG is parsed,
+            unless one of them is templated.
+        StreamNotFound, ConsumerNotFound: the consumer or its stream does not exist. The sensor does not wait for it.
+        JetStreamError: another error while waiting.
+        AirflowSensorTimeout: the lag did not reach the bound in time.
     """
 
     template_fields: Sequence[str] = ("stream", "consumer", "below", "above", "nats_conn_id")
@@ -71,11 +82,11 @@ class JetStreamLagSensor(JetStreamSensor):
         return False if lag is None else PokeReturnValue(is_done=True, xcom_value=lag.to_json())
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, int]:  # noqa: ARG002
-        """The trigger's event: the lag, a time-out or an error."""
+        """Continue after the trigger's ``event``: the lag, a time-out or an error."""
         within = f"{self._bound()} within {self.timeout:g} s"
         self.check_event(event, f"the lag of consumer {self.consumer} was not {within}")
         lag: dict[str, int] = event["lag"]
-        self.log.info("the lag of consumer %s is %d", self.consumer, lag["lag"])
+        self.log.info("the lag of consumer %s is %d messages", self.consumer, lag["lag"])
         return lag
 
     def _bound(self) -> Bound:

@@ -1,4 +1,4 @@
-"""The sensor for messages, which are handed on as claims."""
+"""The sensor that takes messages and hands them on as claims."""
 
 from __future__ import annotations
 
@@ -34,48 +34,65 @@ if TYPE_CHECKING:
     from jetstream_handoff.taking import Taking
 
 _PRIORITY = {each.name for each in dataclasses.fields(Priority)}
-_TRIGGER_SLACK = timedelta(minutes=1)  # after the end of the trigger itself, before Airflow ends it
-_RELEASE_TIMEOUT = 4.0  # seconds for giving back on the way out; Airflow kills a process 5 s after asking it to end
+_TRIGGER_SLACK = timedelta(minutes=1)  # how long after the trigger's own time-out Airflow ends the trigger
+_RELEASE_TIMEOUT = 4.0  # seconds for the release when it ends; Airflow kills a process 5 s after asking it to end
 
 
 class JetStreamPullSensor(JetStreamSensor):
-    """Wait for messages and hand them on as claims, without acknowledging them.
+    """Wait for messages, and hand them on as claims without acknowledging them.
 
-    stream, consumer:    where to pull; the durable consumer is created if it is missing. (templated)
-    max_messages:        so many messages end the wait at once. Default 10,000. (templated)
-    messages_per_claim:  the batch is cut into claims of so many, to map tasks over. Default: one claim. (templated)
-    min_messages:        keep waiting until at least this many messages have arrived. Default 1. (templated)
-    gather:              how long to wait for more after the first message: a ``timedelta``, or ISO 8601 (``PT5S``).
-                         Default 5 s. (templated)
-    backlog:             the path of a function, ``package.module.function``, that is given the consumer's
-                         :class:`~jetstream_client.info.ConsumerInfo` every ``poke_interval`` and says
-                         whether to pull: ``info.pending`` messages wait for their first delivery, ``info.ack_pending``
-                         are not acknowledged. It runs where the sensor waits, in a thread. Default: pull at once.
-    priority:            for a consumer with priority groups, the fields of
-                         :class:`~jetstream_client.consume.priority.Priority`: ``{"group": "batch", "level": 5}``.
+    stream:              the name of the stream. (templated)
+    consumer:            the name of the durable consumer to pull from. It is created if it does not exist. (templated)
+    max_messages:        the most messages to take; the wait ends as soon as this many have arrived. Default 10,000.
                          (templated)
-    hand_off_timeout:    messages are redelivered when no task has begun to hold their claim by then: a ``timedelta``,
-                         or ISO 8601. Default 15 min. (templated)
-    max_failures:        with it what failed before is claimed in smaller claims, down to single messages, and a message
-                         that failed so often alone goes to the dead letters. Default: never. (templated)
-    dead_letters:        the stream for them, created if it is missing. Default ``DEAD_<stream>``. (templated)
-    consumer_config:     fields of the consumer, as for
-                         :class:`~airflow_nats_jetstream.operators.consumer.JetStreamCreateConsumerOperator`; what a
-                         claim needs is filled in. (templated)
-    deferrable:          wait in the triggerer (default), or in the worker: with ``mode="poke"`` as long as it takes, so
-                         ``poke_interval`` has no meaning but for ``backlog``; with ``mode="reschedule"`` the worker
-                         pulls every ``poke_interval``, claims what has arrived, and gives it back if it is too little.
-    start_from_trigger:  begin in the triggerer, without a worker before it. Only where nothing is templated; a mapped
-                         sensor begins in a worker all the same. Airflow then sends the whole DAG with the trigger. A
-                         triggerer that takes over from another one begins the time-out anew, for a minute past its end.
-    timeout, soft_fail:  as every sensor's; ``soft_fail`` skips on time-out only, never on an error.
+    messages_per_claim:  the most messages in one claim: the messages are divided into as many claims as that needs, to
+                         map tasks over them. Default None: one claim. (templated)
+    min_messages:        keep waiting until at least this many messages have arrived. Default 1. (templated)
+    gather:              how long to wait for further messages after the first one: a ``timedelta``, or an ISO 8601
+                         string such as ``PT5S``. Default 5 s. (templated)
+    hand_off_timeout:    how long a claim may wait for its task. If no task has begun to hold the claim by then, its
+                         messages are redelivered. A ``timedelta``, or an ISO 8601 string. Default 15 minutes.
+                         (templated)
+    max_failures:        how many times a message may fail alone before it becomes a dead letter. Messages that have
+                         failed are taken in smaller claims, down to single messages, to find the one that fails.
+                         Default None: messages are redelivered without end. (templated)
+    dead_letters:        the name of the stream for dead letters. It is created if it does not exist. Default None:
+                         ``DEAD_<stream>``. (templated)
+    backlog:             the path of a function, ``package.module.function``, that decides when to pull. It is called
+                         every ``poke_interval`` with the consumer's :class:`~jetstream_client.info.ConsumerInfo`, in a
+                         thread of the process that waits, and returns whether to pull: ``info.pending`` messages wait
+                         for their first delivery, and ``info.ack_pending`` are not acknowledged. Default None: pull at
+                         once.
+    priority:            for a consumer with priority groups, the fields of
+                         :class:`~jetstream_client.consume.priority.Priority`, such as
+                         ``{"group": "batch", "level": 5}``. Default None. (templated)
+    consumer_config:     further fields of the consumer, as for
+                         :class:`~airflow_nats_jetstream.operators.consumer.JetStreamCreateConsumerOperator`. The
+                         fields that claims need are filled in. Default None. (templated)
+    start_from_trigger:  whether to begin in the triggerer, without a worker before it. It needs ``deferrable=True`` and
+                         no templates. A mapped sensor nevertheless begins in a worker. Airflow then sends the whole DAG
+                         with the trigger. A triggerer that takes over from another one counts ``timeout`` from then on,
+                         but the wait ends at most a minute late. Default False.
+    deferrable:          whether to wait in the triggerer (True, the default) or in a worker (False). In a worker with
+                         ``mode="poke"`` the pull stays open, and ``poke_interval`` is used for ``backlog`` only. With
+                         ``mode="reschedule"`` the worker pulls every ``poke_interval`` and takes what has arrived; if
+                         that is less than ``min_messages``, it is negatively acknowledged.
+    poke_interval:       the time between two calls of ``backlog``, or between two pulls with ``mode="reschedule"``:
+                         seconds or a ``timedelta``. Default 60 s.
+    timeout:             how long to wait: seconds or a ``timedelta``. Default: that of every Airflow sensor, 7 days.
+    soft_fail:           whether the task is skipped instead of failed on a time-out; an error always fails it. Default
+                         False.
+    nats_conn_id:        the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Returns a list of claims, always: ``task.expand(claim=sensor.output)``.
+    Further parameters are those of every Airflow sensor.
+
+    Always returns a list of claims: ``task.expand(claim=sensor.output)``.
 
     Raises:
-        InvalidValue, ConsumerUnsuitable: when the DAG is parsed, for what JetStream or a claim forbids.
-        JetStreamError: what went wrong while waiting.
-        AirflowSensorTimeout: too few messages in time.
+        InvalidValue, ConsumerUnsuitable: a parameter that JetStream or a rule for claims forbids; when the DAG is
+            parsed, unless it is templated.
+        JetStreamError: another error while waiting.
+        AirflowSensorTimeout: too few messages arrived in time.
     """
 
     template_fields: Sequence[str] = (
@@ -139,7 +156,7 @@ class JetStreamPullSensor(JetStreamSensor):
             self._taking(("owner",))
         if start_from_trigger:
             if not (known and self.deferrable) or templated(self.nats_conn_id):
-                remedy = "leave it out where a field is templated, or with deferrable=False: only a worker renders them"
+                remedy = "leave it out: it needs deferrable=True and no templates, because only a worker renders them"
                 raise InvalidValue("start_from_trigger", True, remedy)
             self.start_from_trigger = True
             self.start_trigger_args = self._start()
@@ -156,7 +173,7 @@ class JetStreamPullSensor(JetStreamSensor):
         return self.resume(context, {"status": "claims", "claims": claims} if claims else {"status": "timeout"})
 
     def _start(self) -> StartTriggerArgs:
-        """What the scheduler hands to the triggerer. The owner is known there."""
+        """Return what the scheduler passes to the triggerer. The owner is missing, because it is known only there."""
         taking = self._taking(("owner",)).to_json()
         del taking["owner"]
         return StartTriggerArgs(
@@ -167,12 +184,12 @@ class JetStreamPullSensor(JetStreamSensor):
         )
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
-        """Pull once: hand on claims of what has arrived, or give it back if it is too little."""
+        """Pull once, and hand on what has arrived as claims; if it is too little, negatively acknowledge it."""
         claims = self._in_worker(self._taking_for(context), lambda take: take.look())
         return PokeReturnValue(is_done=True, xcom_value=self._handed_on(claims)) if claims else False
 
     def _in_worker(self, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]) -> list[dict[str, Any]]:
-        """What the trigger does, in the worker."""
+        """Take claims in the worker, as the trigger does in the triggerer."""
         from jetstream_handoff.completion import LEASE_ENDS, complete
         from jetstream_handoff.take import Take
 
@@ -183,29 +200,30 @@ class JetStreamPullSensor(JetStreamSensor):
                 claims = await wait(take)
                 take.handed_on()
             finally:
-                await complete(take.put_back(), _RELEASE_TIMEOUT, "giving back what was taken", LEASE_ENDS)
+                await complete(take.put_back(), _RELEASE_TIMEOUT, "releasing what was taken", LEASE_ENDS)
             return [claim.to_json() for claim in claims]
 
         with self.waiting():
             return JetStreamHook(self.nats_conn_id).run(run)
 
     def resume(self, context: Context, event: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: ARG002
-        """The trigger's event: claims, a time-out or an error."""
-        self.check_event(event, f"fewer than {self.min_messages} messages came within {self.timeout:g} s")
+        """Continue after the trigger's ``event``: claims, a time-out or an error."""
+        self.check_event(event, f"fewer than {self.min_messages} messages arrived within {self.timeout:g} s")
         return self._handed_on(event["claims"])
 
     def _handed_on(self, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
         count = sum(claim["count"] for claim in claims)
-        self.log.info("%d messages in %d claims: %s", count, len(claims), ", ".join(each["id"] for each in claims))
+        ids = ", ".join(each["id"] for each in claims)
+        self.log.info("handing on %d messages in %d claims: %s", count, len(claims), ids)
         return claims
 
     def _taking_for(self, context: Context) -> Taking:
         taking = self._taking(owner_in_worker(context))
-        taking.backlog_function()  # refused here rather than in the triggerer
+        taking.backlog_function()  # so that an error is raised here rather than in the triggerer
         return taking
 
     def _taking(self, owner: Owner) -> Taking:
-        """What to take, checked; but for the function, which a parse of the DAG does not import."""
+        """Return what to take, checked; except for the backlog function, which is not imported when a DAG is parsed."""
         from jetstream_handoff.consumer import check_config
         from jetstream_handoff.taking import Taking
 
@@ -228,7 +246,7 @@ class JetStreamPullSensor(JetStreamSensor):
             consumer_config=config,
             backlog=self.backlog,
         )
-        # How short a lease may be is the connection's to say: the server's consumer is checked against it.
+        # The shortest ack_wait is a field of the connection, so it is checked later, against the server's consumer.
         check_config(
             self.consumer,
             config,
@@ -240,7 +258,7 @@ class JetStreamPullSensor(JetStreamSensor):
 
 
 def _consumer_config(config: Any) -> dict[str, Any] | None:
-    """The fields in the server's terms. Raises InvalidValue."""
+    """Return the fields as the server accepts them. Raises InvalidValue."""
     if absent(config):
         return None
     try:
@@ -251,10 +269,11 @@ def _consumer_config(config: Any) -> dict[str, Any] | None:
 
 
 def _priority(fields: Any) -> Priority | None:
-    """The fields as numbers where they are numbers: templates render texts."""
+    """Return the fields as a value, with numbers in place of the strings that templates render. Raises InvalidValue."""
     if absent(fields) or fields == {}:
         return None
     if not isinstance(fields, Mapping) or not {"group"} <= fields.keys() <= _PRIORITY:
-        raise InvalidValue("priority", fields, f"give group and, if wanted, others of {', '.join(sorted(_PRIORITY))}")
+        optional = ", ".join(sorted(_PRIORITY - {"group"}))
+        raise InvalidValue("priority", fields, f"give a mapping with group, and optionally {optional}")
     numbers = {name: whole_number(f"priority[{name!r}]", fields[name], 0) for name in fields if name != "group"}
     return Priority(fields["group"], **numbers)

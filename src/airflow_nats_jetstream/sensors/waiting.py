@@ -1,4 +1,4 @@
-"""What the sensors share: how they are killed while they wait in a worker, and what a trigger's event means."""
+"""The base of the sensors: how they end when they are killed in a worker, and how they read a trigger's event."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from jetstream_client.errors import InvalidValue, JetStreamError
 
 
 class JetStreamSensor(BaseSensorOperator):
-    """A sensor that waits in the triggerer, or in the worker."""
+    """Base of the sensors that wait in the triggerer, or in a worker.
+
+    deferrable:    whether to wait in the triggerer (True, the default) or in a worker (False).
+    nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
+    """
 
     ui_color = "#375c93"
     ui_fgcolor = "#ffffff"
@@ -32,7 +36,7 @@ class JetStreamSensor(BaseSensorOperator):
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While it waits in the worker, :meth:`on_kill` ends it."""
+        """Return a context manager for waiting in the worker, where :meth:`on_kill` ends the wait."""
         self._waiting = True
         try:
             yield
@@ -40,21 +44,30 @@ class JetStreamSensor(BaseSensorOperator):
             self._waiting = False
 
     def on_kill(self) -> None:
-        """Stop waiting in the worker; what was taken and not handed on goes back.
+        """Stop waiting in the worker. What was taken and not handed on is released.
 
-        Airflow calls it in the waiting thread, out of the signal's handler: raising is what ends the wait.
+        Airflow calls this in the waiting thread, from the signal's handler, so an exception ends the wait.
         """
         if self._waiting:
-            raise JetStreamError("killed while waiting")
+            raise JetStreamError("the task was killed while it waited")
 
     def check_mode(self) -> None:
-        """Raises InvalidValue for a mode that makes no difference to a sensor that defers."""
+        """Raise InvalidValue for ``mode="reschedule"`` of a deferrable sensor, where it has no effect."""
         if self.deferrable and self.reschedule:
-            remedy = "leave it out, as a deferred sensor needs no worker at all; or give deferrable=False, too"
+            remedy = "leave it out, because a deferred sensor occupies no worker, or also set deferrable=False"
             raise InvalidValue("mode", self.mode, remedy)
 
     def check_event(self, event: dict[str, Any], timed_out: str) -> None:
-        """Raises what the event of a trigger says: an error, or a time-out in these words."""
+        """Raise the error or the time-out that a trigger's event reports.
+
+        event:      the payload of the event.
+        timed_out:  the message of the exception for a time-out.
+
+        Raises:
+            JetStreamError: the event reports an error.
+            AirflowSkipException: the event reports a time-out, and the sensor has ``soft_fail``.
+            AirflowSensorTimeout: the event reports a time-out.
+        """
         if event["status"] == "error":
             raise JetStreamError(event["error"])
         if event["status"] == "timeout":
