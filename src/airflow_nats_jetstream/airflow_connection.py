@@ -1,6 +1,6 @@
-"""An Airflow connection of type ``nats``: the settings that it describes, whether they work, and its console.
+"""Read an Airflow connection of type ``nats``: its settings, its test, its secrets and its field ``console``.
 
-Its form is in ``get_provider_info.py``, its page is docs/reference/connection.md.
+The form is in ``get_provider_info.py``, and docs/reference/connection.md describes it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from jetstream_client.wire.settings import ConnectionSettings
 from jetstream_handoff import portal
 
 CREDENTIAL_FOLDERS = "/run/secrets/nats"
-"""The default of ``[nats] credential_folders``: a folder that exists only where somebody made it for this purpose.
-``/run/secrets`` itself also holds what is not for NATS, as the token of a Kubernetes service account."""
+"""The default of ``[nats] credential_folders``: a folder that exists only if somebody created it for this purpose.
+``/run/secrets`` itself also contains other secrets, such as the token of a Kubernetes service account."""
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -41,17 +41,21 @@ if TYPE_CHECKING:
 def settings_of(
     connection: Connection, *, domain: str | None = None, api_prefix: str | None = None
 ) -> ConnectionSettings:
-    """The settings that an Airflow connection describes. Empty fields count as absent.
+    """Return the settings that an Airflow connection describes. Empty fields count as absent.
+
+    connection:  the Airflow connection.
+    domain:      the JetStream domain to use instead of the connection's. Default None.
+    api_prefix:  the prefix of the JetStream API to use instead of the connection's. Default None.
 
     Raises:
-        InvalidValue: a field that is unknown, has the wrong type, or contradicts another. It names the connection's
-            field and shows no secret.
+        InvalidValue: a field that is unknown, has the wrong type, or contradicts another. The error names the
+            connection's field and shows no secret.
     """
     extra = {name: value for name, value in _extra(connection).items() if value is not None and value != ""}
     check_console(extra.pop("console", None))
     servers = extra.pop("servers", None)
     if servers is not None and connection.host:
-        raise InvalidValue("servers", "…", "name the servers here or as host and port, not twice")
+        raise InvalidValue("servers", "…", "the host names a server, too: give the servers here or as host, not both")
     if servers is None:
         servers = connection.host or ("127.0.0.1" if connection.port else None)
     if isinstance(servers, str):
@@ -65,7 +69,8 @@ def settings_of(
         values["password"] = connection.password
     for name, value in extra.items():
         if name not in _FIELDS:
-            raise InvalidValue("extra", name, f"the fields of a nats connection are {', '.join(sorted(_FIELDS))}")
+            known = ", ".join(sorted(_FIELDS))
+            raise InvalidValue("extra", name, f"a nats connection has no such field, but these: {known}")
         convert = _CONVERSIONS[_FIELDS[name]["schema"]["type"][0]]
         values[_SETTINGS.get(name, name)] = convert(name, value)
     if domain or api_prefix:
@@ -77,14 +82,19 @@ def settings_of(
 
 
 def check_console(console: object) -> str:
-    """The field ``console`` itself, empty for none. It is shown to everybody who sees the task.
+    """Return the field ``console`` after a check, because everybody who sees the task sees it. Empty for None.
+
+    console:  the value of the field.
 
     Raises:
-        InvalidValue: no address of a page, one with a password in it, or with something else to fill in.
+        InvalidValue: it is not the address of a web page, contains a password, or has an unknown placeholder.
     """
     if console is None:
         return ""
-    remedy = "an address such as https://nats.example.com/streams/{stream}?consumer={consumer}, without a password"
+    remedy = (
+        "give an address such as https://nats.example.com/streams/{stream}?consumer={consumer}, without user and "
+        "password, and with no other placeholder than {stream}, {consumer} and {claim}"
+    )
     rest = console_page(str(console), "", "", "")
     try:
         parts = urlsplit(rest)
@@ -92,12 +102,18 @@ def check_console(console: object) -> str:
     except ValueError:
         good = False
     if not good or {"{", "}"}.intersection(rest):
-        raise InvalidValue("console", "…", f"give {remedy}")
+        raise InvalidValue("console", "…", remedy)
     return str(console)
 
 
 def console_page(console: str, stream: str, consumer: str, claim: str) -> str:
-    """The address of the page about these in the field ``console``; empty without one."""
+    """Return the address of the page about a stream, consumer and claim. Empty if ``console`` is empty.
+
+    console:   the value of the connection's field.
+    stream:    the name of the stream.
+    consumer:  the name of the consumer.
+    claim:     the id of the claim.
+    """
     for name, value in (("{stream}", stream), ("{consumer}", consumer), ("{claim}", claim)):
         console = console.replace(name, quote(value, safe=""))
     return console
@@ -110,7 +126,10 @@ async def shared_lookup(conn_id: str, look_up: Callable[[str], Coroutine[Any, An
     """Return the result of ``look_up(conn_id)``. Concurrent callers share one lookup; its result is not kept.
 
     A triggerer's supervisor receives several messages for each lookup and handles one of them in each round of its work
-    in the database (``TriggerRunnerSupervisor.run_once``), so the lookups of a thousand triggers took minutes.
+    in the database (``TriggerRunnerSupervisor.run_once``), so separate lookups of a thousand triggers take minutes.
+
+    conn_id:  the id of the Airflow connection.
+    look_up:  called with the id, returns the connection.
     """
     lookups = _lookups.setdefault(asyncio.get_running_loop(), {})
     if conn_id not in lookups:
@@ -125,10 +144,13 @@ async def shared_lookup(conn_id: str, look_up: Callable[[str], Coroutine[Any, An
 
 
 def masks(connection: Connection) -> list[Any]:
-    """What Airflow must hide in logs: each secret of a connection in the forms in which code writes it out.
+    """Return the strings that Airflow must mask in logs: each secret of a connection, in all forms in which it appears.
 
-    Airflow itself registers a secret as it is, and finds neither a value that JSON or ``repr`` has escaped nor a single
-    line of a key. For each form more it compiles all that it knows anew, so these are no more than it takes.
+    Airflow itself registers only the unchanged secret, so it would not mask a value that JSON or ``repr`` has escaped,
+    nor a single line of a key. For each further string Airflow compiles its whole pattern again, so there are no more
+    of them than necessary.
+
+    connection:  the Airflow connection.
     """
     try:
         extra = json.loads(connection.extra or "{}")
@@ -140,22 +162,22 @@ def masks(connection: Connection) -> list[Any]:
 
 
 def _parts(secret: str) -> list[str]:
-    """Its lines; of a key whose line ends a form's field has made spaces, the words that they were."""
+    """Return the lines of a secret; or its words, if a form has turned the line breaks of a key into spaces."""
     parts = []
     for line in re.split(r"[\r\n]+", secret):
         words = [word for word in line.split() if len(word) >= _LONG_WORD]
         parts += words if len(words) > 1 else [line]
-    # The first and last line of PEM are the same for everybody.
+    # The first and the last line of PEM are no secrets, because they are always the same.
     return [part for part in parts if not (part.startswith("-----") and part.endswith("-----"))][:_MOST_PARTS]
 
 
 def _forms(text: str) -> set[str]:
-    """As it is, and where that changes it escaped as JSON, ``repr`` and URLs do, also one inside another."""
+    """Return the text, and the text as escaped for JSON, ``repr`` and URLs, alone and one inside another."""
     forms = {text}
     for _ in range(2):
         forms |= {escape(each) for each in forms for escape in _ESCAPES}
     if len(forms) == 1:
-        return forms  # a line of a key, of which there may be fifty
+        return forms  # no escape changes it, as with each of the up to fifty lines of a key
     return forms | {escape(each) for each in (text, _as_json(text)) for escape in (quote, _quote_all, quote_plus)}
 
 
@@ -172,7 +194,7 @@ def _as_unicode_json(text: str) -> str:
 
 
 def _as_repr(text: str) -> str:
-    return repr(f'"{text}')[2:-1]  # with the leading quotation mark repr always chooses the other one
+    return repr(f'"{text}')[2:-1]  # the leading double quotation mark makes repr choose single ones
 
 
 def _as_repr_in_quotes(text: str) -> str:
@@ -180,9 +202,12 @@ def _as_repr_in_quotes(text: str) -> str:
 
 
 def check_connection(settings: ConnectionSettings) -> tuple[bool, str]:
-    """What the Test button answers: whether the connection works, and what is there, or what is wrong and what to do.
+    """Return whether a connection works, and a message for the Test button: what was found, or what to do.
 
-    It works if JetStream answers and this user may request the account's limits. Nothing is changed on the server.
+    The connection works if JetStream answers and this user may request the account's limits. Nothing is changed on the
+    server.
+
+    settings:  the settings to connect with.
     """
     try:
         return True, portal.run(settings, _summary)
@@ -193,7 +218,7 @@ def check_connection(settings: ConnectionSettings) -> tuple[bool, str]:
     except PermissionDenied as refusal:
         return False, f"connected, but {_not_permitted(settings, refusal)}"
     except RequestTimeout as silence:
-        return False, f"connected, but {silence}: check domain and API prefix, or raise request_timeout"
+        return False, f"connected, but {silence}: check domain and api_prefix, or raise request_timeout"
     except (ConnectionFailed, JetStreamError) as error:
         return False, str(error)
 
@@ -212,13 +237,13 @@ async def _summary(js: JetStream) -> str:
 
 def _not_permitted(settings: ConnectionSettings, refusal: PermissionDenied) -> str:
     if refusal.act == "publish on":
-        return f"{refusal}. Only this test needs it: tasks may work without, see docs/reference/permissions.md"
+        return f"{refusal}. Only this test needs it, and tasks may work without it: see docs/reference/permissions.md"
     return no_inbox(settings, refusal)
 
 
 def _credential_folders() -> str:
-    """The folders that must contain the files named in connections: whoever may edit connections chooses the files, and
-    Airflow's deployer the folders."""
+    """Return the folders that must contain the files named in connections: the editor of a connection chooses the file,
+    but the administrator of Airflow chooses the folders."""
     from airflow.sdk.configuration import conf
 
     return str(conf.get("nats", "credential_folders", fallback=CREDENTIAL_FOLDERS))
@@ -229,42 +254,43 @@ def _limit(number: int) -> str:
 
 
 def _extra(connection: Connection) -> Mapping[str, Any]:
-    """The extra as JSON; Airflow's ``extra_dejson`` is empty for a string that is not JSON."""
+    """Return the extra as a mapping. Airflow's ``extra_dejson`` alone hides an extra that is not JSON: it is empty."""
     try:
-        fields = connection.extra_dejson  # which also tells Airflow what to mask
+        fields = connection.extra_dejson  # reading it also registers secrets that Airflow masks
         if not fields and connection.extra:
             fields = json.loads(connection.extra)
     except (ValueError, TypeError, AttributeError, RecursionError):
         fields = None
     if not isinstance(fields, Mapping):
-        raise InvalidValue("extra", "…", "the extra of a connection is a JSON object")
+        raise InvalidValue("extra", "…", "the extra of a connection must be a JSON object")
     return fields
 
 
 def _address(server: str, port: int | None) -> str:
-    """With brackets around an IPv6 address, which the URI form of a connection loses, and a port if it has none."""
+    """Return a server's address, with the brackets of an IPv6 address, which the URI form of a connection loses, and
+    with the connection's port if it has no port."""
     with suppress(AddressValueError):
         server = f"[{IPv6Address(server)}]"
     if not port:
         return server
     try:
         alone = urlsplit(server if "://" in server else f"//{server}").port is None
-    except ValueError:  # the settings will say why
+    except ValueError:  # ConnectionSettings raises an error that says why
         return server
     return f"{server.rstrip('/')}:{port}" if alone else server
 
 
 def _named(wrong: InvalidValue) -> InvalidValue:
-    """The same refusal, by the name that the field has in an Airflow connection."""
+    """Return the same error with the name that the field has in an Airflow connection."""
     return InvalidValue(_NAMES.get(wrong.field, wrong.field), wrong.value, wrong.remedy)
 
 
 def _text(name: str, value: Any) -> str:
-    # The query of a URI has no types: Airflow takes token=123 for a number, also when the Test button sends it.
+    # The query of a URI has no types: Airflow reads token=123 as a number, also when the Test button sends it.
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        remedy = "give a string; in a URI, where 1.5 and true are not strings, inside __extra__"
+        remedy = "give a string; in a URI, where 1.5 and true are not strings, give it inside __extra__"
         raise InvalidValue(f"extra[{name!r}]", type(value).__name__, remedy)
     return value
 
@@ -281,26 +307,26 @@ def _seconds(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise InvalidValue(f"extra[{name!r}]", type(value).__name__, "give seconds") from None
+        raise InvalidValue(f"extra[{name!r}]", type(value).__name__, "give a number of seconds") from None
 
 
 _FIELDS: Mapping[str, Any] = CONNECTION_FIELDS
 
 _CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {"string": _text, "boolean": _flag, "number": _seconds}
-"""What makes a value of an extra's, for each type that the form has."""
+"""Converts a field of the extra to a value of the settings, for each type that the form has."""
 
 _SETTINGS = {"nkey_secret": "nkey_seed", "creds_secret": "credentials"}
-"""The fields of the settings that the extra calls otherwise: Airflow masks names with "secret"."""
+"""The fields with another name in the extra than in the settings, because Airflow masks names with "secret"."""
 
 _SECRETS = [name for name, field in _FIELDS.items() if field["schema"].get("format") == "password"]
-"""The fields of the extra whose values no log may show."""
+"""The fields of the extra whose values must not appear in a log."""
 
 _ESCAPES = (_as_json, _as_unicode_json, _as_repr, _as_repr_in_quotes)
 
 _MOST_PARTS = 100
-"""Of a secret; a private key has some fifty lines."""
+"""The most parts of one secret that are masked; a private key has about fifty lines."""
 
 _LONG_WORD = 20
-"""Letters of a word that is taken for a line of a key: those of PEM have 64, a seed has 58."""
+"""The fewest characters of a word that counts as a line of a key: a line of PEM has 64, and a seed has 58."""
 
 _NAMES = {"user": "login", **{field: name for name, field in _SETTINGS.items()}}

@@ -1,12 +1,18 @@
-"""What Airflow reads about us, the connection form included. Imports nothing: an error here breaks Airflow."""
+"""The description of this provider that Airflow reads, with the connection form.
+
+It imports nothing, because an error here would break Airflow.
+"""
 
 
 def get_provider_info() -> dict[str, object]:
-    """The provider's description; its shape is ``airflow/provider_info.schema.json``."""
+    """Return the provider's description, whose schema is ``airflow/provider_info.schema.json``."""
     return {
         "package-name": "airflow-provider-nats-jetstream",
         "name": "NATS JetStream",
-        "description": "Carries data from NATS JetStream into Spark; acknowledges only what was processed.",
+        "description": (
+            "Hands messages of NATS JetStream to Spark and other tasks, and acknowledges a message only after the work "
+            "that needed it has succeeded."
+        ),
         "integrations": [
             {"integration-name": "NATS JetStream", "external-doc-url": "https://docs.nats.io", "tags": ["service"]}
         ],
@@ -31,7 +37,7 @@ def get_provider_info() -> dict[str, object]:
                 "python-modules": ["airflow_nats_jetstream.triggers", "airflow_nats_jetstream.watcher"],
             }
         ],
-        # Airflow's schema asks for objects; what its loader takes are class paths, which the schema lets pass.
+        # Airflow's schema describes objects, but its loader accepts only class paths, which the schema does not refuse.
         "queues": ["airflow_nats_jetstream.queues.JetStreamQueueProvider"],
         "asset-uris": [
             {
@@ -56,11 +62,11 @@ def get_provider_info() -> dict[str, object]:
                 "ui-field-behaviour": {
                     "hidden-fields": ["schema", "extra"],
                     "relabeling": {"host": "Host", "port": "Port", "login": "User", "password": "Password"},
-                    # The form has no help text for Airflow's own fields: this stands in them while they are empty.
+                    # The form has no help text for Airflow's own fields, but shows these while the fields are empty.
                     "placeholders": {
-                        "host": "nats.example.com, or several with commas; empty with Servers",
-                        "port": "4222; of each address that names none",
-                        "login": "user name, with its password; empty for every other way to authenticate",
+                        "host": "nats.example.com, or several with commas; or fill in Servers",
+                        "port": "4222; used for each address without a port",
+                        "login": "user name; leave empty if you authenticate in another way",
                         "password": "the password, or file:///path",
                     },
                 },
@@ -73,11 +79,11 @@ def get_provider_info() -> dict[str, object]:
                 "options": {
                     "credential_folders": {
                         "description": (
-                            "Folders with a colon between. A file that a connection names for a password, a key or a "
-                            "certificate must lie below one of them, with symbolic links resolved, on every machine "
-                            "that connects. Whoever may edit connections can have any file below them sent to a "
-                            "server as a password: name folders that hold nothing but credentials for NATS. Empty: "
-                            "connections name no files."
+                            "Folders, separated by colons. A file that a connection names for a password, a key or a "
+                            "certificate must be below one of them, after symbolic links are resolved, on every "
+                            "machine that connects. A user who may edit connections can have any file below these "
+                            "folders sent to a server as a password, so name only folders that contain nothing but "
+                            "credentials for NATS. If empty, connections cannot name files."
                         ),
                         "version_added": None,
                         "type": "string",
@@ -91,7 +97,13 @@ def get_provider_info() -> dict[str, object]:
 
 
 def _field(label: str, description: str, *, kind: str = "string", form: str = "") -> dict[str, object]:
-    """Every field may be empty; without "null" the form would call it required. ``form`` is how it is shown."""
+    """Return a field of the form. Every field may be empty: without "null" the form would mark it as required.
+
+    label:        the label of the field.
+    description:  the help text of the field.
+    kind:         the JSON type of the field. Default ``string``.
+    form:         how the form shows the field: ``password`` or ``multiline``. Default: one visible line.
+    """
     shown = {"format": form} if form else {}
     return {"label": label, "description": description, "schema": {"type": [kind, "null"], **shown}}
 
@@ -99,70 +111,91 @@ def _field(label: str, description: str, *, kind: str = "string", form: str = ""
 CONNECTION_FIELDS = {
     "servers": _field(
         "Servers",
-        "Addresses with commas between, e.g. nats://a.example.com:4222,tls://b.example.com:4222; instead of "
-        "Host. No user or password in them.",
+        "Use this instead of Host: server addresses with commas between, for example "
+        "nats://a.example.com:4222,tls://b.example.com:4222. They must not contain a user or password.",
     ),
     "token": _field(
-        "Token", "Instead of User and Password: the token, or file:///path of a file that holds it.", form="password"
+        "Token",
+        "Use this instead of User and Password: the token, or file:///path of a file that contains it.",
+        form="password",
     ),
     "nkey_secret": _field(
         "NKey seed",
-        "Instead of User and Password: a user's seed, which begins with SU, or the path of a file that holds it.",
+        "Use this instead of User and Password: the seed of a user, which begins with SU, or the path of a file that "
+        "contains it.",
         form="password",
     ),
     "creds_secret": _field(
         "Credentials",
-        "Instead of User and Password: the content of a .creds file, line breaks or not, or its path.",
+        "Use this instead of User and Password: the content of a .creds file, with or without line breaks, or the path "
+        "of the file.",
         form="password",
     ),
-    "tls": _field("TLS", "Speak TLS or fail. The fields below and tls:// addresses switch it on, too.", kind="boolean"),
+    "tls": _field(
+        "TLS",
+        "Connect with TLS only. The other TLS fields and tls:// addresses also switch this on.",
+        kind="boolean",
+    ),
     "tls_ca": _field(
         "TLS authorities",
-        "PEM, or the path of a file: who may have signed the server's certificate. Empty: whom this machine trusts.",
+        "Certificates of the authorities that may have signed the server's certificate, as PEM or as the path of a "
+        "file. If empty, the authorities that this machine trusts.",
         form="multiline",
     ),
     "tls_certificate": _field(
         "TLS client certificate",
-        "PEM, or the path of a file: shown to a server that asks for one; needs the private key.",
+        "The certificate for a server that asks for one, as PEM or as the path of a file. Needs TLS private key.",
         form="multiline",
     ),
     "tls_private_key": _field(
         "TLS private key",
-        "PEM, line breaks or not, or the path of a file: the client certificate's, without a passphrase.",
+        "The key of the client certificate, without a passphrase: as PEM, with or without line breaks, or as the path "
+        "of a file.",
         form="password",
     ),
     "tls_hostname": _field(
-        "TLS host name", "The name that the server's certificate must carry, when it is not the host of the address."
+        "TLS host name", "The name that the server's certificate must contain, if it is not the host of the address."
     ),
     "tls_handshake_first": _field(
-        "TLS handshake first", "For a server with handshake_first, which says nothing before TLS.", kind="boolean"
+        "TLS handshake first",
+        "Begin with the TLS handshake, for a server with handshake_first. Such a server sends nothing before TLS.",
+        kind="boolean",
     ),
     "inbox_prefix": _field(
         "Inbox prefix",
-        "First tokens of the subjects on which answers arrive, e.g. _INBOX_sensor: what this user may subscribe to. "
-        "Empty: _INBOX.",
+        "The first tokens of the subjects on which answers arrive, for example _INBOX_sensor. This user must be "
+        "allowed to subscribe to them. If empty, _INBOX.",
     ),
     "domain": _field(
-        "JetStream domain", "When JetStream is not the connected server's own, for example behind a leaf node."
+        "JetStream domain",
+        "The domain of a JetStream that is not the connected server's own, for example behind a leaf node.",
     ),
     "api_prefix": _field(
         "JetStream API prefix",
-        "Instead of a domain: an API that the account imports, e.g. JS.hub.API. Claims cannot be taken through it.",
+        "Use this instead of a domain: the prefix of an API that the account imports, for example JS.hub.API. Claims "
+        "cannot be taken through it.",
     ),
     "ledger": _field(
-        "Ledger", "First part of the names of the two buckets that remember claims. Empty: airflow (airflow_claims, …)."
+        "Ledger",
+        "The first part of the names of the two buckets that record claims. If empty, airflow: airflow_claims and "
+        "airflow_receipts.",
     ),
     "console": _field(
         "Console",
-        "A page to which tasks link: https://console.example.com/{stream}?consumer={consumer}&claim={claim}.",
+        "The address of a page to which tasks link, for example "
+        "https://console.example.com/{stream}?consumer={consumer}&claim={claim}.",
     ),
     "connect_timeout": _field(
-        "Connect timeout", "Seconds for a connection, all servers and attempts together. Empty: 10.", kind="number"
+        "Connect timeout",
+        "Seconds to wait for a connection, including all servers and attempts. If empty, 10.",
+        kind="number",
     ),
     "request_timeout": _field(
-        "Request timeout", "Seconds for one answer of the JetStream API. Empty: 5.", kind="number"
+        "Request timeout", "Seconds to wait for an answer of the JetStream API. If empty, 5.", kind="number"
     ),
     "shortest_ack_wait": _field(
-        "Shortest ack wait", "Seconds: claims refuse consumers whose ack_wait is shorter. Empty: 60.", kind="number"
+        "Shortest ack wait",
+        "Seconds. Claims are not taken from a consumer whose ack_wait is shorter. If empty, 60.",
+        kind="number",
     ),
 }

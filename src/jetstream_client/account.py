@@ -81,22 +81,25 @@ class AccountInfo:
 
 
 def without_jetstream(settings: ConnectionSettings, refusal: JetStreamNotEnabled) -> str:
-    """Why a connection that was made has no JetStream, and what to do."""
+    """Return why JetStream does not answer although a connection was made, and what to do."""
     if isinstance(refusal, JetStreamNotEnabledForAccount):
         return f"JetStream is not enabled for the account of this user ({settings.kind}): enable it on the server"
     if settings.domain:
-        return f"nobody answers for the JetStream domain {settings.domain!r}: check domain, and the leaf node to it"
+        return (
+            f"no server answers for the JetStream domain {settings.domain!r}: check domain, and the leaf node "
+            "connection to it"
+        )
     if settings.api_prefix:
         return (
-            f"nobody answers for the JetStream API prefix {settings.api_prefix!r}: check api_prefix, and what this "
+            f"no server answers for the JetStream API prefix {settings.api_prefix!r}: check api_prefix, and what this "
             "account imports"
         )
     return (
-        "JetStream is not enabled on this server: start nats-server with it, name another in servers or host, or "
-        "set domain when JetStream is behind a leaf node"
+        "JetStream is not enabled on this server: enable it, name another server in servers or host, or set domain if "
+        "JetStream is behind a leaf node"
     )
 
 
 def no_inbox(settings: ConnectionSettings, refusal: PermissionDenied) -> str:
-    """What to do when a user may not listen to answers."""
-    return f"{refusal}, or set inbox_prefix to what it may subscribe to (now {settings.inbox_prefix!r})"
+    """Return what to do when a user may not subscribe to answers."""
+    return f"{refusal}, or set inbox_prefix to one that it may subscribe to (now it is {settings.inbox_prefix!r})"
