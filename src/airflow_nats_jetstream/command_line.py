@@ -1,6 +1,6 @@
-"""``python -m airflow_nats_jetstream`` and ``airflow jetstream``: two parsers of the same commands, and what runs them.
+"""``python -m airflow_nats_jetstream`` and ``airflow jetstream``: two parsers for the same commands, and their runner.
 
-Parsing loads neither Airflow nor nats-py; with ``--server`` nothing else loads Airflow either.
+Parsing loads neither Airflow nor nats-py, and with ``--server`` a command does not load Airflow either.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
 
 FAILED = 1
-"""Exit code of an error, which is said in one sentence. 2 is argparse's, 3 and 4 are the commands' own."""
+"""The exit code of an error. 2 is the exit code of argparse; 3 and 4 are those of the commands."""
 
 _COMMON = (
-    Argument("--conn-id", help="the Airflow connection, by default nats_default"),
-    Argument("--server", metavar="URL", help="instead of a connection: nats://host:port; Airflow is not needed"),
-    Argument("--credentials", metavar="FILE", help="with --server: a .creds file"),
-    Argument("--ledger", metavar="NAME", help="with --server: prefix of the ledger's buckets, by default airflow"),
+    Argument("--conn-id", help="id of the Airflow connection (default: nats_default)"),
+    Argument("--server", metavar="URL", help="server, instead of a connection: nats://host:port; needs no Airflow"),
+    Argument("--credentials", metavar="FILE", help="with --server: the .creds file to authenticate with"),
+    Argument("--ledger", metavar="NAME", help="with --server: prefix of the ledger's buckets (default: airflow)"),
     Argument("--domain", metavar="NAME", help="with --server: the JetStream domain"),
-    flag("--json", "for machines"),
+    flag("--json", "print JSON instead of text"),
 )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse and run; the exit code."""
+    """Parse the command line, run the command, and return its exit code.
+
+    arguments:  the arguments without the program's name. Default None: those of this process.
+    """
     parser = argparse.ArgumentParser(
         f"python -m {__package__}", description="Claims and dead letters of NATS JetStream."
     )
@@ -46,12 +49,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def airflow_commands() -> list[CLICommand]:
-    """The same as a group of Airflow's own command line, for its provider hook ``cli``."""
+    """Return the commands as a group of Airflow's command line. Airflow finds this function in the provider info."""
     return [_airflow_group(Group("jetstream", "Claims and dead letters of NATS JetStream", COMMANDS))]
 
 
 def run(command: Command, args: argparse.Namespace) -> int:
-    """Connect, run the command, print what it says; the exit code. An error is one sentence on standard error."""
+    """Connect, run a command, print its answer, and return its exit code. An error is one line on standard error.
+
+    command:  the command.
+    args:     the parsed arguments.
+    """
     try:
         answer = _answer(command, args)
     except JetStreamError as error:
@@ -63,7 +70,7 @@ def run(command: Command, args: argparse.Namespace) -> int:
         return 130
     try:
         print(json.dumps(answer.data, indent=2) if args.json else answer.text, flush=True)  # noqa: T201
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return answer.code
 
@@ -88,15 +95,17 @@ async def _connected(settings: ConnectionSettings, command: Command, args: argpa
 
 def _settings(args: argparse.Namespace) -> ConnectionSettings:
     if "@" in (args.conn_id or ""):
-        raise InvalidValue("--conn-id", "…@…", "give the id of an Airflow connection; an address goes with --server")
+        remedy = "give the id of an Airflow connection; for an address, use --server"
+        raise InvalidValue("--conn-id", "…@…", remedy)
     if args.server is None:
         for name in ("credentials", "ledger", "domain"):
             if getattr(args, name) is not None:
                 shown = "…" if name == "credentials" else getattr(args, name)
-                raise InvalidValue(f"--{name}", shown, "goes with --server; a connection says it itself")
+                remedy = "it is only for --server: leave it out, because the Airflow connection contains it"
+                raise InvalidValue(f"--{name}", shown, remedy)
         return _of_airflow(args.conn_id or "nats_default")
     if args.conn_id is not None:
-        raise InvalidValue("--conn-id", args.conn_id, "give a connection or a server, not both")
+        raise InvalidValue("--conn-id", args.conn_id, "give either --conn-id or --server, not both")
     from jetstream_client.wire.settings import ConnectionSettings
 
     given = {name: getattr(args, name) for name in ("ledger", "domain") if getattr(args, name)}
@@ -109,20 +118,20 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
 
 
 def _of_airflow(conn_id: str) -> ConnectionSettings:
-    # As Airflow's own `connections test` does: without it only environment variables are asked, not the database.
+    # As in Airflow's own `connections test`: without it Airflow reads environment variables only, not the database.
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     try:
         from airflow.sdk.exceptions import AirflowNotFoundException
 
         from airflow_nats_jetstream.hooks import JetStreamHook
     except ImportError:
-        raise InvalidValue("--conn-id", conn_id, "there is no Airflow here to ask: give --server") from None
+        remedy = "the connection cannot be read, because Airflow is not installed here: give --server"
+        raise InvalidValue("--conn-id", conn_id, remedy) from None
     try:
         return JetStreamHook(conn_id).settings
     except AirflowNotFoundException:
-        raise InvalidValue(
-            "--conn-id", conn_id, "Airflow knows no such connection: name one, or give --server"
-        ) from None
+        remedy = "Airflow has no connection with this id: give another id (`airflow connections list`), or --server"
+        raise InvalidValue("--conn-id", conn_id, remedy) from None
 
 
 def _add(parser: argparse.ArgumentParser, commands: Iterable[Command | Group]) -> None:

@@ -1,7 +1,7 @@
-"""The commands: which claims are open, which attempt holds one, release it, list and replay dead letters.
+"""The commands: list open claims, show and release a claim, list and replay dead letters.
 
-Written down once, in :data:`COMMANDS`; :mod:`~airflow_nats_jetstream.command_line` makes parsers of them. Loading this
-file loads neither Airflow nor nats-py.
+:data:`COMMANDS` describes them once, and :mod:`~airflow_nats_jetstream.command_line` builds the parsers from it.
+Importing this file imports neither Airflow nor nats-py.
 """
 
 from __future__ import annotations
@@ -29,12 +29,17 @@ if TYPE_CHECKING:
 TO_DO = 1
 """Exit code of an examination that found something to do."""
 UNKNOWN, REFUSED = 3, 4
-"""Exit codes: no such claim; not without ``--yes``, or not possible."""
+"""Exit codes: the claim is unknown; the request was refused, because it needs ``--yes`` or is not possible."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command says: for machines, for people, and the exit code."""
+    """The result of a command.
+
+    data:  the result for ``--json``.
+    text:  the result for people.
+    code:  the exit code. Default 0.
+    """
 
     data: Any
     text: str
@@ -42,7 +47,11 @@ class Answer:
 
 
 class Argument:
-    """One argument, in the words that argparse and Airflow's parser share."""
+    """One argument of a command, with the parameters that argparse and Airflow's parser share.
+
+    flags:    the name, or the option strings.
+    options:  the keyword arguments of ``ArgumentParser.add_argument``.
+    """
 
     def __init__(self, *flags: str, **options: Any) -> None:
         self.flags = flags
@@ -67,12 +76,20 @@ class Command:
 
 @dataclass(frozen=True)
 class Group:
+    """Commands under a common name.
+
+    name:      the name.
+    help:      the help text.
+    commands:  the commands, or further groups.
+    """
+
     name: str
     help: str
     commands: tuple[Command | Group, ...]
 
 
 def flag(name: str, words: str) -> Argument:
+    """Return an option without a value, with its name and its help text."""
     return Argument(name, action="store_true", help=words)
 
 
@@ -100,7 +117,7 @@ async def _claims(js: JetStream, args: argparse.Namespace) -> Answer:
         for seen in found
     ]
     of = [f"{kind} {name}" for kind, name in (("consumer", args.consumer), ("stream", args.stream)) if name]
-    text = _table(header, rows) if rows else " of ".join(["no open claims", *of])
+    text = _table(header, rows) if rows else " of ".join(["There are no open claims", *of])
     return Answer([inspection.plain(seen) for seen in found], text)
 
 
@@ -132,7 +149,7 @@ async def _claim(js: JetStream, args: argparse.Namespace) -> Answer:
         info = seen.info
         lines["consumer now"] = (
             f"delivered up to {info.delivered} in {info.counter} deliveries, acknowledged up to {info.floor}, "
-            f"{info.ack_pending} unacknowledged, {info.pending} to come, {info.raw['num_waiting']} pulls waiting, "
+            f"{info.ack_pending} unacknowledged, {info.pending} undelivered, {info.raw['num_waiting']} pulls waiting, "
             f"ack_wait {info.config['ack_wait'] / 1e9:g} s"
         )
     else:
@@ -151,19 +168,19 @@ async def _release(js: JetStream, args: argparse.Namespace) -> Answer:
     if seen is None:
         return _unknown(args.id)
     if seen.entry is None:
-        text = f"claim {seen.id} is not open, there is nothing to release. {seen.next}"
+        text = f"Claim {seen.id} is not open, so there is nothing to release. {seen.next}"
         return Answer({"released": False, **inspection.plain(seen)}, visible(text), REFUSED)
     if seen.entry.token and not args.yes:
         (seen,) = await inspection.listen(js, [seen], seen.silence)
         if seen.alive:
             text = (
-                f"attempt {seen.holder} of claim {seen.id} is alive: its heartbeat was just heard. With --yes it loses "
-                "the claim: its work is stopped and its output does not count; the messages are delivered again at "
-                "once and processed from the beginning."
+                f"Attempt {seen.holder} of claim {seen.id} is alive: it has just sent a heartbeat. To take the claim "
+                "from it, add --yes: its work is stopped, its output does not count, and the messages are redelivered "
+                "at once and processed from the beginning."
             )
             return Answer({"released": False, **inspection.plain(seen)}, visible(text), REFUSED)
     await inspection.release(js, seen)
-    text = f"claim {seen.id} is released: its {seen.sequences.count:,} messages are delivered again at once."
+    text = f"Claim {seen.id} was released: its {seen.sequences.count:,} messages are redelivered at once."
     return Answer({"released": True, "id": seen.id, "count": seen.sequences.count}, text)
 
 
@@ -171,14 +188,14 @@ async def _dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
     from jetstream_handoff.dead_letters import DeadLetters
     from jetstream_handoff.replay import select
 
-    header = ["LETTER", "MESSAGE", "SUBJECT", "CONSUMER", "SINCE", "FAILED", "CLAIM", "CONFIRMED", "REASON"]
+    header = ["NUMBER", "MESSAGE", "SUBJECT", "CONSUMER", "SINCE", "FAILED", "CLAIM", "CONFIRMED", "REASON"]
     data, rows = [], []
     async for number, stored_at, letter, confirmed, problem in select(
         DeadLetters(js, args.stream, args.name), _selection(args, listing=True)
     ):
         if letter is None:
             data.append({"number": number, "since": stored_at, "confirmed": False, "problem": problem})
-            rows.append([str(number), *[""] * 3, stored_at[:19] + "Z", "", "", "no", f"no dead letter: {problem}"])
+            rows.append([str(number), *[""] * 3, stored_at[:19] + "Z", "", "", "no", f"not a dead letter: {problem}"])
             continue
         shown = {
             "number": letter.number,
@@ -198,7 +215,7 @@ async def _dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
         row = [letter.number, letter.sequence, letter.subject, letter.consumer, letter.stored_at[:19] + "Z"]
         row += [letter.failures, letter.claim_id, "yes" if confirmed else "no", _short(letter.reason, 60)]
         rows.append([str(each) for each in row])
-    return Answer(data, _table(header, rows) if rows else f"no dead letters of stream {args.stream}")
+    return Answer(data, _table(header, rows) if rows else f"No dead letters of stream {args.stream} were found")
 
 
 async def _replay(js: JetStream, args: argparse.Namespace) -> Answer:
@@ -206,15 +223,15 @@ async def _replay(js: JetStream, args: argparse.Namespace) -> Answer:
     from jetstream_handoff.replay import replay
 
     done = await replay(DeadLetters(js, args.stream, args.name), _selection(args, listing=False), args.into)
-    lines = [f"{done.published} dead letters of {args.stream} are published again"]
+    lines = [f"{done.published} dead letters of stream {args.stream} were published again."]
     if done.found:
-        lines[0] += f"; {done.found} had been by a replay that was killed"
+        lines[0] += f" {done.found} more were published before, by a replay that was killed."
     if done.unconfirmed:
         lines.append(
-            f"{done.unconfirmed} are left: the ledger does not say that their messages were given up. "
-            "Replay them with --unconfirmed"
+            f"{done.unconfirmed} were not replayed, because the ledger does not confirm that their messages were given "
+            "up. To replay them, add --unconfirmed."
         )
-    lines += [f"dead letter {number} is left: {visible(reason)}" for number, reason in done.refused.items()]
+    lines += [f"The dead letter {number} was not replayed: {visible(why)}" for number, why in done.refused.items()]
     data = {
         "published": done.published,
         "found": done.found,
@@ -286,7 +303,7 @@ def _report(sections: Mapping[str, list[Finding]], to_do: int) -> str:
 
 
 def _unknown(claim_id: str) -> Answer:
-    text = f"no claim {claim_id!r}: the ledger keeps what became of a claim for 90 days"
+    text = f"The ledger has no claim {claim_id!r}. It keeps a claim that has ended for 90 days."
     return Answer({"id": claim_id, "state": None}, text, UNKNOWN)
 
 
@@ -313,7 +330,7 @@ def _ranges(text: str) -> Sequences:
     except ValueError:
         ranges = []
     if not ranges or any(not 0 < first <= last for first, last in ranges):
-        raise InvalidValue("--sequences", text, "numbers and ranges of numbers, for example 7,10-20")
+        raise InvalidValue("--sequences", text, "give sequences and ranges of sequences, for example 7,10-20")
     return Sequences.from_ranges(ranges)
 
 
@@ -324,7 +341,10 @@ def _holder(seen: Seen) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """In words, such as ``3 minutes ago``. The clocks of this machine and the server may differ a little."""
+    """Return an age in words, such as ``3 minutes ago``.
+
+    seconds:  the age. It may be a little less than 0, because the clocks of this machine and of the server differ.
+    """
     import pendulum
 
     if seconds is None:
@@ -333,7 +353,10 @@ def age(seconds: float | None) -> str:
 
 
 def duration(text: str) -> float:
-    """Seconds, given as a number or as an ISO 8601 duration. Raises ValueError."""
+    """Return a number of seconds. Raises ValueError.
+
+    text:  seconds, or an ISO 8601 duration.
+    """
     from airflow_nats_jetstream import times
 
     return float(text) if text.replace(".", "", 1).isdigit() else times.duration(text).total_seconds()
@@ -344,7 +367,12 @@ def _short(text: str, width: int) -> str:
 
 
 def visible(text: str) -> str:
-    """On one line and without control characters: what others wrote must not steer a terminal, nor look like a row."""
+    """Return a text on one line and without control characters.
+
+    Text from the server must neither control the terminal nor look like another row.
+
+    text:  the text.
+    """
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
@@ -355,22 +383,22 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-_ID = Argument("id", help="the claim's id, as `claims` and the task's log show it")
+_ID = Argument("id", help="id of the claim, which `claims` and the log of a task show")
 _LISTEN = Argument(
     "--listen",
     type=duration,
     default=0.0,
     metavar="DURATION",
-    help="how long to listen for the heartbeats of attempts: seconds, or an ISO 8601 duration such as PT5S",
+    help="how long to listen for heartbeats of attempts: seconds, or an ISO 8601 duration such as PT5S (default: 0)",
 )
 _LETTERS = (
-    Argument("stream", help="the stream that the messages came from"),
-    Argument("--name", help="the dead-letter stream, by default DEAD_<stream>"),
-    Argument("--sequences", metavar="RANGES", help="of these messages only, for example 7,10-20"),
-    Argument("--subject", help="whose original subject matches this filter"),
-    Argument("--consumer", help="of this consumer"),
-    Argument("--reason", help="whose reason contains this text"),
-    flag("--unconfirmed", "also those of which the ledger does not say that their messages were given up"),
+    Argument("stream", help="name of the stream that the messages came from"),
+    Argument("--name", help="name of the dead-letter stream (default: DEAD_<stream>)"),
+    Argument("--sequences", metavar="RANGES", help="only messages with these sequences, for example 7,10-20"),
+    Argument("--subject", help="only messages whose original subject matches this filter"),
+    Argument("--consumer", help="only messages that this consumer gave up"),
+    Argument("--reason", help="only dead letters whose reason contains this string"),
+    flag("--unconfirmed", "include dead letters of messages that, by the ledger, may not have been given up"),
 )
 _DISTRIBUTION = "airflow-provider-nats-jetstream"
 _PACKAGES = ("apache-airflow", "nats-py", "pyspark", "pyarrow")
@@ -396,28 +424,32 @@ COMMANDS: tuple[Command | Group, ...] = (
         "claims",
         "list the open claims",
         _claims,
-        (Argument("--stream", help="of this stream"), Argument("--consumer", help="of this consumer"), _LISTEN),
+        (
+            Argument("--stream", help="only claims of this stream"),
+            Argument("--consumer", help="only claims of this consumer"),
+            _LISTEN,
+        ),
     ),
     Command("claim", "show one claim, open or not, and what happens to it next", _claim, (_ID, _LISTEN)),
     Command(
         "release",
-        "let an open claim go: its messages are delivered again at once",
+        "release an open claim: its messages are redelivered at once",
         _release,
-        (_ID, flag("--yes", "also from an attempt that is alive: its work is stopped and does not count")),
+        (_ID, flag("--yes", "release it although an attempt is alive: its work is stopped and does not count")),
     ),
     Group(
         "dead-letters",
         "messages that could not be processed",
         (
-            Command("list", "list them", _dead_letters, _LETTERS),
+            Command("list", "list dead letters", _dead_letters, _LETTERS),
             Command(
                 "replay",
-                "publish them to their original subjects again; every consumer of the stream gets them",
+                "publish dead letters to their original subjects again; every consumer of the stream receives them",
                 _replay,
                 (
                     *_LETTERS,
-                    flag("--everything", "all of them"),
-                    Argument("--into", metavar="STREAM", help="into this stream, by default the one they came from"),
+                    flag("--everything", "replay all dead letters"),
+                    Argument("--into", metavar="STREAM", help="stream to publish to (default: the original stream)"),
                 ),
             ),
         ),

@@ -147,7 +147,7 @@ async def test_what_became_of_a_claim(stream: Stream) -> None:
     shown = await read(stream, "claim", left.id)
     assert (shown["state"], shown["ranges"]) == ("superseded", [[21, 30]])
     unknown = await run(stream, "claim", "0123456789ab")
-    assert (unknown.code, unknown.out[:27]) == (3, "no claim '0123456789ab': th")
+    assert (unknown.code, unknown.out[:39]) == (3, "The ledger has no claim '0123456789ab'.")
 
 
 async def test_release_what_nobody_holds(stream: Stream) -> None:
@@ -155,7 +155,7 @@ async def test_release_what_nobody_holds(stream: Stream) -> None:
     (claim,) = await take(stream, hand_off_timeout=timedelta(hours=1))
     assert await take(stream, "other", wait=0.3) == []
     said = await run(stream, "release", claim.id)
-    assert (said.code, said.out) == (0, f"claim {claim.id} is released: its 10 messages are delivered again at once.\n")
+    assert (said.code, said.out) == (0, f"Claim {claim.id} was released: its 10 messages are redelivered at once.\n")
     (again,) = await take(stream, "other", wait=2)
     assert again.sequences == claim.sequences
     said = await run(stream, "release", claim.id)
@@ -170,7 +170,7 @@ async def test_release_from_an_attempt(stream: Stream) -> None:
     async with Hold.begin(stream.js, claim, try_number=1) as living:
         refused = await run(stream, "release", claim.id)
         assert refused.code == 4
-        assert f"attempt {living.token} of claim {claim.id} is alive" in refused.out
+        assert f"Attempt {living.token} of claim {claim.id} is alive" in refused.out
         record, _ = await ledger.read()
         assert record
         assert record.open[claim.id].token == living.token
@@ -225,10 +225,10 @@ async def test_what_is_wrong_is_one_sentence_and_no_secret(stream: Stream, tmp_p
         (["--server", server, "--ledger", "a b"], "ledger="),
         (["--server", server, "--credentials", str(tmp_path / "none")], "cannot be read"),
         (["--server", server, "--credentials", "hidden-7d1"], "cannot be read"),
-        (["--credentials", "hidden-7d1"], "goes with --server"),
+        (["--credentials", "hidden-7d1"], "it is only for --server"),
         (["--conn-id", "nats://user:hidden-7d1@127.0.0.1"], "id of an Airflow connection"),
         (["--server", server, "--credentials", str(credentials)], ""),
-        (["--ledger", "x"], "goes with --server"),
+        (["--ledger", "x"], "it is only for --server"),
     ):
         with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()) as out:
             assert await asyncio.to_thread(main, ["claims", *arguments]) == 1
@@ -268,7 +268,7 @@ async def test_airflow_has_it_as_a_command(
     assert (shown["id"], shown["state"]) == (claim.id, "open")
     monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
     assert await asyncio.to_thread(main, ["claims", "--conn-id", "nowhere"]) == 1
-    assert "InvalidValue: --conn-id='nowhere': Airflow knows no such connection" in capsys.readouterr().err
+    assert "InvalidValue: --conn-id='nowhere': Airflow has no connection with this id" in capsys.readouterr().err
 
 
 async def say(stream: Stream, *arguments: str) -> Said:
@@ -328,10 +328,11 @@ async def test_nothing_there_and_nothing_of_that_name_are_told_apart(stream: Str
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
         await hold.settle()
     of = ["--stream", stream.name]
-    assert (await say(stream, "claims", *of)).out == f"no open claims of stream {stream.name}\n"
+    assert (await say(stream, "claims", *of)).out == f"There are no open claims of stream {stream.name}\n"
     none = await say(stream, "claims", *of, "--consumer", CONSUMER)
-    assert none.out == f"no open claims of consumer {CONSUMER} of stream {stream.name}\n"
-    assert (await say(stream, "dead-letters", "list", stream.name)).out == f"no dead letters of stream {stream.name}\n"
+    assert none.out == f"There are no open claims of consumer {CONSUMER} of stream {stream.name}\n"
+    none = await say(stream, "dead-letters", "list", stream.name)
+    assert none.out == f"No dead letters of stream {stream.name} were found\n"
     for error, name, arguments in (
         ("StreamNotFound", "TYPO", ["claims", "--stream", "TYPO"]),
         ("ConsumerNotFound", "typo", ["claims", *of, "--consumer", "typo"]),
@@ -354,7 +355,9 @@ async def test_a_replay_says_what_it_left(stream: Stream) -> None:
         await hold.settle()
     await stream.js.publish(f"dead.{stream.name}.any", b"x")
     said = await say(stream, "dead-letters", "list", stream.name)
-    assert "no dead letter: Nats-Dead-Letter-" in said.out
+    assert "not a dead letter: Nats-Dead-Letter-" in said.out
     said = await say(stream, "dead-letters", "replay", stream.name, "--everything")
     assert said.code == 4
-    assert said.out.startswith(f"1 dead letters of {stream.name} are published again\ndead letter 2 is left: Nats-Dead")
+    assert said.out.startswith(
+        f"1 dead letters of stream {stream.name} were published again.\nThe dead letter 2 was not replayed: Nats-Dead"
+    )
