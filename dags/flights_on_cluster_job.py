@@ -1,6 +1,6 @@
-"""What runs on the cluster: the departures of one claim, as Parquet in a folder that no other attempt writes to.
+"""Write the departures of one claim as Parquet into a folder that no other attempt uses. This runs on the cluster.
 
-It needs pyspark, pyarrow and the wheel, and the environment variable JETSTREAM_SECRET_NATS_DEFAULT on every machine.
+Every machine needs pyspark, pyarrow, this package's wheel and the environment variable JETSTREAM_SECRET_NATS_DEFAULT.
 """
 
 import argparse
@@ -14,11 +14,11 @@ DEPARTURE = "carrier STRING, flight INT, origin STRING, dest STRING, dep_delay I
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--out", required=True)
-    arguments.add_argument("--claim", required=True)  # these two the operator gives
+    arguments.add_argument("--claim", required=True)  # the operator adds this argument and the next
     arguments.add_argument("--attempt", required=True)
     given = arguments.parse_args()
 
-    spark = SparkSession.builder.getOrCreate()  # without a name: the operator has named the application
+    spark = SparkSession.builder.getOrCreate()  # without a name, because the operator names the application
     messages = spark.read.format("jetstream").options(connection="nats_default", claim=given.claim).load()
     departure = from_json(col("data").cast("string"), DEPARTURE, {"mode": "FAILFAST"}).alias("departure")
     departures = messages.select("sequence", "subject", departure).select("sequence", "subject", "departure.*")

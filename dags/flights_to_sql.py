@@ -1,11 +1,12 @@
-"""Departures in a database, in several tasks and by its own SQL: a foreign engine, with a hold and a settling.
+"""Load departures into a database and check them with its SQL: several tasks work on one claim.
 
-A claim is taken, loaded as an attempt of its own, and checked. Meanwhile a sensor holds it, so that the work may take
-as long as it takes. When the check has succeeded the claim is settled, and the settlement says which attempt counts;
-when it has not, the messages come again to the next run. The settling is the teardown of the taking: the run's state is
-that of the work. Who reads the departures takes those of the attempts that `JetStreamHook().committed` lists.
+Each claim is loaded under the name of a separate attempt, and then checked. Meanwhile a sensor holds the claim, so the
+work may take any time. If the check succeeds, the claim is settled, and the settlement records which attempt counts.
+Otherwise the messages are redelivered to the next run. The settling task is the teardown of the sensor, so the state of
+the run is the state of the work. A query must read only departures of the attempts that `JetStreamHook().committed`
+lists.
 
-The engine is SQLite, because Python has it. Another one is another `warehouse`.
+The engine is SQLite, because Python contains it. To use another engine, replace `warehouse`.
 """
 
 import os
@@ -37,7 +38,7 @@ where attempt = ? and (carrier is null or carrier not in (select carrier from ai
 
 @contextmanager
 def warehouse() -> Iterator[sqlite3.Connection]:
-    """The database, in one transaction. Tasks that write at the same time wait for each other."""
+    """Open the database for one transaction. Tasks that write at the same time wait for each other."""
     OUT.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(OUT / "warehouse.sqlite", timeout=600)) as database:
         database.executescript(TABLES)
@@ -58,7 +59,7 @@ def flights_to_sql() -> None:
 
     @task
     def load(claim: Mapping[str, Any]) -> str:
-        """The claimed messages, as they are, under a name that no other attempt has."""
+        """Load the claimed messages unchanged, under a name that no other attempt has, and return this name."""
         attempt = f"{claim['id']}-{get_current_context()['ti'].try_number}"
         rows = ((attempt, message.sequence, message.data.decode()) for message in JetStreamHook().messages(claim))
         with warehouse() as database:
@@ -67,7 +68,7 @@ def flights_to_sql() -> None:
 
     @task
     def check(attempt: Any) -> Any:
-        """Every departure is of an airline that is known."""
+        """Fail unless every departure is of a known airline."""
         with warehouse() as database:
             unknown = database.execute(UNKNOWN, [attempt]).fetchall()
         if unknown:

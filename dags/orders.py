@@ -1,6 +1,6 @@
-"""A thousand orders, published, claimed, and added up with Spark: the DAG of the quickstart.
+"""Publish a thousand orders, claim them, and add them up with Spark: the DAG of the quickstart.
 
-Each run publishes a thousand more. What a run's sensor claims, its tasks have settled when they have returned.
+Each run publishes another thousand orders. Its sensor claims them, and each task settles its claim when it returns.
 """
 
 import json
@@ -19,7 +19,7 @@ OUT = Path(os.environ.get("ORDERS_OUT", "out/orders")).absolute()
 
 
 def new_orders() -> Iterator[tuple[str, bytes]]:
-    """A subject for each shop, and an order of 1 to 1,000 as JSON."""
+    """Yield orders of 1 to 1,000 as JSON, with a subject for each shop."""
     for number in range(1, 1_001):
         shop = ("north", "south", "west")[number % 3]
         yield f"orders.{shop}", json.dumps({"shop": shop, "amount": number}).encode()
@@ -36,7 +36,7 @@ def orders() -> None:
     )
 
     @task.jetstream(retries=2, max_active_tis_per_dag=1)
-    def revenue(claim: Any) -> dict[str, int]:  # arrives held; is settled when the function returns
+    def revenue(claim: Any) -> dict[str, int]:  # the claim is held now, and settled when the function returns
         from pyspark_jetstream import decoded, spark_session
 
         good, malformed = decoded(claim.read(spark_session()), "shop STRING, amount INT")

@@ -1,6 +1,6 @@
-"""Everything since a time is processed again: the first message that was stored then or later, and a reset to it.
+"""Process all orders since a given time again: find the first message stored then or later, and reset to it.
 
-The next run of `orders` claims what comes again. What was settled before that time stays settled.
+The next run of `orders` claims the redelivered messages. Messages stored before that time stay settled.
 """
 
 from airflow.sdk import dag

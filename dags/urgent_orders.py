@@ -1,8 +1,8 @@
-"""Orders of one shop before all others: with a separate consumer, a higher priority, and up to three runs at once.
+"""Process the orders of one shop before all others, with a separate consumer, a high priority and up to three runs.
 
-Every consumer gets every message that its filter matches, so what `orders` does with the same messages is its own
-affair. A run that finds nothing within a minute is skipped. Runs that were missed are not made up for: the next one
-claims what has been waiting.
+Every consumer receives every message that its filter matches, so this DAG does not affect what `orders` does with the
+same messages. A run that finds no message within a minute is skipped. Missed runs are not repeated, because the next
+run claims all messages that are waiting.
 """
 
 from datetime import timedelta
@@ -13,7 +13,7 @@ from airflow.sdk import dag, task
 
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
 
-RUNS = 3  # work at once, those that wait for a retry included
+RUNS = 3  # how many runs work at once, including runs that wait for a retry
 MESSAGES = 1_000
 
 
