@@ -13,14 +13,14 @@ from tests.airflow_nats_jetstream.steps import CONNECTION
 
 
 def set_connection(monkeypatch: pytest.MonkeyPatch, **extra: Any) -> None:
-    """What a user writes into the environment for the connection of the tests."""
+    """The environment variable for the tests' connection, as a user would set it."""
     connection = {"conn_type": "nats", "extra": extra}
     monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", json.dumps(connection))
 
 
 @pytest.fixture
 def hook(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> JetStreamHook:
-    # A ledger of its own for each test: the tests ask the buckets what is in them.
+    # A separate ledger for each test, because the tests read the content of its buckets.
     ledger = f"test_{secrets.token_hex(4)}"
     set_connection(
         monkeypatch,
@@ -34,7 +34,7 @@ def hook(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> JetStreamH
 
 @pytest.fixture
 def stream(hook: JetStreamHook) -> Iterator[str]:
-    """The name of a stream that takes in `<name>.>`."""
+    """The name of a stream that listens on `<name>.>`."""
     name = f"S{secrets.token_hex(4)}"
     hook.run(lambda js: js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True}))
     yield name

@@ -1,4 +1,4 @@
-"""What the tests of the operators do again and again: run one as Airflow's task runner does, and ask the server."""
+"""The steps of the operators' tests: run an operator as Airflow's task runner does, and ask the server."""
 
 import asyncio
 import contextvars
@@ -31,7 +31,7 @@ ACK_WAIT = timedelta(seconds=1)
 
 
 class State:
-    """What a task keeps between its tries. Airflow's own is behind its API server: tests/airflow_system."""
+    """A task state store. Airflow's own store needs its API server: tests/airflow_system uses it."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -40,12 +40,12 @@ class State:
         return self.values.get(key)
 
     def set(self, key: str, value: Any, *, retention: timedelta) -> None:
-        assert retention == NEVER_EXPIRE  # a task may be cleared years later
+        assert retention == NEVER_EXPIRE  # because a task may be cleared years later
         self.values[key] = json.loads(json.dumps(value))
 
 
 class Kept(State):
-    """The task state store. A worker may die where it would have written once more than it was able to."""
+    """A task state store in which a worker may die at any write."""
 
     def __init__(self, writes: int = 100) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def context_of(
     state: State | None = None,
     run_start: datetime | None = None,
 ) -> Any:
-    """The part of Airflow's context that operators look at, with the task runner's own kind of task instance."""
+    """The part of Airflow's context that operators use, with a task instance of the task runner's own class."""
     ti = RuntimeTaskInstance.model_construct(
         id=uuid4(),
         dag_id="dag",
@@ -91,13 +91,13 @@ def context_of(
 
 
 def execute(task: BaseOperator, **instance: Any) -> Any:
-    """Run a task with the function that Airflow's task runner calls: time-out and on_kill included."""
+    """Run a task with the function that Airflow's task runner calls, including time-out and on_kill."""
     run = getattr(task_runner, "_run_execute_callable", _run_as_in_3_3_0)
     return run(context=context_of(task, **instance), execute=task.execute, task=task)
 
 
 def _run_as_in_3_3_0(context: Any, execute: Any, task: BaseOperator) -> Any:
-    """The lines of Airflow 3.3.0's ``_execute_task`` that became a function of their own in 3.3.1."""
+    """The lines of Airflow 3.3.0's ``_execute_task`` that are a separate function since 3.3.1."""
     inside = contextvars.copy_context()
     inside.run(ExecutorSafeguard.tracker.set, task)
     if not task.execution_timeout:
@@ -132,7 +132,7 @@ def publish(hook: JetStreamHook, stream: str, count: int) -> None:
 
 
 def sensor(stream: str, **changes: Any) -> JetStreamPullSensor:
-    """A sensor that waits in the worker, quickly."""
+    """A sensor that waits in the worker, with short waits."""
     values: dict[str, Any] = {
         "task_id": "claims",
         "stream": stream,
@@ -148,19 +148,19 @@ def sensor(stream: str, **changes: Any) -> JetStreamPullSensor:
 
 
 def claim(hook: JetStreamHook, stream: str, count: int = 10) -> dict[str, Any]:
-    """Publish messages and let a sensor claim them: what it hands on."""
+    """Publish messages, let a sensor claim them, and return the claim that it hands on."""
     publish(hook, stream, count)
     (claim,) = execute(sensor(stream))
     return dict(claim)
 
 
 def info(hook: JetStreamHook, stream: str) -> ConsumerInfo:
-    """The consumer, as the server has it."""
+    """The server's INFO of the consumer."""
     return hook.run(lambda js: js.stream(stream).consumer(CONSUMER).info())
 
 
 async def pulls(hook: JetStreamHook, stream: str) -> bool:
-    """Whether a pull waits at the consumer."""
+    """Whether a pull request waits at the consumer."""
     try:
         return bool((await asyncio.to_thread(info, hook, stream)).raw["num_waiting"])
     except ConsumerNotFound:
@@ -177,7 +177,7 @@ def record(hook: JetStreamHook, stream: str) -> Record | None:
 
 
 def receipt(hook: JetStreamHook, stream: str, claim_id: str) -> Receipt | None:
-    """What the ledger says became of a claim."""
+    """The ledger's receipt of a claim, or None."""
 
     async def read(js: Any) -> Receipt | None:
         return await Ledger(js, stream, CONSUMER).receipt(claim_id)

@@ -1,4 +1,4 @@
-"""A connection of type nats: whatever it comes from, and wherever its secrets are, the server knows the same user."""
+"""A connection of type nats connects as the same user, wherever it comes from and wherever its secrets are."""
 
 import json
 import re
@@ -33,7 +33,7 @@ KINDS = {
     "credentials": ["credentials"],
     "verify_and_map": ["tls_ca", "tls_certificate", "tls_private_key"],
 }
-"""How one can authenticate, and which of the settings are credentials then."""
+"""One way to authenticate, and the settings that are credentials."""
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,10 @@ def described(settings: dict[str, Any]) -> dict[str, Any]:
 def settings_from(
     source: str, fields: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> ConnectionSettings:
-    """The settings by the hook, whose connection comes from this source."""
+    """The hook's settings, with the connection from this source."""
     connection = Connection(conn_id="c", **fields)
     with monkeypatch.context() as patched:
-        patched.setattr(configuration, "_secrets_backend_cache", {})  # Airflow keeps the backends of a process
+        patched.setattr(configuration, "_secrets_backend_cache", {})  # Airflow caches the backends in a process
         if source == "backend":
             file = folder / "connections.json"
             file.write_text(json.dumps({"nats_somewhere": fields}))
@@ -80,11 +80,11 @@ def test_every_credential_from_every_source(
     mode = "tls" if kind == "verify_and_map" else "plain"
     settings = {"servers": world.url(kind, mode), **world.tls(mode), **world.who(kind)}
     for name in KINDS[kind]:
-        if written == "one line":  # as a masked field of the form makes it of what is pasted
+        if written == "one line":  # a masked field of the form turns pasted line breaks into spaces
             settings[name] = settings[name].replace("\n", " ")
         elif written != "content":
             if written == "path" and name in ("password", "token"):
-                return  # any text can be a password
+                return  # any string can be a password
             file = tmp_path / name
             file.write_text(f"{settings[name]}\n")
             settings[name] = f"file://{file}" if written == "file" else str(file)
@@ -100,7 +100,7 @@ def test_every_credential_from_every_source(
 def test_a_connection_names_no_file_that_the_deployer_did_not_allow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In Airflow's own process and, since the settings carry it, in those of Spark."""
+    """In Airflow's process and, because it is part of the settings, in Spark's processes."""
     file = tmp_path / "token"
     file.write_text("hidden")
     monkeypatch.setenv(
@@ -157,7 +157,7 @@ def test_airflow_hides_a_secret_however_it_is_written(secret: str) -> None:
         repr({"SHOWN": json.dumps({field: secret})}),
         connection.as_json(),
     ]
-    if field == "token":  # not for keys, whose lines are many
+    if field == "token":  # not for keys, which have many lines
         written += [connection.get_uri(), quote(secret)]
     written += [repr(f"{secret}'{secret}"), secret.replace("\\", "\\\\").replace("\n", "\\n")]  # the last: py4j
     for text in written:
@@ -167,13 +167,13 @@ def test_airflow_hides_a_secret_however_it_is_written(secret: str) -> None:
 
 
 def known(world: World, kind: str) -> str:
-    """What the kind's server calls the user."""
+    """The server's name for the user of this kind."""
     names = {"none": "", "token": "[REDACTED]", "nkey": world.nkey.public, "credentials": world.user.public}
     return names.get(kind, "airflow")
 
 
 def who(connection: str) -> str:
-    """The user, as the server names it whom the hook reaches."""
+    """The user's name on the server that the hook connects to."""
     reply = JetStreamHook(connection).run(lambda js: js.connection.request("$SYS.REQ.USER.INFO"))
     return str(json.loads(reply.data)["data"].get("user", ""))
 
@@ -191,7 +191,7 @@ TITLES = {
 
 
 def run(statement: str) -> tuple[str, list[str]]:
-    """A line of the page in a shell: the variable that it exports, or ``airflow``; its value, or the arguments."""
+    """Read a shell line of the page: the exported variable and its value, or ``airflow`` and its arguments."""
     exported = re.match(r"export (\w+)=", statement)
     show = f'; printf %s "${exported[1]}"' if exported else ""
     script = f'airflow() {{ printf "%s\\0" "$@"; }}; {statement}{show}'
@@ -200,7 +200,7 @@ def run(statement: str) -> tuple[str, list[str]]:
 
 
 def airflow(arguments: list[str]) -> None:
-    """Airflow's own command line, over its own tables in the tests' database."""
+    """Airflow's command line, with separate tables in the tests' database."""
     Base.metadata.create_all(airflow_settings.engine)
     parser = cli_parser.get_parser()
     with suppress(SystemExit):  # there is none yet

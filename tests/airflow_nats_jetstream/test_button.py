@@ -1,6 +1,6 @@
-"""What the Test button answers for each way to be wrong, on real servers: which field, what is wrong, what to do.
+"""The Test button's answer to each mistake, on real servers: the field, the problem and what to do.
 
-None of the answers shows a secret.
+No answer shows a secret.
 """
 
 import json
@@ -40,11 +40,11 @@ accounts {{
 }}
 """
 Fields = dict[str, Any]
-"""Of an Airflow connection; what is not its own is in its extra."""
+"""The fields of an Airflow connection. Fields of NATS are in its extra."""
 
 
 class Servers(World):
-    """And those on which JetStream or permissions are what is missing."""
+    """Servers without JetStream, or without a permission."""
 
     @property
     def accounts(self) -> str:

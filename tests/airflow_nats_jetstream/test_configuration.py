@@ -1,4 +1,4 @@
-"""A configuration as mapping, dataclass or file: what a DAG may say, and that the server hears it."""
+"""A configuration as mapping, dataclass or file: what a DAG may contain, and that it reaches the server."""
 
 import json
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ def creation(config: Any, **changes: Any) -> JetStreamCreateStreamOperator:
 
 @pytest.fixture
 def dag(tmp_path: Path) -> DAG:
-    """A DAG whose file would be in the test's folder."""
+    """A DAG whose file is in the test's folder."""
     dag = DAG("dag", schedule=None)
     dag.fileloc = str(tmp_path / "dag.py")
     return dag
@@ -62,8 +62,8 @@ consumer_limits:
 @pytest.mark.parametrize("form", ["mapping", "dataclass", "yaml", "yml", "json"])
 @pytest.mark.parametrize("known", [True, False], ids=["known", "templated"])
 def test_every_form_arrives(hook: JetStreamHook, stream: str, dag: DAG, form: str, known: bool) -> None:
-    """Read beside the DAG's file, rendered, and the same on the server whatever its form."""
-    params = {"name": stream, "subject": f"{stream}.files.json"}  # a subject that looks like a file
+    """A file next to the DAG's is read and rendered; the server's configuration is the same in every form."""
+    params = {"name": stream, "subject": f"{stream}.files.json"}  # a subject that looks like a file's name
     name, subject = params.values() if known else ("{{ params.name }}", "{{ params.subject }}")
     mapping = {"name": name, "subjects": [subject], "max_age": "1h"}
     config: Any = {"mapping": mapping, "dataclass": Orders(name, subjects=[subject])}.get(form, f"it.{form}")
@@ -154,7 +154,7 @@ def test_a_templated_file_is_checked_when_it_is_rendered(dag: DAG, tmp_path: Pat
 
 
 def test_an_operator_without_a_dag_reads_its_file_when_the_dag_is_complete(dag: DAG, tmp_path: Path) -> None:
-    """Airflow's DAG processor calls what this calls, and makes an import error of what it raises."""
+    """Airflow's DAG processor calls the same method, and reports its exception as an import error."""
     task = creation("it.yaml")
     task.dag = dag
     (tmp_path / "it.yaml").write_text("name: A\nmax_mgs: 7\n")
@@ -195,7 +195,7 @@ def test_a_consumer_needs_a_name_that_lasts() -> None:
 def test_the_server_knows_every_field_and_refuses_what_we_refuse(
     hook: JetStreamHook, stream: str, fields: Fields
 ) -> None:
-    """No field is made up, and a value that we refuse, nats-server refuses."""
+    """Every field exists, and nats-server refuses every value that this package refuses."""
 
     def answer(field: str, value: Any) -> str:
         config = {"name": "x" if fields is STREAM else "c", "durable_name": "c", field: value}
@@ -212,7 +212,7 @@ def test_the_server_knows_every_field_and_refuses_what_we_refuse(
 
     assert answer("max_mgs", 5).startswith(InvalidRequest.__name__)
     for name in fields.table:
-        wrong: Any = 7 if name == "name" else {"no": 1.5}  # the kind of value that no field has
+        wrong: Any = 7 if name == "name" else {"no": 1.5}  # a value that no field accepts
         refused = answer(name, wrong)
         assert refused.startswith(InvalidRequest.__name__), (name, refused)
         assert "unknown field" not in refused or '"no"' in refused, (name, refused)
@@ -226,14 +226,14 @@ def test_the_server_knows_every_field_and_refuses_what_we_refuse(
     ids=["stream", "consumer"],
 )
 def test_every_field_that_arrives_at_the_server_is_known(fields: Fields, configs: list[dict[str, Any]]) -> None:
-    """Those of the client's tests, which ask the server for each of them."""
+    """The client's tests show that the server accepts each of these fields."""
     for config in configs:
         wanted = in_utc({name: value for name, value in config.items() if value is not None})
         assert in_utc(fields.check(config)) == wanted
 
 
 def in_utc(value: Any, name: str = "") -> Any:
-    """A configuration whose times can be compared."""
+    """Return a configuration whose times can be compared."""
     if isinstance(value, dict):
         return {name: in_utc(each, name) for name, each in value.items()}
     if isinstance(value, list):
@@ -267,7 +267,7 @@ def test_what_is_no_duration_is_refused(value: Any) -> None:
 
 
 def test_what_came_from_another_task_stays_the_object_by_which_airflow_knows_it() -> None:
-    """Airflow renders no text that another task handed on, and tells it by its identity."""
+    """Airflow does not render a string from another task, which it recognises by its identity."""
     config = {"name": "A", "description": "{{ this is text }}"}
     assert creation(config).config is config
     execute_only = creation(config)

@@ -131,7 +131,7 @@ def test_creates_then_changes_only_what_differs(
     assert "ack_wait: 1m30s → 2m" in capsys.readouterr().out
     now = info(hook, stream).config
     assert (now["ack_wait"], now["filter_subject"], now["max_deliver"]) == (120 * 10**9, f"{stream}.a", -1)
-    assert now["ack_policy"] == "explicit"  # nobody said so
+    assert now["ack_policy"] == "explicit"  # although the configuration does not name it
     with pytest.raises(StreamNotFound):
         execute(creation(f"{stream}x", config))
 
@@ -163,11 +163,11 @@ FOR_LIFE: dict[str, tuple[dict[str, Any], Any]] = {
     "deliver_subject": ({}, "to.a"),
     "max_waiting": ({"max_waiting": 9}, 10),
 }
-"""Field → with what it is created, and what the server then does not change."""
+"""Maps a field to its value at creation and to a value that the server then refuses."""
 
 
 def test_what_the_server_does_not_change_is_named_with_a_remedy(hook: JetStreamHook, stream: str) -> None:
-    """The same field comes with a change that the server would make: only one of the two is named."""
+    """The error names only the field that is refused, not one that the server would change."""
     assert FOR_LIFE.keys() == CONSUMER_FIELDS.for_life.keys()
     for field, (before, wanted) in FOR_LIFE.items():
         assert execute(creation(stream, {"durable_name": CONSUMER, "ack_policy": "none", **before}))["created"]
@@ -202,7 +202,7 @@ def test_a_consumer_whose_claims_are_open_is_not_deleted(
     with pytest.raises(AirflowFailException, match="claim"):
         process(open_claim)
     assert receipt(hook, stream, open_claim["id"]).state == "superseded"  # type: ignore[union-attr]
-    (again,) = execute(sensor(stream), run_id="again")  # nothing is lost: a new consumer has all of it
+    (again,) = execute(sensor(stream), run_id="again")  # nothing is lost: a new consumer delivers all messages
     assert process(again) == 10
     assert execute(deletion(stream)) == {**answer, "unacknowledged": 0, "superseded": []}
     assert execute(deletion(stream)) == {**answer, "deleted": False, "unacknowledged": 0, "superseded": []}
@@ -229,11 +229,11 @@ def test_messages_that_only_this_consumer_keeps_are_not_deleted_with_it(hook: Je
     assert refused.value.unprocessed == 4
     assert hook.run(lambda js: js.stream(stream).info()).state["messages"] == 4
     assert execute(deletion(stream, despite_unprocessed=True))["unacknowledged"] == 4
-    assert hook.run(lambda js: js.stream(stream).info()).state["messages"] == 0  # the server did what was said
+    assert hook.run(lambda js: js.stream(stream).info()).state["messages"] == 0  # dropped by the server
 
 
 def test_nothing_is_deleted_while_the_ledger_cannot_be_read(hook: JetStreamHook, stream: str) -> None:
-    """An unreadable ledger could hold anything; it has to be said that it does not matter."""
+    """An unreadable ledger could contain open claims, so only ``despite_open_claims`` allows the deletion."""
     claim(hook, stream)
     bucket = f"KV_{hook.settings.ledger}_claims"
 
@@ -256,7 +256,7 @@ def resume(stream: str) -> JetStreamResumeConsumerOperator:
 
 
 def test_a_consumer_is_paused_and_resumed(hook: JetStreamHook, stream: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is delivered in between; what runs twice changes nothing the second time."""
+    """A paused consumer delivers nothing, and a second run changes nothing."""
     execute(creation(stream, {"durable_name": CONSUMER, "ack_policy": "explicit"}))
     publish(hook, stream, 3)
     answer = {"stream": stream, "consumer": CONSUMER, "changed": True}
@@ -291,7 +291,7 @@ def test_a_consumer_is_paused_and_resumed(hook: JetStreamHook, stream: str, caps
 
 
 def test_a_pause_that_would_resume_is_refused_when_the_task_runs(hook: JetStreamHook, stream: str) -> None:
-    """Not when the DAG is parsed: a time of today would break the DAG tomorrow."""
+    """It is refused only when the task runs, because otherwise a DAG with a time of today would break tomorrow."""
     execute(creation(stream, {"durable_name": CONSUMER}))
     past = pause(stream, until=datetime(2020, 1, 1, tzinfo=UTC))
     with pytest.raises(InvalidValue, match="JetStreamResumeConsumerOperator"):
@@ -312,7 +312,7 @@ def test_a_pause_that_would_resume_is_refused_when_the_task_runs(hook: JetStream
 
 
 def test_a_consumer_without_claims_is_reset_by_the_server(hook: JetStreamHook, stream: str) -> None:
-    """Without any ledger, and with one that knows nothing of it; never past what nobody processed."""
+    """Without a ledger, and with one that has no claims of it; unprocessed messages are never skipped."""
     execute(creation(stream, {"durable_name": "other", "ack_policy": "explicit"}))
 
     async def consume(js: Any) -> None:

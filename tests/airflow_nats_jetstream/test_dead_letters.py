@@ -1,4 +1,4 @@
-"""Rejecting from inside the body, and failures counted, as Airflow runs them."""
+"""Messages rejected by a task's function, and failures that are counted, as Airflow runs them."""
 
 import logging
 import time

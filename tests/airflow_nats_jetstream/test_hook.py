@@ -111,7 +111,7 @@ def test_a_console_that_is_no_page_is_refused(console: Any) -> None:
 
 
 def test_a_link_names_stream_and_consumer(hook: JetStreamHook, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The names come as an address can hold them; without a console, or before the stream is known, no link is made."""
+    """Names are quoted for the address. Without a console, or before the stream is known, there is no link."""
 
     def link(task: BaseOperator) -> str:
         (only,) = task.operator_extra_links
@@ -152,7 +152,7 @@ def test_processing_settles_with_its_value(hook: JetStreamHook, stream: str) -> 
 
 
 def test_a_claim_is_read_without_spark(hook: JetStreamHook, stream: str) -> None:
-    """By whoever holds it, and by work that others hold it for."""
+    """The task that holds a claim reads its messages, and so does work for which another task holds it."""
     value = claim(hook, stream)
 
     async def another(js: Any) -> None:
@@ -188,7 +188,7 @@ def test_an_older_airflow_is_refused_in_one_sentence() -> None:
 
 
 def places(error: BaseException) -> list[str]:
-    """The functions that a traceback shows, the causes' included."""
+    """The functions that a traceback shows, including those of its causes."""
     shown: list[str] = []
     each: BaseException | None = error
     while each is not None:
@@ -210,7 +210,7 @@ def test_a_traceback_shows_the_authors_code_and_not_what_carried_the_error(
         "test_a_traceback_shows_the_authors_code_and_not_what_carried_the_error",
         "written_by_the_author",
     ]
-    assert "in decode_answer" in caplog.text  # the whole one
+    assert "in decode_answer" in caplog.text  # the complete one
 
 
 @pytest.mark.parametrize(

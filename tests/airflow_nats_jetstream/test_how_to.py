@@ -47,7 +47,7 @@ def dag(name: str) -> DAG:
 
 @pytest.fixture
 def server(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[JetStreamHook]:
-    """The stream ORDERS, with two orders of each shop, behind the connection that DAGs use by themselves."""
+    """The stream ORDERS, with two orders of each shop, on the server of the DAGs' default connection."""
     extra = {"servers": nats_server.url, "ledger": f"test_{secrets.token_hex(4)}"}
     monkeypatch.setenv("AIRFLOW_CONN_NATS_DEFAULT", json.dumps({"conn_type": "nats", "extra": extra}))
     monkeypatch.setattr("jetstream_handoff.reset.QUIET", 0.5)
@@ -64,7 +64,7 @@ def server(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def quick(task: Any, **changes: Any) -> Any:
-    """A sensor as it is in the DAG, but in this process, and with less patience."""
+    """The sensor of the DAG, but in this process and with a shorter time-out."""
     task.deferrable, task.gather = False, timedelta(seconds=0.1)
     for name, value in changes.items():
         setattr(task, name, value)

@@ -43,7 +43,7 @@ def test_the_lag_is_what_waits_and_what_is_not_acknowledged(hook: JetStreamHook,
 
 
 def deferred(stream: str, **changes: Any) -> JetStreamLagTrigger:
-    """The trigger that a deferring sensor leaves behind, as it comes back from Airflow's database."""
+    """The trigger of a deferred sensor, as read back from Airflow's database."""
     with pytest.raises(TaskDeferred) as deferring:
         execute(lag(stream, deferrable=True, **changes))
     path, values = deferring.value.trigger.serialize()

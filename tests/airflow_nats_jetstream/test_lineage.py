@@ -21,7 +21,7 @@ from tests.airflow_nats_jetstream.steps import CONNECTION, execute, sensor
 
 
 def extracted(task: Any, state: TaskInstanceState = TaskInstanceState.SUCCESS) -> tuple[Any, Any]:
-    """What the provider reports of a task: inputs and outputs, each as namespace, name and numbers."""
+    """The lineage of a task as the provider reports it: inputs and outputs, each as namespace, name and numbers."""
     run: Any = SimpleNamespace(run_id="run")
     manager = ExtractorManager()  # type: ignore[no-untyped-call]
     found = manager.extract_metadata(run, task, state, SimpleNamespace(task=task))
@@ -31,7 +31,7 @@ def extracted(task: Any, state: TaskInstanceState = TaskInstanceState.SUCCESS) -
 
 
 def numbers(facets: Any) -> dict[str, int]:
-    """Those of the statistics, if there are any."""
+    """The numbers of the statistics, if there are any."""
     return {
         name: value
         for facet in facets.values()
@@ -59,7 +59,7 @@ def test_publish_take_and_process(hook: JetStreamHook, stream: str) -> None:
     work = JetStreamProcessOperator(
         task_id="work", python_callable=body, op_kwargs={"claim": claim}, nats_conn_id=CONNECTION
     )
-    assert extracted(work) == ([], [])  # its claim is not known yet
+    assert extracted(work) == ([], [])  # because its claim is not known yet
     execute(work)
     assert extracted(work) == ([(server, stream, {"rowCount": 10, "size": 100})], [])
 

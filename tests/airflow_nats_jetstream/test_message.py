@@ -1,4 +1,4 @@
-"""Stored messages from a DAG: what is got is what was published, what is deleted is gone from the server."""
+"""Stored messages from a DAG: a message is returned as it was published, and a deleted one is gone from the server."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -34,7 +34,7 @@ def deletion(stream: str, sequence: Any, **changes: Any) -> JetStreamDeleteMessa
 
 
 def gaps(hook: JetStreamHook, stream: str) -> tuple[int, list[int]]:
-    """The first sequence that the server has, and those that are missing after it."""
+    """The stream's first sequence, and the missing sequences after it."""
     state = hook.run(lambda js: js.stream(stream).info(deleted=True)).state
     return state["first_seq"], state.get("deleted") or []
 
@@ -129,7 +129,7 @@ def test_a_message_is_deleted_and_deleting_it_again_is_as_wanted(
     deletion(stream, 3).dry_run()
     assert f"would be deleted: {stream}.2, stored" in capsys.readouterr().out
     assert gaps(hook, stream) == (1, [])
-    for sequence in (3, 1):  # the first moves the beginning of the stream: its server then gives another error
+    for sequence in (3, 1):  # the second deletion of the first message causes another error
         answer = {"stream": stream, "sequence": sequence, "deleted": True}
         assert execute(deletion(stream, str(sequence), secure=secure)) == answer
         assert execute(deletion(stream, sequence, secure=secure)) == {**answer, "deleted": False}
@@ -140,7 +140,7 @@ def test_a_message_is_deleted_and_deleting_it_again_is_as_wanted(
 
 def test_what_cannot_be_deleted_is_an_error(hook: JetStreamHook, stream: str) -> None:
     publish(hook, stream, 5)
-    with pytest.raises(ApiError):  # nothing is promised of what comes later
+    with pytest.raises(ApiError):  # this sequence does not exist yet
         execute(deletion(stream, 6))
     hook.run(lambda js: js.update_stream({"name": stream, "deny_delete": True}))
     with pytest.raises(MessageDeleteFailed):

@@ -1,4 +1,4 @@
-"""Metrics, as a statsd server receives them, and spans, as an exporter does: one life of some messages."""
+"""The metrics that a statsd server receives and the spans that an exporter receives, from publish to settlement."""
 
 import os
 import re
@@ -53,7 +53,7 @@ def work(body: Callable[[HeldClaim], Any], claim: Any) -> JetStreamProcessOperat
 
 
 class Statsd:
-    """What a statsd server was sent, in InfluxDB's form: it shows the tags."""
+    """The metrics that a statsd server has received, in InfluxDB's form, which shows the tags."""
 
     def __init__(self, socket_: socket.socket) -> None:
         self._socket = socket_
@@ -62,7 +62,7 @@ class Statsd:
         self.text = ""
 
     def read(self) -> None:
-        """Take what has come: on this machine a datagram has arrived when it is sent."""
+        """Read what has arrived: on one machine a datagram arrives when it is sent."""
         while True:
             try:
                 datagram = self._socket.recv(65_536).decode()
@@ -159,7 +159,7 @@ def test_whoever_makes_hooks_is_counted_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_triggerer_counts_where_airflow_counts_there(statsd: Statsd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The core's metrics, which are not those of tasks; tests/airflow_system/test_handoff.py has a real triggerer."""
+    """The metrics of Airflow's core, not of tasks; tests/airflow_system/test_handoff.py has a real triggerer."""
     monkeypatch.setitem(sys.modules, "airflow.jobs.triggerer_job_runner", ModuleType("triggerer_job_runner"))
     instruments.heard(Event("taken", "S", "c", 10, claim="5f0c9a7be21d", seconds=1.5))
     statsd.read()
@@ -193,7 +193,7 @@ def header(span: ReadableSpan) -> str:
 
 
 def traceparents(hook: JetStreamHook, stream: str) -> set[str]:
-    """What the stored messages say."""
+    """The header ``traceparent`` of each stored message."""
 
     async def ask(js: Any) -> set[str]:
         last = (await js.stream(stream).info()).state["last_seq"]

@@ -1,4 +1,4 @@
-"""JetStreamNotifier on a real server: called as Airflow calls it, and what the stream holds then."""
+"""JetStreamNotifier on a real server: called as Airflow calls it; the stream shows what was published."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def notifier(name: str, **changes: Any) -> JetStreamNotifier:
 
 
 def context(state: str | None = "failed", **instance: Any) -> Any:
-    """What a task's callback is given."""
+    """The context of a task's callback."""
     with DAG("dag", schedule=None) as dag:
         task = EmptyOperator(task_id="load")
     values = context_of(task, **instance)
@@ -37,7 +37,7 @@ def context(state: str | None = "failed", **instance: Any) -> Any:
 
 
 def told(hook: JetStreamHook, stream: str) -> list[tuple[str, Any, dict[str, Any]]]:
-    """What the stream holds: subject, message and headers."""
+    """The messages of the stream: subject, message and headers."""
 
     async def ask(js: Any) -> list[Any]:
         last = (await js.stream(stream).info()).state["last_seq"]
@@ -72,7 +72,7 @@ def test_the_beginning_is_not_taken_for_the_end(hook: JetStreamHook, stream: str
 
 
 def test_everything_is_rendered_for_each_call(hook: JetStreamHook, stream: str) -> None:
-    """One object for many calls: the DAG processor has one for all of a file's."""
+    """One object is called many times, because the DAG processor has one for all tasks of a file."""
     tell = notifier(
         "{{ params.stream }}",
         subject="{{ params.stream }}.{{ ti.task_id }}.{{ ti.state.value }}",
@@ -101,7 +101,7 @@ def test_a_run_that_is_cleared_ends_again(hook: JetStreamHook, stream: str) -> N
 
 
 async def test_a_missed_deadline_is_told_in_the_triggerer(hook: JetStreamHook, stream: str) -> None:
-    """As airflow.triggers.callback does it: the class by its path, the context among its arguments."""
+    """Call it as airflow.triggers.callback does: the class by its path, with the context as an argument."""
     callback = AsyncCallback(JetStreamNotifier, kwargs={"subject": f"{stream}.late", "nats_conn_id": CONNECTION})
     assert callback.path == "airflow_nats_jetstream.notifications.JetStreamNotifier"
     for deadline in ("a", "a", "b"):

@@ -1,4 +1,4 @@
-"""Processing a claim, on a real server: what each way to end does to ledger and consumer."""
+"""Processing a claim on a real server: the effect of each outcome on ledger and consumer."""
 
 import os
 import re
@@ -52,7 +52,7 @@ def count(claim: HeldClaim) -> int:
     return claim.count
 
 
-def never(claim: HeldClaim) -> None:  # pragma: no cover - that is the point
+def never(claim: HeldClaim) -> None:  # pragma: no cover - it must not be called
     raise AssertionError("the body must not run")
 
 
@@ -146,7 +146,7 @@ def test_a_last_failure_gives_the_messages_back(
 
 def test_a_time_out_in_the_middle_of_settling_does_not_cut_it(hook: JetStreamHook, stream: str) -> None:
     def body(claim: HeldClaim) -> int:
-        # The claim is younger than a second: settling waits for the rest of it, and the alarm strikes meanwhile.
+        # Settling waits until the claim is one second old, and the alarm fires meanwhile.
         time.sleep(max(0, start + 0.4 - time.monotonic()))
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         return claim.count
@@ -165,7 +165,7 @@ def test_a_time_out_between_the_lines_of_settling_says_what_the_ledger_says(
     left = line
 
     def strike(frame: FrameType, event: str, argument: Any) -> Any:
-        """What Airflow's alarm raises, where the alarm can strike."""
+        """Raise what Airflow's alarm raises, at a place where the alarm can fire."""
         nonlocal left
         if frame.f_code is not HeldClaim._end.__code__:
             return None
@@ -280,7 +280,7 @@ def test_a_newer_attempt_fences_the_older(hook: JetStreamHook, stream: str) -> N
         thread.join()
         return -1
 
-    assert execute(process(body, value), max_tries=3) == 10  # what the newer one recorded, not its own -1
+    assert execute(process(body, value), max_tries=3) == 10  # the value that the newer attempt recorded, not its own -1
     assert newer == [10]
     (done,) = hook.committed(stream, CONSUMER)
     assert (done.value, done.token and done.token[:2]) == (10, "2-")
@@ -404,7 +404,7 @@ def test_what_is_wrong_with_the_task_is_said_when_the_dag_is_parsed() -> None:
     for unfit in (partial(work), "".join, partial(later), dict, lambda **claim: claim):
         with pytest.raises(InvalidValue, match="python_callable="):
             JetStreamProcessOperator(task_id="work", python_callable=unfit)
-    with DAG("dag", schedule=None):  # mapped, the operator is not made before the task runs
+    with DAG("dag", schedule=None):  # the operator of a mapped task is created only when the task runs
         for decorate in (jetstream_task, jetstream_task(nats_conn_id=CONNECTION)):
             with pytest.raises(InvalidValue, match=r"'work'.*parameter named claim"):
                 decorate(work)
@@ -412,7 +412,7 @@ def test_what_is_wrong_with_the_task_is_said_when_the_dag_is_parsed() -> None:
 
 @pytest.fixture
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Second reads come without the wait that only a deposed leader needs."""
+    """Skip the wait before second reads, which only a deposed leader makes necessary."""
     monkeypatch.setattr("jetstream_handoff.ledger.SECOND_READ", 0.1)
 
 
@@ -436,7 +436,7 @@ def test_a_settled_claim_is_processed_again_when_asked_to(sooner: None, hook: Je
         return claim.attempt_id
 
     task = process(body, value, on_settled="{{ params.on_settled }}")
-    with pytest.raises(InvalidValue, match="on_settled"):  # a template that nobody rendered
+    with pytest.raises(InvalidValue, match="on_settled"):  # a template that was not rendered
         execute(task, try_number=2)
     task.render_template_fields({"params": {"on_settled": "reprocess"}})
     attempt = execute(task, try_number=2)
@@ -444,7 +444,7 @@ def test_a_settled_claim_is_processed_again_when_asked_to(sooner: None, hook: Je
     assert (new.attempt_id, new.value, new.sequences) == (attempt, attempt, old.sequences)
     after = info(hook, stream)
     assert [(i.floor, i.counter, i.ack_pending, i.pending) for i in (before, after)] == [(10, 10, 0, 0)] * 2
-    assert execute(process(never, value), try_number=3) == attempt  # a retry returns what counts now
+    assert execute(process(never, value), try_number=3) == attempt  # a retry returns the value that counts now
 
     def broken(claim: HeldClaim) -> None:
         raise OSError("full")

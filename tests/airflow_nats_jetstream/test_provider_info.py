@@ -1,4 +1,4 @@
-"""What Airflow reads about the provider, judged by Airflow itself."""
+"""The provider info, checked by Airflow itself."""
 
 import json
 import subprocess
@@ -72,7 +72,7 @@ def alone(code: str) -> Any:
 
 @pytest.fixture(scope="module")
 def fresh() -> dict[str, Any]:
-    """What one interpreter says that first parses our DAGs, and then does the rest: to load Airflow takes seconds."""
+    """The output of one interpreter for all tests of this file, because importing Airflow takes seconds."""
     said: dict[str, Any] = alone(
         PARSING
         + QUEUES
@@ -87,7 +87,7 @@ def test_airflow_finds_it_valid() -> None:
 
 
 def test_the_form_is_one_that_airflow_can_show() -> None:
-    """The schema of a provider's own file says what the fields may be; that of its description does not."""
+    """Only the schema of a provider's own file, not that of its description, restricts the fields."""
     schema = json.loads(Path(airflow.__file__).with_name("provider.yaml.schema.json").read_text())
     jsonschema.validate(INFO["connection-types"], schema["properties"]["connection-types"])
 

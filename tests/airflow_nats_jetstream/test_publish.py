@@ -1,4 +1,4 @@
-"""Publishing: the stream says what it holds afterwards."""
+"""Publishing: each test asks the stream afterwards what it has stored."""
 
 import json
 import threading
@@ -72,7 +72,7 @@ def test_a_retry_stores_nothing_twice_and_another_run_does(hook: JetStreamHook, 
 
 
 def forgotten(hook: JetStreamHook, stream: str) -> None:
-    """The stream forgets the ids of what it holds."""
+    """Let the stream forget the ids of its messages."""
     hook.run(lambda js: js.stream(stream).update({"duplicate_window": timedelta(milliseconds=100)}))
     sequence = hook.run(lambda js: js.stream(stream).info()).state["last_seq"]
     if not sequence:
@@ -83,7 +83,7 @@ def forgotten(hook: JetStreamHook, stream: str) -> None:
     async def forgets(js: JetStream) -> bool:
         try:
             return not (await js.publish(last.subject, b"", **known)).duplicate
-        except WrongLastMessageId:  # the server looks for the id first
+        except WrongLastMessageId:  # because the server checks the id first
             return True
 
     hook.run(lambda js: until(lambda: forgets(js)))
@@ -130,7 +130,7 @@ def test_the_position_is_kept_before_the_first_message(hook: JetStreamHook, stre
 
 
 def test_a_first_try_does_not_look(hook: JetStreamHook, stream: str) -> None:
-    """A stream that others publish to and purge is none of its business."""
+    """Other clients may publish to the stream and purge it before the first message."""
 
     def disturbed() -> Iterator[tuple[str, bytes]]:
         yield f"{stream}.a", b"1"
@@ -279,7 +279,7 @@ def test_what_is_wrong_is_said_when_the_dag_is_parsed() -> None:
     with pytest.raises(InvalidValue, match="stream"):
         publishing("a b", [])
     once = ((f"a.{number}", b"") for number in range(3))
-    with pytest.raises(InvalidValue, match=r"generator.*callable"):  # read once, it would leave a retry nothing
+    with pytest.raises(InvalidValue, match=r"generator.*callable"):  # a retry could not read it again
         publishing("A", once)
     with DAG("dag", schedule=None):
         first = publishing("A", [])
@@ -289,7 +289,7 @@ def test_what_is_wrong_is_said_when_the_dag_is_parsed() -> None:
 
 @pytest.fixture
 def batches(hook: JetStreamHook, stream: str) -> str:
-    """The stream, which allows what the tests of batches and options need."""
+    """The stream, with everything enabled that the tests of batches and options need."""
     hook.run(lambda js: js.stream(stream).update({"allow_atomic": True, "allow_msg_ttl": True}))
     return stream
 
@@ -385,7 +385,7 @@ def test_a_ttl_is_a_duration_or_never(hook: JetStreamHook, batches: str) -> None
     ],
 )
 def test_a_message_is_scheduled(hook: JetStreamHook, stream: str, when: Any, pattern: str) -> None:
-    """As lines of JSON or another task may say it; the server takes each."""
+    """Each form that a line of JSON or another task can contain; the server accepts all of them."""
     hook.run(lambda js: js.stream(stream).update({"allow_msg_schedules": True}))
     message = {"subject": f"{stream}.later", "data": "1", "schedule": {"target": f"{stream}.now", "when": when}}
     end = pendulum.datetime(2100, 1, 1, 5, 30, tz="Asia/Kolkata")
@@ -425,7 +425,7 @@ def test_a_dry_run_counts_and_publishes_nothing(
 
 
 def late(stream: str, count: int) -> JetStreamPublishOperator:
-    """An atomic batch whose size is known only now, as when another task's output was rendered."""
+    """An atomic batch whose size is known only when the task runs, as with the output of another task."""
     task = publishing(stream, "{{ many }}", atomic=True)
     task.messages = [(f"{stream}.a", "1")] * count
     return task

@@ -1,4 +1,4 @@
-"""Waiting for messages, in the worker and in the triggerer, with Airflow's own ways to end a wait."""
+"""Waiting for messages, in a worker and in the triggerer, and each way in which Airflow ends a wait."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ INSTANCE = {"try_number", "max_tries", "map_index", "run_start", "run_id"}
 
 
 def trigger_of(stream: str, run_id: str = "run", **changes: Any) -> JetStreamPullTrigger:
-    """The trigger that a deferring sensor leaves behind, as it comes back from Airflow's database."""
+    """The trigger of a deferred sensor, as read back from Airflow's database."""
     instance = {name: changes.pop(name) for name in INSTANCE & changes.keys()}
     with pytest.raises(TaskDeferred) as deferred:
         execute(sensor(stream, deferrable=True, **changes), run_id=run_id, **instance)
@@ -63,7 +63,7 @@ def trigger_of(stream: str, run_id: str = "run", **changes: Any) -> JetStreamPul
 
 
 async def fired(trigger: JetStreamTrigger) -> dict[str, Any]:
-    """What the triggerer does with a trigger: run it to its end, then clean up."""
+    """Run a trigger to its end and clean up, as the triggerer does."""
     try:
         (event,) = [event async for event in trigger.run()]
         return dict(event.payload)
@@ -88,7 +88,7 @@ def test_waits_in_the_worker(hook: JetStreamHook, stream: str) -> None:
     [pendulum.datetime(2026, 1, 1, 5, 30, tz="Asia/Kolkata"), "20251231T190000-05", "{{ data_interval_start }}"],
 )
 def test_a_consumer_begins_at_a_time(hook: JetStreamHook, stream: str, start: Any) -> None:
-    """In any zone, and twice: the second sensor finds the consumer as it wants it. Durations are ISO 8601."""
+    """In any time zone, and twice: the second sensor finds a suitable consumer. Durations are ISO 8601."""
     config = {"deliver_policy": "by_start_time", "opt_start_time": start, "ack_wait": "PT1S"}
     times = {"gather": "PT{{ params.seconds }}S", "hand_off_timeout": "PT{{ params.seconds }}M"}
     day = pendulum.datetime(2026, 1, 1, 1, tz="Europe/Berlin")
@@ -120,12 +120,12 @@ async def test_a_trigger_that_is_started_again_hands_on_the_same_claims(hook: Je
     await asyncio.to_thread(publish, hook, stream, 10)
     first = await asyncio.to_thread(trigger_of, stream)
     events: AsyncIterator[Any] = first.run()
-    event = await anext(events)  # and then its triggerer dies: the event is not stored
+    event = await anext(events)  # then its triggerer dies, and the event is not stored
     second = JetStreamPullTrigger(**first.serialize()[1])
     (first_claim,), (second_claim,) = event.payload["claims"], (await fired(second))["claims"]
     assert second_claim == {**first_claim, "taken_at": second_claim["taken_at"]}
     await first.cleanup()
-    assert len(await ledger(hook, stream)) == 1  # after the event nothing is given back
+    assert len(await ledger(hook, stream)) == 1  # nothing is released after the event
 
 
 @pytest.mark.parametrize("mode", ["deferred", "in the worker", "rescheduled"])
@@ -135,7 +135,7 @@ async def test_a_retry_hands_on_what_an_earlier_try_took_but_a_cleared_sensor_do
     start = datetime(2026, 11, 21, 3, tzinfo=UTC)
 
     async def begun(timeout: float = 60, **instance: Any) -> list[str]:
-        """A try of the sensor; its claims, of which Airflow never hears."""
+        """Run a try of the sensor, and return its claims, which never reach Airflow."""
         task = {"retries": 2, "timeout": timeout, "run_start": start, **instance}
         if mode == "deferred":
             event = await fired(await asyncio.to_thread(trigger_of, stream, **task))
@@ -152,7 +152,7 @@ async def test_a_retry_hands_on_what_an_earlier_try_took_but_a_cleared_sensor_do
     first = await begun(try_number=1, max_tries=2)
     assert len(first) == 1
     assert await begun(try_number=2, max_tries=2) == first
-    # Of 1 or 2 tries before it was cleared; a sensor of another deployment; another mapped one; another run's.
+    # After a clear with 1 or 2 tries before; another deployment's sensor; another map index; another run.
     others: list[dict[str, Any]] = [
         {"max_tries": 3},
         {"max_tries": 4},
@@ -182,7 +182,7 @@ async def is_pulled(hook: JetStreamHook, stream: str) -> bool:
     try:
         return (await asyncio.to_thread(info, hook, stream)).ack_pending == 10
     except JetStreamError:
-        return False  # the consumer is not there yet
+        return False  # the consumer does not exist yet
 
 
 def test_a_time_out_fails_or_skips(hook: JetStreamHook, stream: str) -> None:
@@ -193,7 +193,7 @@ def test_a_time_out_fails_or_skips(hook: JetStreamHook, stream: str) -> None:
     publish(hook, stream, 3)
     with pytest.raises(AirflowSensorTimeout, match="fewer than 4"):
         execute(sensor(stream, timeout=1, min_messages=4))
-    assert execute(sensor(stream, timeout=1), run_id="other")[0]["count"] == 3  # given back, not kept
+    assert execute(sensor(stream, timeout=1), run_id="other")[0]["count"] == 3  # released, not kept
 
 
 async def test_a_trigger_times_out_by_an_event(hook: JetStreamHook, stream: str) -> None:
@@ -240,7 +240,7 @@ def test_a_kill_in_the_worker_gives_back(hook: JetStreamHook, stream: str) -> No
                 continue
         os.kill(os.getpid(), signal.SIGTERM)
 
-    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())  # as Airflow's task runner does
+    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())  # as Airflow's task runner does it
     try:
         threading.Thread(target=strike).start()
         with pytest.raises(JetStreamError, match="killed"):

@@ -1,4 +1,4 @@
-"""A sensor that looks now and then: rescheduled, or asked of the backlog first; and one of a priority group."""
+"""A rescheduled sensor, a sensor with a backlog function, and a sensor of a priority group."""
 
 import asyncio
 import json
@@ -39,12 +39,12 @@ from tests.airflow_nats_jetstream.test_sensor import fired, resumed, trigger_of
 from tests.jetstream_client.until import until
 
 LONG = {"ack_wait": timedelta(minutes=1)}
-"""What is not given back does not come again while the test runs."""
+"""A lease that outlasts the test: only what is negatively acknowledged is redelivered."""
 GROUP = {"ack_wait": ACK_WAIT, "priority_groups": ["g"], "priority_policy": "overflow"}
 
 
 def looks(stream: str, **changes: Any) -> Any:
-    """One run of a rescheduled sensor: its claims, or None when it is to be run again."""
+    """Run a rescheduled sensor once, and return its claims, or None if Airflow must run it again."""
     try:
         return execute(sensor(stream, **{"mode": "reschedule", "consumer_config": LONG, "timeout": 600, **changes}))
     except AirflowRescheduleException:
@@ -55,7 +55,7 @@ SEEN: list[tuple[str, int]] = []
 
 
 def enough(seen: ConsumerInfo) -> bool:
-    """A DAG author's own predicate."""
+    """A DAG author's backlog function."""
     SEEN.append((seen.raw["stream_name"], seen.pending))
     return seen.pending >= 7 and seen.ack_pending == 0
 
@@ -80,7 +80,7 @@ def test_a_rescheduled_sensor_hands_on_what_is_there(hook: JetStreamHook, stream
     ledger = record(hook, stream)
     assert ledger is not None
     assert ledger.open.keys() == {claim["id"] for claim in claims}
-    assert looks(stream, task_id="other") is None  # and takes nothing from them
+    assert looks(stream, task_id="other") is None  # and takes no messages from them
 
 
 def test_nothing_is_kept_between_two_looks(hook: JetStreamHook, stream: str) -> None:
@@ -124,7 +124,7 @@ async def test_the_backlog_is_asked_in_the_triggerer(hook: JetStreamHook, stream
     trigger = await asyncio.to_thread(trigger_of, stream, backlog=ENOUGH, poke_interval=0, timeout=60)
     waiting = asyncio.create_task(fired(trigger))
     await asyncio.to_thread(publish, hook, stream, 6)
-    await until(lambda: SEEN.count((stream, 6)) > 1)  # and after the first look it did not pull
+    await until(lambda: SEEN.count((stream, 6)) > 1)  # and it did not pull after the first call of the function
     assert (await asyncio.to_thread(info, hook, stream)).delivered == 0
     await asyncio.to_thread(publish, hook, stream, 2)
     claims = await asyncio.to_thread(resumed, stream, await waiting)
@@ -149,10 +149,10 @@ async def test_a_sensor_of_a_group_is_served_past_its_bound(hook: JetStreamHook,
     await asyncio.to_thread(publish, hook, stream, 6)
     trigger = await asyncio.to_thread(trigger_of, stream, **values)
     waiting = asyncio.create_task(fired(trigger))
-    await until(partial(pulls, hook, stream))  # and the server has not served it at once
+    await until(partial(pulls, hook, stream))  # and the server has not served this pull at once
     assert (await asyncio.to_thread(info, hook, stream)).delivered == 0
     await asyncio.to_thread(publish, hook, stream, 2)
-    assert (await waiting)["claims"][0]["count"] >= 2  # down to the bound
+    assert (await waiting)["claims"][0]["count"] >= 2  # until the bound is reached
 
 
 def test_a_templated_group(hook: JetStreamHook, stream: str) -> None:
@@ -171,7 +171,7 @@ START = datetime(2026, 11, 21, 3, tzinfo=UTC)
 
 
 def in_triggerer(task: Any, try_number: int) -> Any:
-    """The task instance that Airflow's triggerer makes: it knows of its run, but not how often it may be tried."""
+    """A task instance as Airflow's triggerer makes it: with its run, but without ``max_tries``."""
     encoded = DagSerialization.to_dict(task.dag)
     ti: dict[str, Any] = {
         "id": uuid4(),
@@ -203,7 +203,7 @@ def in_triggerer(task: Any, try_number: int) -> Any:
 
 
 def started(stream: str, try_number: int = 2, **changes: Any) -> tuple[JetStreamPullTrigger, Any]:
-    """The trigger that the scheduler makes from the serialized DAG, as the triggerer gets it; and the task."""
+    """The trigger that the scheduler makes from the serialized DAG, as the triggerer receives it; and the task."""
     with DAG("dag", schedule=None) as dag:
         task = sensor(stream, deferrable=True, start_from_trigger=True, **changes)
     stored = json.loads(json.dumps(DagSerialization.to_dict(dag)))

@@ -1,4 +1,4 @@
-"""Work in several tasks: settled when all of it succeeded, given back otherwise, held meanwhile."""
+"""Work in several tasks: the claim is held meanwhile, settled if all tasks succeed, and failed otherwise."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ LEASE = {"ack_wait": timedelta(seconds=5)}
 
 
 def taking(stream: str, **changes: Any) -> JetStreamPullSensor:
-    """A sensor that a busy machine does not hurry: what is pulled may wait for two seconds before it is entered."""
+    """A sensor for a busy machine: pulled messages may wait for two seconds before they are entered."""
     return sensor(stream, **{"consumer_config": LEASE, "timeout": 60, **changes})
 
 
@@ -38,7 +38,7 @@ def claim(hook: JetStreamHook, stream: str, **changes: Any) -> Any:
 
 
 class Run:
-    """The states of a run's tasks. Airflow's own are behind its API server: tests/airflow_system."""
+    """The states of a run's tasks. Real ones need Airflow's API server: tests/airflow_system uses it."""
 
     def __init__(self) -> None:
         self.states: dict[str, Any] = {"extract": "success", "load": "success"}
@@ -60,7 +60,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def settle(claimed: Any, work: str = "extract load", **changes: Any) -> JetStreamSettleOperator:
-    """Downstream of the sensor and of the work."""
+    """The settling task, downstream of the sensor and of the work."""
     with DAG("dag", schedule=None):
         claims = sensor("S", task_id="claims")
         settling = JetStreamSettleOperator(task_id="settle", claim=claimed, nats_conn_id=CONNECTION, **changes)
@@ -107,7 +107,7 @@ def test_anything_else_gives_back(  # noqa: PLR0917
     assert kept.state == "failed"
     counted = record(hook, stream)
     assert counted is not None
-    assert bool(counted.failures) == ("failed" in says)  # against the messages, which then come in smaller claims
+    assert bool(counted.failures) == ("failed" in says)  # then they are taken in smaller claims
     assert execute(taking(stream), run_id="other")[0]["count"] == 10
 
 
@@ -193,7 +193,7 @@ def hold(claimed: Any, **changes: Any) -> JetStreamHoldSensor:
 
 
 def trigger_of(claimed: Any, **changes: Any) -> JetStreamHoldTrigger:
-    """The trigger that a deferring sensor leaves behind, as it comes back from Airflow's database."""
+    """The trigger of a deferred sensor, as read back from Airflow's database."""
     with pytest.raises(TaskDeferred) as deferred:
         execute(hold(claimed, **changes))
     path, values = deferred.value.trigger.serialize()
@@ -208,12 +208,12 @@ def resumed(event: dict[str, Any], **changes: Any) -> Any:
 
 
 def leased(hook: JetStreamHook, stream: str) -> Any:
-    """A claim that nobody waits for longer than a second."""
+    """A claim whose messages are redelivered after one second."""
     return claim(hook, stream, hand_off_timeout=timedelta(seconds=1))
 
 
 async def held(hook: JetStreamHook, stream: str, claimed: Any) -> None:
-    """Until somebody holds it."""
+    """Return when an attempt or a keeper holds the claim."""
 
     async def has_token() -> bool:
         entries = await asyncio.to_thread(record, hook, stream)
@@ -231,7 +231,7 @@ async def test_what_is_held_does_not_come_again(hook: JetStreamHook, stream: str
     await asyncio.to_thread(execute, settle(claimed))
     assert resumed(await holding) == "done"
     after = await asyncio.to_thread(info, hook, stream)
-    assert (after.floor, after.counter) == (10, 10)  # each was delivered once
+    assert (after.floor, after.counter) == (10, 10)  # each message was delivered once
 
 
 async def test_a_hold_that_moves_to_another_triggerer_goes_on(hook: JetStreamHook, stream: str, run: Run) -> None:
@@ -241,7 +241,7 @@ async def test_a_hold_that_moves_to_another_triggerer_goes_on(hook: JetStreamHoo
     await held(hook, stream, claimed)
     first.cancel()
     await asyncio.wait([first])
-    with pytest.raises(AirflowSensorTimeout):  # a lease is left
+    with pytest.raises(AirflowSensorTimeout):  # a lease remains
         await asyncio.to_thread(execute, taking(stream, timeout=7), run_id="other")
     second = asyncio.create_task(fired(JetStreamHoldTrigger(**trigger.serialize()[1])))
     await held(hook, stream, claimed)

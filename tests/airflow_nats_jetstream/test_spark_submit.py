@@ -1,4 +1,4 @@
-"""What of a Spark job can be refused before anything is submitted; the jobs themselves are in tests/cluster."""
+"""Spark jobs that are refused before they are submitted. The jobs themselves are tested in tests/cluster."""
 
 import re
 from datetime import timedelta

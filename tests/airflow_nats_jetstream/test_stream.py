@@ -1,4 +1,4 @@
-"""Creating, updating and purging streams; the server is asked what became of it."""
+"""Creating, updating, purging and deleting streams; each test asks the server for the result."""
 
 from datetime import timedelta
 from typing import Any
@@ -150,11 +150,11 @@ FOR_LIFE: dict[str, tuple[dict[str, Any], Any]] = {
     "allow_msg_schedules": ({"allow_msg_schedules": True}, False),
     "persist_mode": ({"persist_mode": "async"}, "default"),
 }
-"""Field → with what it is created, and what the server then does not change."""
+"""Maps a field to its value at creation and to a value that the server then refuses."""
 
 
 def test_what_the_server_does_not_change_is_named_with_a_remedy(hook: JetStreamHook, stream: str) -> None:
-    """The same field comes with a change that the server would make: only one of the two is named."""
+    """The error names only the field that is refused, not one that the server would change."""
     assert FOR_LIFE.keys() == STREAM.for_life.keys()
     for number, (field, (before, wanted)) in enumerate(FOR_LIFE.items()):
         name = f"{stream}-{number}"
@@ -162,7 +162,7 @@ def test_what_the_server_does_not_change_is_named_with_a_remedy(hook: JetStreamH
 
         async def create(js: Any, made: dict[str, Any] = made) -> None:
             await js.create_stream({**made, "sealed": False})
-            if made.get("sealed"):  # which no new stream can be
+            if made.get("sealed"):  # which no new stream can have
                 await js.update_stream(made)
 
         hook.run(create)
@@ -178,7 +178,7 @@ def test_what_the_server_does_not_change_is_named_with_a_remedy(hook: JetStreamH
 def test_what_the_server_takes_otherwise_changes_nothing_when_run_twice(
     hook: JetStreamHook, stream: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """0 stands for a default, durations are shown as people write them."""
+    """A value of 0 stands for a default, and durations are shown as people write them."""
     config = {"name": stream, "max_msgs": 0, "num_replicas": 0, "duplicate_window": 0, "max_age": "1h30m"}
     assert execute(creation(config))["changed"] == ["max_age"]
     assert "max_age: 0 → 1h30m" in capsys.readouterr().out

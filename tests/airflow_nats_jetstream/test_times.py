@@ -12,7 +12,7 @@ from airflow_nats_jetstream.times import duration, instant
 from jetstream_client.times import time_nanoseconds
 
 AT = "2026-11-21T03:00:00.000000000Z"
-EARLIEST, LATEST = datetime(1971, 1, 1), datetime(2200, 1, 1)  # without a zone, as hypothesis wants them  # noqa: DTZ001
+EARLIEST, LATEST = datetime(1971, 1, 1), datetime(2200, 1, 1)  # without a zone, which hypothesis requires  # noqa: DTZ001
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_year_has_four_digits() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "2026-11-21T03:00:00",  # of which zone?
+        "2026-11-21T03:00:00",  # the zone is unknown
         datetime(2026, 11, 21, 3),  # likewise  # noqa: DTZ001
         "2026-11-21",
         "10:00",
@@ -113,7 +113,7 @@ def test_a_duration(value: Any, expected: timedelta) -> None:
         "P1M",
         "P1Y",
         pendulum.duration(months=1),
-        "P4294967297D",  # pendulum's parser makes a day of it
+        "P4294967297D",  # pendulum's parser would read it as a day
         "-PT5S",
         timedelta(seconds=-1),
         "PT5M5",

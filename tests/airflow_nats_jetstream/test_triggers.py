@@ -1,4 +1,4 @@
-"""Triggers of one triggerer on one connection; the server is asked how many there are."""
+"""The triggers of one triggerer share one connection; the tests ask the server how many there are."""
 
 import asyncio
 import gc
@@ -31,7 +31,7 @@ from tests.jetstream_client.until import until
 
 
 class Guarded:
-    """A server with one user, whose password changes; and the Airflow connection to it."""
+    """A server with one user, whose password changes, and the Airflow connection to it."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._http = free_port()
@@ -56,7 +56,7 @@ class Guarded:
         return len(await self.connections())
 
     async def waits(self) -> bool:
-        """One connection, and on it a pull beside the answers to requests."""
+        """There is one connection, with a subscription for the pull and one for the answers to requests."""
         return [each["subscriptions"] for each in await self.connections()] == [2]
 
     async def connections(self) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ async def test_triggers_share_one_connection(guarded: Guarded) -> None:
         return await guarded.connected() == 1
 
     await until(one)
-    waiting[0].cancel()  # who connected first
+    waiting[0].cancel()  # the trigger that connected first
     await asyncio.wait([waiting[0]])
     assert await guarded.connected() == 1
     for name in names[1:]:
@@ -149,9 +149,10 @@ async def test_a_watcher_is_on_the_sensors_connection(guarded: Guarded) -> None:
     await until(guarded.waits)
     await asyncio.to_thread(publish, JetStreamHook(CONNECTION), name, 3)
     await waiting
-    await connected(1)  # whoever stays keeps it
+    await connected(1)  # the remaining trigger keeps the connection
     await asyncio.to_thread(publish, JetStreamHook(CONNECTION), name, 2)
-    assert (await noticed).payload["stream"] == name  # of the three, on a busy machine: pulled and not entered yet
+    # On a busy machine, one of the three messages may have been pulled and not entered yet.
+    assert (await noticed).payload["stream"] == name
     await notices.aclose()  # type: ignore[attr-defined]
     await connected(0)
 

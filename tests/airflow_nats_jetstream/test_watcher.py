@@ -1,4 +1,4 @@
-"""The watcher on Airflow's own shared streams, over a real server: when it gives notice, and what the server saw of it.
+"""The watcher on Airflow's shared streams, with a real server: when it gives notice, and which requests it sends.
 
 `Infos` counts what reaches the server, so that "no further notice" means: not in so many further requests.
 """
@@ -61,7 +61,7 @@ class Infos:
             await client.close()
 
     async def further(self, count: int = 3) -> None:
-        """Return when so many more requests have arrived."""
+        """Return when this many further requests have arrived."""
         wanted = self.count + count
         await until(lambda: self.count >= wanted)
 
@@ -73,7 +73,7 @@ async def until(true: Callable[[], Any]) -> None:
 
 
 class Watcher:
-    """A trigger as the triggerer runs it: subscribed to the shared stream of its key. `notices` are its events."""
+    """A trigger as the triggerer runs it, subscribed to the shared stream of its key. `notices` are its events."""
 
     def __init__(self, streams: SharedStreamManager, number: int, stream: str, **changes: Any) -> None:
         values = {"poll_interval": INTERVAL, "nats_conn_id": CONNECTION, **changes}
@@ -89,7 +89,7 @@ class Watcher:
             self.notices.append(event.payload)
 
     async def noticed(self, count: int) -> list[int]:
-        """What was announced, once there are so many notices."""
+        """Wait for this many notices, and return the number of messages in each."""
         await until(lambda: self._task.done() or len(self.notices) >= count)
         if self._task.done():
             self._task.result()
@@ -100,7 +100,7 @@ class Watcher:
         return [notice["pending"] for notice in self.notices]
 
     async def end(self) -> None:
-        """As a triggerer that is asked to stop, or whose watcher was taken away."""
+        """Stop as when the triggerer stops, or when Airflow ends the watcher."""
         self._task.cancel()
         await asyncio.wait([self._task])
         await self._streams.unsubscribe(self._number, self.trigger.shared_stream_key())
@@ -108,7 +108,7 @@ class Watcher:
 
 @pytest.fixture
 async def watch(hook: JetStreamHook) -> AsyncIterator[Callable[..., Watcher]]:
-    """Starts watchers; they end with the test."""
+    """Starts watchers, which end with the test."""
     streams = SharedStreamManager()
     watchers: list[Watcher] = []
 
@@ -144,7 +144,7 @@ async def test_one_notice_until_it_is_answered(watch: Watch, infos: Infos, hook:
 
     (first,) = await in_thread(execute, sensor(stream, max_messages=5, gather=timedelta(0)))
     assert first["count"] == 5
-    assert await watcher.noticed(2) == [3, 2]  # answered, and two are left
+    assert await watcher.noticed(2) == [3, 2]  # the first notice is answered, and two messages are left
     await in_thread(partial(execute, sensor(stream, max_messages=5), run_id="second"))
     await infos.further()
     assert watcher.pending == [3, 2]
@@ -193,7 +193,7 @@ async def test_many_watchers_share_one_connection_and_one_request(
     before = infos.count
     await in_thread(publish, hook, stream, 5)
     await in_thread(execute, sensor(stream, max_messages=1, gather=timedelta(0)))
-    assert await watchers[0].noticed(2)  # the last one goes on alone
+    assert await watchers[0].noticed(2)  # the last watcher continues alone
     assert infos.count > before
 
 
@@ -215,7 +215,7 @@ async def test_nothing_is_delivered_or_made_by_watching(
 
 
 async def test_who_waits_needs_no_notice(watch: Watch, infos: Infos, hook: JetStreamHook, stream: str) -> None:
-    """A sensor that waits for 100 messages gets what comes: no other run is wanted meanwhile."""
+    """No notice is given while a sensor waits for 100 messages, because it receives the messages."""
     waits = partial(execute, sensor(stream, min_messages=100, timeout=120))
     waiting = asyncio.create_task(in_thread(waits))
     watcher = watch(stream)
@@ -300,7 +300,7 @@ async def test_it_also_runs_without_shared_streams(hook: JetStreamHook, stream: 
 
 
 def test_airflow_recognises_it_at_the_next_parse() -> None:
-    """Otherwise every parse of the DAG would replace the trigger, and repeat its notice."""
+    """Otherwise every parse of the DAG would replace the trigger and repeat its notice."""
     trigger = JetStreamNoticeTrigger("FLIGHTS", "delays", remind_after="PT1H", poll_interval=7)
     parsed = encode_trigger(trigger)
     stored = Trigger(parsed["classpath"], parsed["kwargs"])
