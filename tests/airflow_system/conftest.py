@@ -1,4 +1,4 @@
-"""The whole stack, booted once for all system tests, with thresholds short enough to kill things."""
+"""The whole stack, started once for all system tests, with thresholds short enough for tests that kill processes."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ DAGS = Path(__file__).parent / "dags"
 EXAMPLES = Path(__file__).parents[2] / "dags"
 RUN_HERE = ("flights_arriving", "flights_to_sql")  # flight_delays runs in tests/cluster
 
-# Whoever handles secrets: our own packages and theirs, and the processes that hand a connection to a task.
+# The loggers of code that handles secrets: our packages, their dependencies, and Airflow's own processes.
 HEARD = [
     "airflow_nats_jetstream",
     "jetstream_client",
@@ -33,10 +33,10 @@ HEARD = [
 ]
 HEARD += ["airflow.sdk", "airflow.jobs.triggerer_job_runner", "supervisor", "task"]
 
-# Airflow's defaults make a single kill cost from half a minute (triggerer) to ten (worker and retry).
+# With Airflow's defaults, a single kill costs from half a minute (triggerer) to ten minutes (worker and retry).
 IMPATIENT = {
     "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1",
-    # What no level may show, this one shows first. Not of everything: tests read the scheduler's log again and again.
+    # DEBUG would show a secret first. Not for all loggers, because tests read the scheduler's log repeatedly.
     "AIRFLOW__LOGGING__NAMESPACE_LEVELS": " ".join(f"{name}=DEBUG" for name in HEARD),
     "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "2",
@@ -45,7 +45,7 @@ IMPATIENT = {
     "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
     "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
     "AIRFLOW__WORKERS__EXECUTION_API_RETRY_WAIT_MAX": "1",
-    "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",  # a task fails at an api-server that is busy for longer
+    "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",  # a task fails if the api-server is busy for longer
     "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
 }
 
@@ -63,7 +63,7 @@ create trigger refuse before insert on xcom for each row execute function refuse
 
 
 def database(stack: Stack) -> Any:
-    """A connection to Airflow's database; every statement is a transaction of its own."""
+    """A connection to Airflow's database, in which every statement is a separate transaction."""
     connection = psycopg2.connect(stack.postgres.uri("psycopg2").replace("+psycopg2", ""))
     connection.autocommit = True
     return connection
@@ -71,15 +71,15 @@ def database(stack: Stack) -> Any:
 
 @pytest.fixture(scope="session")
 def metrics() -> Iterator[Metrics]:
-    """What the stack's processes count."""
+    """The metrics that the processes of the stack send."""
     with Metrics() as metrics:
         yield metrics
 
 
 @pytest.fixture(scope="session")
 def stack(metrics: Metrics) -> Iterator[Stack]:
-    """nats-server, Postgres, and Airflow's four processes over the DAGs in `dags/` beside this file, and examples."""
-    # Not under pytest's own folder: every other run of pytest closes that to Postgres, which has a user of its own.
+    """nats-server, Postgres and Airflow's four processes, with the DAGs in `dags/` next to this file and examples."""
+    # Not below pytest's folder, because every other run of pytest makes it unreadable for the user of Postgres.
     folder = Path(__file__).parents[2] / "build" / "tests" / "stack"
     shutil.rmtree(folder, ignore_errors=True)
     dags = Path(shutil.copytree(DAGS, folder / "dags", ignore=shutil.ignore_patterns("__pycache__")))

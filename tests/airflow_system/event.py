@@ -1,4 +1,4 @@
-"""What an event is: it strikes a run, rows are seen, and in the end nothing is lost. Also the table of them."""
+"""An event of Airflow that strikes a run: rows are observed, and in the end nothing is lost. Also their table."""
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
@@ -14,12 +14,12 @@ BEGIN, END = "<!-- the table: written by make events -->", "<!-- the end of the 
 
 @dataclass(frozen=True)
 class Row:
-    """What is seen at one moment.
+    """One row: what is observed at one moment.
 
-    task:            the state of the work's task; `claims:` and the sensor's, while there is no work yet.
+    task:            the state of the working task; before it exists, `claims:` and the state of the sensor.
     ledger:          the stream's claims: held by an attempt, open, done, failed, superseded.
-    unacknowledged:  `all`, `0` or the number: what the consumer has pending and acknowledgements pending.
-    body:            how often it began on these messages.
+    unacknowledged:  `all`, `0` or a number: the messages that are undelivered or unacknowledged at the consumer.
+    body:            how many times the body has begun on these messages.
     """
 
     task: str
@@ -31,15 +31,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Event:
-    """What strikes, and what comes of it.
+    """One event, and its consequences.
 
-    play:      strikes a run that has not begun, and yields at each moment at which its next row holds; what follows
-               the last `yield` lets the run go on.
-    rows:      what is seen at these moments.
-    in_all:    how often the body has begun on these messages once everything is settled.
-    why:       one sentence on the rows, and `remedy` one for the person who is woken.
-    messages:  how many the run has.
-    alone:     it strikes what other runs need, too.
+    play:      causes the event in a run that has not begun, and yields at each moment at which its next row holds; what
+               follows the last `yield` lets the run continue.
+    rows:      what is observed at these moments.
+    in_all:    how many times the body has begun on these messages when everything is settled.
+    why:       one sentence that explains the rows.
+    remedy:    one sentence for the person on call.
+    messages:  how many messages the run has.
+    alone:     whether the event also affects services that other runs need.
     """
 
     title: str
@@ -52,7 +53,10 @@ class Event:
     alone: bool = False
 
     def played(self, run: Run) -> "Event":
-        """This event with what was seen. A further run took what was left; AssertionError if that lost a message."""
+        """Play the event, let a further run take the rest, and return the event with the observed rows.
+
+        Raises AssertionError if a message was lost.
+        """
         moments = self.play(run)
         rows = tuple(_seen(run, row.when) for row, _ in zip(self.rows, moments, strict=True))
         run.ends()
@@ -65,7 +69,7 @@ class Event:
         return replace(self, rows=rows, in_all=run.bodies())
 
     def lines(self) -> str:
-        """Its lines of the table."""
+        """Return the lines of this event in the table."""
         titles = [self.title, *[""] * (len(self.rows) - 1)]
         in_all = [*[""] * (len(self.rows) - 1), str(self.in_all)]
         return "\n".join(
@@ -75,7 +79,7 @@ class Event:
 
 
 def _seen(run: Run, when: str) -> Row:
-    """The row that holds now, asked from Airflow, the server and the marks of the body."""
+    """Return the row that holds now, from Airflow, the server and the marks of the body."""
     state = run.state()
     waiting = sum(run.judge.pending(run.stream))
     return Row(
@@ -88,7 +92,7 @@ def _seen(run: Run, when: str) -> Row:
 
 
 def table(events: Iterable[Event]) -> str:
-    """The table, and why and what to do under it, as Markdown."""
+    """Return the table, and the explanations and remedies below it, as Markdown."""
     events = list(events)
     head = (
         "| Event | When | Task | Ledger | Unacknowledged | Body ran | Body ran in all |\n"
@@ -105,7 +109,7 @@ def _wrapped(text: str) -> str:
 
 
 def documented(page: Path) -> str:
-    """What the page has between the markers."""
+    """Return the text between the markers of the page."""
     return page.read_text().partition(BEGIN)[2].partition(END)[0].strip()
 
 

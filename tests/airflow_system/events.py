@@ -1,4 +1,4 @@
-"""Airflow's own events, what each does to the hand-off, and what to do about it at night."""
+"""Airflow's own events, the effect of each on the hand-off, and what the person on call does about it."""
 
 import signal
 import subprocess
@@ -13,13 +13,13 @@ from tests.airflow_system.event import MESSAGES, Event, Play, Row
 from tests.airflow_system.run import Run
 
 EVENTS: list[Event] = []
-"""In the order of the table."""
+"""The events, in the order of the table."""
 
 
 def event(
     title: str, *rows: Row, in_all: int, why: str, remedy: str, messages: int = MESSAGES, alone: bool = False
 ) -> Callable[[Play], Play]:
-    """Declare an event; the function under it is its play."""
+    """Declare an event, whose play is the decorated function."""
 
     def declared(play: Play) -> Play:
         EVENTS.append(Event(title, play, rows, in_all, why, remedy, messages, alone))
@@ -105,7 +105,7 @@ def clear_after_success(run: Run) -> Iterator[None]:
 
 @contextmanager
 def killed_by_airflow(run: Run) -> Iterator[None]:
-    """The block, and then the end of the first attempt's process, which had released its claim."""
+    """Run the block, then end the process of the first attempt, which has released its claim."""
     process = run.process()
     run.at_work()
     yield
@@ -280,7 +280,7 @@ def xcom_push_fails(run: Run) -> Iterator[None]:
 
 @contextmanager
 def refusing_xcoms_of(run: Run, task_id: str) -> Iterator[None]:
-    """Airflow's database refuses the return value of one task of the run."""
+    """Let Airflow's database refuse the return value of one task of the run."""
     with closing(database(run.stack)) as connection, connection.cursor() as cursor:
         cursor.execute("insert into refused values (%s, %s)", [run.id, task_id])
         yield
@@ -288,7 +288,7 @@ def refusing_xcoms_of(run: Run, task_id: str) -> Iterator[None]:
 
 
 def sensor_fails(run: Run, state: str) -> None:
-    """The sensor takes and resumes, and then Airflow fails it: its claims are in the ledger and in no XCom."""
+    """Let Airflow fail the sensor after it has taken and resumed: its claims are in the ledger, but in no XCom."""
     run.open_the_gate()
     run.waits()
     with refusing_xcoms_of(run, "claims"):
@@ -336,7 +336,7 @@ def sensor_cleared(run: Run) -> Iterator[None]:
 
 
 def longer_than_ack_wait(run: Run, waits: Callable[[], bool]) -> None:
-    """Wait until the claim exists and its task waits, and then longer than ack_wait (5 s)."""
+    """Wait until the claim is in the ledger and its task waits, and then for longer than ack_wait (5 s)."""
     until("the claim", lambda: run.judge.ledger(run.stream) == ["open"], 240)
     until("its task to wait", waits, 240)
     run.judge.lease_ends(run.stream)
@@ -419,7 +419,7 @@ def paused(run: Run) -> Iterator[None]:
     alone=True,
 )
 def first_triggerer_frozen(run: Run) -> Iterator[None]:
-    run.waits(least=run.count)  # both pulls are served; the second one waits for the redelivery of the rest
+    run.waits(least=run.count)  # the server serves both pulls; the second waits until the rest is redelivered
     first = run.stack.triggerer
     second = Service("triggerer-2", first.command, folder=first.folder, environment=run.stack.environment)
     try:
@@ -429,7 +429,7 @@ def first_triggerer_frozen(run: Run) -> Iterator[None]:
             until("the second triggerer to pull", lambda: run.judge.pulls(run.stream) == 2, 28)
             run.judge.publish(run.stream, run.count)
             run.at_work()
-        time.sleep(15)  # what the thawed one does not do leaves no trace: neither a pull nor an answer
+        time.sleep(15)  # the thawed triggerer leaves no trace: it sends neither a pull nor an answer
         yield
         run.open_the_gate()
         run.ends()

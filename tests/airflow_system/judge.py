@@ -1,4 +1,4 @@
-"""What the server and the files say, asked without our own client."""
+"""Ask the server and the files, without this project's own client."""
 
 import asyncio
 import json
@@ -21,14 +21,14 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Judge:
-    """Knows the nats-server's address, the folder that work writes to, and which consumer is judged."""
+    """Knows the address of nats-server, the folder that work writes to, and the consumer to judge."""
 
     url: str
     out: Path
     consumer: str = CONSUMER
 
     def publish(self, stream: str, count: int) -> None:
-        """A stream of its own with so many messages in it."""
+        """Create a separate stream with this many messages."""
 
         async def publish(js: JetStreamContext) -> None:
             await js.add_stream(name=stream, subjects=[f"{stream}.>"], allow_direct=True)
@@ -39,7 +39,7 @@ class Judge:
         self._ask(publish)
 
     def create(self, stream: str, duplicate_window: float) -> None:
-        """An empty stream that recognises ids for so many seconds."""
+        """Create an empty stream that recognises ids for this many seconds."""
 
         async def create(js: JetStreamContext) -> None:
             await js.add_stream(
@@ -49,10 +49,10 @@ class Judge:
         self._ask(create)
 
     def lay(self, stream: str, subjects: list[str], ack_wait: float) -> None:
-        """The stream, if it is missing, and the consumer, for messages from now on, with a short lease."""
+        """Create the stream, if it is missing, and the consumer, for messages from now on, with a short lease."""
 
         async def lay(js: JetStreamContext) -> None:
-            with suppress(BadRequestError):  # it is there
+            with suppress(BadRequestError):  # it exists already
                 await js.add_stream(name=stream, subjects=subjects, allow_direct=True)
             config = ConsumerConfig(
                 durable_name=self.consumer,
@@ -67,7 +67,7 @@ class Judge:
         self._ask(lay)
 
     def send(self, messages: Iterable[tuple[str, bytes]]) -> list[int]:
-        """Publish, each confirmed; their sequences."""
+        """Publish messages, each confirmed, and return their sequences."""
 
         async def send(js: JetStreamContext) -> list[int]:
             return [(await js.publish(subject, data)).seq for subject, data in messages]
@@ -75,7 +75,7 @@ class Judge:
         return self._ask(send)
 
     def comes_again(self, stream: str) -> int:
-        """How many messages the server has for whoever pulls at this moment. They are given back."""
+        """Pull and return how many messages the server delivers at this moment. They are negatively acknowledged."""
 
         async def pull(js: JetStreamContext) -> int:
             subscription = await js.pull_subscribe_bind(self.consumer, stream)
@@ -108,7 +108,7 @@ class Judge:
         self._ask(redelivered)
 
     def config(self, stream: str, consumer: str | None = None) -> dict[str, Any]:
-        """The configuration of a stream, or of one of its consumers, as the server has it; empty without one."""
+        """The server's configuration of a stream, or of one of its consumers; empty if it does not exist."""
 
         async def ask(js: JetStreamContext) -> dict[str, Any]:
             name = f"STREAM.INFO.{stream}" if consumer is None else f"CONSUMER.INFO.{stream}.{consumer}"
@@ -126,7 +126,7 @@ class Judge:
         return self._ask(last)
 
     def pending(self, stream: str) -> tuple[int, int]:
-        """Messages not delivered yet, and delivered and not acknowledged. Zero of both while there is no consumer."""
+        """How many messages are undelivered, and how many are unacknowledged; 0 and 0 while there is no consumer."""
 
         async def state(js: JetStreamContext) -> tuple[int, int]:
             try:
@@ -157,7 +157,7 @@ class Judge:
         return self._ask(waiting)
 
     def next_pull(self, stream: str) -> None:
-        """Return at the moment of the consumer's next pull: one lasts 100 s."""
+        """Return when the consumer's next pull begins; a pull lasts 100 s."""
 
         async def pulled(js: JetStreamContext) -> None:
             await (await js._nc.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{self.consumer}")).next_msg(timeout=240)
@@ -175,7 +175,7 @@ class Judge:
         return self._ask(read)
 
     def ledger(self, stream: str) -> list[str]:
-        """What the ledger says of the stream's claims: held or open (by the record), done, failed or superseded."""
+        """The states of the stream's claims in the ledger: held or open (in the record), done, failed or superseded."""
 
         async def read(js: JetStreamContext) -> list[str]:
             key = ".".join(b32encode(name.encode()).rstrip(b"=").decode() for name in (stream, self.consumer))
@@ -187,7 +187,7 @@ class Judge:
         return self._ask(read)
 
     def done(self, stream: str) -> dict[str, dict[str, Any]]:
-        """The receipts that say done."""
+        """The done receipts."""
 
         async def read(js: JetStreamContext) -> dict[str, dict[str, Any]]:
             receipts = await _bucket(js, "airflow_receipts")
@@ -198,7 +198,7 @@ class Judge:
         return self._ask(read)
 
     def subjects(self, stream: str) -> dict[str, int]:
-        """How many messages the stream holds on each subject."""
+        """How many messages the stream has on each subject."""
 
         async def count(js: JetStreamContext) -> dict[str, int]:
             return (await js.stream_info(stream, subjects_filter=">")).state.subjects or {}
@@ -206,14 +206,14 @@ class Judge:
         return self._ask(count)
 
     def settled(self, stream: str) -> list[int]:
-        """The sequences of all done receipts of the consumer; one that was settled twice is there twice."""
+        """The sequences of all done receipts of the consumer; a sequence that was settled twice occurs twice."""
         done = self.done(stream).values()
         return sorted(
             sequence for each in done for first, last in each["ranges"] for sequence in range(first, last + 1)
         )
 
     def every_message_settled_once(self, stream: str, count: int) -> None:
-        """Nothing waits; every sequence is in exactly one done receipt, and once in the files of those attempts."""
+        """Assert that nothing waits, and that every sequence is in exactly one done receipt and once in its files."""
         assert self.pending(stream) == (0, 0)
         assert self.settled(stream) == list(range(1, count + 1))
         done = self.done(stream)
@@ -240,7 +240,7 @@ class Judge:
 
 
 async def _bucket(js: JetStreamContext, bucket: str) -> dict[str, Any]:
-    """Every key's value. nats-py's own `keys` leaves a consumer behind each time, until the server takes no more."""
+    """The value of every key. nats-py's `keys` leaves a consumer behind each time, until the server refuses more."""
     prefix = f"$KV.{bucket}."
     try:
         subjects = (await js.stream_info(f"KV_{bucket}", subjects_filter=f"{prefix}>")).state.subjects or {}

@@ -1,4 +1,4 @@
-"""A statsd server: what the processes of the stack count."""
+"""A statsd server that receives the metrics of the stack's processes."""
 
 import socket
 import threading
@@ -35,7 +35,7 @@ class Metrics:
         self._socket.close()
 
     def _listen(self) -> None:
-        """An empty datagram ends it."""
+        """Receive until an empty datagram arrives."""
         while datagram := self._socket.recv(65_536).decode():
             name, _, value = datagram.rpartition(":")
             number, _, kind = value.partition("|")

@@ -1,4 +1,4 @@
-"""One run of a test's DAG over a stream of its own, and what a test sees of it."""
+"""One run of a test's DAG with a separate stream, and what a test observes of it."""
 
 import re
 import secrets
@@ -17,7 +17,7 @@ from tests.airflow_system.judge import Judge
 
 @dataclass
 class Run:
-    """One run of `dag_id`, one of the DAGs in dags/handoff.py, over `count` messages in a stream of its own."""
+    """One run of `dag_id`, a DAG in dags/handoff.py, with `count` messages in a separate stream."""
 
     stack: Stack
     judge: Judge
@@ -28,13 +28,13 @@ class Run:
     id: str = ""
 
     def start(self, **parameters: Any) -> Self:
-        """Start, and publish once the sensor waits."""
+        """Start the run, and publish when the sensor waits."""
         self.waits(**parameters)
         self.judge.publish(self.stream, self.count)
         return self
 
     def waits(self, **parameters: Any) -> None:
-        """Start with the DAG's own parameters, by default for all messages in one claim, without Spark.
+        """Start the run with the DAG's own parameters; by default all messages are in one claim, and Spark is not used.
 
         Returns when the sensor waits.
         """
@@ -52,20 +52,20 @@ class Run:
         until("the sensor to pull", lambda: self.judge.pulls(self.stream), 240)
 
     def claim(self, count: int, **parameters: Any) -> Self:
-        """Start over what is there, so many messages."""
+        """Start a run for this many messages that the stream already has."""
         own = {"stream": self.stream, "most": count, "per_claim": count, "gate": str(self.gate), "tries_with_spark": 0}
         self.id = self.stack.airflow.trigger(self.dag_id, {**own, **parameters})
         return self
 
     def another(self) -> Self:
-        """A further run over the same stream, not started yet, whose sensor waits in the worker."""
+        """A further run for the same stream, not started yet, whose sensor waits in the worker."""
         return replace(self, dag_id="in_the_worker", id="")
 
     def task(self, task_id: str = "work", map_index: int = 0) -> TaskInstance | None:
         return self.stack.airflow.task(self.dag_id, self.id, task_id, map_index)
 
     def state(self, task_id: str = "work", map_index: int = 0) -> str | None:
-        """The state of a task, None while there is none."""
+        """The state of a task; None while it does not exist."""
         task = self.task(task_id, map_index)
         return task.state if task else None
 
@@ -79,7 +79,7 @@ class Run:
         return until("the work's process", running, 240, every=0.5)
 
     def attempts(self) -> list[str]:
-        """The attempts that have begun to work, in that order."""
+        """The attempts that have begun to work, in the order in which they began."""
         return [file.suffix[1:] for file in self._marks()]
 
     def bodies(self) -> int:
@@ -87,7 +87,7 @@ class Run:
         return sum(file.read_text() == "1" for file in self._marks())
 
     def at_work(self, attempts: int = 1) -> str:
-        """The newest attempt, once so many have begun."""
+        """Wait until this many attempts have begun, and return the newest."""
         until(f"attempt {attempts}", lambda: len(self.attempts()) >= attempts, 240)
         return self.attempts()[-1]
 
@@ -95,7 +95,7 @@ class Run:
         self.gate.touch()
 
     def ends(self) -> str:
-        """The state that the run ends in."""
+        """Wait for the end of the run, and return its state."""
         return self.stack.airflow.wait(self.dag_id, self.id, 180)
 
     def ends_well(self) -> None:

@@ -50,7 +50,7 @@ def stack(cluster: Standalone) -> Iterator[Stack]:
 
 
 class Run:
-    """One run, over a stream of its own."""
+    """One run with a separate stream."""
 
     def __init__(self, stack: Stack, cluster: Standalone, *, dies: bool = False) -> None:
         self.stack, self.cluster = stack, cluster
@@ -75,11 +75,11 @@ class Run:
         return [file.parent for file in found if (file.parent / "_SUCCESS").exists()]
 
     def logs(self) -> list[Path]:
-        """Of its tasks and their triggers."""
+        """The log files of its tasks and their triggers."""
         return [file for file in (FOLDER / "services").rglob("*.log") if self.id in str(file)]
 
     def works(self, jobs: int = 1) -> None:
-        """Return when the task is deferred and so many jobs have written what they read."""
+        """Return when the task is deferred and this many jobs have written what they read."""
         until("the deferral", lambda: self.state() == "deferred", 300, every=0.5)
         until("the job's output", lambda: len(self.written()) == jobs, 300, every=0.5)
         assert self.judge.pending(self.stream) == (0, COUNT)
@@ -122,7 +122,7 @@ def test_a_triggerer_that_froze_does_not_kill_what_another_watches(stack: Stack,
         with frozen(first):
             until("the second to hold", lambda: list(run.judge.tokens(run.id).values()) != [keeper], 240)
         said = "the task is deferred with another trigger"
-        until("the first to let go", lambda: any(said in log.read_text() for log in run.logs()), 240, every=1)
+        until("the first trigger to stop", lambda: any(said in log.read_text() for log in run.logs()), 240, every=1)
         assert run.state() == "deferred"
         run.ends_well()
         assert len(run.drivers()) == 1
@@ -145,7 +145,7 @@ def test_a_marked_task_has_its_job_killed_and_its_messages_come_again(stack: Sta
     run.works()
     stack.airflow.mark("submitted", run.id, "work", "success", 0)
     until("the job's end", lambda: run.drivers("KILLED"), 120)
-    until("the messages", lambda: run.judge.comes_again(run.stream) == COUNT, 120)  # well before the lease's end
+    until("the messages", lambda: run.judge.comes_again(run.stream) == COUNT, 120)  # well before the end of the lease
     assert run.judge.settled(run.stream) == []
 
 

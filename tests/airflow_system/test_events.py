@@ -1,4 +1,4 @@
-"""The documented table is what the events declare, and a share of them happens so; `make events` plays all."""
+"""The documented table matches the declared events, and a share of them is played here; `make events` plays all."""
 
 import sys
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ def test_a_share_of_the_events(stack: Stack, judge: Judge, tmp_path: Path) -> No
 
 
 def at_the_same_time(events: Iterable[Event], stack: Stack, judge: Judge, folder: Path) -> dict[str, Event]:
-    """What was seen, by title, each event on a run of its own; every row is printed as it comes."""
+    """Play each event on a separate run, print each row, and return what was observed, by title."""
     seen, errors = {}, []
     with ThreadPoolExecutor(4) as pool:
         plays = {

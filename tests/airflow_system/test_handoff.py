@@ -1,6 +1,6 @@
-"""The hand-off on the real scheduler, triggerer, workers and Spark; and what becomes of it when they are killed.
+"""The hand-off on the real scheduler, triggerer, workers and Spark, also when they are killed.
 
-Each fault asserts that it struck, and that in the end every message was settled once.
+Each test of a fault asserts that the fault struck, and that in the end every message was settled once.
 """
 
 import os
@@ -54,7 +54,7 @@ def test_sparks_process_is_killed_in_the_middle_of_the_job(run: Run, judge: Judg
     java.kill()
     run.open_the_gate()
     run.ends_well()
-    assert not list(folder.glob("*.parquet"))  # the attempt that was struck left nothing that counts
+    assert not list(folder.glob("*.parquet"))  # the attempt that was struck has written no output that counts
     assert run.task().try_number == 2  # type: ignore[union-attr]
 
 

@@ -1,4 +1,4 @@
-"""Other users of the machine reach the stack's ports, and get nothing from them without its password."""
+"""Other users of the machine can reach the stack's ports, but get nothing from them without its password."""
 
 import stat
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Operators on the real scheduler: files beside the DAG, rendered and mapped; XComs and links through Airflow's API."""
+"""Operators on the real scheduler: files next to the DAG, rendered and mapped; XComs and links in Airflow's API."""
 
 from pathlib import Path
 

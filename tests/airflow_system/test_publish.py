@@ -1,4 +1,4 @@
-"""Publishing on the real scheduler: what a killed task had stored is known to its retry, and to whoever clears it."""
+"""Publishing on the real scheduler: the retry of a killed task, and the cleared task, know what was stored before."""
 
 from pathlib import Path
 

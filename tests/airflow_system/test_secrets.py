@@ -1,7 +1,7 @@
-"""Secrets of every kind, planted in Airflow's connections, are nowhere but in the connections' encrypted rows.
+"""Secrets of every kind in Airflow's connections appear nowhere but in the encrypted rows of the connections.
 
-Looked for where anybody could find them: every file under the stack (logs of tasks and services, the files of the
-database itself), every row of every table, and Spark's event log.
+The test searches every file of the stack (logs of tasks and services, and the files of the database itself), every row
+of every table, and Spark's event log.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ COUNT = 20
 
 @dataclass(frozen=True)
 class Planted:
-    """A kind of secret: its server, the fields of its connection, and what must not be found anywhere."""
+    """A kind of secret: its server, the fields of its connection, and the text that must not be found anywhere."""
 
     server: NatsServer
     fields: dict[str, Any]
@@ -47,7 +47,7 @@ class Planted:
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Planted]]:
     """A server for each kind, outside of the folder that is searched: a server's configuration holds its password."""
     folder = tmp_path_factory.mktemp("planted")
-    # Any escaping, complete or partial, leaves the digits as they are: they are what is looked for.
+    # The test searches for the digits, because no escaping, complete or partial, changes them.
     digits = {kind: secrets.token_hex(12) for kind in ("password", "token")}
     word = {kind: f'planted "\'{kind}\\ \\\\n-{each}"\\' for kind, each in digits.items()}
     nkey, user, operator, authority = Nkey(), Nkey(), Operator(), Authority(folder / "authority")
@@ -113,7 +113,7 @@ def make_connections(stack: Stack, planted: dict[str, Planted]) -> None:
 
 
 def make_written(stack: Stack) -> dict[str, str]:
-    """Connections that the body writes out itself; what must not be found in its log."""
+    """Connections that the task itself prints, and the text that must not be found in its log."""
     digits, user = secrets.token_hex(12), Nkey()
     connections: dict[str, dict[str, Any]] = {
         "written_password": {"login": "airflow", "password": f'planted "\'\\ \\\\n-{digits}"\\ %&'},
@@ -159,7 +159,7 @@ def test_no_secret_is_found_anywhere(stack: Stack, planted: dict[str, Planted]) 
     run_id = stack.airflow.trigger("planted")
     assert stack.airflow.wait("planted", run_id, 270) == "failed"  # some connections are refused
 
-    # What was to happen has happened.
+    # Everything that was planned has happened.
     states = {(task.task_id, task.map_index): task for task in stack.airflow.tasks("planted", run_id)}
     assert [states["shown", index].state for index in range(5)] == ["success"] * 5
     assert [states["refused", index].state for index in range(3)] == ["failed"] * 3
@@ -179,7 +179,7 @@ def test_no_secret_is_found_anywhere(stack: Stack, planted: dict[str, Planted]) 
     words = {word: kind for kind, each in planted.items() for word in each.secrets}
     assert len(words) >= 7
     tables = rows(stack)
-    # The search can find: the rows hold them, once they are decrypted.
+    # The search itself works: it finds the secrets in the decrypted rows.
     fernet = Fernet(stack.environment["AIRFLOW__CORE__FERNET_KEY"])
     with closing(database(stack)) as connection, connection.cursor() as cursor:
         cursor.execute("select password, extra from connection where conn_id like 'secret_%'")
@@ -193,6 +193,6 @@ def test_no_secret_is_found_anywhere(stack: Stack, planted: dict[str, Planted]) 
     assert held == []
     assert search(stack.folder.parent, words) == []
     assert search(events, words) == []
-    # What the body itself writes into its log is hidden there. Only there: Airflow 3.3.2's LocalExecutor copies the
-    # lines of tasks unmasked to the scheduler's output.
+    # What the task itself prints is masked in its log, but only there: Airflow 3.3.2's LocalExecutor copies the lines
+    # of tasks unmasked to the scheduler's output.
     assert search(stack.folder / "airflow" / "logs", written) == []

@@ -1,4 +1,4 @@
-"""Sensors that look now and then, or begin in the triggerer, on the real scheduler."""
+"""Rescheduled sensors, and sensors that begin in the triggerer, on the real scheduler."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
 """Two of the examples in dags/ on the real scheduler, over one stream. (flight_delays runs in tests/cluster.)
 
-`flights_to_sql`: a foreign engine works on claims that are held meanwhile. `flights_arriving`: started by what arrives.
+`flights_to_sql`: another engine works on claims that are held meanwhile. `flights_arriving`: messages start the runs.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""An event-driven DAG on the real scheduler and triggerer: started by what arrives, through a kill and a pause."""
+"""An event-driven DAG on the real scheduler and triggerer: messages start it, also after a kill and a pause."""
 
 import time
 
@@ -6,7 +6,7 @@ from demo.service import until
 from demo.stack import Stack
 from tests.airflow_system.judge import Judge
 
-STREAM, DAG = "ARRIVING", "arriving"  # the asset is named as the DAG
+STREAM, DAG = "ARRIVING", "arriving"  # the asset has the name of the DAG
 ACK_WAIT, REMIND_AFTER = 2, 8  # seconds, as the DAG has them
 
 
@@ -36,7 +36,7 @@ def test_what_arrives_is_processed_once_through_a_kill_and_a_pause(stack: Stack,
 def settled(stack: Stack, judge: Judge, count: int) -> None:
     """Return when no run is left; then every message that was ever published is settled, once.
 
-    A run that starts late, on a busy machine, finds a reminder behind it, and so another run that is skipped.
+    On a busy machine, a run that starts late is followed by a reminder, and so by another run that is skipped.
     """
 
     def over() -> bool:

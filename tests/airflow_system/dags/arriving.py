@@ -1,4 +1,4 @@
-"""The DAG `arriving`: started by what arrives in the stream ARRIVING. Two watchers of one asset, for one consumer."""
+"""The DAG `arriving`: messages in the stream ARRIVING start it. Two watchers of one asset watch one consumer."""
 
 import os
 from datetime import timedelta

@@ -1,7 +1,7 @@
-"""The DAGs of the system tests: claims, and work that can be made to wait in its middle.
+"""The DAGs of the system tests: claims, and work that waits in its middle if the test asks for it.
 
-`handoff` takes what a test published, and so do its variants, which differ in what Airflow does not let a run choose;
-`whole` also makes its stream and publishes to it.
+`handoff` takes the messages that a test published. Its variants do the same, with other parameters that a run cannot
+choose in Airflow. `whole` also creates its stream and publishes to it.
 """
 
 import os
@@ -27,12 +27,12 @@ OF_A_RUN = {"stream": "S", "most": 1, "least": 1, "per_claim": 1, **OF_THE_WORK}
 
 @task.jetstream(nats_conn_id="{{ params.nats_conn_id }}", retries=3, retry_delay=timedelta(seconds=1))
 def work(claim: Any, params: Any = None) -> int:
-    """Write the claimed sequences as Parquet. With a gate, its last part waits until that file exists."""
+    """Write the claimed sequences as Parquet. With a gate, the last part waits until that file exists."""
     gate = Path(params["gate"]) if params["gate"] else None
     folder = OUT / claim.stream / f"attempt={claim.attempt_id}"
     try_number = int(claim.attempt_id.split("-")[1])
     if gate:
-        # For the test: this attempt is at work, on messages from this one on.
+        # Tell the test that this attempt works on messages from this one on.
         gate.with_suffix(f".{claim.attempt_id}").write_text(str(claim.sequences.first))
     if try_number <= params["tries_with_spark"]:
         written_by_spark(claim, gate, folder)
@@ -44,7 +44,7 @@ def work(claim: Any, params: Any = None) -> int:
 
 
 def end_of_the_first_try(how: str) -> None:
-    """As the test asks: by returning, by raising, or with the alarm of the task's time-out, which is then near."""
+    """End as the test asks: return, raise, or wait for the alarm of the task's time-out, which is short then."""
     if how == "raises":
         raise RuntimeError("the first try raises")
     if how == "fails":
@@ -83,7 +83,7 @@ def written_by_hand(claim: Any, gate: Path | None, folder: Path) -> None:
 
 
 def over_a_stream(dag_id: str, sensor: dict[str, Any] | None = None, **work_arguments: Any) -> None:
-    """One DAG: claims of the stream that its run names, and the work on them, with these arguments."""
+    """Create one DAG: claims of the stream that its run names, and work on them, with these arguments."""
 
     @dag(dag_id, schedule=None, params=OF_A_RUN)
     def handing_off() -> None:
@@ -112,8 +112,8 @@ def whole() -> None:
     config = {"name": "WHOLE", "subjects": ["whole.>"], "allow_direct": True}
     stream = JetStreamCreateStreamOperator(task_id="stream", config=config)
     publish = JetStreamPublishOperator(task_id="publish", stream="WHOLE", messages=messages)
-    # One more than there are, so that it gathers for 5 s: a sensor that resumes at once can be failed by Airflow's
-    # scheduler, which then hears too late that the task had deferred.
+    # One message more than there are, so that it gathers for 5 s: Airflow's scheduler can fail a sensor that resumes
+    # at once, because it learns too late that the task had deferred.
     claims = JetStreamPullSensor(task_id="claims", stream="WHOLE", consumer="work", max_messages=COUNT + 1)
     stream >> publish >> claims
     work.expand(claim=claims.output)

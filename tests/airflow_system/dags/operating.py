@@ -1,4 +1,4 @@
-"""The DAG `operating`: streams from files beside it, mapped, and a consumer of each, mapped over what made them."""
+"""The DAG `operating`: mapped streams from files next to it, and a consumer for each, mapped over their XComs."""
 
 from airflow.sdk import dag
 
@@ -7,7 +7,7 @@ from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperato
 
 
 def named(made: dict[str, str]) -> str:
-    """The stream's name, out of what the task that made it handed on."""
+    """Return the stream's name from the XCom of the task that created it."""
     return made["stream"]
 
 

@@ -1,4 +1,4 @@
-"""The DAG `planted`: connections with secrets of each kind, at work and refused; a body that shows all that it has."""
+"""The DAG `planted`: connections with secrets of each kind, accepted or refused; tasks that print all they know."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @task.jetstream(nats_conn_id="secret_credentials", retries=1, retry_delay=timedelta(seconds=1))
 def work(claim: Any) -> int:
-    """The first try shows and fails; the second one returns."""
+    """Print everything and fail in the first try; return in the second."""
     settings = JetStreamHook("secret_credentials").settings
     if int(claim.attempt_id.split("-")[1]) > 1:
         return int(claim.count)
@@ -34,7 +34,7 @@ def work(claim: Any) -> int:
 
 
 def show(hook: JetStreamHook) -> None:
-    """Everything that anybody may print, and a request."""
+    """Print everything that a task may print, and send a request."""
     log.info("shown: %r %r %r", hook, hook.settings, hook.get_conn())
     log.info("asked: %r %s", hook.run(asked), hook.test_connection())
 
@@ -55,7 +55,7 @@ def refused(function: Any) -> None:
 
 
 def read_by_spark(claim: Any) -> None:
-    """With an event log. Each kind of connection is read by Spark in tests/pyspark_jetstream/test_authentication.py."""
+    """Read with Spark and an event log. tests/pyspark_jetstream/test_authentication.py has each kind of connection."""
     from pyspark_jetstream import spark_session
 
     log.info("inherited: %s", sorted(name for name in os.environ if name.startswith("JETSTREAM_SECRET")))
@@ -73,12 +73,12 @@ def read_by_spark(claim: Any) -> None:
         "jetstream_handoff",
         "pyspark_jetstream",
     ):
-        logging.getLogger(name).setLevel(logging.DEBUG)  # as a task may: Airflow's namespace_levels end before it
+        logging.getLogger(name).setLevel(logging.DEBUG)  # as a task may: Airflow's namespace_levels do not apply to it
     events = Path(os.environ["PLANTED_EVENTS"])
     events.mkdir(parents=True, exist_ok=True)
     config = {
         "spark.eventLog.enabled": "true",
-        "spark.eventLog.compress": "false",  # to be searched
+        "spark.eventLog.compress": "false",  # so that the test can search it
         "spark.eventLog.dir": f"file://{events}",
         "spark.ui.enabled": "false",
     }
@@ -117,7 +117,7 @@ def read_by_spark(claim: Any) -> None:
 
 
 def written_out() -> None:
-    """Connections in the ways in which code writes such things out by mistake: Airflow knows what to hide."""
+    """Print connections in the ways in which code prints them by mistake. Airflow must mask the secrets."""
     for kind in ("password", "credentials"):
         text = JetStreamHook(f"written_{kind}").settings.to_json()
         log.info("written out: %s %r %s", text, text, json.dumps({kind: text}))

@@ -12,9 +12,9 @@ from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
 
 
 def numbers() -> Iterator[tuple[str, bytes]]:
-    """Forwards until it is killed, then backwards and more."""
+    """Publish forwards until the process is killed; in the retry, publish backwards, and more messages."""
     if get_current_context()["ti"].try_number > 1:
-        time.sleep(0.5)  # the window is over
+        time.sleep(0.5)  # the duplicate window is over
         for number in reversed(range(5_000)):
             yield f"PUBLISHING.{number}", b""
         return

@@ -1,4 +1,4 @@
-"""The DAG `sensing`: sensors of one stream that need no worker while they wait, each with a consumer of its own."""
+"""The DAG `sensing`: sensors of one stream that need no worker while they wait, each with a separate consumer."""
 
 from datetime import timedelta
 from typing import Any

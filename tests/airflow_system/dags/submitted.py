@@ -15,7 +15,7 @@ SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Submitting(JetStreamSparkSubmitOperator):
-    """Its worker dies in its first try when `dies` says so: the job is submitted, and nothing is deferred yet."""
+    """With `dies`, the worker dies in the first try, after it submitted the job and before it defers."""
 
     template_fields = (*JetStreamSparkSubmitOperator.template_fields, "dies")
 
@@ -25,7 +25,7 @@ class Submitting(JetStreamSparkSubmitOperator):
 
     def defer(self, **kwargs: Any) -> Any:
         if self.dies == "True" and self._ti.try_number == 1:
-            os.kill(os.getppid(), signal.SIGKILL)  # its supervisor, which would report it
+            os.kill(os.getppid(), signal.SIGKILL)  # its supervisor, which would report its death
             os.kill(os.getpid(), signal.SIGKILL)
         super().defer(**kwargs)
 

@@ -1,4 +1,4 @@
-"""The job of `submitted`: the sequences of the claim, under the attempt's name, once the gate is open."""
+"""The job of `submitted`: it writes the claim's sequences under the attempt's name when the gate is open."""
 
 import argparse
 import time
