@@ -40,11 +40,19 @@ class HeldClaim(held.HeldClaim):
     def reject(
         self, sequences: SupportsIndex | Iterable[SupportsIndex] | Sequences | DataFrame, reason: str | None = None
     ) -> None:
-        """Reject messages that cannot be processed, as :meth:`jetstream_handoff.held.HeldClaim.reject` does.
+        """Reject messages that cannot be processed.
+
+        When the work succeeds, they are copied with the reason to the dead-letter stream, and all other messages are
+        acknowledged. When the work fails, nothing is rejected.
 
         sequences:  one or more stream sequences, or a DataFrame with a column ``sequence``, which is collected here.
         reason:     why they are rejected, in one line. Default None: for each message the value of the DataFrame's
                     column ``reason``, as in the malformed messages of :func:`pyspark_jetstream.decoded`.
+
+        Raises:
+            InvalidValue: a sequence that does not belong to this claim, or no reason.
+            DeadLettersUnsuitable: the dead-letter stream breaks a rule.
+            HoldLost: the claim is no longer held.
         """
         reasons: dict[str, Any] = {reason or "": sequences}
         if "pyspark.sql" in sys.modules:  # without this module no object is a DataFrame

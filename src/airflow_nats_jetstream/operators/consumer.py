@@ -101,7 +101,7 @@ class ConsumerOperator(StreamOperator):
 
 
 class JetStreamDeleteConsumerOperator(ConsumerOperator):
-    """Delete a consumer, and with it the knowledge which messages were processed: a new consumer begins from the start.
+    """Delete a consumer, and with it the record of which messages were processed: a new one begins from the start.
 
     stream:               the name of the stream that the consumer belongs to. (templated)
     consumer:             the name of the consumer. Deleting a consumer that does not exist succeeds. (templated)

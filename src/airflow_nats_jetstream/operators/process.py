@@ -50,20 +50,18 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
                       if it does not exist. Default None: ``DEAD_<stream>``. (templated)
     nats_conn_id:     the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Further parameters are those of Airflow's ``PythonOperator``.
+    The outcome decides what happens to the claim:
 
-    ======================================================== ====================================================
-    Event                                                    What happens to the claim
-    ======================================================== ====================================================
-    The function returns.                                    It is settled with the returned value.
-    The function raises or times out, and Airflow retries.   It is released; its messages wait for the retry delay
-                                                             and 5 minutes more.
-    The function raises in the last try, or raises           It fails: its messages are redelivered, and the failure
-    ``AirflowFailException``.                                counts towards the sensor's ``max_failures``.
-    The function raises ``AirflowSkipException``.            It fails, but the failure does not count.
-    The task is killed.                                      It is released at once, and settling it is refused.
-    The claim was superseded, or another attempt holds it.   Nothing happens to it; the task fails without retry.
-    ======================================================== ====================================================
+    * The function returns: the claim is settled with the returned value.
+    * The function raises or times out, and Airflow retries the task: the claim is released, and its messages wait for
+      the retry delay and 5 minutes more.
+    * The function raises in the last try, or raises ``AirflowFailException``: the claim fails. Its messages are
+      redelivered, and the failure counts towards the sensor's ``max_failures``.
+    * The function raises ``AirflowSkipException``: the claim fails, but the failure does not count.
+    * The task is killed: the claim is released at once, and settling it is refused.
+    * The claim is superseded, or another attempt holds it: the task fails without retry.
+
+    Further parameters are those of Airflow's ``PythonOperator``.
 
     Raises:
         InvalidValue: an invalid parameter, when the DAG is parsed, unless it is templated; or a return value that is

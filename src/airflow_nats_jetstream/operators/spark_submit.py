@@ -93,21 +93,18 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
 
     Returns and records ``{"attempt": …, "driver": …}``, and ``"value"`` if one is given.
 
-    =========================================================== ===================================================
-    Event                                                       What happens to the job and the claim
-    =========================================================== ===================================================
-    The job finishes.                                           The claim is settled.
-    The job fails, is killed, is lost or takes too long, and    The claim is released; its messages wait for the
-    Airflow retries the task.                                   retry delay and 5 minutes more.
-    The same happens in the last try.                           The claim fails: its messages are redelivered, and
-                                                                the failure counts towards the sensor's
-                                                                ``max_failures``.
-    The task is marked as success or failed.                    The job is killed; the claim is released at once.
-    The task is cleared, or its worker is stopped.              The job is killed; the next try submits another.
-    The triggerer dies.                                         Another triggerer continues.
-    The worker dies, or another error occurs.                   The job keeps running; the retry watches it.
-    The claim is superseded, or another attempt holds it.       The job is killed; the task fails without retry.
-    =========================================================== ===================================================
+    The outcome decides what happens to the job and the claim:
+
+    * The job finishes: the claim is settled.
+    * The job fails, is killed, is lost or exceeds ``execution_timeout``, and Airflow retries the task: the claim is
+      released, and its messages wait for the retry delay and 5 minutes more.
+    * The same happens in the last try: the claim fails. Its messages are redelivered, and the failure counts towards
+      the sensor's ``max_failures``.
+    * The task is marked as success or failed: the job is killed, and the claim is released at once.
+    * The task is cleared, or its worker is stopped: the job is killed, and the next try submits another one.
+    * The triggerer dies: another triggerer continues.
+    * The worker dies, or another error occurs: the job keeps running, and the retry watches it.
+    * The claim is superseded, or another attempt holds it: the job is killed, and the task fails without retry.
 
     A retry finds the job in the task state store. If the worker died after it submitted the job and before it received
     the driver's id, the retry looks for the job by its name on the web page of the master (``webui`` in the
