@@ -110,6 +110,13 @@ def of_config(config: Mapping[str, Any]) -> Requirement | None:
     return max(found, default=None)
 
 
+def recorded(config: Mapping[str, Any]) -> int:
+    """The API level that the server which stored a configuration says it needs. 0 without its note, which an older
+    server keeps although it ignores the fields that it does not know."""
+    level = str((config.get("metadata") or {}).get("_nats.req.level", ""))
+    return int(level) if level.isdecimal() else 0
+
+
 def beyond(level: int) -> list[Requirement]:
     """What a server of this API level does not have, as far as the client asks for it by name."""
     named = {value for value in globals().values() if isinstance(value, Requirement)}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client import connect, requirements
 from jetstream_client.account import no_inbox, without_jetstream
 from jetstream_client.errors import (
+    ApiError,
     ConnectionFailed,
     ConsumerNotFound,
     InvalidValue,
@@ -181,7 +182,7 @@ class Examination:
         else:
             self._level = account.level
             domain = f", domain {account.domain!r}" if account.domain else ""
-            yield fine("JetStream", f"{account.streams} streams, {account.consumers} consumers{domain}")
+            yield fine("JetStream", f"streams: {account.streams}, consumers: {account.consumers}{domain}")
             yield _room("storage of the account", account.storage, account.limits.max_storage, "max_file")
         version = self._js.connection.server_version
         beyond = requirements.beyond(self._level)
@@ -235,7 +236,7 @@ class Examination:
         if record is not None and not ledger.fits(record):
             remedy = "settle or release the open claims that `airflow jetstream claims` lists"
             return to_do(what, f"it is so large that no claim can be entered: {remedy}")
-        return fine(what, f"{len(record.open)} open claims" if record else "")
+        return fine(what)
 
     async def configurations(self) -> AsyncIterator[Finding]:
         if self._scope.consumer and not self._pairs:
@@ -261,6 +262,9 @@ class Examination:
         except StreamNotFound as missing:
             if name == self._scope.stream:
                 yield to_do(f"stream {name}", str(missing))
+            return
+        except ApiError as refusal:
+            yield to_do(f"stream {name}", f"{refusal}: `nats stream info {name}` and the server's log say more")
             return
         self._timed = self._timed or name
         problems = list(self._too_new(info.config))
@@ -296,23 +300,30 @@ class Examination:
         except PermissionDenied as denied:
             yield not_checked(what, str(denied))
             return
-        except StreamNotFound:
-            return
         except ConsumerNotFound as missing:
             if name == self._scope.consumer:
                 yield to_do(what, f"{missing}. A sensor that names it creates it when it first runs")
             return
+        except ApiError:  # of the stream, which has its own line
+            return
         shortest = timedelta(seconds=self._js.settings.shortest_ack_wait)
         broken = consumers.broken_rules(name, config, max_messages=1, shortest_ack_wait=shortest)
-        problems = [str(consumers.of_existing(each, stream)) for each in broken]
+        existing = [consumers.of_existing(each, stream) for each in broken]
+        problems = [f"{each.rule}={each.value!r}: {each.remedy}" for each in existing]
         for finding in _verdict(what, [*self._too_new(config), *problems]):
             yield finding
 
     def _too_new(self, config: dict[str, Any]) -> Iterator[str]:
         """What a configuration asks for that this server does not have."""
-        needed = requirements.of_config(config)
+        version = self._js.connection.server_version
+        needed, recorded = requirements.of_config(config), requirements.recorded(config)
         if needed is not None and needed.level > self._level:
-            yield f"{needed.error(self._js.connection.server_version)}: upgrade the server, or remove the field"
+            yield f"{needed.error(version)}: upgrade the server, or remove the field"
+        elif recorded > self._level:
+            yield (
+                f"it was configured on a newer nats-server (API level {recorded}), and this one ({version}, API level "
+                f"{self._level}) ignores the fields that it does not know: upgrade the server"
+            )
 
     async def permissions(self) -> AsyncIterator[Finding]:
         for role in self._roles:
@@ -334,7 +345,7 @@ class Examination:
         if lacking:
             remedy = "allow it for this user (docs/reference/permissions.md), or name the role of its user with --role"
             return to_do(role, f"no permission to publish on {', '.join(map(repr, lacking))}: {remedy}")
-        return fine(role, f"{len(places)} {'streams' if role in _READING else 'consumers'}")
+        return fine(role, f"{'streams' if role in _READING else 'consumers'}: {len(places)}")
 
     def _publishing_unknown(self) -> str:
         """Why it cannot be found out whether this user may publish; empty if it can."""
@@ -416,7 +427,7 @@ class Examination:
             for finding in overdue:
                 yield finding
             if not overdue:
-                yield fine(what, f"{len(seen)} open claims")
+                yield fine(what, f"open claims: {len(seen)}")
 
     async def _permit(self, *requests: str) -> None:
         """Raises PermissionDenied at once for requests of the JetStream API that are not allowed; their own answers

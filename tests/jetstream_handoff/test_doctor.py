@@ -129,7 +129,7 @@ async def test_where_all_is_well_each_line_says_so(stream: Stream) -> None:
         "sensor: fine",
         "processor: fine",
         "clock: fine",
-        rf"consumer {CONSUMER} of stream {stream.name}: fine \(0 open claims\)",
+        rf"consumer {CONSUMER} of stream {stream.name}: fine \(open claims: 0\)",
         rf"{re.escape(sys.executable)}: fine",
     ):
         assert any(re.match(f"  {what}", line) for line in found), what
@@ -233,6 +233,29 @@ async def test_a_server_that_is_too_old(serve: Serve) -> None:
     assert "upgrade the server" in found
 
 
+async def test_a_server_that_is_older_than_a_configuration(tmp_path: Path) -> None:
+    servers = [NatsServer(tmp_path)]
+    servers += [NatsServer(tmp_path, program=older_program(version)) for version in ("2.11.11", "2.10.26")]
+    config = {"name": "S", "subjects": ["s"], "allow_direct": True, "allow_atomic": True}
+    found = []
+    for server in servers:
+        server.start()
+        try:
+            settings = ConnectionSettings(servers=server.url)
+            async with connect(settings) as js:
+                if server is servers[0]:
+                    await js.create_stream(config)
+            found.append([each for each in to_do(await find(settings, stream="S")) if each.startswith("stream S: ")])
+        finally:
+            server.stop()
+    assert found[0] == []
+    assert "stream is offline" in found[1][0]
+    assert "`nats stream info S`" in found[1][0]
+    newer = "it was configured on a newer nats-server (API level 2), and this one (2.10.26, API level 0) ignores"
+    assert newer in found[2][0]
+    assert "upgrade the server" in found[2][0]
+
+
 # Planted faults: streams, consumers, the ledger
 
 
@@ -260,7 +283,7 @@ async def test_a_consumer_that_breaks_a_rule(stream: Stream, config: dict[str, A
     await stream.create_consumer(wanted | config)
     found = [each for each in to_do(await find(stream.js.settings, stream=stream.name, consumer="c")) if words in each]
     assert found
-    assert found[0].startswith(f"consumer c of stream {stream.name}: consumer 'c': {next(iter(config))}=")
+    assert found[0].startswith(f"consumer c of stream {stream.name}: {next(iter(config))}=")
     assert "Change the consumer" in found[0]
 
 

@@ -18,6 +18,7 @@ from jetstream_client.stream import Stream
 from jetstream_handoff import dead_letters
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.dead_letters import DeadLetters
+from jetstream_handoff.doctor import Scope, examine
 from jetstream_handoff.errors import ClaimInvalid, Superseded
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
@@ -239,3 +240,15 @@ async def committed(js: JetStream) -> list[list[int]]:
 async def test_a_stream_handle_knows_its_domain(sides: dict[str, JetStream]) -> None:
     streams: list[Stream] = [side.stream(STREAM) for side in sides.values()]
     assert [(await stream.info()).domain for stream in streams] == ["hub", "leaf"]
+
+
+async def test_the_doctor_asks_the_domain(domains: Domains, sides: dict[str, JetStream]) -> None:
+    await occupied(sides["hub"])
+    before = [await contents(js) for js in sides.values()]
+    scope = Scope(STREAM, CONSUMER, ("sensor",))
+    for user, problems in (("least", 0), ("mute", 1)):
+        sections = await examine(domains.settings("leaf", "hub", user=user), scope)
+        to_do = [each.text for found in sections.values() for each in found if each.state == "to do"]
+        assert len(to_do) == problems, to_do
+        assert all("no permission to publish on '$SYS.REQ.USER.INFO'" in each for each in to_do)
+    assert [await contents(js) for js in sides.values()] == before
