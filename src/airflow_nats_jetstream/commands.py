@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jetstream_handoff.inspection import Seen
 
 TO_DO = 1
-"""Exit code of an examination that found something to do."""
+"""The exit code of ``doctor`` if it found something to do."""
 UNKNOWN, REFUSED = 3, 4
 """Exit codes: the claim is unknown; the request was refused, because it needs ``--yes`` or is not possible."""
 
@@ -62,9 +62,12 @@ class Argument:
 class Command:
     """One command.
 
-    run:       called with a JetStream context and the parsed arguments.
-    connects:  ``False``: ``run`` connects for itself. Instead of a context it is called with the settings of the
-               connection, or with the error that says why they cannot be used.
+    name:       the name.
+    help:       the help text.
+    run:        called with a JetStream context and the parsed arguments.
+    arguments:  the command's own arguments. Default: none.
+    connects:   whether ``run`` needs a context. If False, it is called with the settings of the connection instead, or
+                with the error that says why they cannot be used, and connects itself. Default True.
     """
 
     name: str
@@ -270,7 +273,7 @@ def _of_spark() -> list[Finding]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep what is logged below errors to itself: an examination asks for what may be refused, and reports it."""
+    """Suppress log lines below ERROR: the doctor sends requests that may be refused, and reports refusals itself."""
     loggers = [logging.getLogger(name) for name in ("jetstream_client", "jetstream_handoff")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -283,7 +286,7 @@ def _silent() -> Iterator[None]:
 
 
 def _report(sections: Mapping[str, list[Finding]], to_do: int) -> str:
-    """One line for each finding, below the title of its section, and one that sums them up."""
+    """Return one line for each finding, below the title of its section, and a summary."""
     lines = []
     for title, findings in sections.items():
         lines.append(title)
@@ -398,25 +401,25 @@ _LETTERS = (
     Argument("--subject", help="only messages whose original subject matches this filter"),
     Argument("--consumer", help="only messages that this consumer gave up"),
     Argument("--reason", help="only dead letters whose reason contains this string"),
-    flag("--unconfirmed", "include dead letters of messages that, by the ledger, may not have been given up"),
+    flag("--unconfirmed", "include dead letters whose messages the ledger does not show as given up"),
 )
 _DISTRIBUTION = "airflow-provider-nats-jetstream"
 _PACKAGES = ("apache-airflow", "nats-py", "pyspark", "pyarrow")
 COMMANDS: tuple[Command | Group, ...] = (
     Command(
         "doctor",
-        "check versions, connection, permissions, ledger, consumers, clock and Spark's Python; nothing is changed",
+        "check versions, connection, permissions, ledger, consumers, clock and Spark's Python, and change nothing",
         _doctor,
         (
-            Argument("--stream", help="check this stream, and of its consumers those that the ledger knows"),
+            Argument("--stream", help="check this stream, and those of its consumers that the ledger knows"),
             Argument("--consumer", help="check this consumer, also if the ledger does not know it (with --stream)"),
             Argument(
                 "--role",
                 action="append",
                 choices=ROLES,
-                help="a role of this connection's user, may be repeated; by default sensor and processor",
+                help="role of this connection's user; may be repeated (default: sensor and processor)",
             ),
-            Argument("--subject", help="for the role publisher: a subject on which it publishes"),
+            Argument("--subject", help="for the role publisher: a subject that it publishes on"),
         ),
         connects=False,
     ),

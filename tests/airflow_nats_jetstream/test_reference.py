@@ -114,7 +114,7 @@ def snapshot(hook: JetStreamHook, stream: str) -> list[Any]:
             for request in ("STREAM.INFO", "CONSUMER.LIST"):
                 try:
                     answer = await js.api(f"{request}.{name}")
-                except Exception as error:  # noqa: BLE001 - it is not there
+                except Exception as error:  # noqa: BLE001 - it does not exist
                     answer = {"error": str(error)}
                 text = json.dumps(answer)
                 found.append(re.sub(r'"(ts|pause_remaining)": ("[^"]*"|\d+)', "", text))
@@ -198,7 +198,7 @@ def test_each_is_mapped_run_dry_and_run(
 
 
 def test_the_pages_examples_parse(tmp_path: Path) -> None:
-    """Python as a DAG's file; YAML as the file that it names, beside it."""
+    """Python is the file of a DAG, and YAML is the file next to it that it names."""
     text = PAGE.read_text()
     (yaml,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "orders.yaml").write_text(yaml)
