@@ -127,7 +127,7 @@ INTERNAL = {
     *("JetStream.configure", "JetStream.require", "Batch.append", "Batch.close", "AsyncPublisher.close"),
     *("FastBatch.keep_open", "FastBatch.deliver", "FastBatch.lost", "Pulling.by_bytes", "Pulling.limit"),
     *("PubAck.parse", "AckSubject.parse", "AckSubject.tokens", "AccountInfo.parse", "AccountLimits.parse"),
-    *("Route.parse", "ResponseReceived.of", "Trace.tell", "HeldClaim.begin", "HeldClaim.kill"),
+    *("Route.parse", "ResponseReceived.of", "Trace.tell", "HeldClaim.begin", "HeldClaim.kill", "Schedule.headers"),
 }
 """Members that only the packages' own files use."""
 
@@ -245,7 +245,7 @@ def parameters(entry: Entry) -> dict[str, inspect.Parameter]:
         found |= {each.name: each for each in given_here if each not in more and each.name not in found}
         if not more:
             break
-    return {name: each for name, each in found.items() if not name.startswith("_")}
+    return {name: each for name, each in found.items() if f"{entry.name}.{name}" not in INTERNAL}
 
 
 def fields(kind: type) -> dict[str, Any]:
