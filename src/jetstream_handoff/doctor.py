@@ -144,7 +144,7 @@ class Examination:
         except PermissionDenied as denied:
             found.append(not_checked(title, str(denied)))
         except (ConnectionFailed, TimeoutError) as silence:
-            what = str(silence) or f"there was no answer within {SECTION:g} s"
+            what = str(silence) or f"these checks did not end within {SECTION:g} s"
             found.append(to_do(title, f"{what}: {_SILENT}"))
             await self._listen()
         except JetStreamError as error:
@@ -304,7 +304,10 @@ class Examination:
             if name == self._scope.consumer:
                 yield to_do(what, f"{missing}. A sensor that names it creates it when it first runs")
             return
-        except ApiError:  # of the stream, which has its own line
+        except StreamNotFound:
+            return
+        except ApiError as refusal:
+            yield to_do(what, f"{refusal}: `nats consumer info {stream} {name}` and the server's log say more")
             return
         shortest = timedelta(seconds=self._js.settings.shortest_ack_wait)
         broken = consumers.broken_rules(name, config, max_messages=1, shortest_ack_wait=shortest)

@@ -74,10 +74,6 @@ def to_do(sections: dict[str, list[Finding]]) -> list[str]:
     return [f"{each.what}: {each.text}" for found in sections.values() for each in found if each.state == "to do"]
 
 
-def states(sections: dict[str, list[Finding]]) -> set[str]:
-    return {each.state for found in sections.values() for each in found}
-
-
 async def only(settings: ConnectionSettings, **scope: Any) -> str:
     """The one thing that is to do."""
     (found,) = to_do(await find(settings, **scope))
@@ -554,7 +550,8 @@ async def test_sparks_python_of_another_version(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     code, printed = await run_on(stream)
     assert code == 1
-    assert f"! python3 ({python}): it is Python 3.9, and Spark refuses it for a driver with 3.11" in printed
+    ours = "{}.{}".format(*sys.version_info[:2])
+    assert f"! python3 ({python}): it is Python 3.9, and Spark refuses it for a driver with {ours}" in printed
 
 
 # What it prints
