@@ -105,7 +105,7 @@ def clear_after_success(run: Run) -> Iterator[None]:
 
 @contextmanager
 def killed_by_airflow(run: Run) -> Iterator[None]:
-    """Run the block, then end the process of the first attempt, which has released its claim."""
+    """Run the block, then wait until the first attempt has released its claim and its process has ended."""
     process = run.process()
     run.at_work()
     yield
