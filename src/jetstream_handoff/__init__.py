@@ -1,1 +1,1 @@
-"""The hand-off contract: take, hold, settle, with a ledger that decides. Knows neither Airflow nor Spark."""
+"""The hand-off: take, hold and settle claims, with a ledger that decides. It knows neither Airflow nor Spark."""

@@ -1,7 +1,7 @@
-"""Answering claimed messages without having them: the reply subject of each is derived from its sequence.
+"""Acknowledgements, heartbeats and leases for claimed messages. A message's reply subject is derived from its sequence.
 
-The server looks at stream, consumer and stream sequence; for a negative acknowledgement also at the consumer sequence,
-which must lie in (ack floor, delivered] (``processNak`` in nats-server's ``server/consumer.go``).
+The server checks the stream, the consumer and the stream sequence. For a negative acknowledgement it also checks that
+the consumer sequence lies in (ack floor, delivered] (``processNak`` in nats-server's ``server/consumer.go``).
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WINDOW = 1_000
-"""Acknowledgements between two tests. An unconfirmed window is sent again, so it also bounds what is sent twice."""
+"""Number of acknowledgements between two tests. An unconfirmed window is sent again, so this also limits how many are
+sent twice."""
 CONFIRMED_WITHIN = 5.0
-"""Seconds for the confirmations of one window."""
+"""Seconds to wait for the confirmations of one window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Messages that were delivered in one life of the consumer. ``counter`` is their highest consumer sequence."""
+    """Messages delivered in one life of the consumer. ``counter`` is their highest consumer sequence."""
 
     life: tuple[str, int]
     sequences: Sequences
@@ -50,21 +51,26 @@ class Delivered:
 
 
 async def negative(ledger: Ledger, sequences: Sequences, delay: timedelta | None = None) -> None:
-    """Negatively acknowledge all, with a fresh consumer sequence. A delay is a lease: it replaces ``ack_wait``.
+    """Negatively acknowledge all of these messages. A ``delay`` is a lease, which replaces ``ack_wait``.
 
-    Raises PermissionDenied, which names the subject.
+    Raises:
+        PermissionDenied: names the subject.
     """
     counter = (await ledger.consumer.info(patience=PATIENCE)).counter
     await _publish(ledger, sequences, counter, nak(delay))
 
 
 async def in_progress(ledger: Ledger, sequences: Sequences, counter: int) -> None:
-    """Restart ``ack_wait`` for all."""
+    """Renew the lease of all of these messages: ``ack_wait`` begins again."""
     await _publish(ledger, sequences, counter, IN_PROGRESS)
 
 
 async def check_permitted(ledger: Ledger) -> None:
-    """Say "in progress" for no message, which changes nothing. Raises PermissionDenied, which names the subject."""
+    """Send an in-progress acknowledgement for no message, which changes nothing.
+
+    Raises:
+        PermissionDenied: names the subject.
+    """
     await _publish(ledger, Sequences.of([NO_MESSAGE]), 0, IN_PROGRESS)
 
 
@@ -76,7 +82,7 @@ async def _publish(ledger: Ledger, sequences: Sequences, counter: int, body: byt
         for subject in subjects:
             await connection.answer(subject, body)
         await connection.flush()
-        connection.check_permitted(subjects[0])  # who may not answer one may not answer the others
+        connection.check_permitted(subjects[0])  # an account that may not answer one message may not answer the others
 
 
 def _subjects(ledger: Ledger, sequences: Iterable[int], counter: int) -> Iterable[str]:
@@ -85,15 +91,18 @@ def _subjects(ledger: Ledger, sequences: Iterable[int], counter: int) -> Iterabl
 
 
 async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0, body: bytes = ACK) -> Sequences:
-    """Acknowledge each message, or terminate it (``body``), confirmed. Returns those that were not.
+    """Acknowledge each message and wait for confirmations. Returns the messages that were not confirmed.
 
-    Before each window the ledger and the server are asked whether this is still the life in which the messages were
-    delivered: a late acknowledgement would swallow what a reset delivers again. If it is not, nothing more is sent.
-    What stays unconfirmed is delivered again, recognised by the next take, and acknowledged then.
+    Before each window the ledger and the server are asked whether the consumer is still in the life in which the
+    messages were delivered: a late acknowledgement would swallow messages that a reset delivers again. If the consumer
+    is in another life, nothing more is sent. Messages that stay unconfirmed are redelivered; the next take recognises
+    and acknowledges them.
 
-    within: seconds without a confirmation after which it is given up.
+    within: seconds without any confirmation after which to stop.
+    body:   the kind of acknowledgement, for example a termination.
 
-    Raises PermissionDenied, which names the subject.
+    Raises:
+        PermissionDenied: names the subject.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + within
@@ -106,7 +115,11 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
                 await ledger.locate()
                 await confirmer.ready()
                 if not await _same_life(ledger, delivered):
-                    log.warning("acknowledgements withheld: the consumer began a new life; its messages come again")
+                    log.warning(
+                        "consumer %s of stream %s was recreated, reset or rolled back: its messages are not "
+                        "acknowledged, because they are redelivered",
+                        *reversed(ledger.names),
+                    )
                     break
                 if confirmed := await confirmer.confirm(window, delivered.counter, body):
                     deadline = clock() + within
@@ -114,13 +127,13 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
             except PermissionDenied:
                 raise
             except JetStreamError as error:
-                log.warning("acknowledging was interrupted: %s", error)
+                log.warning("acknowledging was interrupted, trying again: %s", error)
                 if ledger.js.connection.closed:
                     break
                 await asyncio.sleep(0.2)
             left.popleft()
             if window:
-                left.append(window)  # again, after all others
+                left.append(window)  # to be sent again after all others
     finally:
         await confirmer.close()
     return Sequences.from_ranges(each for window in left for each in window.ranges)
@@ -139,7 +152,7 @@ async def _same_life(ledger: Ledger, delivered: Delivered) -> bool:
 
 
 class _Confirmer:
-    """Acknowledges a window over a bulk connection, in a worker thread: twice as fast as on the control one."""
+    """Acknowledges a window on a bulk connection, in a worker thread: twice as fast as on the control connection."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -147,7 +160,7 @@ class _Confirmer:
         self._inbox = ""
 
     async def ready(self) -> None:
-        """Connect, so that nothing waits between the test and the sending."""
+        """Connect, so that nothing waits between the test and the acknowledgements."""
         if self._wire is None:
             self._wire = await asyncio.to_thread(Wire.open, self._ledger.js.settings)
             self._inbox = self._wire.new_inbox()
@@ -179,7 +192,7 @@ class _Confirmer:
         deadline = time.monotonic() + CONFIRMED_WITHIN
         while unconfirmed:
             for frame in self._wire.receive(max(0.001, deadline - time.monotonic())):
-                if not frame.header:  # a status line says that nobody listens; a confirmation has no headers
+                if not frame.header:  # only a status line has headers: no server listens on this subject
                     unconfirmed.discard(inbox_number(frame.subject))
             if unconfirmed and time.monotonic() > deadline:
-                raise RequestTimeout("what arrives is no confirmation")
+                raise RequestTimeout("the server's answers are not confirmations of acknowledgements")

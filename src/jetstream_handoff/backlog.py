@@ -1,4 +1,4 @@
-"""What waits to be claimed from a consumer, as server and ledger show it. Nothing is pulled, nothing is written."""
+"""How many messages could be claimed from a consumer, according to server and ledger. Pulls and writes nothing."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ if TYPE_CHECKING:
     from jetstream_handoff.record import Record
 
 AT_WORK = LONGEST_HOLD
-"""How long a claim that is held counts as being worked on: as long as a hold lasts by default. A worker that was killed
-in its last try leaves its claim behind like this."""
+"""How long a held claim counts as being worked on: as long as a hold lasts by default. A worker that is killed in its
+last try leaves a held claim behind."""
 AWAITING_TASK = 4 * HAND_OFF_TIMEOUT
-"""How long a claim that nobody holds counts as waiting for its task, or for a retry: four times the default lease."""
+"""How long a claim that no attempt holds counts as waiting for its task or for a retry: four times the default lease.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What could be claimed from a consumer at one moment.
+    """How many messages could be claimed from a consumer at one moment.
 
-    new:          messages that were never delivered, and would be. While there is no consumer, all of the stream.
-    again:        messages that were delivered, not acknowledged, and are in no open claim: those of claims that failed.
-    pulls:        pull requests that wait at the consumer. Whoever sent them gets what comes.
-    created:      when the consumer was created, RFC 3339; empty while there is none.
-    counter:      deliveries so far. Another one means that somebody has pulled.
-    floor, ack_pending:  as the server's INFO has them.
+    new:          messages that were never delivered and would be delivered to a pull now. While the consumer does not
+                  exist, all messages of the stream.
+    again:        messages that were delivered, are not acknowledged, and are in no open claim: those of failed claims.
+    pulls:        pull requests waiting at the consumer. They receive the next messages.
+    created:      when the consumer was created, RFC 3339; empty while it does not exist.
+    counter:      number of deliveries so far. It changes with every pull that receives messages.
+    floor, ack_pending:  the values from the server's INFO.
     """
 
     new: int
@@ -45,14 +47,15 @@ class Backlog:
 
     @property
     def count(self) -> int:
-        """How many messages could be claimed."""
+        """Number of messages that could be claimed."""
         return self.new + self.again
 
     def steady(self, before: Backlog | None) -> Backlog:
-        """The same, with ``again`` only if the consumer has not moved since ``before``.
+        """Return the same backlog, with ``again`` set to 0 unless the consumer's counters are those of ``before``.
 
-        What a sensor has pulled and not yet entered, and what is being acknowledged for a settled claim, is in no open
-        claim either; but then the counters move. Besides, server and ledger are asked one after the other.
+        Messages that a sensor has pulled but not yet entered are in no open claim either, nor are those of a settled
+        claim that are just being acknowledged. In both cases the counters change. They can also change between the
+        question to the server and the one to the ledger.
         """
         if before is not None and before._place == self._place:
             return self
@@ -64,15 +67,16 @@ class Backlog:
 
 
 async def measure(js: JetStream, stream: str, consumer: str) -> Backlog:
-    """Measure how much could be claimed now: one request, and another for the record if messages are unacknowledged.
+    """Measure how many messages could be claimed now.
 
-    The record may count a few more messages in a claim than it has (:mod:`.record` joins ranges): what failed beside
-    such a claim is then seen when that claim has ended.
+    This sends one request to the server, and another one for the record if messages are unacknowledged. The record may
+    count a few more messages in a claim than the claim has (:mod:`.record` joins ranges). Failed messages that lie
+    between those of such a claim are counted only when that claim has ended.
 
     Raises:
-        StreamNotFound: there is no such stream.
-        LedgerUnavailable: the ledger is there and cannot be read.
-        JetStreamError: the server is away, or refuses.
+        StreamNotFound: the stream does not exist.
+        LedgerUnavailable: the ledger exists but cannot be read.
+        JetStreamError: the server does not answer, or refuses the request.
     """
     ledger = Ledger(js, stream, consumer)
     try:
@@ -93,13 +97,13 @@ async def measure(js: JetStream, stream: str, consumer: str) -> Backlog:
 
 
 async def _claimed(ledger: Ledger, info: ConsumerInfo) -> int:
-    """How many unacknowledged messages are in claims on which somebody works, or will."""
+    """Number of unacknowledged messages in claims that an attempt works on or will work on."""
     record = await ledger.known()
     return 0 if record is None or record.new_life(info) else claimed(record, info)
 
 
 def claimed(record: Record, info: ConsumerInfo) -> int:
-    """As the record has it. A claim that could not be settled, because the consumer was reset since, is none."""
+    """The same, for a given record. Claims that can no longer be settled after a reset of the consumer do not count."""
     now = time_nanoseconds(info.now)
     acknowledged = Sequences.from_ranges([(1, info.floor)] if info.floor else [])
     return sum(

@@ -1,7 +1,8 @@
-"""Changes of one record that wait at the same time on one connection go in one write.
+"""Joins the changes of one record that wait at the same time on one connection into one write.
 
-Of rivals in a compare-and-set one succeeds, and the others have worked for nothing. Those who share a connection, as
-the sensors of a triggerer do, need not race: whoever's turn it is applies what all of them wait for, and writes once.
+When several writers race for a compare-and-set, one succeeds and the others have worked for nothing. Writers that share
+a connection, as the sensors of a triggerer do, need not race: the writer whose turn it is applies all waiting changes
+and writes once.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
 
 Change = Callable[["Record | None", "ConsumerInfo"], "Record | None"]
-"""The new record, which may be the old one: then nothing is written. Or it raises. It may be applied several times, and
-must recognise its own effect: a write whose answer got lost is tried again."""
+"""Returns the new record, or raises. If the record is unchanged, nothing is written. It may be applied several times
+and must recognise its own effect, because a write whose answer got lost is tried again."""
 
 Outcome = tuple["Record | None", "ConsumerInfo"] | Exception
-"""Of a change: the record as it left it with the INFO that it saw, or its error."""
+"""The outcome of a change: the record after it and the INFO that it saw, or its error."""
 
 _queues: WeakKeyDictionary[JetStream, dict[str, Queue]] = WeakKeyDictionary()
 
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """A change that was asked for, and what became of it."""
+    """A requested change, and its outcome."""
 
     function: Change
     outcome: Outcome | None = None
@@ -45,11 +46,11 @@ class Queue:
         self._waiting: list[Waiting] = []
         self.read = ""
         self.record: Record | None = None
-        """What was read last, and what it means."""
+        """The string that was read last, and the record that it contains."""
         self.written = 0
-        """The revision that this connection wrote last: another one shows that there are rivals."""
+        """The revision that this connection wrote last. Any other revision shows that there are rivals."""
         self.idle_until = 0.0
-        """On the loop's clock: who has written lets its rivals go first."""
+        """A time on the event loop's clock: after a write, rivals may go first."""
 
     @classmethod
     def of(cls, js: JetStream, subject: str) -> Queue:
@@ -57,7 +58,7 @@ class Queue:
 
     @asynccontextmanager
     async def turn(self, function: Change) -> AsyncIterator[Waiting]:
-        """Wait until it is this change's turn; somebody else may have done it by then."""
+        """Wait until it is this change's turn. Another writer may have applied it by then."""
         mine = Waiting(function)
         self._waiting.append(mine)
         try:
@@ -67,18 +68,19 @@ class Queue:
             self._leave(mine)
 
     def waiting(self) -> list[Waiting]:
-        """To be asked before the record is read: then each of them sees a record and an INFO of after its beginning."""
+        """The waiting changes. Ask before reading the record, so that each of them sees a record and an INFO that are
+        newer than the request for the change."""
         return list(self._waiting)
 
     def apply(self, together: Iterable[Waiting], old: Record | None, info: ConsumerInfo) -> Applied:
-        """Apply one after another what is still waited for."""
+        """Apply the changes that are still waiting, one after another."""
         applied = Applied([old], [])
         for each in together:
             if each not in self._waiting:
                 continue
             try:
                 new = each.function(applied.record, info)
-            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            except Exception as error:  # noqa: BLE001 - raised to the caller that waits for this change
                 applied.outcomes.append((each, error))
                 continue
             if new is not None:
@@ -87,7 +89,7 @@ class Queue:
         return applied
 
     def done(self, outcomes: Iterable[tuple[Waiting, Outcome]]) -> None:
-        """These are waited for no longer."""
+        """Store the outcomes; their callers stop waiting."""
         for each, outcome in outcomes:
             each.outcome = outcome
             self._leave(each)
@@ -98,7 +100,7 @@ class Queue:
 
 
 class Applied(NamedTuple):
-    """What changes make of a record: each step of it, and what each of them is told."""
+    """Changes applied to a record: the record after each step, and the outcome of each change."""
 
     steps: list[Record | None]
     outcomes: list[tuple[Waiting, Outcome]]

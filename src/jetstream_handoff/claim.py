@@ -1,4 +1,4 @@
-"""A claim: which sequences of which stream were handed on, never the messages."""
+"""A claim: the sequences of a stream that one take assigned to one unit of work. It contains no messages."""
 
 from __future__ import annotations
 
@@ -29,26 +29,35 @@ def new_claim_id() -> str:
 
 
 def is_claim_id(text: str) -> bool:
-    """Whether it can be the id of a claim. Anything else could be a wildcard in the ledger's subjects."""
+    """Whether this can be the id of a claim. Any other string could be a wildcard in the ledger's subjects."""
     return _ID.fullmatch(text) is not None
 
 
 KEEPER = 0
-"""The try number of who keeps a claim for others. An attempt takes it over from a keeper, and never the reverse."""
+"""The try number of a keeper, which holds a claim for other tasks (:mod:`.keep`). An attempt takes a claim over from a
+keeper, never the reverse."""
 
 
 def new_token(try_number: int) -> str:
-    """The name of one attempt: two attempts of one task can be alive at once."""
+    """A new name for an attempt. It is random, because two attempts of one task can be alive at the same time."""
     return f"{try_number}-{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The value in XCom. No payload, no secret, no connection.
+    """The set of messages that one take assigned to one unit of work. In Airflow it is a value in XCom.
 
-    Times are the server's, RFC 3339 as it wrote them. ``consumer_sequence`` is the highest of the claimed deliveries,
-    ``bytes`` the sum of the messages' sizes. ``domain`` and ``account`` (a hash) are those of the consumer's
-    :class:`~jetstream_client.consume.address.AckAddress`, empty without a domain.
+    It contains no payload, no secret and no connection.
+
+    id:                 random; names the claim.
+    stream, consumer:   their names.
+    stream_created, consumer_created:  when they were created, in the server's time, RFC 3339.
+    sequences:          the stream sequences of the claimed messages.
+    bytes:              the sum of the messages' sizes.
+    consumer_sequence:  the highest consumer sequence of the claimed deliveries.
+    taken_at:           when the claim was entered in the ledger, in the server's time, RFC 3339.
+    domain, account:    those of the consumer's :class:`~jetstream_client.consume.address.AckAddress` (the account as a
+                        hash); empty without a JetStream domain.
     """
 
     id: str
@@ -65,16 +74,16 @@ class Claim:
 
     @property
     def address(self) -> AckAddress:
-        """Where its messages are acknowledged."""
+        """The address at which the messages are acknowledged."""
         return AckAddress(self.stream, self.consumer, self.domain, self.account)
 
     @property
     def count(self) -> int:
-        """How many messages are claimed."""
+        """Number of claimed messages."""
         return self.sequences.count
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON value; under 8 KiB of ranges as lists, past that as one packed text."""
+        """Return the claim as a JSON value. Its ranges are lists up to 8 KiB, and one packed string beyond that."""
         return {
             "v": VERSION,
             "id": self.id,
@@ -92,51 +101,54 @@ class Claim:
 
     @classmethod
     def from_json(cls, value: object) -> Claim:
-        """The reverse, from the JSON value or its text. Everything that can contradict something else is checked.
+        """Create a claim from its JSON value or from a JSON string. All fields are checked against each other.
 
         Raises:
-            ClaimInvalid: with the first thing that is wrong.
+            ClaimInvalid: names the first field that is wrong.
         """
         fields = _object(value)
         if not isinstance(fields["id"], str) or not is_claim_id(fields["id"]):
-            raise ClaimInvalid(f"claim id {_short(fields['id'])}: 8 to 32 hexadecimal digits")
+            raise ClaimInvalid(f"claim id {_short(fields['id'])} is invalid: it must be 8 to 32 hexadecimal digits")
         try:
             stream = check_stream_name(fields["stream"])
             consumer = check_consumer_name(fields["consumer"])
             sequences = Sequences.from_json(fields["ranges"])
             address = AckAddress.parse(fields["ack_prefix"])
         except InvalidValue as wrong:
-            raise ClaimInvalid(f"claim {fields['id']}: {wrong}") from None
+            raise _invalid(fields, str(wrong)) from None
         for name in _TIMES:
             try:
                 time_nanoseconds(fields[name])
             except (ValueError, TypeError):
-                raise ClaimInvalid(f"claim {fields['id']}: {name}={_short(fields[name])} is no RFC 3339 time") from None
+                raise _invalid(fields, f"{name}={_short(fields[name])} is not an RFC 3339 time") from None
         for name in _COUNTS:
             if type(fields[name]) is not int or not 0 <= fields[name] <= _LARGEST_NUMBER:
-                raise ClaimInvalid(f"claim {fields['id']}: {name}={_short(fields[name])} is no count")
+                raise _invalid(fields, f"{name}={_short(fields[name])} is not a valid number")
         if not 0 < sequences.count == fields["count"] <= _LARGEST_COUNT:
-            raise ClaimInvalid(f"claim {fields['id']}: count={fields['count']}, but its ranges hold {sequences.count}")
+            raise _invalid(fields, f"count={fields['count']}, but its ranges contain {sequences.count} messages")
         if fields["consumer_sequence"] < sequences.count:
-            raise ClaimInvalid(f"claim {fields['id']}: consumer_sequence is below the count of its messages")
+            raise _invalid(fields, "consumer_sequence is less than the number of its messages")
         if (address.stream, address.consumer) != (stream, consumer):
-            raise ClaimInvalid(
-                f"claim {fields['id']}: ack_prefix={_short(fields['ack_prefix'])} names another stream or consumer"
-            )
+            raise _invalid(fields, f"ack_prefix={_short(fields['ack_prefix'])} is of another stream or consumer")
         same = {name: fields[name] for name in ("id", "bytes", "consumer_sequence", *_TIMES)}
         domain, account = address.domain, address.account
         return cls(stream=stream, consumer=consumer, sequences=sequences, domain=domain, account=account, **same)
 
 
 _FIELDS = {"v", "id", "stream", "consumer", "ranges", "ack_prefix", *_COUNTS, *_TIMES}
+_UNCHANGED = "pass one that the sensor returned, unchanged"
+
+
+def _invalid(fields: Mapping[str, Any], problem: str) -> ClaimInvalid:
+    return ClaimInvalid(f"claim {fields['id']} is invalid: {problem}; {_UNCHANGED}")
 
 
 def _remedy(value: object) -> str:
     if value is None:
-        return "the task got no claim; hand on one that the sensor returned, and see whether the sensor was skipped"
+        return "the task received no claim; pass it one that the sensor returned, and check whether the sensor ran"
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return "a sensor returns a list of claims, and a task takes one: map over it, with .expand(claim=claims)"
-    return "hand on one that the sensor returned, as it is"
+        return "a sensor returns a list of claims and a task takes one of them; map the task with .expand(claim=claims)"
+    return _UNCHANGED
 
 
 def _object(value: object) -> Mapping[str, Any]:
@@ -144,23 +156,23 @@ def _object(value: object) -> Mapping[str, Any]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise ClaimInvalid("this text is no claim: it is not JSON") from None
+            raise ClaimInvalid(f"this string is not a claim, because it is not JSON; {_UNCHANGED}") from None
     if not isinstance(value, Mapping):
-        raise ClaimInvalid(f"a claim is a JSON object, not {type(value).__name__}: {_remedy(value)}")
-    version = value.get("v", VERSION)  # before the fields, which another version may have others of
+        raise ClaimInvalid(f"a claim is a JSON object, not {type(value).__name__}; {_remedy(value)}")
+    version = value.get("v", VERSION)  # checked first, because another version may have other fields
     if type(version) is not int or version != VERSION:
         raise ClaimInvalid(
-            f"claim version {_short(version)}: this release reads version {VERSION}. Let all who work on the claims of "
-            "one consumer have the same release"
+            f"the claim has version {_short(version)}, but this release reads version {VERSION}; install the same "
+            "release everywhere that claims of this consumer are taken or processed"
         )
     if value.keys() != _FIELDS:
         odd = ", ".join(sorted(map(str, value.keys() ^ _FIELDS)))
-        raise ClaimInvalid(f"not a claim: missing or unknown {odd[:400]}")
+        raise ClaimInvalid(f"the value is not a claim, its missing or unknown fields are {odd[:400]}; {_UNCHANGED}")
     return value
 
 
 def _short(value: object) -> str:
-    """A value in an error: what is long, or cannot be printed, by its type."""
+    """A value for an error message; only its type if it is long or cannot be printed."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer that is too long to print

@@ -1,4 +1,4 @@
-"""Giving something back while being cancelled."""
+"""Finishing a release although the task that does it is cancelled."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ LEASE_ENDS = "the messages are redelivered when their lease ends"
 
 
 async def complete(work: Coroutine[Any, Any, None], within: float, what: str, otherwise: str) -> None:
-    """Await ``work``. No cancellation cuts it off, however many arrive: Airflow's triggerer cancels a trigger again
-    every second until it has ended, and ``anyio`` shields only against its own cancellations.
+    """Await ``work``, without letting any number of cancellations interrupt it.
 
-    A cancellation that arrives meanwhile is raised when the work has ended. An error of the work is raised, or logged
-    where a cancellation is raised instead.
+    Airflow's triggerer cancels a trigger again every second until it has ended, and ``anyio`` shields only against its
+    own cancellations. A cancellation that arrives meanwhile is raised when the work has ended. An error of the work is
+    raised; if a cancellation is raised, the error is logged instead.
 
-    within:           seconds after which the work is given up, with a warning.
-    what, otherwise:  for the warning: what the work does, and what happens if it does not succeed.
+    within:     seconds after which the work is abandoned with a warning.
+    what:       what the work does, for the warning.
+    otherwise:  what happens if the work does not succeed, for the warning.
     """
 
     async def bounded() -> None:
@@ -34,7 +35,7 @@ async def complete(work: Coroutine[Any, Any, None], within: float, what: str, ot
         except TimeoutError:
             if not bound.expired():
                 raise
-            log.warning("%s was given up after %g s: %s", what, within, otherwise)
+            log.warning("%s did not finish within %g s: %s", what, within, otherwise)
 
     task = asyncio.create_task(bounded())
     cancelled: asyncio.CancelledError | None = None
@@ -43,10 +44,10 @@ async def complete(work: Coroutine[Any, Any, None], within: float, what: str, ot
             try:
                 await asyncio.wait([task])
             except asyncio.CancelledError as error:
-                if cancelled is None or not cancelled.args:  # the one with a message, if there is one
+                if cancelled is None or not cancelled.args:  # prefer a cancellation that has a message
                     cancelled = error
     if cancelled is None:
         return task.result()
     if not task.cancelled() and (failed := task.exception()) is not None:
         log.warning("%s failed: %s; %s", what, failed, otherwise)
-    raise cancelled  # as it was: the triggerer tells by its message whether to call on_kill
+    raise cancelled  # unchanged, because its message tells the triggerer whether to call on_kill

@@ -1,4 +1,4 @@
-"""Which consumers can be claimed from: the rules of the contract, checked before anything is pulled."""
+"""Which consumers can be used for claims: the rules of the contract, checked before anything is pulled."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ACK_WAIT = timedelta(seconds=60)
-"""Default and shortest lease: a failover took up to 8 s, and leases are renewed ``HEARTBEATS`` times in it."""
+"""The default and shortest ``ack_wait``. A failover took up to 8 s, and leases are renewed ``HEARTBEATS`` times per
+``ack_wait``."""
 RUNS = 4
-"""How many runs may work or wait for a retry at once under the default ``max_ack_pending``."""
+"""How many runs may work or wait for a retry at the same time with the default ``max_ack_pending``."""
 
 
 def check_config(
@@ -40,18 +41,19 @@ def check_config(
     shortest_ack_wait: timedelta = ACK_WAIT,
     group: str | None = None,
 ) -> None:
-    """Refuse a ``consumer_config`` that breaks a rule. For DAG parsing; the rest is checked against the server.
+    """Refuse a ``consumer_config`` that breaks a rule, while a DAG is parsed. The server is not asked.
 
-    ``group``: the priority group that pulls will name.
+    group: the priority group that pulls will name.
 
     Raises:
-        ConsumerUnsuitable: which rule, its value, and what it must be.
-        InvalidValue: a name or subject that JetStream forbids.
+        ConsumerUnsuitable: names the field that breaks a rule, its value, and what it must be.
+        InvalidValue: JetStream forbids a name or subject.
     """
     wanted = configs.check_consumer_config({} if config is None else config)
     for name in ("name", "durable_name"):
         if wanted.get(name, consumer) != consumer:
-            raise InvalidValue(f"consumer_config[{name!r}]", wanted[name], f"the sensor's consumer is {consumer!r}")
+            remedy = f"the sensor's consumer is {consumer!r}; leave this field out"
+            raise InvalidValue(f"consumer_config[{name!r}]", wanted[name], remedy)
     _check_rules(consumer, _defaults(consumer, max_messages) | wanted, max_messages, shortest_ack_wait)
     if "priority_groups" in wanted:
         _check_group(consumer, wanted, group)
@@ -66,12 +68,14 @@ async def ensure(
     shortest_ack_wait: timedelta,
     group: str | None = None,
 ) -> ConsumerInfo:
-    """The consumer, created if it is missing. ``group``: as :func:`check_config`.
+    """Return the INFO of the consumer, which is created if it does not exist.
+
+    group: the priority group that pulls will name.
 
     Raises:
-        ConsumerUnsuitable: it exists and breaks a rule, or differs from what ``config`` says.
-        StreamNotFound: there is no such stream.
-        DirectGetDisabled: the stream's claims could not be read.
+        ConsumerUnsuitable: the consumer exists, and breaks a rule or differs from ``config``.
+        StreamNotFound: the stream does not exist.
+        DirectGetDisabled: the stream has no ``allow_direct``, so the messages of its claims could not be read.
     """
     wanted = configs.check_consumer_config(config or {})
     check_stream(stream.name, (await stream.info()).config)
@@ -86,7 +90,7 @@ async def ensure(
             await stream.create_consumer(complete)
             log.info("created consumer %s of stream %s", consumer, stream.name)
         except ConsumerNameInUse:
-            log.info("consumer %s of stream %s was created by somebody else", consumer, stream.name)
+            log.info("consumer %s of stream %s was created by another client meanwhile", consumer, stream.name)
         except ApiError as error:
             raise _refused(consumer, complete, error) from error
         info = await handle.info()
@@ -100,23 +104,23 @@ async def ensure(
 
 
 def check_stream(name: str, config: Mapping[str, Any]) -> None:
-    """Raises DirectGetDisabled for a stream whose claims could not be read."""
+    """Raise DirectGetDisabled for a stream from which the messages of claims could not be read."""
     if not config.get("allow_direct"):
         raise DirectGetDisabled(name)
 
 
 def of_existing(unsuitable: ConsumerUnsuitable, stream: str) -> ConsumerUnsuitable:
-    """The same error about a consumer that exists: its remedy also says how to change it."""
+    """Return the error of an existing consumer, with a remedy that also says how to change it."""
     remedy = (
-        f"{unsuitable.remedy}. Change the consumer, which exists in stream {stream!r} "
-        "(JetStreamCreateConsumerOperator, `nats consumer edit`), or name another: the sensor creates it"
+        f"{unsuitable.remedy}. Change the consumer, which already exists in stream {stream!r} "
+        "(JetStreamCreateConsumerOperator, `nats consumer edit`), or use another name for the sensor to create"
     )
     return ConsumerUnsuitable(unsuitable.consumer, unsuitable.rule, unsuitable.value, remedy)
 
 
 def _check_same(consumer: str, changes: configs.Difference) -> None:
     for field, (value, asked) in changes.items():
-        remedy = f"consumer_config asks for {asked!r} (all: {configs.describe(changes)})"
+        remedy = f"consumer_config asks for {asked!r} (all differences: {configs.describe(changes)})"
         raise ConsumerUnsuitable(consumer, field, value, remedy)
 
 
@@ -128,25 +132,28 @@ def _defaults(consumer: str, max_messages: int) -> dict[str, Any]:
         "ack_wait": nanoseconds(ACK_WAIT),
         "max_deliver": -1,
         "max_ack_pending": RUNS * max_messages,
-        "headers_only": True,  # a claim needs no payload: Nats-Msg-Size comes with the headers
+        "headers_only": True,  # a claim needs no payload, and the header Nats-Msg-Size tells its size
     }
 
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "deliver_subject": (bool, "claims need a pull consumer: leave it out"),
-    "durable_name": (not_, "claims need a durable consumer: it must outlive every sensor"),
+    "deliver_subject": (bool, "leave it out, because claims need a pull consumer"),
+    "durable_name": (not_, "set it, because claims need a durable consumer, which outlives every sensor"),
     "ack_policy": (
         lambda policy: policy != "explicit",
-        "claims need 'explicit': any other acknowledges messages that were not processed",
+        "it must be 'explicit', because any other policy acknowledges messages that were not processed",
     ),
     "max_deliver": (
         lambda most: (most or -1) > 0,
-        "must be -1: when deliveries are used up the server hides the message for good",
+        "it must be -1, because the server never again delivers a message that has used up its deliveries",
     ),
-    "backoff": (bool, "must be absent: it shortens the lease of a claim"),
-    "inactive_threshold": (bool, "must be absent: it deletes the consumer, and with it what is not acknowledged"),
+    "backoff": (bool, "it must be absent, because it shortens the lease of a claim"),
+    "inactive_threshold": (
+        bool,
+        "it must be absent, because the server would delete the consumer and forget which messages are unacknowledged",
+    ),
 }
-"""For a field of the configuration: whether its value breaks the rule, and what to do."""
+"""For a field of the configuration: whether its value breaks a rule, and what to do."""
 
 
 def _check_rules(consumer: str, config: configs.Config, max_messages: int, shortest_ack_wait: timedelta) -> None:
@@ -157,14 +164,14 @@ def _check_rules(consumer: str, config: configs.Config, max_messages: int, short
 def broken_rules(
     consumer: str, config: configs.Config, max_messages: int, shortest_ack_wait: timedelta
 ) -> Iterator[ConsumerUnsuitable]:
-    """The rules for claims that a consumer's configuration breaks, as one error for each."""
+    """Yield an error for each rule for claims that a consumer's configuration breaks."""
 
     def broken(rule: str, remedy: str) -> ConsumerUnsuitable:
         return ConsumerUnsuitable(consumer, rule, config.get(rule), remedy)
 
     for number in ("max_deliver", "ack_wait", "max_ack_pending", "max_batch"):
         if type(config.get(number, 0)) is not int:
-            yield broken(number, "must be a whole number; give a timedelta, or nanoseconds, for a duration")
+            yield broken(number, "it must be a whole number; a duration is a timedelta, or a number of nanoseconds")
             return
     for rule, (breaks, remedy) in _RULES.items():
         if breaks(config.get(rule)):
@@ -172,44 +179,49 @@ def broken_rules(
     shortest = nanoseconds(shortest_ack_wait)
     if (ack_wait := config.get("ack_wait", 30 * 10**9)) < shortest:
         least = f"timedelta(seconds={shortest_ack_wait.total_seconds():g})"
-        yield broken("ack_wait", f"{ack_wait / 1e9:g} s are too short to survive a failover: must be at least {least}")
+        yield broken(
+            "ack_wait", f"{ack_wait / 1e9:g} s are too short to survive a failover; it must be at least {least}"
+        )
+    batch = f"max_messages={max_messages}"
     if 0 < config.get("max_batch", 0) < max_messages:
-        remedy = f"the server refuses the pulls of max_messages={max_messages}: give that or more, or none"
+        remedy = f"the server would refuse pulls of {batch}; set {max_messages} or more, or leave it out"
         yield broken("max_batch", remedy)
     allowed = config.get("max_ack_pending", 1000)
     if 0 < allowed < max_messages:
-        batch = f"max_messages={max_messages}"
-        remedy = f"no batch of {batch} fits: give {batch} times the runs at work, or -1 (no limit)"
+        remedy = (
+            f"a batch of {batch} would never be complete; set it to {max_messages} times the number of runs that work "
+            "at the same time, or to -1 (no limit)"
+        )
         yield broken("max_ack_pending", remedy)
 
 
 def _check_group(consumer: str, config: configs.Config, group: str | None) -> None:
     groups = config.get("priority_groups") or []
     if group is None and groups:
-        raise ConsumerUnsuitable(consumer, "priority_groups", groups, "pulls must name one of them: give priority")
+        remedy = "pulls must name one of these groups; set priority=Priority(group=…)"
+        raise ConsumerUnsuitable(consumer, "priority_groups", groups, remedy)
     if group is not None and group not in groups:
-        raise ConsumerUnsuitable(
-            consumer, "priority_groups", groups, f"must contain {group!r}, which priority names: correct one of the two"
-        )
+        remedy = f"they do not contain the group {group!r} of priority; correct one of the two"
+        raise ConsumerUnsuitable(consumer, "priority_groups", groups, remedy)
 
 
 _WORK_QUEUE = (
-    "each message of a work-queue stream belongs to one consumer, and another one takes {}; let the sensor use that "
-    "consumer, or give both filters that do not overlap"
+    "each message of a work-queue stream belongs to one consumer, and another consumer receives {}; let the sensor use "
+    "that consumer, or give both consumers filters that do not overlap"
 )
-# What the server refuses when a consumer is created: the field, and what to do (``server/errors.json`` in nats-server).
+# Refusals to create a consumer (nats-server's ``server/errors.json``): the field that each is about, and what to do.
 _REFUSED = {
-    10099: ("filter_subject", _WORK_QUEUE.format("them all")),
+    10099: ("filter_subject", _WORK_QUEUE.format("all of them")),
     10100: ("filter_subject", _WORK_QUEUE.format("some of these")),
-    10101: ("deliver_policy", "a work-queue stream delivers everything; leave it out of consumer_config"),
-    10121: ("max_ack_pending", "give a smaller one in consumer_config, and a max_messages that is not above it"),
-    10026: ("name", "delete a consumer that nobody uses (`nats consumer ls`), or raise max_consumers"),
+    10101: ("deliver_policy", "a work-queue stream delivers everything; leave deliver_policy out of consumer_config"),
+    10121: ("max_ack_pending", "set a smaller one in consumer_config, and a max_messages that is not larger"),
+    10026: ("name", "delete a consumer that is not used (`nats consumer ls`), or raise max_consumers"),
 }
 
 
 def _refused(consumer: str, config: configs.Config, error: ApiError) -> JetStreamError:
-    """The server's refusal to create a consumer, with the field that it is about and a remedy."""
+    """The server's refusal to create a consumer, with the field that it is about, and what to do."""
     if error.err_code not in _REFUSED:
         return error
     field, remedy = _REFUSED[error.err_code]
-    return ConsumerUnsuitable(consumer, field, config.get(field), f"the server says {error.description!r}: {remedy}")
+    return ConsumerUnsuitable(consumer, field, config.get(field), f"the server says {error.description!r}; {remedy}")

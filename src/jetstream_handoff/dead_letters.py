@@ -1,8 +1,8 @@
-"""Dead letters: messages that no attempt could process, copied with the reason before they are terminated.
+"""Messages that no attempt could process: dead letters, copied with the reason before they are terminated.
 
-One letter for one message of one consumer: its subject in the dead-letter stream is made of both, and it is written by
-compare-and-set on that subject. So a copy that is tried again, after whatever kill and however late, finds the first;
-a window of message ids would forget it, and would take for stored what has been replayed and removed.
+There is one dead letter for a message of a consumer. Its subject in the dead-letter stream names both, and it is
+written by compare-and-set on that subject. So a copy that is repeated after a kill, however late, finds the first one.
+A window of message ids would forget the first copy, and would report a message that was replayed as still stored.
 """
 
 from __future__ import annotations
@@ -57,44 +57,49 @@ log = logging.getLogger(__name__)
 
 LONGEST_REASON = 1 << 10
 PREFIX = "Nats-Dead-Letter-"
-"""Of the headers that a letter adds. All that begin with ``Nats-`` are ours, all others are the message's own."""
+"""Prefix of the headers that a dead letter adds. Those of its headers that begin with ``Nats-`` are written by this
+module, and all others are the message's own."""
 ORIGINAL = f"{PREFIX}Original-"
-"""Before the message's own ``Nats-`` headers: they told the server what to do when it was published first (an id, a
-condition, a roll-up, a time to live), and would do it again to the letter."""
+"""Prefix for the message's own ``Nats-`` headers. They told the server what to do when the message was first published
+(an id, a condition, a roll-up, a time to live), and the server must not do the same with the dead letter."""
 MARK = f"{PREFIX}Replay"
 """Header of a dead letter that is being replayed: the id under which it is published, the creation time of the stream
 that it is published to, and that stream's last sequence."""
-_AT_ONCE = 50  # dead letters on their way together: their payloads are in memory
-_BYTES_AT_ONCE = 16 << 20  # the server closes a connection for which more than max_pending (64 MiB) waits
-_LONGEST_ADDRESS = 1 << 10  # a line of the protocol holds 4,096 bytes by default (max_control_line)
+_AT_ONCE = 50  # dead letters in flight at the same time, because their payloads are in memory
+_BYTES_AT_ONCE = 16 << 20  # the server closes a connection with more than max_pending (64 MiB) of outgoing data
+_LONGEST_ADDRESS = 1 << 10  # a line of the protocol has at most 4,096 bytes by default (max_control_line)
 _ANSWERED_WITHIN = 10.0
 _SUBJECTS_OVERLAP = 10065  # nats-server's JSStreamSubjectOverlapErr
 
 Rejected = Mapping[str, Sequences]
-"""What goes to the dead letters, by reason."""
+"""The sequences of messages to copy to the dead-letter stream, by reason."""
 
 
 def dead_letters_of(stream: str, name: str | None = None) -> str:
-    """The name of the stream's dead-letter stream: ``DEAD_<stream>``, or the given one.
+    """Return the name of a stream's dead-letter stream: the given name, or ``DEAD_<stream>``.
 
     Raises:
-        InvalidValue: no stream name, or the stream itself.
+        InvalidValue: the name is not a valid stream name, or it is that of the stream itself.
     """
     if name is not None and check_stream_name(name, "dead_letters") == stream:
-        raise InvalidValue("dead_letters", name, "it must be another stream than the one that is processed")
+        raise InvalidValue("dead_letters", name, "this is the stream that is processed; name another stream")
     return name or check_stream_name(f"DEAD_{stream}", "dead_letters")
 
 
 def check_reason(reason: object) -> str:
-    """The reason on one line, cut to 1 KiB. Raises InvalidValue for anything but a text that says something."""
+    """Return the reason on one line, cut to 1 KiB.
+
+    Raises:
+        InvalidValue: it is not a string, or it is blank.
+    """
     line = " ".join(reason.split()) if isinstance(reason, str) else ""
     if not line:
-        raise InvalidValue("reason", reason, "say in one line why the message cannot be processed")
+        raise InvalidValue("reason", reason, "give a string that says why the message cannot be processed")
     return line.encode()[:LONGEST_REASON].decode(errors="ignore")
 
 
 def address_of(stream: str, consumer: str, sequence: int, created: str, subject: str, *, hashed: bool) -> str:
-    """The subject of a dead letter; ``hashed``: for an original subject that is too long to be part of it."""
+    """Return the subject of a dead letter. ``hashed``: for an original subject that is too long to be part of it."""
     end = f"sha256-{hashlib.sha256(subject.encode()).hexdigest()}" if hashed else subject
     return f"dead.{stream}.{consumer}.{sequence}.{time_nanoseconds(created)}.{end}"
 
@@ -103,8 +108,13 @@ def address_of(stream: str, consumer: str, sequence: int, created: str, subject:
 class Letter:
     """One dead letter. Times are the server's, RFC 3339.
 
-    ``number`` is its sequence in the dead-letter stream. ``stream``, ``sequence``, ``subject`` and ``time`` are the
-    message's own, ``failures`` counts how often it had failed alone. ``attempt`` is the claim and token that copied it.
+    number, stored_at:    its sequence in the dead-letter stream, and when it was stored there.
+    stream, stream_created, sequence, subject, time:  those of the original message.
+    consumer:             the consumer that gave the message up.
+    reason:               why the message could not be processed.
+    claim_id, token:      the claim and the attempt that copied it.
+    failures:             how many times the message had failed alone.
+    size:                 bytes of its payload.
     """
 
     number: int
@@ -125,14 +135,14 @@ class Letter:
     header: bytes = field(repr=False)
     data: bytes = field(repr=False)
     mark: str = field(default="", repr=False)
-    """Of a replay that began; empty before (:data:`MARK`)."""
+    """The value of :data:`MARK`; empty if no replay has begun."""
 
     @classmethod
     def from_stored(cls, message: Mapping[str, Any]) -> Letter:
-        """From the ``message`` of a STREAM.MSG.GET answer.
+        """Read a dead letter from the ``message`` of a STREAM.MSG.GET answer.
 
         Raises:
-            InvalidValue: it is no dead letter. Names the header that is missing or wrong.
+            InvalidValue: the message is not a dead letter. Names the header that is missing or invalid.
         """
         header, data = content(message)
         values = {name: each[-1] for name, each in decode_headers(header).items() if name.startswith(PREFIX)}
@@ -142,7 +152,7 @@ class Letter:
             try:
                 return check(value)
             except ValueError as wrong:
-                remedy = wrong.remedy if isinstance(wrong, InvalidValue) else "not what a dead letter has there"
+                remedy = wrong.remedy if isinstance(wrong, InvalidValue) else "a dead letter needs a valid value here"
                 raise InvalidValue(f"{PREFIX}{name}", value, remedy) from None
 
         letter = cls(
@@ -166,12 +176,13 @@ class Letter:
         )
         identity = (letter.stream, letter.consumer, letter.sequence, letter.stream_created, letter.subject)
         if letter.address not in (address_of(*identity, hashed=False), address_of(*identity, hashed=True)):
-            raise InvalidValue("address", letter.address, "not the address of the message that its headers name")
+            remedy = "a dead letter with these headers is stored under another subject"
+            raise InvalidValue("address", letter.address, remedy)
         return letter
 
 
 async def stored_message(stream: Stream, which: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The ``message`` of the leader's answer to STREAM.MSG.GET; None when there is none."""
+    """Return the ``message`` of the leader's answer to STREAM.MSG.GET; None if no such message is stored."""
     try:
         answer = await stream.js.api(f"STREAM.MSG.GET.{stream.name}", which, patience=PATIENCE)
     except MessageNotFound:
@@ -181,19 +192,20 @@ async def stored_message(stream: Stream, which: Mapping[str, Any]) -> dict[str, 
 
 
 def content(message: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """Header block and data of the ``message`` of a STREAM.MSG.GET answer."""
+    """Return header block and data of the ``message`` of a STREAM.MSG.GET answer."""
     return base64.b64decode(message.get("hdrs", "")), base64.b64decode(message.get("data", ""))
 
 
 def own_lines(header: bytes) -> list[bytes]:
-    """The lines of a header block, byte by byte, except those whose names begin with ``Nats-``."""
+    """Return the lines of a header block unchanged, except those whose names begin with ``Nats-``."""
     return [line for line in header.split(b"\r\n")[1:] if line and not _is_ours(line)]
 
 
 def _literal(text: str) -> str:
     tokens = text.split(".")
     if not all(tokens) or {"*", ">"}.intersection(tokens) or any(each.isspace() or each == "\0" for each in text):
-        raise InvalidValue("subject", text, "a message has a literal subject, without white space or empty tokens")
+        remedy = "the subject of a message has no wildcards, white space or empty tokens"
+        raise InvalidValue("subject", text, remedy)
     return text
 
 
@@ -236,15 +248,18 @@ class DeadLetters:
 
     @property
     def subjects(self) -> str:
-        """``dead.<stream>.<consumer>.<sequence>.<stream created, ns>.<original subject, or its hash>`` are under it."""
+        """The filter for subjects of dead letters, which are
+        ``dead.<stream>.<consumer>.<sequence>.<stream created, ns>.<original subject, or its hash>``."""
         return f"dead.{self.source.name}.>"
 
     async def ensure(self) -> None:
-        """Create the stream where it is missing: on file, with the source's number of replicas, limits retention.
+        """Create the dead-letter stream if it does not exist.
+
+        It is stored on file with ``limits`` retention and the source's number of replicas.
 
         Raises:
-            DeadLettersUnsuitable: it breaks a rule, or its subjects overlap with another stream's.
-            StreamNotFound: there is no source stream.
+            DeadLettersUnsuitable: it breaks a rule, or its subjects overlap with those of another stream.
+            StreamNotFound: the source stream does not exist.
         """
         try:
             config = (await self.stream.info(patience=PATIENCE)).config
@@ -252,9 +267,9 @@ class DeadLetters:
             replicas = (await self.source.info(patience=PATIENCE)).config.get("num_replicas", 1)
             try:
                 await self.js.create_stream(self._config(replicas))
-                log.info("created the dead-letter stream %s", self.name)
+                log.info("created dead-letter stream %s", self.name)
             except StreamNameInUse:
-                log.info("the dead-letter stream %s was created by somebody else", self.name)
+                log.info("dead-letter stream %s was created by another client meanwhile", self.name)
             except ApiError as error:
                 if error.err_code != _SUBJECTS_OVERLAP:
                     raise
@@ -262,7 +277,7 @@ class DeadLetters:
                     self.name,
                     "subjects",
                     self.subjects,
-                    "another stream takes them (the source itself, with > or dead.>?): narrow its subjects",
+                    "another stream already listens on them, perhaps the source with > or dead.>; narrow its subjects",
                 ) from error
             config = (await self.stream.info(patience=PATIENCE)).config
         self.check(config)
@@ -275,8 +290,8 @@ class DeadLetters:
             "storage": "file",
             "num_replicas": replicas,
             "retention": "limits",
-            "max_msgs_per_subject": 1,  # a letter that is written anew replaces the old one
-            "discard": "new",  # full, it refuses; it never drops a letter for another
+            "max_msgs_per_subject": 1,  # a dead letter that is written again replaces the old one
+            "discard": "new",  # when the stream is full, it refuses a dead letter instead of dropping another one
             "allow_direct": True,
         }
 
@@ -286,34 +301,34 @@ class DeadLetters:
         def refuse(rule: str, remedy: str) -> None:
             raise DeadLettersUnsuitable(self.name, rule, config.get(rule), remedy)
 
-        # A filter covers all that is under another one only if it ends in > itself.
+        # A filter covers everything that another filter covers only if it ends in >.
         subjects = [each for each in config.get("subjects") or () if each.split(".")[-1] == ">"]
         if not any(subject_matches(each, self.subjects) for each in subjects):
-            refuse("subjects", f"must cover {self.subjects!r}")
+            refuse("subjects", f"they must cover {self.subjects!r}")
         if config.get("retention", "limits") != "limits":
-            refuse("retention", "must be 'limits': any other removes letters that somebody consumes")
+            refuse("retention", "it must be 'limits', because any other retention removes dead letters that were read")
         if config.get("max_msgs_per_subject", -1) != 1:
-            refuse("max_msgs_per_subject", "must be 1: there is one letter for one message")
+            refuse("max_msgs_per_subject", "it must be 1, because there is one dead letter for each message")
         if config.get("discard") != "new":
-            refuse("discard", "must be 'new': a full stream refuses a letter, and never drops another one for it")
+            refuse("discard", "it must be 'new', so that a full stream refuses a dead letter and never drops one")
         if config.get("no_ack"):
-            refuse("no_ack", "must be off: a message is terminated only when its letter is confirmed")
+            refuse("no_ack", "it must be off, because a message is terminated only when its dead letter is confirmed")
         if config.get("subject_transform"):
-            refuse("subject_transform", "must be absent: a letter is found by its subject")
+            refuse("subject_transform", "it must be absent, because a dead letter is found by its subject")
 
     async def copy(self, holder: Holder, rejected: Rejected) -> None:
-        """Write a letter for each rejected message of the held claim, all of them confirmed. May be repeated.
+        """Write a dead letter for each rejected message of the held claim, and wait until all are confirmed.
 
-        Messages that the source stream does not hold any more (purged, expired) get none: there is nothing to copy.
+        May be repeated. Messages that the source stream no longer contains (purged, expired) cannot be copied.
 
         Raises:
-            HoldLost: the claim is not held by this token any more.
-            InvalidValue: a message with its letter's headers is over the server's ``max_payload``.
-            ApiError: the dead-letter stream refuses, e.g. because it is full.
+            HoldLost: the claim is no longer held by this token.
+            InvalidValue: a message with the headers of its dead letter is larger than the server's ``max_payload``.
+            ApiError: the dead-letter stream refuses a message, for example because it is full.
         """
         claim = holder.claim
         failures = await holder.check()
-        # How large each message is nobody knows yet: any may be the largest that the server takes.
+        # The size of each message is not known yet, so any of them may be the largest that the server accepts.
         largest = min(self.js.connection.max_payload, claim.bytes)
         at_once = _AT_ONCE if claim.bytes <= _BYTES_AT_ONCE else max(1, min(_AT_ONCE, _BYTES_AT_ONCE // largest))
         for reason, sequences in rejected.items():
@@ -324,9 +339,14 @@ class DeadLetters:
                 gone |= window - Sequences.of(originals)
                 await self._write(holder, failures, reason, originals)
             copied = sequences.count - gone.count
-            log.info("claim %s: %d messages copied to %s: %s", claim.id, copied, self.name, reason)
+            log.info("claim %s: %d messages copied to stream %s, reason: %s", claim.id, copied, self.name, reason)
             if gone:
-                log.error("claim %s: rejected, but gone from stream %s: %s", claim.id, claim.stream, gone)
+                log.error(
+                    "claim %s: stream %s no longer contains these rejected messages, so they have no dead letter: %s",
+                    claim.id,
+                    claim.stream,
+                    gone,
+                )
 
     async def _write(
         self, holder: Holder, failures: Failures, reason: str, originals: Mapping[int, Mapping[str, Any]]
@@ -347,18 +367,23 @@ class DeadLetters:
                     if there is None or (there.claim_id, there.token) != (holder.claim.id, holder.token):
                         again[sequence] = number
                 elif isinstance(outcome, JetStreamError):
-                    raise outcome.about(f"message {sequence} of {self.source.name} is not copied to {self.name}")
+                    what = f"message {sequence} of stream {self.source.name!r} could not be copied to {self.name!r}"
+                    raise outcome.about(what)
             if again:
-                # An earlier attempt's letter is replaced, but only by who holds the claim after it was seen.
+                # An attempt may replace an earlier attempt's dead letter only if it still holds the claim after it
+                # has seen that dead letter.
                 await holder.check()
                 if clock() > deadline:
-                    raise RequestTimeout(f"others write the same letters of {self.name} again and again")
+                    raise RequestTimeout(
+                        f"the dead letters of claim {holder.claim.id} could not be written to stream {self.name!r} "
+                        f"within {PATIENCE:g} s, because other clients kept writing the same ones"
+                    )
             expected = again
 
     def _letter(
         self, holder: Holder, original: Mapping[str, Any], revision: int, reason: str, alone: int
     ) -> OutgoingMessage:
-        """A letter that is stored in the place of ``revision`` only."""
+        """A dead letter that the server stores only if it replaces ``revision``."""
         claim = holder.claim
         ours = {
             "Stream": claim.stream,
@@ -382,14 +407,15 @@ class DeadLetters:
         return OutgoingMessage(address, data, block(lines + self.conditions(revision)))
 
     def conditions(self, revision: int) -> list[bytes]:
-        """Header lines under which a letter is stored: in this stream, in the place of that revision (0: of none)."""
+        """Header lines that let the server store a dead letter only in this stream, and only if it replaces that
+        revision (0: if there is none)."""
         return [
             f"Nats-Expected-Stream: {self.name}".encode(),
             f"Nats-Expected-Last-Subject-Sequence: {revision}".encode(),
         ]
 
     async def last(self, address: str) -> tuple[int, Letter | None]:
-        """The sequence (0: none) of what is stored under this subject, and the dead letter if it is one."""
+        """The sequence of the message that is stored under this subject (0: none), and the dead letter if it is one."""
         message = await stored_message(self.stream, {"last_by_subj": address})
         if message is None:
             return 0, None
@@ -400,34 +426,34 @@ class DeadLetters:
 
 
 class Holder(NamedTuple):
-    """Who copies: the attempt that holds the claim."""
+    """The attempt that holds the claim and copies its messages."""
 
     ledger: Ledger
     claim: Claim
     token: str
 
     async def check(self) -> Failures:
-        """The failures so far. Raises HoldLost when this token does not hold the claim."""
+        """Return the failures so far. Raises HoldLost if this token does not hold the claim."""
         return await believed(self._failures)
 
     async def _failures(self) -> Failures:
         record, _ = await self.ledger.read()
         entry = record.open.get(self.claim.id) if record else None
         if record is None or entry is None or entry.token != self.token:
-            raise HoldLost(f"claim {self.claim.id} is not held by attempt {self.token} any more: it copies no letters")
+            raise HoldLost(f"claim {self.claim.id} is no longer held by attempt {self.token}: nothing is dead-lettered")
         return record.failures
 
 
 async def publish(
     settings: ConnectionSettings, messages: list[OutgoingMessage], deadline: float
 ) -> list[PubAck | JetStreamError]:
-    """The answer to each message, in order: a refusal is an answer, and ends nothing.
+    """Publish messages and return the answer to each, in order. A refusal is an answer, too.
 
-    Sent again while answers are missing, until the event loop's clock shows ``deadline``. So each needs a condition or
-    an id that makes a second storing harmless.
+    Messages without an answer are sent again until the event loop's clock shows ``deadline``. So each message needs a
+    condition or an id that keeps the server from storing it twice.
 
     Raises:
-        ConnectionLost, RequestTimeout: not all were answered in time.
+        ConnectionLost, RequestTimeout: not all messages were answered in time.
     """
     answers: dict[int, PubAck | JetStreamError] = {}
     while True:
@@ -436,7 +462,7 @@ async def publish(
         except (ConnectionLost, RequestTimeout) as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise
-            log.warning("writing letters was interrupted, trying again: %s", error)
+            log.warning("publishing dead letters was interrupted, trying again: %s", error)
             await asyncio.sleep(0.2)
         else:
             return [answers[position] for position in range(len(messages))]
@@ -452,7 +478,7 @@ def _publish(
             if position in answers:
                 continue
             if each.size > wire.max_payload:
-                remedy = f"with the letter's headers it is over max_payload ({wire.max_payload}): raise that"
+                remedy = f"with the headers of a dead letter this is more than max_payload={wire.max_payload}; raise it"
                 answers[position] = InvalidValue("data", f"{each.size} bytes", remedy)
             else:
                 wire.send(encode_publish(each.subject, f"{inbox}.{position}", each.data, each.header))
@@ -469,7 +495,7 @@ def _answer(frame: Frame, subject: str, domain: str | None) -> PubAck | JetStrea
     try:
         return acknowledged(frame.data, subject, domain, decode_status(frame.header)[0])
     except WrongDomain:
-        return None  # another domain's stream listens, too; the answer that counts is another
+        return None  # a stream of another domain listens on this subject, too; wait for the answer of this domain
     except TooManyRequests as busy:
         raise RequestTimeout(str(busy)) from busy
     except JetStreamError as refusal:
@@ -477,7 +503,7 @@ def _answer(frame: Frame, subject: str, domain: str | None) -> PubAck | JetStrea
 
 
 def block(lines: list[bytes]) -> bytes:
-    """A header block of these lines."""
+    """Return a header block of these lines."""
     return b"\r\n".join([HEADER_LINE, *lines, b"", b""])
 
 

@@ -1,7 +1,7 @@
-"""Deleting a consumer or a stream: refused while claims of it are open, unless they do not matter.
+"""Deleting a consumer or a stream. Refused while claims of it are open, unless ``despite_open_claims``.
 
-A foreign deletion is noticed by whoever holds a claim, at its next heartbeat. This one looks first, and takes the
-claims away before their messages go, so that nothing late is settled.
+An attempt notices a deletion by another client only at its next heartbeat. A deletion by this module looks for open
+claims first and supersedes them before it deletes their messages, so that no attempt settles them too late.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NAMED = 5  # claims that an error describes
+_NAMED = 5  # how many claims an error message describes
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """What a deletion is about to remove.
+    """What a deletion removes.
 
-    messages:    that the stream holds; for a consumer those that it has not acknowledged.
-    claims:      that are open and can still be settled.
-    lost:        messages of an interest stream that go with the consumer: the server keeps them only for consumers.
-    superseded:  the ids of the claims that were taken away.
+    messages:    number of messages in the stream; for a consumer, of those that it has not acknowledged.
+    claims:      the claims that are open and can still be settled.
+    lost:        number of messages of an interest stream that are deleted with the consumer, because the server keeps
+                 them only for consumers.
+    superseded:  the ids of the claims that were superseded.
     """
 
     stream: str
@@ -53,9 +54,9 @@ class Deletion:
         if self.consumer is None:
             text = f"{self.what} would be deleted with its {self.messages} messages"
         else:
-            text = f"{self.what} would be deleted; it has not acknowledged {self.messages} messages"
+            text = f"{self.what} would be deleted; {self.messages} messages are not acknowledged by it"
         if self.lost:
-            text += ", which the stream does not keep unless another consumer waits for them"
+            text += ", and the stream deletes those that no other consumer waits for"
         if self.claims:
             text += f"; {len(self.claims)} claims are open: {'; '.join(map(_described, self.claims[:_NAMED]))}"
         return text
@@ -66,16 +67,16 @@ class Deletion:
             shown = "; ".join(map(_described, self.claims[:_NAMED]))
             more = f"; and {len(self.claims) - _NAMED} more" if len(self.claims) > _NAMED else ""
             raise DeletionRefused(
-                f"{self.what} is not deleted: {len(self.claims)} claims are open: {shown}{more}. Pause the sensor's "
-                "DAG and wait until they are settled (airflow jetstream claims), or delete with "
-                "despite_open_claims=True: their work is stopped then, and does not count",
+                f"{self.what} was not deleted, because {len(self.claims)} claims are open: {shown}{more}. Pause the "
+                "sensor's DAG and wait until they are settled (airflow jetstream claims), or delete with "
+                "despite_open_claims=True, which stops their work and discards its results",
                 tuple(seen.id for seen in self.claims),
             )
         if self.lost and not despite_unprocessed:
             raise DeletionRefused(
-                f"{self.what} is not deleted: the stream has retention 'interest', and {self.lost} messages that this "
-                "consumer has not acknowledged are deleted with it, unless others wait for them, too. Let them be "
-                "processed, or delete with despite_unprocessed=True",
+                f"{self.what} was not deleted: it has not acknowledged {self.lost} messages, and the stream, which has "
+                "retention 'interest', would delete those that no other consumer waits for. Process these messages "
+                "first, or delete with despite_unprocessed=True",
                 unprocessed=self.lost,
             )
 
@@ -83,10 +84,10 @@ class Deletion:
 async def plan(
     js: JetStream, stream: str, consumer: str | None = None, *, despite_open_claims: bool = False
 ) -> Deletion | None:
-    """What deleting the stream, or one of its consumers, would remove at this moment; None when it is not there.
+    """Return what deleting the stream, or one of its consumers, would remove now; None if it does not exist.
 
     Raises:
-        LedgerUnavailable: it cannot be told whether claims are open, unless they do not matter.
+        LedgerUnavailable: it is unknown whether claims are open, and ``despite_open_claims`` is not set.
     """
     try:
         info = await js.stream(stream).info()
@@ -107,7 +108,7 @@ async def plan(
             return found
         if not despite_open_claims:
             raise
-        log.warning("%s is deleted although nobody knows whether claims of it are open: %s", found.what, error)
+        log.warning("deleting %s without knowing whether claims of it are open: %s", found.what, error)
         return found
     return replace(found, claims=tuple(each for each in seen if each.current))
 
@@ -120,9 +121,11 @@ async def delete(
     despite_open_claims: bool = False,
     despite_unprocessed: bool = False,
 ) -> Deletion | None:
-    """Delete a stream, or one of its consumers; what was deleted, None when it was not there.
+    """Delete a stream, or one of its consumers. Returns what was deleted, or None if it did not exist.
 
-    Open claims, if they do not matter, are superseded first: attempts that hold them stop and cannot settle.
+    despite_open_claims:  delete although claims are open. They are superseded first: attempts that hold them stop, and
+                          cannot settle.
+    despite_unprocessed:  delete a consumer of an interest stream although it has not acknowledged all messages.
 
     Raises:
         DeletionRefused, LedgerUnavailable: nothing was deleted.
@@ -139,13 +142,14 @@ async def delete(
             await js.delete_stream(stream)
         else:
             await js.delete_consumer(stream, consumer)
-    except (StreamNotFound, ConsumerNotFound):  # somebody else was faster, or our answer was lost
+    except (StreamNotFound, ConsumerNotFound):  # another client was faster, or the answer to our request was lost
         return None
     return replace(found, superseded=tuple(sorted(superseded)))
 
 
 async def _supersede(ledger: Ledger) -> set[str]:
-    """Nothing that is open can be settled any more. What is done stays known, should the deletion fail."""
+    """Supersede the open claims, so that none of them can be settled. Claims that are done stay in the record, in case
+    the deletion fails."""
     superseded: set[str] = set()
 
     def nothing_open(record: Record | None, info: ConsumerInfo) -> Record | None:  # noqa: ARG001
@@ -154,12 +158,12 @@ async def _supersede(ledger: Ledger) -> set[str]:
         superseded.update(record.open)
         return replace(record, open={})
 
-    with suppress(StreamNotFound, ConsumerNotFound):  # gone meanwhile, and its claims with it
+    with suppress(StreamNotFound, ConsumerNotFound):  # deleted meanwhile, so its claims cannot be settled anyway
         await ledger.change(nothing_open)
     return superseded
 
 
 def _described(seen: Seen) -> str:
-    by = f"held by attempt {seen.holder}" if seen.holder else "held by nobody"
-    taken_by = seen.entry.taken_by if seen.entry else "nobody"
+    by = f"held by attempt {seen.holder}" if seen.holder else "not held"
+    taken_by = seen.entry.taken_by if seen.entry else "an unknown owner"
     return f"{seen.id} ({seen.sequences.count} messages of consumer {seen.consumer!r}, taken by {taken_by}, {by})"

@@ -1,14 +1,14 @@
-"""How long what waits, leases and holds lasts, unless told otherwise. Imports nothing: signatures name these."""
+"""Defaults of parameters that are durations. This module imports nothing else, so that signatures can name them."""
 
 from datetime import timedelta
 
 HAND_OFF_TIMEOUT = timedelta(minutes=15)
-"""How long a claim may wait for its task before its messages are delivered again."""
+"""How long a claim may wait for its task before its messages are redelivered."""
 GATHER = timedelta(seconds=5)
-"""How long a batch waits for more after its first message."""
+"""How long a take waits for more messages after the first one of a batch."""
 LOOK_EVERY = timedelta(minutes=1)
 """How often a backlog function is called while it does not ask for a pull."""
 LONGEST_HOLD = timedelta(hours=24)
-"""A heartbeat that outlives its work would hold for ever."""
+"""How long a hold may last. Without a limit, a heartbeat that outlives its work would hold the claim forever."""
 HEARTBEATS = 5
-"""How often in one ``ack_wait`` leases are renewed, by whoever gathers a batch or holds a claim."""
+"""How many times per ``ack_wait`` leases are renewed, while a batch is gathered and while a claim is held."""

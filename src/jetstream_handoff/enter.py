@@ -1,4 +1,4 @@
-"""Entering a batch in the ledger's record: a record in, the new one and what was entered out. No I/O."""
+"""Entering a batch in the ledger's record: makes the new record and the claims from the old record. No I/O."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ if TYPE_CHECKING:
     from jetstream_handoff.taking import Taking
 
 SMALLEST_BATCH = 100
-"""Messages. A record that is too large with fewer of them is not too large because of the batch."""
+"""Number of messages. If a record is too large even with a batch this small, the batch is not the reason."""
 
 Entries = Mapping[str, OpenEntry]
 
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """What entering a batch makes of a record.
+    """The result of entering a batch in a record.
 
-    record:     the new one.
-    claims:     to be handed on.
-    poisoned:   a claim of all that has failed too often alone, if anything has; held by its entry's token.
-    again:      delivered again although done.
-    left:       for a later batch.
-    superseded: claims that are not open any more.
-    dropped:    why nothing was entered: the messages may be delivered to another client.
-    too_large:  nothing was entered: the record would be too large; ``full``: even when all that is done is forgotten.
+    record:     the new record.
+    claims:     the claims to hand on.
+    poisoned:   one claim of the messages that have failed alone too many times, if any; held by its entry's token.
+    again:      messages that were redelivered although they are done.
+    left:       messages for a later batch.
+    superseded: claims that are no longer open.
+    dropped:    why nothing was entered, if the messages may have been delivered to another client.
+    too_large:  nothing was entered, because the record would be too large.
+    full:       the record would be too large even without the messages that are settled.
     """
 
     record: Record | None
@@ -50,7 +51,7 @@ class Entered:
     full: bool = False
 
     def stands_in(self, record: Record | None) -> bool:
-        """Whether it was written: nothing but the answer got lost."""
+        """Whether this result is already in the record, so that only the answer to its write got lost."""
         own = {*self.claims, *self.poisoned}
         return bool(record and own and own <= record.open.keys())
 
@@ -58,7 +59,11 @@ class Entered:
 def enter(
     old: Record | None, info: ConsumerInfo, batch: Batch, *, now: float, taking: Taking, fits: Callable[..., bool]
 ) -> Entered:
-    """``now``: on our clock, after INFO has arrived. ``fits``: as :meth:`~jetstream_handoff.ledger.Ledger.fits`."""
+    """Enter a batch in a record.
+
+    now:   the time on our clock after INFO has arrived.
+    fits:  :meth:`~jetstream_handoff.ledger.Ledger.fits`.
+    """
     if reason := _stale(batch, info, now):
         return Entered(old, dropped=reason)
     record = old or Record(info.created)
@@ -72,11 +77,11 @@ def enter(
     failed = record.failures
     for claim_id, entry in lost.items():
         if entry.token is not None:
-            failed = failures.failed(failed, claim_id, entry.sequences, "its holder died, or lost it")
+            failed = failures.failed(failed, claim_id, entry.sequences, "the attempt that held it died or lost it")
     claims, poisoned = _cut(batch, rest, failed, info.now, taking)
     kept = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in lost}
     new = replace(record, open={**kept, **claims, **poisoned}, failures=failed).note(info).tidied(info)
-    # What is done is forgotten when the floor passes it: what holds the floor must find room, or nothing would.
+    # Settled messages are forgotten when the floor passes them. So the messages that hold the floor must find room.
     holds_the_floor = bool(done and rest) and rest.first < done.first
     if not fits(new, reserve=holds_the_floor and batch.sequences.count <= SMALLEST_BATCH):
         full = not fits(replace(new, settled=Settled()))
@@ -87,16 +92,16 @@ def enter(
 
 
 def _stale(batch: Batch, info: ConsumerInfo, now: float) -> str:
-    """Why its messages may not be ours any more."""
+    """Why the messages may have been delivered to another client; empty if they cannot have been."""
     try:
         batch.check(Moment.of(info, now))
     except LeaseOver as over:
         return str(over)
-    return "the consumer was reset or rolled back since it was pulled" if info.counter < batch.counter else ""
+    return "the consumer was reset or rolled back after the pull" if info.counter < batch.counter else ""
 
 
 def _delivered_anew(batch: Batch, done: Settled) -> bool:
-    """Whether a done message arrives as if it had never been delivered: the consumer began a new life."""
+    """Whether a settled message arrives as if it had never been delivered, because the consumer began a new life."""
     return any(
         batch.deliveries[sequence].first or batch.deliveries[sequence].counter <= counter
         for first, last, counter in done.spans
@@ -105,7 +110,7 @@ def _delivered_anew(batch: Batch, done: Settled) -> bool:
 
 
 def _cut(batch: Batch, rest: Sequences, failed: failures.Failures, now: str, taking: Taking) -> tuple[Entries, Entries]:
-    """The claims to be handed on, and the one that is not."""
+    """The claims to hand on, and the claim of messages that failed too many times, which is not handed on."""
     size = taking.messages_per_claim or taking.max_messages
     parts, poison = rest.windows(size), Sequences()
     if taking.max_failures is not None:

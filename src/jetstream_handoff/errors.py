@@ -1,18 +1,18 @@
 """The errors of the hand-off: the part of the tree of :mod:`jetstream_client.errors` below ``HandoffError``.
 
-HandoffError                      the contract of claims
-├── ClaimInvalid (ValueError)     not a claim, or one that was tampered with
+HandoffError                      root of the errors of the hand-off
+├── ClaimInvalid (ValueError)     a value that is not a claim, or a claim whose fields contradict each other
 ├── ConsumerUnsuitable            a consumer that breaks a rule for claims
-├── DeadLettersUnsuitable         a stream that cannot hold the dead letters of another
-├── ReplayRefused                 a stream that no dead letter can be published into
-├── Superseded, HeldByAnother, HoldLost   the messages belong to somebody else now
-├── ResetRefused                  a reset that could swallow messages; carries what is unconfirmed
-├── DeletionRefused               what is to be deleted is still needed; carries the open claims
-├── AlreadyDone                   settled before; carries the recorded value
+├── DeadLettersUnsuitable         a stream that cannot store the dead letters of another stream
+├── ReplayRefused                 a stream into which no dead letter can be published
+├── Superseded, HeldByAnother, HoldLost   the messages belong to another claim or attempt now
+├── ResetRefused                  a reset that could lose messages; carries the unconfirmed acknowledgements
+├── DeletionRefused               a deletion of something that is still needed; carries the open claims
+├── AlreadyDone                   a claim that has been settled already; carries the recorded value
 └── LedgerUnavailable
     ├── LedgerUnsuitable          a bucket that could lose what is written into it
-    ├── LedgerFull
-    └── LedgerInvalid             somebody else wrote into the ledger
+    ├── LedgerFull                a record that has no room for more
+    └── LedgerInvalid             a record or receipt that this package did not write
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 class HandoffError(JetStreamError):
-    """The contract between taking, holding and settling."""
+    """Root of the errors of taking, holding and settling claims."""
 
 
 class ClaimInvalid(HandoffError, ValueError):
-    """Not a claim, or one whose content contradicts itself."""
+    """The value is not a claim, or its fields contradict each other."""
 
 
 class ConsumerUnsuitable(HandoffError):
-    """A consumer that breaks a rule for claims: which rule, its value, and what it must be."""
+    """A consumer that breaks a rule for claims. Names the field (``rule``), its value, and what it must be."""
 
     def __init__(self, consumer: str, rule: str, value: object, remedy: str) -> None:
-        super().__init__(f"consumer {consumer!r}: {rule}={value!r}: {remedy}")
+        super().__init__(f"consumer {consumer!r} cannot be used for claims because of {rule}={value!r}: {remedy}")
         self.consumer = consumer
         self.rule = rule
         self.value = value
@@ -45,10 +45,10 @@ class ConsumerUnsuitable(HandoffError):
 
 
 class DeadLettersUnsuitable(HandoffError):
-    """A stream that breaks a rule for dead letters: which rule, its value, and what it must be."""
+    """A stream that breaks a rule for dead letters. Names the field (``rule``), its value, and what it must be."""
 
     def __init__(self, stream: str, rule: str, value: object, remedy: str) -> None:
-        super().__init__(f"dead-letter stream {stream!r}: {rule}={value!r}: {remedy}")
+        super().__init__(f"stream {stream!r} cannot store dead letters because of {rule}={value!r}: {remedy}")
         self.stream = stream
         self.rule = rule
         self.value = value
@@ -56,33 +56,37 @@ class DeadLettersUnsuitable(HandoffError):
 
 
 class ReplayRefused(HandoffError):
-    """No dead letter can be published into this stream, and nothing was: what prevents it, and what to do."""
+    """No dead letter can be published into this stream, and none was. Names the problem and what to do about it."""
 
     def __init__(self, stream: str, problem: str, remedy: str) -> None:
-        super().__init__(f"dead letters cannot be replayed into stream {stream!r}: {problem}; {remedy}")
+        super().__init__(f"dead letters cannot be replayed into stream {stream!r}, because {problem}; {remedy}")
         self.stream = stream
         self.problem = problem
         self.remedy = remedy
 
 
 class Superseded(HandoffError):
-    """The claim is not open any more: its messages were, or will be, handed out again in another claim."""
+    """The claim is no longer open: its messages have been or will be delivered again, in another claim."""
 
 
 class HeldByAnother(HandoffError):
-    """A newer attempt holds the claim."""
+    """Another attempt holds the claim."""
 
 
 class HoldLost(HandoffError):
-    """The hold ended while the work was running: its result must not be settled."""
+    """The hold ended while the work was running, so the work must not be settled."""
 
 
 class AlreadyDone(HandoffError):
-    """The claim was settled as done before: ``value`` is what that attempt recorded, ``token`` which one it was, ``at``
-    the server's time of it, RFC 3339."""
+    """The claim has already been settled as done.
+
+    ``token`` names the attempt that settled it, ``value`` is what that attempt recorded, and ``at`` is the server's
+    time when it did, RFC 3339.
+    """
 
     def __init__(self, claim_id: str, token: str, value: object, at: str = "") -> None:
-        super().__init__(f"claim {claim_id} was settled as done by attempt {token}" + (f" at {at}" if at else ""))
+        settled = f"claim {claim_id} was already settled as done by attempt {token}"
+        super().__init__(f"{settled} at {at}" if at else settled)
         self.claim_id = claim_id
         self.token = token
         self.value = value
@@ -90,7 +94,10 @@ class AlreadyDone(HandoffError):
 
 
 class ResetRefused(HandoffError):
-    """A reset that was not made, because messages could be lost by it. ``unconfirmed``: acknowledgements, if any."""
+    """The consumer was not reset, because messages could have been lost.
+
+    ``unconfirmed`` are the messages whose acknowledgements are unconfirmed, if there are any.
+    """
 
     def __init__(self, message: str, unconfirmed: Sequences | None = None) -> None:
         super().__init__(message)
@@ -98,8 +105,11 @@ class ResetRefused(HandoffError):
 
 
 class DeletionRefused(HandoffError):
-    """Nothing was deleted, because it is still needed. ``claims``: the ids of its open claims. ``unprocessed``: how
-    many messages would be deleted that nobody has processed."""
+    """The stream or consumer was not deleted, because it is still needed.
+
+    ``claims`` are the ids of its open claims, ``unprocessed`` the number of unprocessed messages that the server would
+    delete with it.
+    """
 
     def __init__(self, message: str, claims: tuple[str, ...] = (), unprocessed: int = 0) -> None:
         super().__init__(message)
@@ -108,16 +118,17 @@ class DeletionRefused(HandoffError):
 
 
 class LedgerUnavailable(HandoffError):
-    """The ledger's buckets are missing, or the account may not use them."""
+    """The ledger's buckets are missing, cannot be reached, or may not be used by this account."""
 
 
 class LedgerUnsuitable(LedgerUnavailable):
-    """A bucket that breaks a rule for the ledger: which field, its value, and what it must be."""
+    """A bucket that breaks a rule for the ledger. Names the field, its value, and what it must be."""
 
     def __init__(self, bucket: str, field: str, value: object, remedy: str) -> None:
         super().__init__(
-            f"the ledger's bucket {bucket!r} cannot be used: {field}={shown(value)}: {remedy}. Change its stream "
-            f"KV_{bucket}; where the server does not allow that, delete it while no claim is open: a sensor creates it"
+            f"the ledger's bucket {bucket!r} cannot be used because of {field}={shown(value)}: {remedy}. Change its "
+            f"stream KV_{bucket}. If the server does not allow that, delete the stream while no claim is open: the "
+            "next sensor creates it again"
         )
         self.bucket = bucket
         self.field = field
@@ -126,7 +137,7 @@ class LedgerUnsuitable(LedgerUnavailable):
 
 
 class LedgerFull(LedgerUnavailable):
-    """A consumer's record would pass its limit although the batch was cut."""
+    """A consumer's record would become larger than its limit, even with a smaller batch."""
 
 
 class LedgerInvalid(LedgerUnavailable):
@@ -134,8 +145,9 @@ class LedgerInvalid(LedgerUnavailable):
 
     def __init__(self, what: str, wrong: str) -> None:
         super().__init__(
-            f"the ledger's {what} cannot be read ({wrong}): somebody else wrote it. Nothing is acknowledged meanwhile. "
-            "Put the value of before back, or purge its subject in the bucket's stream: the messages come again then"
+            f"the ledger's {what} cannot be read ({wrong}), because this release did not write it. Nothing is "
+            "acknowledged until that is fixed. Restore the previous value, or purge its subject in the bucket's stream "
+            "so that the messages are redelivered"
         )
         self.what = what
         self.wrong = wrong

@@ -1,6 +1,6 @@
-"""What happens to claims, told to whoever listens: metrics and traces, which the hand-off itself does not know.
+"""Events of claims, for listeners such as metrics and traces, which the hand-off itself does not know.
 
-One event for a claim or a batch, never one for a message; and nothing of what is in a message.
+There is one event for a claim or a batch, never one for a message, and it contains nothing of a message's content.
 """
 
 from __future__ import annotations
@@ -18,27 +18,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Name = Literal[
-    "taken",  # entered in the ledger and leased; ``seconds`` since the first message of its batch came
-    "held",  # an attempt began; ``seconds`` since it was taken
-    "kept",  # held for others (docs/several-tasks.md)
-    "lost",  # an attempt does not hold it any more: what it did does not count
-    "done",  # recorded and acknowledged, but for what is dead-lettered; ``seconds`` for both
+    "taken",  # entered in the ledger and leased; ``seconds`` since the first message of its batch arrived
+    "held",  # an attempt began; ``seconds`` since the claim was taken
+    "kept",  # held for other tasks (docs/several-tasks.md)
+    "lost",  # an attempt no longer holds the claim: its result does not count
+    "done",  # recorded and acknowledged, except for dead-lettered messages; ``seconds`` that both took
     "dead_lettered",  # copied to the dead-letter stream and terminated
-    "unconfirmed",  # done, and not known to be acknowledged: the next take sees to it
-    "failed",  # given up: delivered again
-    "released",  # let go between two attempts
-    "superseded",  # open, until its messages were delivered to somebody else: its sensor or its task died
-    "reprocessed",  # done once more; its attempt is now the committed one
-    "repeated",  # delivered again although done: acknowledged, not processed
-    "given_back",  # pulled and not handed on
-    "dropped",  # pulled too long ago to be entered: delivered again
+    "unconfirmed",  # done, but the acknowledgement is unconfirmed: the next take repeats it
+    "failed",  # the work failed for the last time: the messages are redelivered
+    "released",  # no longer held, between two attempts
+    "superseded",  # was open until its messages were delivered to another client: its sensor or its task died
+    "reprocessed",  # settled once more: the new attempt is now the committed one
+    "repeated",  # messages that were redelivered although they are done: acknowledged, not processed again
+    "given_back",  # pulled, but not handed on: negatively acknowledged
+    "dropped",  # pulled too long ago to be entered in the ledger: the messages are redelivered
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``claim`` is its id, empty for messages that are in none. ``origin`` is the ``traceparent`` that the first
-    message of the batch carries, empty without one."""
+    """One event.
+
+    name:      what happened.
+    messages:  number of messages.
+    claim:     the id of the claim; empty for messages that are in no claim.
+    seconds:   how long it took, for some events.
+    origin:    the ``traceparent`` of the first message of the batch; empty if it has none.
+    """
 
     name: Name
     stream: str
@@ -55,7 +61,8 @@ _listening = threading.Lock()
 
 
 def listen(listener: Listener) -> None:
-    """Call it with every event of this process, where it happens; once, however often it is given."""
+    """Call ``listener`` with every event of this process, in the thread in which it happens. A listener that is given
+    several times is called once."""
     with _listening:
         if listener not in _listeners:
             _listeners.append(listener)
@@ -64,10 +71,10 @@ def listen(listener: Listener) -> None:
 def tell(
     name: Name, of: Claim | Taking, messages: int, *, claim: str = "", seconds: float | None = None, origin: str = ""
 ) -> None:
-    """Tell the listeners. One that fails is logged: no message waits for a metric."""
+    """Call the listeners. An error of a listener is logged and not raised: a metric must not stop the hand-off."""
     event = Event(name, of.stream, of.consumer, messages, claim, seconds, origin)
     for listener in _listeners:
         try:
             listener(event)
         except Exception:
-            log.exception("a listener failed at %s", name)
+            log.exception("a listener failed for the event %r", name)

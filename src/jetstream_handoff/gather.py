@@ -1,6 +1,6 @@
-"""Gathering a batch: how many messages to ask for, which leases to renew, when the batch is complete or too old.
+"""Gathering a batch: how many messages to ask for, when to renew leases, when the batch is complete or too old.
 
-No I/O and no clock: :mod:`.take` reports what arrives and when, and carries out what :class:`GatherWindow` decides.
+No I/O and no clock: :mod:`.take` reports what arrives and when, and does what :class:`GatherWindow` decides.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from jetstream_client.consume.message import Message
     from jetstream_handoff.taking import Taking
 
-# Seconds. Renewing a pull is most of what a waiting sensor costs; past two minutes a server unpins a client (ADR-42).
+# Seconds. Pull requests are most of what a waiting sensor costs. After two minutes a server unpins a client (ADR-42).
 LONGEST_PULL = 100.0
 LOOK = 1.0  # seconds that a look waits for a first message
 _LEASED = 0.75  # of ack_wait: a batch that is older could be delivered to another client while it is entered
-_HEARTBEAT = 15.0  # seconds between the server's, as nats.go's consuming has it; two missed ones are a lost pull
-_REFUSED = 1.0  # a pull that the server does not permit is known by then
-_STALLED = 3.0  # what the server has and does not send for so long waits for acknowledgements, or for another client
+_HEARTBEAT = 15.0  # seconds between the server's heartbeats, as in nats.go's Consume; a pull that misses two is lost
+_REFUSED = 1.0  # seconds within which the server reports a pull that it does not permit
+_STALLED = 3.0  # seconds after which pending messages that do not arrive wait for acknowledgements or another client
 
 
 class LeaseOver(Exception):
@@ -34,7 +34,8 @@ class LeaseOver(Exception):
 
 
 class Delivery(NamedTuple):
-    """What the hand-off needs of a message. ``counter`` is its consumer sequence, ``first``: delivered once so far."""
+    """What the hand-off needs to know of a message: its stream sequence, its consumer sequence (``counter``), its size,
+    and whether this is its first delivery."""
 
     sequence: int
     counter: int
@@ -45,16 +46,18 @@ class Delivery(NamedTuple):
     def of(cls, message: Message, address: AckAddress) -> Delivery:
         meta = message.metadata
         if not address.covers(meta):
-            raise InvalidValue("reply", message.reply, f"this is no delivery of the consumer under {address.prefix}")
+            remedy = f"this message was not delivered by the consumer whose acknowledgements go to {address.prefix}"
+            raise InvalidValue("reply", message.reply, remedy)
         return cls(meta.sequence, meta.consumer_sequence, message.size, meta.delivered == 1)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Messages by their sequences.
+    """Deliveries by their stream sequences.
 
-    ``since``: before this moment none of them was delivered or renewed. ``began``: when the first one arrived, on our
-    clock. ``ack_wait``: seconds.
+    since:     a moment before which none of the messages was delivered or renewed.
+    began:     when the first message arrived, on our clock.
+    ack_wait:  that of the consumer, in seconds.
     """
 
     deliveries: dict[int, Delivery]
@@ -72,15 +75,15 @@ class Batch:
         return max(delivery.counter for delivery in self.deliveries.values())
 
     def check(self, at: Moment) -> None:
-        """Raises LeaseOver when some of it may have been delivered again by then."""
+        """Raise LeaseOver if some of the messages may have been redelivered by then."""
         if self.since.age(at) > _LEASED * self.ack_wait:
             raise LeaseOver(
-                f"it is older than {_LEASED:.0%} of ack_wait ({self.ack_wait:g} s), so that it could have been "
-                "delivered again; if this goes on, raise ack_wait, or lower min_messages or max_messages"
+                f"the batch is older than {_LEASED:.0%} of ack_wait ({self.ack_wait:g} s), so its messages may have "
+                "been redelivered; if this happens often, raise ack_wait, or lower min_messages or max_messages"
             )
 
     def halved(self) -> Batch:
-        """The lower half of its sequences."""
+        """Return a batch of the lower half of its sequences."""
         kept = sorted(self.deliveries)[: len(self.deliveries) // 2]
         return replace(self, deliveries={sequence: self.deliveries[sequence] for sequence in kept})
 
@@ -89,14 +92,15 @@ class GatherWindow:
     """The accounting of one batch. Times are seconds of the driver's clock.
 
     Before each pull the driver looks at the ledger's record and the consumer (:meth:`on_look`), then opens the pull of
-    :meth:`next_pull`. It waits for messages as long as :meth:`wait` says and reports each time what has arrived, if
-    anything (:meth:`on_messages`). When :attr:`renewal_due` it renews the leases (:meth:`on_renewed`). Where ``wait``
-    is 0 it stops the pull; when there is no next one the :attr:`batch` is complete, or too little has arrived in time.
+    :meth:`next_pull`. It waits for messages as long as :meth:`wait` says and each time reports what has arrived, if
+    anything (:meth:`on_messages`). When :attr:`renewal_due` it renews the leases (:meth:`on_renewed`). When ``wait``
+    is 0 it stops the pull. When there is no next pull, the :attr:`batch` is complete, or too few messages arrived in
+    time.
 
     deadline:     when gathering ends in any case.
-    longest_pull: seconds that the consumer allows to one pull.
-    look:         take what can be delivered now, however little it is, and what follows within ``gather``.
-    most:         messages of the batch at most, ``max_messages`` by default.
+    longest_pull: longest duration of a pull that the consumer allows, in seconds.
+    look:         take the messages that can be delivered now, however few, and those that follow within ``gather``.
+    most:         the largest number of messages in the batch; default: ``max_messages``.
     """
 
     def __init__(
@@ -119,9 +123,9 @@ class GatherWindow:
         self._seen = self._since = Moment(0.0, 0)
         self._pulled: dict[int, Delivery] = {}
         self._began = 0.0
-        self._more_until = 0.0  # the server has more, which is waited for until then
+        self._more_until = 0.0  # until when to wait for more messages that the server has
         self._quiet = _REFUSED  # how long to wait for a first message
-        self._slow = False  # the last renewal took so long that the next one is due
+        self._slow = False  # whether the last renewal took so long that the next one is already due
 
     @property
     def count(self) -> int:
@@ -129,22 +133,24 @@ class GatherWindow:
 
     @property
     def enough(self) -> bool:
-        """As many as ``min_messages`` have arrived."""
+        """Whether at least ``min_messages`` have arrived."""
         return len(self._pulled) >= self._taking.min_messages
 
     @property
     def batch(self) -> Batch:
-        """What has been gathered so far."""
+        """The messages gathered so far."""
         return Batch(self._pulled, self._since, self._began, self._ack_wait)
 
     def on_look(self, life: tuple[str, int], at: Moment, *, elsewhere: bool) -> None:
-        """The consumer is in this life. ``elsewhere``: another try of the owner, still alive, has entered claims.
+        """Report the life in which the consumer is.
+
+        elsewhere: another try of the owner, which is still alive, has entered claims.
 
         Raises:
             LeaseOver: the batch was gathered too slowly.
         """
         if life != self._life:
-            self._pulled.clear()  # of an earlier life: it is delivered again
+            self._pulled.clear()  # messages of an earlier life, which are redelivered
         if self._look and self._life is None:
             self._patience = min(self._deadline, at.ours + LOOK)
         self._life, self._seen = life, at
@@ -157,7 +163,7 @@ class GatherWindow:
         """The parameters of the pull to open now, if any."""
         if not self.wait(now):
             return None
-        # A look is shorter than its request: heartbeats that a busy machine misses in a second mean nothing.
+        # A look ends sooner than its request: on a busy machine, heartbeats missed within a second mean nothing.
         expires = min(self._longest_pull, max(5.0 if self._look else 1.0, self._ends() - now))
         heartbeat = min(_HEARTBEAT, expires / 2.5, self._ack_wait / 4)
         self._quiet = _REFUSED
@@ -165,7 +171,7 @@ class GatherWindow:
         return {"batch": missing, "expires": expires, "heartbeat": heartbeat, "priority": priority}
 
     def wait(self, now: float) -> float:
-        """Seconds to wait for more messages; 0: no more are wanted."""
+        """Seconds to wait for more messages; 0 if no more are needed."""
         left = self._ends() - now
         if left <= 0 or len(self._pulled) >= self._most:
             return 0.0
@@ -174,8 +180,8 @@ class GatherWindow:
     def _ends(self) -> float:
         """When the batch is handed over if nothing else arrives.
 
-        What the server has is fetched as long as it comes, and what it does not have is waited for; but after a renewal
-        that took too long, more messages would have the leases end before they are entered.
+        Until then, messages that the server has are fetched, and others are waited for. After a renewal that took too
+        long the batch is handed over at once: with more messages, leases would end before they are entered.
         """
         if not self._pulled:
             return self._patience
@@ -185,10 +191,10 @@ class GatherWindow:
         return min(self._deadline, self._began if self._slow else gathered)
 
     def on_messages(self, deliveries: Iterable[Delivery], now: float, *, silence: float, pending: int | None) -> None:
-        """These have arrived by ``now``, perhaps none.
+        """Report the messages that have arrived by ``now``, perhaps none.
 
-        silence: the longest time so far without a message or heartbeat of this pull: none was on its way for longer.
-        pending: how many more the server has; None when nothing has arrived, or the pull was stopped.
+        silence: the longest time so far without a message or heartbeat of this pull. No message was in transit longer.
+        pending: how many more messages the server has; None if no message has arrived or the pull was stopped.
         """
         began = not self._pulled
         for delivery in deliveries:
@@ -205,7 +211,7 @@ class GatherWindow:
         return bool(self._pulled) and now - self._since.ours > self._ack_wait / HEARTBEATS
 
     def on_renewed(self, began: Moment, ended: Moment) -> None:
-        """All messages of the batch that were delivered before ``began`` were leased again between these moments.
+        """Report that the leases of all messages delivered before ``began`` were renewed between these moments.
 
         Raises:
             LeaseOver: a lease may have ended before it was renewed.
@@ -215,4 +221,4 @@ class GatherWindow:
         took = ended.ours - began.ours
         self._slow = took > self._ack_wait / HEARTBEATS
         if self._more_until:
-            self._more_until += took  # hundreds of thousands take seconds, in which nothing was received
+            self._more_until += took  # renewing hundreds of thousands takes seconds, in which nothing was received

@@ -1,6 +1,6 @@
 """A claim that a synchronous task holds: a portal's event loop sends the heartbeats while the task's thread works.
 
-Loading this file loads neither nats-py nor the hold: orchestrators import it whenever they parse a task.
+Importing this module loads neither nats-py nor :mod:`.hold`, because orchestrators import it to parse a task.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RELEASE_TIMEOUT = 3.0
-"""Seconds that a killed task waits for its claim to be released: the orchestrator ends the process soon after."""
+"""Seconds that a killed task waits for its claim to be released, because the orchestrator soon ends its process."""
 
 
 class HeldClaim:
@@ -43,11 +43,12 @@ class HeldClaim:
         self.claim = claim = hold.claim
         self.id, self.stream, self.consumer, self.sequences = claim.id, claim.stream, claim.consumer, claim.sequences
         self.count = claim.count
-        """How many messages are claimed."""
+        """Number of claimed messages."""
         self.bytes = claim.bytes
-        """The size of their payloads."""
+        """Sum of the messages' sizes, in bytes."""
         self.attempt_id = hold.attempt_id
-        """The key for output: write under it, and two attempts that overlap never share a place."""
+        """The key for output. If all output is written under it, two attempts that overlap never write to the same
+        place."""
         self._hold = hold
         self._portal = portal
         self._dead_letters = dead_letters
@@ -68,12 +69,13 @@ class HeldClaim:
         dead_letters: str | None = None,
         reprocess: bool = False,
     ) -> Iterator[Self]:
-        """Hold a claim on a separate connection until the end of the block, and release it unless the block ended it.
+        """Hold a claim on a separate connection until the end of the block. Release it if the block did not end it.
 
-        longest_hold:  a hold that lasts longer is lost.
-        dead_letters:  the stream for what is rejected, by default ``DEAD_<stream>``.
-        reprocess:     hold a claim that is already settled once more, instead of raising AlreadyDone; raises
-                       MessagesMissing when its stream does not contain all of its messages any more.
+        try_number:    the number of the task's try, which becomes part of the token.
+        longest_hold:  the hold is lost after this time; default: 24 hours.
+        dead_letters:  the dead-letter stream for rejected messages; default: ``DEAD_<stream>``.
+        reprocess:     process a claim that is already settled once more, instead of raising AlreadyDone. Raises
+                       MessagesMissing if the stream no longer contains all of its messages.
         """
         from anyio.from_thread import start_blocking_portal
 
@@ -94,15 +96,16 @@ class HeldClaim:
 
     @property
     def lost(self) -> str:
-        """Why the claim is not held any more; empty while it is. Work that checks it can stop early."""
+        """Why the claim is no longer held; empty while it is. Work that checks this can stop early."""
         return self._hold.lost
 
     def on_stop(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` in a separate thread when the work has to stop, because the claim was lost or killed."""
+        """Call ``callback()`` in a separate thread when the work has to stop because the claim was lost or the task
+        killed."""
         self._when_stopped.append(callback)
 
     def messages(self) -> Iterator[StoredMessage]:
-        """Exactly the claimed messages, without Spark: for small claims. See
+        """Read exactly the claimed messages without Spark, which suits small claims. See
         :func:`jetstream_handoff.messages.messages`."""
         from jetstream_handoff.messages import messages
 
@@ -110,49 +113,54 @@ class HeldClaim:
 
     @property
     def rejected(self) -> Sequences:
-        """What was rejected so far."""
+        """The sequences rejected so far."""
         return self._hold.rejected
 
     def reject(self, sequences: SupportsIndex | Iterable[SupportsIndex] | Sequences, reason: str) -> None:
-        """Reject messages that cannot be processed. When the work succeeds, they are copied with the reason to the
-        dead-letter stream, and the rest is acknowledged; when it fails, nothing is rejected.
+        """Reject messages that cannot be processed.
 
-        sequences: one, or many.
-        reason:    why, in one line.
+        When the claim is settled, they are copied with the reason to the dead-letter stream and terminated, and all
+        others are acknowledged. If the work fails, nothing is rejected.
+
+        sequences: one stream sequence, or several.
+        reason:    why they cannot be processed, in one line.
 
         Raises:
-            InvalidValue: a sequence that this claim does not hold, or no reason.
+            InvalidValue: the claim does not contain one of the sequences, or the reason is empty.
             DeadLettersUnsuitable: the dead-letter stream breaks a rule.
-            HoldLost: the claim is not held any more.
+            HoldLost: the claim is no longer held.
         """
         self._portal.call(self._hold.reject, _sequences(sequences), reason, self._dead_letters)
 
     @property
     def ended(self) -> bool:
-        """Whether the work itself settled, failed or released it. The hold knows, whenever an alarm struck."""
+        """Whether the work itself settled, failed or released the claim. True even if a task time-out interrupted the
+        call."""
         return self._hold.ended and not self.killed
 
     @property
     def killed(self) -> bool:
-        """Whether :meth:`kill` released it before it was settled."""
+        """Whether :meth:`kill` released the claim before it was settled."""
         return self._releasing is not None
 
     def settle(self, value: Any = None) -> None:
-        """See :meth:`jetstream_handoff.hold.Hold.settle`."""
+        """Record the claim as done with a JSON value, then acknowledge its messages. See
+        :meth:`jetstream_handoff.hold.Hold.settle`."""
         self._end(self._hold.settle, value)
 
     def fail(self, reason: str = "", *, blame: bool = True) -> None:
-        """Give the claim up: its messages are delivered again. Counted against them unless ``blame`` is off."""
+        """Fail the claim: its messages are redelivered. The failure counts against them unless ``blame`` is false."""
         self._end(partial(self._hold.fail, reason, blame=blame))
 
     def release(self, delay: timedelta | None = None) -> None:
-        """Release it for another attempt. Without one its messages are redelivered after ``delay``."""
+        """Release the claim for another attempt. If no attempt holds it by then, its messages are redelivered after
+        ``delay`` (default: at once)."""
         self._end(self._hold.release, delay)
 
     def kill(self) -> None:
-        """Release it at once and stop its work; settling is refused from now on. Returns immediately.
+        """Release the claim at once and stop its work. From now on settling is refused. Returns immediately.
 
-        A claim that is being settled at this moment is settled: its work is done.
+        A claim that is just being settled is still settled, because its work is done.
         """
         if not self._ending:
             self._ending = True
@@ -160,12 +168,12 @@ class HeldClaim:
             self._stop_work()
 
     def _end(self, function: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-        """One end for one hold, in the portal's thread.
+        """End the hold in the portal's thread, once.
 
-        The alarm of a task time-out strikes the main thread: it waits until the claim has ended, and is raised then.
+        A task time-out interrupts the main thread. It is raised only when the hold has ended.
         """
         if self.killed:
-            raise HoldLost(f"claim {self.id} was released when its task was killed")
+            raise HoldLost(f"claim {self.id} was released when its task was killed, so it cannot be settled")
         self._ending = True
         ending = self._portal.start_task_soon(function, *arguments)
         interruption: BaseException | None = None
@@ -174,19 +182,19 @@ class HeldClaim:
                 wait([ending])
             except BaseException as error:  # noqa: BLE001 - raised below
                 interruption = error
-        self._ending = ending.exception() is None  # otherwise it is still held, and released on the way out
+        self._ending = ending.exception() is None  # after an error it is still held, and released at the block's end
         if interruption is not None:
             raise interruption
         ending.result()
 
     def _stop_work(self) -> None:
-        # Not in this thread: it may be the event loop's, or in the middle of a call that the callback would wait for.
+        # Use other threads: this one may run the event loop, or a call that the callback would wait for.
         for callback in self._when_stopped:
             threading.Thread(target=callback, daemon=True).start()
 
 
 def _sequences(value: object) -> Sequences:
-    """As a set of plain numbers: what comes out of a DataFrame may be NumPy's."""
+    """Return a set of plain integers: a DataFrame may contain NumPy's."""
     from jetstream_client.sequences import Sequences
 
     if isinstance(value, Sequences):
@@ -195,7 +203,7 @@ def _sequences(value: object) -> Sequences:
         many: Iterable[Any] = value if isinstance(value, Iterable) else [value]
         return Sequences.of(operator.index(each) for each in many)
     except TypeError:
-        remedy = "give numbers of messages, e.g. [row.sequence for row in bad.collect()]"
+        remedy = "give stream sequences, for example [row.sequence for row in bad.collect()]"
         raise InvalidValue("sequences", type(value).__name__, remedy) from None
 
 

@@ -1,4 +1,4 @@
-"""Hold: one attempt owns a claim while its work runs, shown by a token and kept by heartbeats."""
+"""Hold: one attempt owns a claim while its work runs. A token names the attempt, and heartbeats renew the leases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TO_RELEASE = 10.0  # seconds for giving back on the way out
+_TO_RELEASE = 10.0  # seconds for a release at the end of the block
 
 
 class Hold:
@@ -45,29 +45,34 @@ class Hold:
         self._ack_wait = ack_wait
         self._longest = longest_hold.total_seconds()
         self.ended = False  # settled, failed or released
-        self.lost = ""  # why; empty while it is not
+        self.lost = ""  # why the claim is no longer held; empty while it is
         self._when_lost: list[Callable[[str], None]] = []
         self._beats: asyncio.Task[None] | None = None
         self._rejected: dict[str, Sequences] = {}
         self._dead_letters: DeadLetters | None = None
         self._end: asyncio.TimerHandle | None = None
-        self._renewed: datetime | None = None  # no heartbeat was sent later
+        self._renewed: datetime | None = None  # no heartbeat was sent after this
 
     @classmethod
     @asynccontextmanager
     async def begin(
         cls, js: JetStream, claim: Claim, *, try_number: int, longest_hold: timedelta = LONGEST_HOLD
     ) -> AsyncIterator[Hold]:
-        """Take the claim over from whoever held it, and keep it until the end of the block.
+        """Take the claim over from any earlier attempt, and hold it until the end of the block.
 
-        Leaving without an end releases it without delay. A ``KEEPER`` takes it over from nobody but another one.
+        If the block does not end the hold, it is released without delay. A ``KEEPER`` takes a claim over only from
+        another keeper.
+
+        try_number:    the number of the task's try, which becomes part of the token.
+        longest_hold:  the hold is lost after this time; default: 24 hours.
 
         Raises:
-            AlreadyDone: it was settled; carries the value. What was left unacknowledged is acknowledged first.
-            Superseded: stream or consumer were recreated, or its messages belong to another claim.
-            HeldByAnother: an attempt holds what was to be kept.
-            LedgerUnavailable: buckets missing or not permitted.
-            PermissionDenied: the account may not acknowledge for this consumer, so the work is not begun.
+            AlreadyDone: the claim was already settled; carries the value. Messages that were left unacknowledged are
+                acknowledged first.
+            Superseded: the stream or the consumer was recreated, or the messages belong to another claim.
+            HeldByAnother: a ``KEEPER`` found the claim held by an attempt.
+            LedgerUnavailable: the ledger's buckets are missing, or the account may not use them.
+            PermissionDenied: the account may not acknowledge for this consumer, so the work must not begin.
         """
         ledger = Ledger(js, claim.stream, claim.consumer)
         await ledger.check()
@@ -79,7 +84,10 @@ class Hold:
             if record is None or entry is None:
                 raise NotOpen(record)
             if entry.sequences != claim.sequences:
-                raise ClaimInvalid(f"claim {claim.id}: its ranges are not those that the ledger entered")
+                raise ClaimInvalid(
+                    f"claim {claim.id} has other ranges than its entry in the ledger; pass the claim that the sensor "
+                    "returned, unchanged"
+                )
             if try_number == KEEPER and not (entry.token or token).startswith(f"{KEEPER}-"):
                 raise HeldByAnother(
                     f"claim {claim.id} is held by attempt {claim.id}-{entry.token}; wait until its work ends"
@@ -93,7 +101,7 @@ class Hold:
         except AlreadyDone:
             await settle.acknowledge_again(ledger, claim)
             raise
-        except asyncio.CancelledError:  # the token may have been written, and nobody would hold the claim
+        except asyncio.CancelledError:  # the token may have been written, but no attempt would hold the claim
             await hold._complete_release()
             raise
         async with hold._kept():
@@ -105,7 +113,7 @@ class Hold:
 
     @asynccontextmanager
     async def _kept(self) -> AsyncIterator[Self]:
-        """Heartbeats until the end of the block, and a release if the block did not end the hold."""
+        """Send heartbeats until the end of the block. Release the claim if the block did not end the hold."""
         longest = self._longest
         self._beats = asyncio.create_task(self._keep())
         self._end = asyncio.get_running_loop().call_later(longest, self._lose, f"held for longer than {longest:g} s")
@@ -117,12 +125,12 @@ class Hold:
 
     @property
     def settings(self) -> ConnectionSettings:
-        """Of the connection that it is held on."""
+        """The settings of the connection on which the claim is held."""
         return self._ledger.js.settings
 
     @property
     def attempt_id(self) -> str:
-        """The key for the output of this attempt: two attempts that overlap never share it."""
+        """The key for the output of this attempt. Two attempts that overlap never share it."""
         return f"{self.claim.id}-{self.token}"
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
@@ -133,19 +141,25 @@ class Hold:
 
     @property
     def rejected(self) -> Sequences:
-        """What was rejected so far."""
+        """The sequences rejected so far."""
         return Sequences.from_ranges(each for some in self._rejected.values() for each in some.ranges)
 
     async def reject(self, sequences: Sequences, reason: str, dead_letters: str | None = None) -> None:
-        """These messages cannot be processed: settling copies them, with the reason, to the dead-letter stream
-        (``DEAD_<stream>`` by default, created here if it is missing) and terminates them. Only settling does.
+        """Reject messages that cannot be processed.
 
-        The first reason of a message stands. Raises as :meth:`~jetstream_handoff.held.HeldClaim.reject`.
+        Settling copies them with the reason to the dead-letter stream and terminates them; any other end of the hold
+        does not. If a message is rejected several times, the first reason counts.
+
+        dead_letters: the dead-letter stream, which is created here if it does not exist; default: ``DEAD_<stream>``.
+
+        Raises:
+            InvalidValue, DeadLettersUnsuitable, HoldLost: as :meth:`~jetstream_handoff.held.HeldClaim.reject`.
         """
         self._still_held()
         reason = check_reason(reason)
         if foreign := sequences - self.claim.sequences:
-            raise InvalidValue("sequences", str(foreign), f"claim {self.claim.id} does not hold them")
+            remedy = f"claim {self.claim.id} does not contain them; reject only sequences of this claim"
+            raise InvalidValue("sequences", str(foreign), remedy)
         if self._dead_letters is None:
             letters = DeadLetters(self._ledger.js, self.claim.stream, dead_letters)
             await letters.ensure()
@@ -153,12 +167,13 @@ class Hold:
         self._rejected[reason] = self._rejected.get(reason, Sequences()) | (sequences - self.rejected)
 
     async def settle(self, value: Any = None) -> None:
-        """The work succeeded: record it with its JSON value, then acknowledge. See :func:`settle.settle_done`.
+        """Settle the claim after its work has succeeded. See :func:`settle.settle_done`.
 
-        What was rejected is copied to the dead-letter stream first.
+        Rejected messages are first copied to the dead-letter stream. Then the ledger records the claim as done, with
+        ``value``, which must be JSON. Then its messages are acknowledged.
 
         Raises:
-            HoldLost: the hold was lost, or ended before.
+            HoldLost: the hold was lost, or has already ended.
         """
         check_value(value)
         self._still_held()
@@ -172,9 +187,9 @@ class Hold:
         self.ended = True
 
     async def fail(self, reason: str = "", *, blame: bool = True) -> None:
-        """The work failed for the last time: the messages are delivered again to whoever takes next.
+        """Fail the claim after its last attempt: the messages are redelivered to the next take.
 
-        Unless ``blame`` is off this is counted against them, see :mod:`jetstream_handoff.failures`.
+        The failure is counted against the messages unless ``blame`` is false (:mod:`jetstream_handoff.failures`).
         """
         self._still_held()
         await self._stop_beats()
@@ -183,7 +198,8 @@ class Hold:
         self.ended = True
 
     async def release(self, delay: timedelta | None = None) -> None:
-        """Let go: another attempt may hold the claim; without one its messages come again after ``delay``."""
+        """Release the claim for another attempt. If no attempt holds it by then, its messages are redelivered after
+        ``delay`` (default: at once)."""
         await self._stop_beats()
         self.ended = True
         await settle.release(self._ledger, self.claim, self.token, delay)
@@ -192,7 +208,8 @@ class Hold:
         await complete(self.let_go(), _TO_RELEASE, f"releasing claim {self.claim.id}", LEASE_ENDS)
 
     async def let_go(self) -> None:
-        """Release it where an error would hide what ended the work, or be seen by nobody: it is logged."""
+        """Release the claim and log an error instead of raising it, where it would hide the error that ended the work,
+        or nothing would handle it."""
         try:
             await self.release()
         except Exception as error:
@@ -201,11 +218,11 @@ class Hold:
 
     @property
     def unreleased(self) -> str:
-        return f"claim {self.claim.id} of consumer {self.claim.consumer}, stream {self.claim.stream}, is not released"
+        return f"claim {self.claim.id} of consumer {self.claim.consumer}, stream {self.claim.stream}, was not released"
 
     @property
     def until(self) -> str:
-        """What becomes of a claim that is not released."""
+        """What happens to a claim that was not released."""
         if self._renewed is None:
             return LEASE_ENDS
         ends = self._renewed + timedelta(seconds=self._ack_wait)
@@ -213,7 +230,7 @@ class Hold:
 
     @contextmanager
     def _fenced(self) -> Iterator[None]:
-        """An end that comes too late: the claim is somebody else's, or settled."""
+        """Report the claim as lost if its end comes too late, because another attempt or claim has its messages."""
         try:
             yield
         except (AlreadyDone, Superseded, HeldByAnother):
@@ -222,9 +239,9 @@ class Hold:
 
     def _still_held(self) -> None:
         if self.lost:
-            raise HoldLost(f"claim {self.claim.id} is not held any more: {self.lost}")
+            raise HoldLost(f"claim {self.claim.id} is no longer held by attempt {self.token}: {self.lost}")
         if self.ended:
-            raise HoldLost(f"claim {self.claim.id} was released or settled before by this attempt")
+            raise HoldLost(f"claim {self.claim.id} was already settled, failed or released by attempt {self.token}")
 
     async def _stop_beats(self) -> None:
         if self._end is not None:
@@ -251,7 +268,7 @@ class Hold:
             except Exception as error:
                 if self._ledger.js.connection.closed:
                     self._lose(str(error))
-                else:  # whatever it was: without heartbeats the messages go to somebody else
+                else:  # try again after any error, because without heartbeats the messages go to another client
                     expected = isinstance(error, JetStreamError)
                     text = "claim %s: a heartbeat failed, trying again: %s"
                     log.warning(text, self.claim.id, error, exc_info=not expected)
@@ -263,29 +280,34 @@ class Hold:
         record, _ = await self._ledger.read()
         entry = record.open.get(self.claim.id) if record else None
         if entry is None:
-            return "the ledger does not hold it open any more"
-        return "" if entry.token == self.token else f"attempt {entry.token} holds it"
+            return "it is no longer open in the ledger"
+        return "" if entry.token == self.token else f"attempt {entry.token} holds it now"
 
     def _lose(self, reason: str) -> None:
         if self.lost:
             return
-        log.error("claim %s is lost: %s", self.claim.id, reason)
+        log.error("claim %s is no longer held by attempt %s: %s", self.claim.id, self.token, reason)
         self.lost = reason
-        if not self.token.startswith(f"{KEEPER}-"):  # it gives way to every attempt, and to the end
+        if not self.token.startswith(f"{KEEPER}-"):  # a keeper gives way to every attempt, and that is no loss
             tell("lost", self.claim, self.claim.count, claim=self.claim.id)
         for callback in self._when_lost:
             callback(reason)
 
 
 async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
-    """The consumer's INFO, when stream and consumer are the ones that the claim was taken from."""
+    """Return the consumer's INFO if stream and consumer are still those from which the claim was taken.
+
+    Raises:
+        Superseded: the stream or the consumer was deleted or recreated.
+        ClaimInvalid: the claim's messages are acknowledged at another address.
+    """
     try:
         stream = await ledger.stream.info(patience=PATIENCE)
         consumer = await ledger.consumer.info(patience=PATIENCE)
     except (StreamNotFound, ConsumerNotFound) as gone:
         raise Superseded(
-            f"claim {claim.id} of consumer {claim.consumer!r}, stream {claim.stream!r}: {gone.description}; "
-            "its messages cannot be settled"
+            f"claim {claim.id} of consumer {claim.consumer!r}, stream {claim.stream!r}, cannot be settled: the server "
+            f"says {gone.description!r}"
         ) from gone
     for kind, created, claimed in (
         ("stream", stream.created, claim.stream_created),
@@ -293,13 +315,14 @@ async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
     ):
         if created != claimed:
             raise Superseded(
-                f"claim {claim.id} of consumer {claim.consumer!r}: the {kind} was recreated at {created}; the claim "
-                f"is of the one that was created at {claimed}; its messages are delivered again, so run the sensor "
-                "instead of this task"
+                f"claim {claim.id} of consumer {claim.consumer!r}, stream {claim.stream!r}, cannot be settled, because "
+                f"the {kind} was recreated at {created} and the claim is of the one created at {claimed}. Its messages "
+                "are redelivered; run the sensor instead of this task"
             )
     address = await ledger.locate()
     if claim.address != address:
         raise ClaimInvalid(
-            f"claim {claim.id}: its ack_prefix is {claim.address.prefix!r}, the consumer's {address.prefix!r}"
+            f"claim {claim.id} has ack_prefix {claim.address.prefix!r}, but its consumer has {address.prefix!r}; pass "
+            "the claim that the sensor returned, unchanged, with a connection to the same domain"
         )
     return consumer

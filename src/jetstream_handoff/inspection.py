@@ -1,4 +1,7 @@
-"""Claims seen from outside, and one released by hand: for the command line. Only :func:`release` writes."""
+"""Claims as the ledger and the server show them, and the release of a claim by hand, for the command line.
+
+Only :func:`release` writes.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +32,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Seen:
-    """A claim as ledger and server show it at this moment.
+    """A claim as the ledger and the server show it at one moment.
 
     state:      ``open``, ``done``, ``failed`` or ``superseded``.
-    entry:      of an open claim.
-    receipt:    of any other; for a claim that is done and has none yet, what it will say.
-    info:       the consumer; None when it does not exist (any more).
-    current:    whether the consumer still is in the life in which the record was written.
-    floor_left: how many of the claim's messages lie above the acknowledgement floor.
     now:        the server's time, RFC 3339.
-    alive:      whether a heartbeat was heard; None when nobody listened, or there is nobody to hear.
+    entry:      the entry of an open claim.
+    receipt:    the receipt of any other claim. For a done claim that has no receipt yet, the receipt that it will get.
+    info:       the consumer; None if it does not exist.
+    current:    whether the consumer is still in the life in which the record was written.
+    alive:      whether a heartbeat was heard; None if :func:`listen` was not called, or no attempt holds the claim.
     """
 
     id: str
@@ -55,84 +57,80 @@ class Seen:
 
     @property
     def since(self) -> str:
-        """When it was entered (open) or settled; empty where nobody wrote it down."""
+        """When the claim was entered (open) or settled; empty if the ledger does not contain the time."""
         if self.entry is not None:
             return self.entry.at
         return self.receipt.at if self.receipt else ""
 
     @property
     def age(self) -> float | None:
-        """Seconds since then, by the server's clock."""
+        """Seconds since then, on the server's clock."""
         return (time_nanoseconds(self.now) - time_nanoseconds(self.since)) / 1e9 if self.since else None
 
     @property
     def holder(self) -> str | None:
-        """The attempt that works on it, by its token: the number of its try, and something random."""
+        """The token of the attempt that works on the claim: the number of its try and a random string."""
         return self.entry.token if self.entry else self.receipt.again if self.receipt else None
 
     @property
     def silence(self) -> float:
-        """Seconds after which an attempt that is not heard does not live."""
+        """Seconds after which an attempt without a heartbeat is dead."""
         wait = self.info.config["ack_wait"] / 1e9 if self.info else 60.0
         return float(wait / HEARTBEATS * 1.5)
 
     @property
     def next(self) -> str:
-        """What happens to it if nobody does anything, in words."""
+        """What happens to the claim next without any action, in words."""
         if self.entry is not None:
             return _next_of_open(self, self.entry)
-        assert self.receipt is not None  # noqa: S101 - one of the two is there
+        assert self.receipt is not None  # noqa: S101 - a claim that is not open has a receipt
         if self.state == "failed":
-            return "Its work failed for the last time: its messages were given back, and belong to other claims."
+            return "Its work failed for the last time. Its messages are redelivered and belong to other claims."
         if self.state == "superseded":
-            return "Its messages were delivered again, to other claims. Nothing more happens to this one."
+            return "Its messages were redelivered in other claims. Nothing more happens to this claim."
         above = self.sequences.last > self.info.floor if self.info else False
-        said = f"It is settled: the output of attempt {self.receipt.attempt_id} counts."
+        said = f"It is settled, and the output of attempt {self.receipt.attempt_id} counts."
         if self.receipt.again:
-            said += f" Attempt {self.receipt.again} processes it again; when that succeeds, its output counts instead."
+            said += f" Attempt {self.receipt.again} processes it again; if that succeeds, its output counts instead."
         if above:
-            said += (
-                " Some of it may not be acknowledged yet: if it is delivered again, that is recognised and made good."
-            )
+            said += " Messages that are not acknowledged yet may be redelivered; the next sensor acknowledges them."
         return said
 
 
 def _next_of_open(seen: Seen, entry: OpenEntry) -> str:
     if seen.info is None:
-        return "Its consumer does not exist any more: it cannot be settled, and is superseded by the next sensor."
+        return "It cannot be settled, because its consumer does not exist. The next sensor supersedes it."
     if not seen.current:
-        return (
-            "Its consumer was recreated, reset or rolled back: it cannot be settled, and the next sensor supersedes it."
-        )
+        return "It cannot be settled, because its consumer was recreated or reset. The next sensor supersedes it."
     wait = seen.info.config["ack_wait"] / 1e9
     if entry.token is None:
         return (
-            "Nobody holds it: it waits for its task, or for a retry. If none comes, its messages are delivered again "
-            "when their lease ends, and the next sensor takes them into another claim."
+            "No attempt holds it: it waits for its task or for a retry. If none begins before its lease ends, its "
+            "messages are redelivered, and the next sensor takes them in another claim."
         )
     if seen.alive:
         return f"Attempt {entry.token} is alive. It settles the claim when its work has succeeded."
     silent = (
-        "was not heard"
+        "sent no heartbeat"
         if seen.alive is False
-        else f"holds it: alive or dead, which `--listen {seen.silence:.0f}` tells"
+        else f"holds it; `--listen {seen.silence:.0f}` shows whether that attempt is alive"
     )
     return (
-        f"Attempt {entry.token} {silent}. If it is dead, its messages are delivered again {wait:g} s after its last "
-        "heartbeat, and the next sensor takes them into another claim; a retry of its task may hold it before that."
+        f"Attempt {entry.token} {silent}. If it is dead, its messages are redelivered {wait:g} s after its last "
+        "heartbeat, and the next sensor takes them in another claim, unless a retry of its task holds the claim first."
     )
 
 
 async def open_claims(
     js: JetStream, stream: str | None = None, consumer: str | None = None, *, whatever_can_be_read: bool = False
 ) -> list[Seen]:
-    """The open claims of all consumers in the ledger, or of those named, the oldest first.
+    """Return the open claims of all consumers in the ledger, or of one stream or consumer, the oldest first.
 
-    whatever_can_be_read: a record that cannot be read is only logged: it hides no other.
+    whatever_can_be_read: log a record that cannot be read instead of raising LedgerInvalid.
 
     Raises:
-        LedgerUnavailable: there is no ledger, or it may not be read.
-        LedgerInvalid: one of the records cannot be read.
+        LedgerUnavailable: the ledger does not exist, or this account may not read it.
+        LedgerInvalid: a record cannot be read.
     """
     found = []
     for ledger in await ledgers(js, stream, consumer):
@@ -144,11 +142,11 @@ async def open_claims(
 
 
 async def check_known(js: JetStream, stream: str | None, consumer: str | None) -> None:
-    """That what was named exists, or has claims in the ledger.
+    """Check that the named stream or consumer exists, or has claims in the ledger.
 
     Raises:
         StreamNotFound, ConsumerNotFound: neither the ledger nor the server knows it.
-        InvalidValue: the ledger has no consumer of this name, and its stream was not named.
+        InvalidValue: the ledger does not know the consumer, and its stream was not named.
     """
     if await ledgers(js, stream, consumer):
         return
@@ -157,12 +155,12 @@ async def check_known(js: JetStream, stream: str | None, consumer: str | None) -
         if consumer is not None:
             await js.stream(stream).consumer(consumer).info(patience=PATIENCE)
     elif consumer is not None:
-        remedy = "no claim was taken by a consumer of this name; check it, or name its stream, too"
+        remedy = "the ledger has no claims of a consumer with this name; check the name, or name its stream as well"
         raise InvalidValue("consumer", consumer, remedy)
 
 
 async def find(js: JetStream, claim_id: str) -> Seen | None:
-    """One claim, open or not; None when the ledger does not know it (any more). Raises LedgerUnavailable."""
+    """Return one claim, open or not; None if the ledger does not know it (any more). Raises LedgerUnavailable."""
     if not is_claim_id(claim_id):
         return None
     for ledger in await ledgers(js):
@@ -179,11 +177,11 @@ async def find(js: JetStream, claim_id: str) -> Seen | None:
 
 
 async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen]:
-    """The same claims, and of those that are held whether a heartbeat was heard within so many seconds.
+    """Return the same claims with ``alive``: for those that are held, whether a heartbeat was heard in ``seconds``.
 
     Raises:
-        PermissionDenied: the account may not listen to acknowledgements.
-        AddressUnknown: with a domain, the address of the acknowledgements cannot be learned.
+        PermissionDenied: the account may not subscribe to acknowledgements.
+        AddressUnknown: the consumer is in a domain, and the address of its acknowledgements cannot be found.
     """
     silent = {seen.id: seen for seen in claims if seen.entry and seen.entry.token}
     held = set(silent)
@@ -211,28 +209,28 @@ async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen
 
 
 async def release(js: JetStream, seen: Seen) -> None:
-    """Let an open claim go: its token in the ledger first, then its messages, which are delivered again at once.
+    """Release an open claim: remove its token from the ledger, then let its messages be redelivered at once.
 
-    An attempt that lives stops at its next heartbeat, and cannot settle.
+    An attempt that is alive stops at its next heartbeat and cannot settle.
 
     Raises:
-        Superseded: it is not open any more, or another attempt has taken it over since ``seen`` was read.
-        ConsumerNotFound, StreamNotFound: nothing to deliver again.
+        Superseded: the claim is no longer open, or another attempt has taken it over since ``seen`` was read.
+        ConsumerNotFound, StreamNotFound: the consumer or the stream does not exist.
     """
-    assert seen.entry is not None  # noqa: S101 - the caller has checked it
+    assert seen.entry is not None  # noqa: S101 - the caller has checked that the claim is open
     ledger = Ledger(js, seen.stream, seen.consumer)
     await ledger.locate()
     stream, consumer = await ledger.stream.info(patience=PATIENCE), await ledger.consumer.info(patience=PATIENCE)
     claim = ledger.claim_of(seen.id, seen.entry, stream.created, consumer.created)
     if not await settle.release(ledger, claim, seen.entry.token):
-        raise Superseded(f"claim {seen.id} has changed since it was read: nothing was released; read it and try again")
+        raise Superseded(f"claim {seen.id} was not released, because it has changed; look at it again and retry")
 
 
 async def _readable(ledger: Ledger) -> Record | None:
     try:
         return (await ledger.read())[0]
     except LedgerInvalid as invalid:
-        log.warning("consumer %r of stream %r: %s", ledger.consumer.name, ledger.stream.name, invalid)
+        log.warning("%s", invalid)
         return None
 
 
@@ -248,7 +246,7 @@ async def _closed(ledger: Ledger, receipt: Receipt) -> Seen:
 
 
 async def _now(ledger: Ledger) -> tuple[str, ConsumerInfo | None]:
-    """The server's time, and the consumer if there is one."""
+    """The server's time, and the consumer if it exists."""
     try:
         info = await ledger.consumer.info(patience=PATIENCE)
     except (ConsumerNotFound, StreamNotFound):
@@ -257,7 +255,7 @@ async def _now(ledger: Ledger) -> tuple[str, ConsumerInfo | None]:
 
 
 def plain(seen: Seen) -> dict[str, Any]:
-    """As JSON. No payload; ``value`` is what the task returned."""
+    """Return a claim as JSON, without payloads. ``value`` is what the task returned."""
     entry, receipt, info = seen.entry, seen.receipt, seen.info
     shown: dict[str, Any] = {
         "id": seen.id,

@@ -1,4 +1,4 @@
-"""Keep: hold a claim for work that others do, in several tasks or in another engine, until the claim is decided."""
+"""Keep: hold a claim for work that other tasks or another engine do, until an attempt settles or fails the claim."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ _TO_RELEASE = 5.0
 
 
 async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
-    """Return ``"done"`` or ``"failed"`` when an attempt has decided the claim; release it after ``seconds``, and return
-    None.
+    """Hold a claim until an attempt has settled or failed it, then return ``"done"`` or ``"failed"``.
 
-    An attempt takes the claim over from its keeper, never the reverse: the keeper waits while an attempt holds it, and
-    keeps it again when the attempt has released it. A keeper that is stopped leaves a lease, for the next one.
+    After ``seconds`` the claim is released and None is returned.
+
+    An attempt takes the claim over from its keeper, never the reverse. While an attempt holds the claim the keeper
+    waits, and it holds the claim again when the attempt has released it. A keeper that is cancelled leaves a lease, so
+    that another keeper can follow.
 
     Raises:
-        Superseded: its messages belong to another claim; the work is for nothing.
+        Superseded: the claim's messages belong to another claim, so the work cannot be settled.
         ClaimInvalid, LedgerUnavailable, PermissionDenied: as :meth:`Hold.begin`.
-        ConnectionEnded: the connection has ended for good.
+        ConnectionEnded: the connection has ended and does not reconnect.
     """
     clock = asyncio.get_running_loop().time
     end = clock() + seconds
@@ -50,19 +52,19 @@ async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
                 return "failed"
             raise
         except HeldByAnother:
-            log.info("claim %s is being settled", claim.id)
+            log.info("claim %s is held by an attempt: waiting until its work ends", claim.id)
             await asyncio.sleep(min(left, _RETRY_DELAY))
     return None
 
 
 async def _lost(hold: Hold, js: JetStream) -> None:
-    """Until an attempt holds the claim, or its end."""
+    """Wait until the hold is lost, usually because an attempt holds the claim or has decided it."""
     lost = asyncio.Event()
     hold.on_lost(lambda _: lost.set())
     try:
         async with js.connection.timeout(None):  # without a connection no heartbeat arrives
             await lost.wait()
     except asyncio.CancelledError:
-        release = hold.release(HAND_OFF_TIMEOUT)  # the work goes on, and so may another keeper
+        release = hold.release(HAND_OFF_TIMEOUT)  # the work goes on, and another keeper may follow
         await complete(release, _TO_RELEASE, f"releasing claim {hold.claim.id}", LEASE_ENDS)
         raise

@@ -1,6 +1,6 @@
 """The ledger: one record per consumer and one receipt per claim in two key-value buckets (docs/handoff.md).
 
-The record is only ever written by compare-and-set on a read of the stream's leader (:meth:`Ledger.change`).
+A record is written only by compare-and-set after a read from the stream's leader (:meth:`Ledger.change`).
 """
 
 from __future__ import annotations
@@ -53,37 +53,39 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 LARGEST_RECORD = 512 << 10
-"""Bytes of a record that claims are entered into, where the server takes twice as much in a message (``max_payload``):
-settling adds what the work returned, and what it rejected."""
+"""The largest size, in bytes, of a record into which claims are entered, if the server accepts messages twice as large
+(``max_payload``). Settling adds the value that the work returned and the sequences that it rejected."""
 _AROUND = 1 << 10
-"""Bytes of a written record beside its value: its header. A receipt holds no more than the record, and two names."""
+"""Bytes of a stored record besides its value: its headers. A receipt is no larger than the record and two names."""
 PATIENCE = 60.0
-"""Seconds that a change goes on while the server is away: a failover took up to 8 s, a restart may take longer."""
+"""Seconds for which a change is retried while the server does not answer. A failover took up to 8 s, and a restart may
+take longer."""
 AWAY = 0.2
-"""Seconds before a server that is away is tried again."""
+"""Seconds before a server that does not answer is tried again."""
 LONGEST_PAUSE = 5.0
-"""Seconds before a lost race is run again, at most."""
+"""The longest time, in seconds, before a change that lost a race is tried again."""
 SECOND_READ = 2.0
-"""Seconds until bad news is read again: a deposed leader answers old reads for half a second after it thaws."""
+"""Seconds before a result that ends an attempt is read a second time: a deposed leader answers with old data for half a
+second after it thaws."""
 
 
 _BECAME = {
     "superseded": (
-        "is superseded: its messages are delivered again and belong to another claim, as when no task had begun "
-        "by the end of its lease, or the attempt that held it died. Nothing is lost; do not clear this task. If tasks "
-        "often begin late, give the sensor a longer hand_off_timeout"
+        "is superseded: its messages were redelivered and belong to another claim. Either no task had begun by the "
+        "end of its lease, or the attempt that held it died. Nothing is lost, and clearing this task does not help. If "
+        "tasks often begin late, give the sensor a longer hand_off_timeout"
     ),
-    "failed": "was given up as failed, and its messages are delivered again to the next sensor",
+    "failed": "has failed, and its messages are redelivered to the next sensor",
     "": (
-        "is unknown: the ledger does not know it, as after 90 days, or a reset of the consumer or the "
-        "ledger. What is not acknowledged is delivered again to the next sensor"
+        "is not in the ledger. It may be older than 90 days, or the consumer or the ledger was reset. Messages that "
+        "are not acknowledged are redelivered to the next sensor"
     ),
 }
-"""What became of a claim that is neither open nor done, by the state of its receipt, and what to do."""
+"""What happened to a claim that is neither open nor done, by the state of its receipt, and what to do."""
 
 
 class NotOpen(Exception):
-    """Raised inside a change for a claim that is not open; :meth:`Ledger.decide` finds out why."""
+    """Raised in a change if the claim is not open. :meth:`Ledger.decide` finds out why."""
 
     def __init__(self, record: Record | None) -> None:
         self.record = record
@@ -94,12 +96,13 @@ class Ledger:
 
     def __init__(self, js: JetStream, stream: str, consumer: str) -> None:
         if js.settings.api_prefix:
-            # The plain acknowledgement reaches this account's consumer of the same name, too, and a client cannot learn
-            # which account is behind an import.
+            # A plain acknowledgement also reaches a consumer of the same name in this account, and a client cannot
+            # find out which account is behind an import.
             remedy = (
-                "claims cannot be acknowledged safely through an import: connect with the account that has the stream"
+                "claims cannot be acknowledged safely through an imported API; connect with the account that has the "
+                "stream, or, for a JetStream domain, set domain instead"
             )
-            raise InvalidValue("api_prefix", js.settings.api_prefix, f"{remedy}; for a domain give domain instead")
+            raise InvalidValue("api_prefix", js.settings.api_prefix, remedy)
         self.js = js
         self.stream = js.stream(stream)
         self.consumer = self.stream.consumer(consumer)
@@ -110,7 +113,7 @@ class Ledger:
 
     @property
     def bucket(self) -> Stream:
-        """The stream of the records."""
+        """The stream of the bucket with the records."""
         return self.js.stream(f"KV_{self._claims}")
 
     @property
@@ -120,16 +123,16 @@ class Ledger:
 
     @property
     def subjects(self) -> tuple[str, str]:
-        """Where the record is written, and where a receipt would be that no claim has."""
+        """The subject of the record, and that of a receipt which no claim has."""
         return self._sent_to(self._record_subject), self._sent_to(f"$KV.{self._receipts}.{new_claim_id()}")
 
     async def locate(self) -> AckAddress:
-        """Where the consumer is acknowledged, asked of the servers once.
+        """Return the address of the consumer's acknowledgements. The servers are asked once.
 
         Raises:
-            AddressUnknown: it cannot be learned; nothing was acknowledged.
+            AddressUnknown: the address cannot be found; nothing was acknowledged.
             PermissionDenied: this user may not acknowledge there.
-            StreamNotFound: there is no such stream.
+            StreamNotFound: the stream does not exist.
         """
         if self._address is None:
             self._address = await address.find(self.stream, self.consumer.name, patience=PATIENCE)
@@ -137,16 +140,16 @@ class Ledger:
 
     @property
     def address(self) -> AckAddress:
-        """What :meth:`locate` found before."""
+        """The address that :meth:`locate` found."""
         if self._address is None:
-            raise JetStreamError(f"consumer {self.consumer.name!r} was not located yet")
+            raise JetStreamError(f"the address of consumer {self.consumer.name!r} is unknown; call locate() first")
         return self._address
 
     async def create(self) -> None:
-        """Create the buckets where they are missing, on file, with the stream's number of replicas.
+        """Create the buckets that do not exist, on file, with the stream's number of replicas.
 
         Raises:
-            LedgerUnavailable: as :meth:`check`; or one is missing and cannot be created.
+            LedgerUnavailable: as :meth:`check`; or a bucket does not exist and cannot be created.
         """
         replicas = (await self.stream.info(patience=PATIENCE)).config.get("num_replicas", 1)
         for name, max_age in ((self._claims, timedelta(0)), (self._receipts, RECEIPTS_KEPT)):
@@ -159,19 +162,23 @@ class Ledger:
             log.info("creating the ledger's bucket %s", name)
             try:
                 await self.js.create_stream(bucket_config(name, replicas, max_age))
-            except StreamNameInUse:  # another sensor was faster
+            except StreamNameInUse:  # created by another sensor meanwhile
                 await self._check(name)
             except JetStreamError as error:
                 raise _unavailable(name, error) from error
 
     async def check(self) -> None:
-        """Raises LedgerUnavailable unless both buckets exist and may be read, and LedgerUnsuitable for one that could
-        lose what is written into it."""
+        """Check that both buckets can be used.
+
+        Raises:
+            LedgerUnavailable: a bucket does not exist, or this account may not read it.
+            LedgerUnsuitable: a bucket could lose what is written into it.
+        """
         for name in (self._claims, self._receipts):
             await self._check(name)
 
     async def look(self) -> dict[str, StreamInfo | LedgerUnavailable]:
-        """For each bucket, by its name, what the server says of it, or why it cannot be used."""
+        """Return the INFO of each bucket's stream by the bucket's name, or the error that says why it is unusable."""
         found: dict[str, StreamInfo | LedgerUnavailable] = {}
         for name in self.buckets:
             try:
@@ -189,33 +196,35 @@ class Ledger:
         return info
 
     async def check_writable(self) -> None:
-        """Try writes that the buckets refuse because of the revision that they expect: nothing is stored.
+        """Try writes that the buckets refuse because of an impossible expected revision, so that nothing is stored.
 
         Raises:
-            LedgerUnavailable: this user may not write, for one.
+            LedgerUnavailable: a write was refused for another reason, for example because this user may not write.
         """
         for subject in (self._record_subject, f"$KV.{self._receipts}.{new_claim_id()}"):
             with suppress(WrongLastSequence):
                 await self._write(subject, {}, NO_MESSAGE)
 
     async def read(self) -> tuple[Record | None, int]:
-        """The record and its revision, from the leader; ``(None, 0)`` when there is none yet.
+        """Return the record and its revision, read from the leader; ``(None, 0)`` if there is no record yet.
 
         Raises:
-            LedgerUnavailable: the bucket is missing or may not be read.
+            LedgerUnavailable: the bucket does not exist, or this account may not read it.
+            LedgerInvalid: the record cannot be read.
         """
         message = await self._last(self._claims, self._record_subject)
         if message is None:
             return None, 0
         text, revision = message
         queue = Queue.of(self.js, self._record_subject)
-        if queue.read != text:  # a record of 100,000 ranges takes a tenth of a second
-            queue.record = Record.from_json(_decoded("record", text))
+        if queue.read != text:  # decoding a record of 100,000 ranges takes a tenth of a second
+            what = f"record of consumer {self.consumer.name!r}, stream {self.stream.name!r},"
+            queue.record = Record.from_json(_decoded(what, text), what)
             queue.read = text
         return queue.record, revision
 
     async def known(self) -> Record | None:
-        """The record; None, too, where no sensor has ever taken a claim. Raises LedgerUnavailable."""
+        """Return the record; None if there is no record, or no ledger yet. Raises LedgerUnavailable."""
         try:
             return (await self.read())[0]
         except LedgerUnavailable as error:
@@ -224,7 +233,7 @@ class Ledger:
             return None
 
     async def receipt(self, claim_id: str) -> Receipt | None:
-        """Raises LedgerUnavailable."""
+        """Return the receipt of a claim; None if there is none. Raises LedgerUnavailable."""
         return (await self._receipt(claim_id))[0]
 
     async def _receipt(self, claim_id: str) -> tuple[Receipt | None, int]:
@@ -232,20 +241,20 @@ class Ledger:
         if message is None:
             return None, 0
         text, revision = message
-        return Receipt.from_json(claim_id, _decoded("receipt", text)), revision
+        return Receipt.from_json(claim_id, _decoded(f"receipt of claim {claim_id}", text)), revision
 
     async def change(self, function: Change) -> tuple[Record | None, ConsumerInfo]:
-        """Read the record, then INFO, apply, and write if nobody else did; else again.
+        """Read the record, then INFO, apply ``function``, and write the result. Repeat this after a lost race.
 
-        ``function`` returns the new record (which may equal the old one: then nothing is written), or raises. It must
-        recognise its own effect, because a write whose answer got lost is simply tried again.
+        ``function`` returns the new record, or raises. If the record is unchanged, nothing is written. The function
+        must recognise its own effect, because a write whose answer got lost is tried again. Changes that wait at the
+        same time on this connection are applied together and written once (:mod:`.changes`).
 
-        What waits at the same time on this connection is applied together and written once (:mod:`.changes`).
-
-        Returns the record as this change left it, and the INFO that it saw.
+        Returns the record after this change, and the INFO that it saw.
 
         Raises:
-            LedgerUnavailable: the buckets are missing, not permitted or full, or the server was away for ``PATIENCE``.
+            LedgerUnavailable: the buckets do not exist, may not be used or are full, or the server did not answer for
+                ``PATIENCE`` seconds.
         """
         queue = Queue.of(self.js, self._record_subject)
         async with queue.turn(function) as mine:
@@ -268,11 +277,12 @@ class Ledger:
                 applied = await self._attempt(queue, together, receipted)
             except WrongLastSequence:
                 lost += 1
-                deadline = clock() + PATIENCE  # whoever won has shown that the ledger can be written
+                deadline = clock() + PATIENCE  # the winner of the race has shown that the ledger can be written
                 await asyncio.sleep(_pause(lost, clock() - began))
             except (RequestTimeout, ConnectionLost, JetStreamNotEnabled) as away:
                 if clock() > deadline or self.js.connection.closed:
-                    error = LedgerUnavailable(f"the ledger could not be written within {PATIENCE:g} s: {away}")
+                    what = f"the ledger's record of consumer {self.consumer.name!r} could not be written"
+                    error = LedgerUnavailable(f"{what} within {PATIENCE:g} s: {away}")
                     return queue.done((each, error) for each in together)
                 await asyncio.sleep(AWAY)
             except JetStreamError as error:
@@ -282,7 +292,7 @@ class Ledger:
                     return queue.done(applied.outcomes)
 
     async def _attempt(self, queue: Queue, together: list[Waiting], receipted: set[str]) -> Applied | None:
-        """Read, apply, write. None: only receipts were written, and what was read is old by now."""
+        """Read, apply, write. Returns None if only receipts were written, because the record is old by then."""
         began = asyncio.get_running_loop().time()
         old, revision = await self.read()
         info = await self.consumer.info(patience=PATIENCE)
@@ -303,10 +313,10 @@ class Ledger:
         return applied
 
     async def decide(self, function: Change, claim_id: str) -> Record:
-        """A change that hold or settle depends on. Bad news is believed only when a second read says the same.
+        """Make a change that hold or settle depends on. A result that ends the attempt is confirmed by a second read.
 
         Raises:
-            AlreadyDone, Superseded, HeldByAnother: what became of the claim.
+            AlreadyDone, Superseded, HeldByAnother: the claim is no longer open, or no longer held by this attempt.
             LedgerUnavailable: as :meth:`change`.
         """
         try:
@@ -314,22 +324,24 @@ class Ledger:
         except NotOpen as bad:
             raise await self.verdict(claim_id, bad.record) from None
         except (ConsumerNotFound, StreamNotFound) as gone:
-            raise Superseded(f"claim {claim_id}: {gone.description}; its messages cannot be settled") from gone
+            raise Superseded(f"claim {claim_id} cannot be settled: the server says {gone.description!r}") from gone
         if record is None:
-            raise Superseded(f"claim {claim_id}: the ledger has no record of consumer {self.consumer.name!r}")
+            gone_record = f"the ledger has no record of consumer {self.consumer.name!r}"
+            raise Superseded(f"claim {claim_id} cannot be settled, because {gone_record}; run the sensor again")
         return record
 
     @property
     def largest_value(self) -> int:
-        """Bytes that the server takes as the value of a key."""
+        """The largest value of a key that the server accepts, in bytes."""
         return self.js.connection.max_payload - _AROUND
 
     def can_be_written(self, record: Record) -> bool:
-        """Whether the server takes a message of this size."""
+        """Whether the server accepts a message of this size."""
         return len(json.dumps(record.to_json())) <= self.largest_value
 
     def fits(self, record: Record, *, reserve: bool = False) -> bool:
-        """Whether claims may be entered into the record; ``reserve``: those that hold the floor have more room."""
+        """Whether a record with newly entered claims is small enough. ``reserve``: claims that hold the acknowledgement
+        floor have more room."""
         ranges = [len(entry.sequences.ranges) for entry in record.open.values()]
         if max(len(record.settled.spans), *ranges, 0) > MOST_RANGES:
             return False
@@ -337,9 +349,11 @@ class Ledger:
         return len(json.dumps(record.to_json())) <= largest * (1.5 if reserve else 1)
 
     async def write_receipt(self, receipt: Receipt, *, new: bool = True) -> None:
-        """A done receipt is never replaced, it may have been reprocessed since; a superseded one replaces nothing.
+        """Write a receipt. A done receipt is never replaced, because the claim may have been reprocessed since. A
+        superseded receipt replaces no other.
 
-        ``new``: as :meth:`change_receipt`."""
+        new: as in :meth:`change_receipt`.
+        """
 
         def stands(old: Receipt | None) -> Receipt:
             if old is None or (old.state != "done" and receipt.state != "superseded"):
@@ -349,17 +363,19 @@ class Ledger:
         await self.change_receipt(receipt.claim_id, stands, new=new)
 
     async def try_receipt(self, receipt: Receipt) -> None:
-        """:meth:`write_receipt` of what the record decides: a full or missing bucket does not turn it into a failure.
+        """Write a receipt, or log an error if that fails: the record has decided already, so the attempt must not fail.
 
-        The receipt of a done claim is written by the take that forgets it, which fails while it cannot be.
+        The take that removes a done claim from the record writes its receipt, and fails as long as it cannot.
         """
         try:
             await self.write_receipt(receipt)
         except JetStreamError as error:
-            log.error("claim %s is %s, but without a receipt: %s", receipt.claim_id, receipt.state, error)  # noqa: TRY400
+            text = "claim %s is %s, but its receipt could not be written: %s"
+            log.error(text, receipt.claim_id, receipt.state, error)  # noqa: TRY400
 
     async def _forget(self, receipt: Receipt) -> None:
-        """A done claim is forgotten only with its receipt. Of an open one the receipt says only what became of it."""
+        """Write the receipt of a claim that leaves the record. Without its receipt a done claim must stay there; the
+        receipt of an open claim only explains what happened to it."""
         if receipt.state == "done":
             await self.write_receipt(receipt, new=False)
         else:
@@ -368,8 +384,9 @@ class Ledger:
     async def change_receipt(
         self, claim_id: str, function: Callable[[Receipt | None], Receipt], *, new: bool = False
     ) -> Receipt:
-        """Read a receipt, apply, and write if nobody else did; else again. As :meth:`change`; ``new``: as if there were
-        none, at first.
+        """Read a receipt, apply ``function``, and write the result. Repeat this after a lost race.
+
+        new: skip the first read, because there probably is no receipt.
 
         Raises:
             LedgerUnavailable: as :meth:`change`.
@@ -398,11 +415,11 @@ class Ledger:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Of stream and consumer."""
+        """The names of stream and consumer."""
         return self.stream.name, self.consumer.name
 
     def claim_of(self, claim_id: str, entry: OpenEntry, stream_created: str, consumer_created: str) -> Claim:
-        """An open claim as it is handed on; after :meth:`locate`."""
+        """Return the claim of an open entry. Call :meth:`locate` first."""
         return Claim(
             id=claim_id,
             stream=self.stream.name,
@@ -418,7 +435,7 @@ class Ledger:
         )
 
     async def verdict(self, claim_id: str, record: Record | None) -> AlreadyDone | Superseded:
-        """Why a claim is not open."""
+        """Return the error that says why a claim is not open."""
         entry = record.done.get(claim_id) if record else None
         receipt = await self.receipt(claim_id)
         if receipt is not None and receipt.state == "done":
@@ -429,10 +446,10 @@ class Ledger:
         return Superseded(f"claim {claim_id} of consumer {self.consumer.name!r} {became}")
 
     async def committed(self) -> list[Receipt]:
-        """The done receipts of this consumer that are kept, and the done entries that have none yet.
+        """Return one done receipt for each settled claim of this consumer, as long as receipts are kept.
 
-        One for each claim: of a claim that was processed again the newest attempt that was settled. Not those that
-        processed nothing, because all of their messages are dead letters: they have no output.
+        For a claim that was processed again, it is that of the newest settled attempt. Claims whose messages all became
+        dead letters are left out, because they have no output.
         """
         record, _ = await self.read()
         found = {
@@ -455,7 +472,7 @@ class Ledger:
                 yield Receipt(claim_id, "superseded", *self.names, old.open[claim_id].sequences)
 
     async def _last(self, bucket: str, subject: str) -> tuple[str, int] | None:
-        """The text of the key's value, in base64, and its revision."""
+        """Return the value of a key, in base64, and its revision; None if the key does not exist."""
         try:
             answer = await self.js.api(f"STREAM.MSG.GET.KV_{bucket}", {"last_by_subj": subject}, patience=PATIENCE)
         except MessageNotFound:
@@ -464,13 +481,13 @@ class Ledger:
             raise _unavailable(bucket, error) from error
         try:
             message = answer["message"]
-            return message.get("data", ""), int(message["seq"])  # without data: the mark of a deleted key
+            return message.get("data", ""), int(message["seq"])  # the marker of a deleted key has no data
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise LedgerInvalid("record" if bucket == self._claims else "receipt", "not an answer") from None
+            raise LedgerInvalid(f"entry {subject!r}", "the server's answer is invalid") from None
 
     def _sent_to(self, subject: str) -> str:
-        # A plain $KV subject would be stored by the connected server's own bucket of that name. Each server maps this
-        # one in its own domain (generateJSMappingTable in nats-server's server/jetstream_api.go).
+        # A message to a plain $KV subject would be stored in the connected server's bucket of that name. Each server
+        # maps this subject in its own domain (generateJSMappingTable in nats-server's server/jetstream_api.go).
         return f"{self.js.settings.prefix}.{subject}" if self.js.settings.domain else subject
 
     async def _write(self, subject: str, value: Mapping[str, Any], revision: int) -> int:
@@ -483,17 +500,17 @@ class Ledger:
         except NoStreamResponse:
             raise JetStreamNotEnabled(503, 0, f"no stream listens on {subject!r}") from None
         except PermissionDenied as error:
-            raise LedgerUnavailable(f"the ledger may not be written: {error}") from error
+            raise LedgerUnavailable(f"this account may not write to the ledger: {error}") from error
         except WrongDomain as error:
-            wrong = f"{subject!r} was stored in domain {error.stored!r}: check the mappings of subjects"
-            raise LedgerUnavailable(wrong) from error
+            wrong = f"the ledger's entry {subject!r} was stored in domain {error.stored!r}"
+            raise LedgerUnavailable(f"{wrong}; check the subject mappings of that server") from error
         except ApiError as error:
-            raise LedgerUnavailable(f"the ledger refused a write: {error}") from error
+            raise LedgerUnavailable(f"the server refused a write to the ledger's {subject!r}: {error}") from error
         return ack.seq
 
 
 async def believed(change: Callable[[], Awaitable[Result]]) -> Result:
-    """The result of a change whose bad news is believed only when a second read says the same."""
+    """Return the result of a change. If it ends the attempt, try again after ``SECOND_READ`` and believe only that."""
     with suppress(NotOpen, HeldByAnother, HoldLost, Superseded):
         return await change()
     await asyncio.sleep(SECOND_READ)
@@ -501,10 +518,9 @@ async def believed(change: Callable[[], Awaitable[Result]]) -> Result:
 
 
 async def ledgers(js: JetStream, stream: str | None = None, consumer: str | None = None) -> list[Ledger]:
-    """The consumers that the ledger has a record of, all or those named, by name. A key that the ledger did not write
-    is passed over.
+    """Return the ledgers of all consumers that have a record, or of one stream or consumer, sorted by name.
 
-    Raises LedgerUnavailable.
+    A key that the ledger did not write is ignored. Raises LedgerUnavailable.
     """
     bucket = f"{js.settings.ledger}_claims"
     found = []
@@ -512,7 +528,7 @@ async def ledgers(js: JetStream, stream: str | None = None, consumer: str | None
         try:
             of_stream, name = map(_name, key.split("."))
         except ValueError:
-            log.warning("key %r in bucket %s is not the ledger's: it is ignored", key, bucket)
+            log.warning("ignoring key %r in bucket %s: the ledger did not write it", key, bucket)
         else:
             if stream in (None, of_stream) and consumer in (None, name):
                 found.append((of_stream, name))
@@ -535,10 +551,10 @@ async def _keys(js: JetStream, bucket: str) -> list[str]:
 
 
 def _pause(lost: int, duration: float) -> float:
-    """Seconds before the next attempt after so many lost races, of which the last took ``duration``.
+    """Return the seconds to wait after ``lost`` lost races, of which the last took ``duration`` seconds.
 
-    Shorter each time: whoever came last waits longest, so that nobody starves. Among 100 rivals the unluckiest change
-    then takes 6 times its share, and 23 times with pauses that grow.
+    The pause is shorter each time, so that the newest change waits longest and none starves. Among 100 rivals the
+    unluckiest change then takes 6 times its share of the time. With growing pauses it takes 23 times its share.
     """
     return random.uniform(0, min(LONGEST_PAUSE, duration * 2 ** max(1, 6 - lost)))  # noqa: S311
 
@@ -547,7 +563,7 @@ def _decoded(what: str, text: str) -> Any:
     try:
         return json.loads(base64.b64decode(text))
     except (TypeError, ValueError, RecursionError):
-        raise LedgerInvalid(what, "not JSON") from None
+        raise LedgerInvalid(what, "it is not JSON") from None
 
 
 def _base32(name: str) -> str:
@@ -555,22 +571,23 @@ def _base32(name: str) -> str:
 
 
 def _name(base32: str) -> str:
-    """The reverse. Raises ValueError for what is no name of a stream or consumer in base32."""
+    """The reverse of :func:`_base32`. Raises ValueError if this is not the name of a stream or consumer in base32."""
     return check_stream_name(base64.b32decode(base32 + "=" * (-len(base32) % 8)).decode())
 
 
 def _unavailable(bucket: str, error: Exception) -> LedgerUnavailable:
     if isinstance(error, StreamNotFound):
         return LedgerUnavailable(
-            f"the ledger's bucket {bucket!r} is missing: a sensor creates it; without it nothing is acknowledged"
+            f"the ledger's bucket {bucket!r} does not exist, so nothing can be settled. A sensor creates it. If one "
+            "has run before, check this connection's account and domain, and whether the bucket was deleted"
         )
     if isinstance(error, ConnectionLost):
         return LedgerUnavailable(f"the ledger's bucket {bucket!r} cannot be reached: {error}")
     return LedgerUnavailable(
-        f"the ledger's bucket {bucket!r} cannot be used: {error}; the account needs its stream KV_{bucket}"
+        f"the ledger's bucket {bucket!r} cannot be used: {error}. The account needs access to its stream KV_{bucket}"
     )
 
 
 def never_used(error: LedgerUnavailable) -> bool:
-    """Whether no sensor has ever taken a claim: the first one makes the buckets."""
+    """Whether no sensor has ever taken a claim, because the first one creates the buckets."""
     return isinstance(error.__cause__, StreamNotFound)

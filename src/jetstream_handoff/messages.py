@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 
 def messages(settings: ConnectionSettings, claim: Claim) -> Iterator[StoredMessage]:
-    """Exactly the claimed messages, by direct get, as they arrive; ascending, but for what only the stream's leader
-    had, which comes last. Blocking. It neither holds nor settles the claim.
+    """Read exactly the claimed messages by direct get, and yield them as they arrive. Blocking.
 
-    Raises: as :func:`jetstream_client.read.direct.read`, with the first message or after the last one.
+    They arrive in ascending order, except for messages that only the stream's leader had, which come last. This
+    neither holds nor settles the claim.
+
+    Raises:
+        JetStreamError: as :func:`jetstream_client.read.direct.read`, with the first message or after the last one.
     """
     batches = read(settings, claim.stream, claim.sequences, claim.stream_created)
     return (message.decoded() for batch in batches for message in batch)

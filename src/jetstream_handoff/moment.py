@@ -1,4 +1,4 @@
-"""A moment by two clocks, ours and the server's: either can stand still, or be set, while the other goes on."""
+"""A moment on two clocks, ours and the server's, because each of them can stand still or be set back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """``ours``: seconds of the event loop's clock. ``server``: nanoseconds of the server's.
+    """A moment on both clocks.
 
-    Our clock alone is not enough to tell how long the server has waited: while a virtual machine is paused its
-    monotonic clock stands still, its connections survive, and the leases on the server end.
+    ours:    seconds on the event loop's clock.
+    server:  nanoseconds on the server's clock.
+
+    Our clock alone does not tell how long the server has waited: while a virtual machine is paused its monotonic clock
+    stands still and its connections survive, but the leases on the server end.
     """
 
     ours: float
@@ -24,13 +27,13 @@ class Moment:
 
     @classmethod
     def of(cls, info: ConsumerInfo, ours: float) -> Moment:
-        """The moment at which an INFO was answered; ``ours`` is read after its arrival."""
+        """Return the moment at which an INFO was answered. ``ours`` is the time after its arrival."""
         return cls(ours, time_nanoseconds(info.now))
 
     def at(self, ours: float) -> Moment:
-        """The moment at which our clock showed ``ours``."""
+        """Return the moment at which our clock showed ``ours``."""
         return Moment(ours, self.server + round((ours - self.ours) * 1e9))
 
     def age(self, now: Moment) -> float:
-        """Seconds from this moment to a later one, by the clock that shows more of them."""
+        """Return the seconds from this moment to a later one, on the clock that shows more of them."""
         return max(now.ours - self.ours, (now.server - self.server) / 1e9)

@@ -1,4 +1,4 @@
-"""From synchronous code to the asynchronous client: anyio's portal runs an event loop in another thread."""
+"""Calling the asynchronous client from synchronous code: anyio's portal runs an event loop in another thread."""
 
 from __future__ import annotations
 

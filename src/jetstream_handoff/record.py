@@ -1,4 +1,4 @@
-"""What the ledger writes: a record for each consumer, a receipt for each claim. Values; no I/O."""
+"""What the ledger stores: a record for each consumer and a receipt for each claim. Values without I/O."""
 
 from __future__ import annotations
 
@@ -21,24 +21,28 @@ if TYPE_CHECKING:
 VERSION = 1
 LARGEST_VALUE = 8 << 10
 BELIEVED = 10**9
-"""Nanoseconds that counters must have stood, and an entry must be old: a killed server forgets its last moments."""
+"""Nanoseconds before counters or an entry are believed, because a killed server forgets its last moments."""
 
 ABANDONED = 7 * 24 * 3600 * 10**9
-"""Nanoseconds after which a claim that no task holds, and whose messages never come again, is forgotten."""
+"""Nanoseconds after which a claim is forgotten that no attempt holds and whose messages are never redelivered."""
 
 Owner = tuple[str | int, ...]
-"""Whom a claim was taken for; the orchestrator chooses it. The leading strings name the owner for people, a number that
-follows them is its index unless it is negative, and the rest only distinguishes owners. What an owner took and nobody
-holds is handed on to whoever waits for an equal owner, so an owner must survive a retry and differ between deployments.
-"""
+"""The owner for which a claim was taken; the orchestrator chooses it. The leading strings name the owner for people, a
+number that follows them is its index unless it is negative, and the rest only distinguishes owners. A claim that no
+attempt holds is handed on to a take with an equal owner. So an owner must survive a retry and differ between
+deployments."""
 _LONGEST_OWNER = 16
 
 
 @dataclass(frozen=True, slots=True)
 class OpenEntry:
-    """A claim on its way. ``counter`` is its highest consumer sequence.
+    """An open claim.
 
-    ``at`` is the server's time at which it was entered, or handed on again to a later try of its owner.
+    counter:  its highest consumer sequence.
+    bytes:    the sum of the messages' sizes.
+    at:       the server's time when it was entered, or handed on again to a later try of its owner.
+    owner:    the owner for which it was taken.
+    token:    the attempt that holds it; None if no attempt does.
     """
 
     sequences: Sequences
@@ -58,9 +62,13 @@ class OpenEntry:
 
 @dataclass(frozen=True, slots=True)
 class DoneEntry:
-    """A claim that was settled, until its receipt says so. ``at``: the server's time of settling.
+    """A settled claim, until its receipt is written.
 
-    ``rejected`` are those of its sequences that went to the dead letters instead of being processed.
+    counter:   its highest consumer sequence.
+    token:     the attempt that settled it.
+    value:     what that attempt recorded.
+    rejected:  the sequences that were dead-lettered instead of processed.
+    at:        the server's time when it was settled.
     """
 
     sequences: Sequences
@@ -73,10 +81,11 @@ class DoneEntry:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that is known of one consumer in one life.
+    """Everything that is known of one consumer in one life (docs/handoff.md).
 
-    ``done`` are claims of which the receipts may not be written yet, ``settled`` the messages of the others above the
-    floor: their acknowledgements may still be on their way. ``resetting``: our own reset under way, and since when.
+    done:       settled claims whose receipts may not be written yet.
+    settled:    messages of other settled claims above the floor; their acknowledgements may still be in transit.
+    resetting:  the reset that is in progress and when it began; None if there is none.
     """
 
     created: str
@@ -101,7 +110,7 @@ class Record:
         )
 
     def reborn(self, info: ConsumerInfo) -> Record:
-        """The fresh record of the next life: everything open is superseded."""
+        """Return the new record of the next life, in which all open claims are superseded."""
         return Record(info.created, self.n + 1, resetting=self.resetting)
 
     @property
@@ -109,18 +118,18 @@ class Record:
         return self.created, self.n
 
     def unheld(self, owner: Owner) -> dict[str, OpenEntry]:
-        """The open claims that were taken for this owner and that nobody holds."""
+        """The open claims that were taken for this owner and that no attempt holds."""
         return {each: entry for each, entry in self.open.items() if entry.owner == owner and entry.token is None}
 
     def handed_on_again(self, owner: Owner, info: ConsumerInfo) -> Record:
-        """With a new time in these: whoever entered them cannot withdraw them any more."""
+        """Return the record with a new time in these claims, so that the try that entered them cannot withdraw them."""
         if self.new_life(info):
             return self
         again = {each: replace(entry, at=info.now) for each, entry in self.unheld(owner).items()}
         return replace(self, open={**self.open, **again})
 
     def withdrawn(self, entered: Mapping[str, str]) -> Record:
-        """Without the claims that were entered at these times, unless they are held or were handed on again."""
+        """Return the record without the claims entered at these times, unless they are held or were handed on again."""
         return replace(
             self,
             open={
@@ -131,9 +140,9 @@ class Record:
         )
 
     def note(self, info: ConsumerInfo) -> Record:
-        """Remember the counters; believe them once they have stood for a second.
+        """Return the record with the counters noted. They are believed once they have stood for a second.
 
-        A candidate of the future is replaced: the server's clock was set back, or its leader is another server.
+        A candidate with a time in the future is replaced: the server's clock was set back, or another server leads.
         """
         floor, counter, candidate = self.floor, self.counter, self.candidate
         fresh = (info.floor, info.counter, info.now)
@@ -147,18 +156,18 @@ class Record:
 
     @property
     def all_settled(self) -> Settled:
-        """Every message that is known to be settled in this life."""
+        """All messages that are known to be settled in this life."""
         found = self.settled
         for entry in self.done.values():
             found = found.add(entry.sequences, entry.counter)
         return found
 
     def tidied(self, info: ConsumerInfo) -> Record:
-        """Without what the server holds as acknowledged, because it lies wholly at or below the floor; how the claims
-        above it were settled is left to their receipts.
+        """Return the record without settled messages at or below the floor, which the server knows as acknowledged.
 
-        An open entry stays: its messages were acknowledged by somebody else, or are gone, and never come again, so it
-        is the last that knows of them. Only one that nobody has held for ``ABANDONED`` is forgotten.
+        How claims above the floor were settled is left to their receipts. An open entry at or below the floor stays:
+        its messages were acknowledged by another client or deleted and are never redelivered, so nothing else knows of
+        them. It is forgotten only when no attempt holds it and ``ABANDONED`` has passed.
         """
         oldest = time_nanoseconds(info.now) - ABANDONED
         return replace(
@@ -209,14 +218,19 @@ class Record:
         }
 
     @classmethod
-    def from_json(cls, value: Any) -> Record:
-        """Raises LedgerInvalid for a record that this version did not write: guessing could lose messages."""
+    def from_json(cls, value: Any, what: str = "record") -> Record:
+        """Read a record.
+
+        what: the name of the record in errors.
+
+        Raises:
+            LedgerInvalid: this version did not write the record, and guessing could lose messages.
+        """
         try:
             if value["v"] != VERSION:
                 version = str(value["v"])[:20]
-                raise LedgerInvalid(
-                    "record", f"its version is {version}, this release reads {VERSION}: docs/upgrading.md"
-                )
+                wrong = f"it has version {version}, but this release reads version {VERSION}; see docs/upgrading.md"
+                raise LedgerInvalid(what, wrong)
             _check_record(value)
             candidate, resetting = value["candidate"], value["resetting"]
             return cls(
@@ -233,17 +247,22 @@ class Record:
                 resetting=(resetting[0], resetting[1]) if resetting else None,
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise LedgerInvalid("record", type(error).__name__) from None
+            raise LedgerInvalid(what, type(error).__name__) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of a claim: ``state`` is ``done``, ``failed`` or ``superseded``.
+    """What happened to a claim.
 
-    ``rejected`` are those of its sequences that are dead letters: they are not in the attempt's output.
-
-    ``token`` names the attempt whose output counts, ``at`` the server's time of its settling; ``again`` the attempt
-    that processes the messages of a settled claim once more (:mod:`~jetstream_handoff.reprocess`).
+    claim_id:          the id of the claim.
+    state:             ``done``, ``failed`` or ``superseded``.
+    stream, consumer:  the names of the claim's stream and consumer.
+    sequences:         the stream sequences of the claim.
+    token:             the attempt whose output counts.
+    value:             what that attempt recorded; in Airflow, what the task returned.
+    rejected:          sequences that were dead-lettered, and so are not in the attempt's output.
+    at:                the server's time when the claim was settled, RFC 3339.
+    again:             the attempt that processes a settled claim once more (:mod:`~jetstream_handoff.reprocess`).
     """
 
     claim_id: str
@@ -259,12 +278,12 @@ class Receipt:
 
     @property
     def processed(self) -> Sequences:
-        """The sequences that the attempt's output holds."""
+        """The sequences that the attempt's output contains: all but the rejected ones."""
         return self.sequences - self.rejected
 
     @property
     def attempt_id(self) -> str:
-        """The key of the attempt's output."""
+        """The key of the attempt's output: ``<claim id>-<token>``."""
         return f"{self.claim_id}-{self.token}"
 
     def to_json(self) -> dict[str, Any]:
@@ -282,7 +301,7 @@ class Receipt:
 
     @classmethod
     def from_json(cls, claim_id: str, value: Mapping[str, Any]) -> Receipt:
-        """The reverse. Raises LedgerInvalid."""
+        """Read a receipt. Raises LedgerInvalid."""
         try:
             state, stream, consumer, token = (value[name] for name in ("state", "stream", "consumer", "token"))
             sequences, rejected = (Sequences.from_json(value[name]) for name in ("ranges", "rejected"))
@@ -292,15 +311,15 @@ class Receipt:
             _check(value["again"], str | None)
             _check_settled(value["at"])
             if state not in ("done", "failed", "superseded"):
-                raise ValueError("no state")  # noqa: TRY301 - as what it reads raises
+                raise ValueError("unknown state")  # noqa: TRY301 - handled with the errors of the lines above
             settled = (token, value["value"], rejected, value["at"], value["again"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise LedgerInvalid("receipt", type(error).__name__) from None
+            raise LedgerInvalid(f"receipt of claim {claim_id}", type(error).__name__) from None
         return cls(claim_id, state, stream, consumer, sequences, *settled)
 
 
 def _check_record(value: Any) -> None:
-    """Raises what reading a foreign value raises: KeyError, TypeError, ValueError, AttributeError."""
+    """Check a value that may be anything. Raises KeyError, TypeError, ValueError or AttributeError."""
     (created, n), candidate = value["life"], value["candidate"]
     _check(created, str)
     _check_counts(n, value["floor"], value["counter"], value["last_counter"])
@@ -325,7 +344,7 @@ def _open_entry(value: Any) -> OpenEntry:
     _check(token, str | None)
     _check(owner, list)
     if not 1 <= len(owner) <= _LONGEST_OWNER:
-        raise ValueError("no owner")
+        raise ValueError("invalid owner")
     for each in owner:
         _check(each, str | int)
     return OpenEntry(_ranges(value["ranges"]), value["counter"], value["bytes"], at, tuple(owner), token)
@@ -347,7 +366,7 @@ def _ranges(value: Any) -> Sequences:
 
 
 def _check_settled(at: str) -> None:
-    if at != "":  # where the time is not known
+    if at != "":  # empty if the time is not known
         time_nanoseconds(at)
 
 
@@ -360,16 +379,15 @@ def _check_counts(*values: object) -> None:
     for value in values:
         _check(value, int)
         if not 0 <= value < 2**64:  # type: ignore[operator] # an int, checked
-            raise ValueError("no count")
+            raise ValueError("invalid number")
 
 
 def check_value(value: object) -> None:
-    """Raises InvalidValue for a value that the ledger cannot record."""
+    """Raise InvalidValue for a value that the ledger cannot record."""
     try:
         size = len(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise InvalidValue("value", type(value).__name__, f"the work must return JSON: {error}") from None
+        raise InvalidValue("value", type(value).__name__, f"the work must return a JSON value: {error}") from None
     if size > LARGEST_VALUE:
-        raise InvalidValue(
-            "value", f"{size} bytes", f"the ledger records at most {LARGEST_VALUE} bytes: return a count or a path"
-        )
+        remedy = f"the ledger records at most {LARGEST_VALUE} bytes; return a count or a path instead"
+        raise InvalidValue("value", f"{size} bytes", remedy)

@@ -1,7 +1,8 @@
-"""Dead letters on their way back: listed, and published again to the subjects that they came from.
+"""Replaying dead letters: listing them, and publishing them again to their original subjects.
 
-Each letter is marked before it is published, and a note takes its place after the stream's PubAck. The mark holds the
-id under which it is published and the source's last sequence: what a killed replay published is found there.
+A dead letter is marked before it is published, and replaced by a note after the stream's PubAck. The mark contains the
+id under which it is published and the target stream's last sequence. With it the next replay finds out whether a replay
+that was killed had already published the dead letter.
 """
 
 from __future__ import annotations
@@ -46,19 +47,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NOTE = f"{PREFIX}Replayed"
-_UNREADABLE = "\ufffd"  # what the server writes for a byte that is not UTF-8
+_UNREADABLE = "\ufffd"  # written by the server for a byte that is not UTF-8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which letters. What is given must all hold; to have all of them, say ``everything=True``.
+    """Which dead letters to select. A dead letter must meet all conditions that are given.
 
-    sequences:   of the original stream.
-    subject:     a filter on the original subject.
-    consumer:    whose letters.
-    reason:      a text that the reason contains.
-    unconfirmed: also letters of which the ledger does not say that their messages were given up. Such a one is left by
-                 an attempt that died: its message was, or will be, processed by another.
+    sequences:   sequences of messages in the original stream.
+    subject:     a filter for the original subject.
+    consumer:    the consumer that gave the messages up.
+    reason:      a string that the reason contains.
+    everything:  select all dead letters, instead of any condition.
+    unconfirmed: also select dead letters that the ledger does not confirm. An attempt that died left them, and another
+                 attempt processes their messages.
     """
 
     sequences: Sequences | None = None
@@ -71,7 +73,7 @@ class Selection:
     def __post_init__(self) -> None:
         chosen = [self.sequences, self.subject, self.consumer, self.reason]
         if self.everything == any(each is not None for each in chosen):
-            remedy = "choose letters by sequences, subject, consumer or reason, or all of them with everything=True"
+            remedy = "select dead letters by sequences, subject, consumer or reason, or all with everything=True"
             raise InvalidValue("everything", self.everything, remedy)
         if self.subject is not None:
             check_filter(self.subject, "subject")
@@ -87,8 +89,12 @@ class Selection:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay did: ``published`` dead letters, and those ``found`` published by an earlier replay that was
-    killed. What it left: ``unconfirmed`` of the selection, and those ``refused``, each by its number with the reason.
+    """What a replay did.
+
+    published:    number of dead letters that it published.
+    found:        number of dead letters that an earlier, killed replay had already published.
+    unconfirmed:  number of selected dead letters that were skipped, because the ledger does not confirm them.
+    refused:      dead letters that were skipped for another reason: their sequences in the dead-letter stream, and why.
     """
 
     published: int = 0
@@ -102,7 +108,7 @@ class Replayed:
 
 
 class Listed(NamedTuple):
-    """A message of the dead-letter stream. ``letter`` is None for what is no dead letter: ``problem`` says why."""
+    """A message of the dead-letter stream. If it is not a dead letter, ``letter`` is None and ``problem`` says why."""
 
     number: int
     stored_at: str
@@ -112,27 +118,27 @@ class Listed(NamedTuple):
 
 
 class _Decisions:
-    """What the ledger says of dead letters. Each claim is asked for once."""
+    """What the ledger knows about dead letters. It is asked once for each claim."""
 
     def __init__(self, letters: DeadLetters) -> None:
         self._letters = letters
         self._known: dict[tuple[str, str], Sequences] = {}
 
     async def confirm(self, letter: Letter) -> bool:
-        """Whether the ledger gave the message up. Of a claim that it does not know (any more) it says nothing."""
+        """Whether the ledger says that the message was given up. False if it does not know the claim (any more)."""
         key = (letter.consumer, letter.claim_id)
         if key not in self._known:
             try:
                 self._known[key] = await self._rejected(*key)
             except LedgerInvalid as invalid:
-                log.warning("the dead letters of claim %s are not confirmed: %s", letter.claim_id, invalid)
+                log.warning("the dead letters of claim %s count as unconfirmed: %s", letter.claim_id, invalid)
                 self._known[key] = Sequences()
         return letter.sequence in self._known[key]
 
     async def _rejected(self, consumer: str, claim_id: str) -> Sequences:
         ledger = Ledger(self._letters.js, self._letters.source.name, consumer)
         receipt = await ledger.receipt(claim_id)
-        if receipt is not None and receipt.state == "done":  # newer than the record's, where they differ
+        if receipt is not None and receipt.state == "done":  # where it differs from the record, it is newer
             return receipt.rejected if (receipt.stream, receipt.consumer) == ledger.names else Sequences()
         record, _ = await ledger.read()
         entry = record.done.get(claim_id) if record else None
@@ -140,13 +146,13 @@ class _Decisions:
 
 
 async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[Listed]:
-    """The dead letters, oldest first, each with whether it is confirmed (see :class:`Selection`). Touches nothing.
+    """Yield the selected dead letters, oldest first, each with whether the ledger confirms it. Changes nothing.
 
-    What is stored among them and is no dead letter is in a selection of everything.
+    With ``everything`` this includes messages in the dead-letter stream that are not dead letters.
 
     Raises:
-        StreamNotFound: there is neither a dead-letter stream nor a source stream.
-        LedgerUnavailable: the ledger cannot be asked.
+        StreamNotFound: neither the dead-letter stream nor the source stream exists.
+        LedgerUnavailable: the ledger cannot be read.
     """
     try:
         last = (await letters.stream.info(patience=PATIENCE)).state["last_seq"]
@@ -154,7 +160,7 @@ async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[Li
         if letters.named:
             raise
         await letters.source.info(patience=PATIENCE)
-        return  # the first message that is rejected makes it
+        return  # it is created when the first message is rejected
     decisions = _Decisions(letters)
     async for message in _stored(letters.stream, letters.subjects, 1):
         if message["seq"] > last:
@@ -173,20 +179,21 @@ async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[Li
 
 
 async def replay(letters: DeadLetters, selection: Selection, into: str | None = None) -> Replayed:
-    """Publish the dead letters to their original subjects under fresh ids, into the stream that they came from, or
-    another. After its PubAck a note takes a dead letter's place.
+    """Publish the selected dead letters to their original subjects.
 
-    Every consumer of the stream gets them, not only the one that gave them up. A dead letter is published once, also
-    when a replay is killed and run again. One doubt is resolved by publishing again, and logged: when the stream may
-    have removed by now what the killed replay stored.
+    They are published under new ids into the source stream, or into the stream named by ``into``. After the PubAck each
+    is replaced by a note. All consumers of the stream receive them, not only the one that gave them up.
 
-    Whoever may publish to the dead-letter stream can forge what lies in it. So only what the source stream itself could
-    have held is published: see :func:`_objection`.
+    A dead letter is published only once, even if a replay is killed and run again. There is one exception, which is
+    logged: the stream may have removed the message that the killed replay stored, and then it is published again.
+
+    Any client that may publish to the dead-letter stream can forge dead letters. So a message is published only if the
+    source stream could have contained it: see :func:`_objection`.
 
     Raises:
-        StreamNotFound: the stream that they are published into is not there, or neither of the other two.
-        ReplayRefused: that stream takes no messages, for example because it is a mirror.
-        NoStreamResponse, ApiError: it does not take a dead letter; this one stays, with all that follow.
+        StreamNotFound: the stream to publish into does not exist, or neither dead-letter stream nor source stream does.
+        ReplayRefused: the stream accepts no messages, for example because it is a mirror.
+        NoStreamResponse, ApiError: the stream refuses a dead letter. This one and all that follow stay.
     """
     target = letters.js.stream(into) if into is not None else letters.source
     published = found = unconfirmed = 0
@@ -203,39 +210,41 @@ async def replay(letters: DeadLetters, selection: Selection, into: str | None = 
             published += outcome.published
             found += outcome.found
     for number, objection in refused.items():
-        log.warning("dead letter %d of %s is not replayed: %s", number, letters.name, objection)
-    log.info("replayed %d dead letters of %s; %d had been before", published, letters.name, found)
+        log.warning("dead letter %d of stream %s was not replayed: %s", number, letters.name, objection)
+    text = "replayed %d dead letters of stream %s; %d more had already been replayed"
+    log.info(text, published, letters.name, found)
     return Replayed(published, found, unconfirmed, refused)
 
 
 async def _objection(letters: DeadLetters, letter: Letter, target: Stream) -> str:
-    """Why a dead letter must not be published into this stream; empty when it may.
+    """Why a dead letter must not be published into this stream; empty if it may be.
 
     Raises:
-        ReplayRefused: nothing may.
+        ReplayRefused: no dead letter may be published into this stream.
     """
     config = (await target.info(patience=PATIENCE)).config
     _check_target(target.name, config)
     if _UNREADABLE in letter.subject:
-        return f"its subject {letter.subject!r} is not the original one, which is not valid UTF-8"
+        return f"its original subject is not valid UTF-8, and is known only as {letter.subject!r}"
     if not any(subject_matches(pattern, letter.subject) for pattern in config["subjects"]):
         subjects = ", ".join(map(repr, config["subjects"]))
         return (
-            f"{letter.subject!r} is not among the subjects of stream {target.name!r}, {subjects}"
-            f"{_sources(config)}. If the message is genuine, replay it into a stream that listens on its subject (into)"
+            f"stream {target.name!r} does not listen on {letter.subject!r}: its subjects are {subjects}"
+            f"{_sources(config)}. If the message is genuine, name a stream that listens on this subject (into)"
         )
     transform = config.get("subject_transform")
     if transform and subject_matches(transform.get("src") or ">", letter.subject):
         return (
             f"stream {target.name!r} would store it under another subject (subject_transform "
-            f"{transform.get('src') or '>'!r} to {transform.get('dest')!r}): remove that, or replay it into a "
-            "stream that listens on its subject (into)"
+            f"{transform.get('src') or '>'!r} to {transform.get('dest')!r}); remove that, or name another stream that "
+            "listens on its subject (into)"
         )
     return await _difference(letters, letter)
 
 
 async def _difference(letters: DeadLetters, letter: Letter) -> str:
-    """How the dead letter differs from the message that it should be a copy of, if the source stream has that."""
+    """Whether the dead letter differs from its original message, if the source stream still contains that. The result
+    is a sentence; empty if it does not differ."""
     try:
         created = (await letters.source.info(patience=PATIENCE)).created
     except StreamNotFound:
@@ -249,15 +258,13 @@ async def _difference(letters: DeadLetters, letter: Letter) -> str:
     if (original["subject"], own_lines(header), data) == (letter.subject, own_lines(letter.header), letter.data):
         return ""
     return (
-        f"message {letter.sequence} of stream {letters.source.name!r} is another than this copy of it: its subject, "
-        "headers or data differ. Find out who publishes to the dead-letter stream"
+        f"it is not a copy of message {letter.sequence} of stream {letters.source.name!r}, because subject, headers or "
+        "data differ. Find out which client published it to the dead-letter stream"
     )
 
 
 def _check_target(name: str, config: Mapping[str, Any]) -> None:
-    def refuse(
-        problem: str, remedy: str = "name another stream, which listens on the original subjects (into)"
-    ) -> None:
+    def refuse(problem: str, remedy: str = "name another stream that listens on the original subjects (into)") -> None:
         raise ReplayRefused(name, problem, remedy)
 
     if config.get("mirror"):
@@ -265,15 +272,15 @@ def _check_target(name: str, config: Mapping[str, Any]) -> None:
     if config.get("sealed"):
         refuse("it is sealed")
     if config.get("no_ack"):
-        refuse("it confirms nothing that it stores (no_ack)")
+        refuse("it does not confirm stored messages (no_ack)")
     if not config.get("subjects"):
-        refuse(f"it has no subjects of its own{_sources(config)}")
+        refuse(f"it listens on no subjects{_sources(config)}")
 
 
 def _sources(config: Mapping[str, Any]) -> str:
-    """Where else the stream has messages from, as the end of a sentence."""
+    """The streams that this stream copies messages from, as the end of a sentence."""
     names = ", ".join(repr(each.get("name")) for each in config.get("sources") or ())
-    return f"; it copies messages of other streams ({names})" if names else ""
+    return f", and it copies messages of other streams ({names})" if names else ""
 
 
 async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Replayed:
@@ -288,7 +295,7 @@ async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Repla
         mark = f"dead-letter.{letters.name}.{made}.{number} {into.created} {into.state['last_seq']}"
         number = await _mark(letters, letter, mark)
         if not number:
-            log.info("dead letter %d of %s was changed by somebody else meanwhile", letter.number, letters.name)
+            log.info("dead letter %d of stream %s was changed meanwhile: skipping it", letter.number, letters.name)
             return Replayed()
     await _publish_marked(letters, letter, mark, target)
     await _finish(letters, letter, number, mark)
@@ -296,7 +303,7 @@ async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Repla
 
 
 async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
-    """The letter's new number; 0 when it is not there any more, or another one is in its place."""
+    """Mark a dead letter. Returns its new number; 0 if it no longer exists, or another one has replaced it."""
     expected = tuple(line.partition(b":")[0] + b":" for line in letters.conditions(0))
     lines = [line for line in letter.header.split(b"\r\n")[1:] if line and not line.startswith(expected)]
     lines += [f"{MARK}: {mark}".encode(), *letters.conditions(letter.number)]
@@ -305,15 +312,17 @@ async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
     except WrongLastSequence:
         number, there = await letters.last(letter.address)
         mine = there is not None and there.mark == mark
-        return number if mine else 0  # our own write, whose answer got lost
+        return number if mine else 0  # if it is ours, only the answer to the first write got lost
     return ack.seq
 
 
 async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, target: Stream) -> None:
-    """To the original subject. What went unanswered is looked for before it is sent again: windows of ids may be short.
+    """Publish to the original subject.
+
+    Without an answer, look for the message in the stream before sending it again: the window of ids may be short.
 
     Raises:
-        ConnectionLost, RequestTimeout: not answered within ``PATIENCE``; the letter keeps its mark.
+        ConnectionLost, RequestTimeout: no answer within ``PATIENCE`` seconds. The dead letter keeps its mark.
     """
     lines = [
         *own_lines(letter.header),
@@ -336,7 +345,7 @@ async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, targe
 
 
 async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stream) -> bool:
-    """Whether the stream holds what was published under the mark's id, behind the mark's position."""
+    """Whether the stream contains a message with the mark's id after the mark's sequence."""
     message_id, created, position = mark.split(" ")
     info = await target.info(patience=PATIENCE)
     if info.created != created:
@@ -348,7 +357,8 @@ async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stre
             return True
     if info.config.get("retention", "limits") != "limits" or info.state["first_seq"] > first:
         log.warning(
-            "letter %d of %s may have been replayed before: stream %s could have removed it. It is published again",
+            "dead letter %d of stream %s may have been replayed before, but stream %s may have removed the message: "
+            "publishing it again",
             letter.number,
             letters.name,
             target.name,
@@ -359,24 +369,24 @@ async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stre
 async def _publish(letters: DeadLetters, stream: Stream, message: OutgoingMessage, within: float = PATIENCE) -> PubAck:
     (outcome,) = await publish(letters.js.settings, [message], asyncio.get_running_loop().time() + within)
     if isinstance(outcome, JetStreamError):
-        raise outcome.about(f"stream {stream.name} does not take a message of {letters.name}")
+        raise outcome.about(f"stream {stream.name!r} refuses a message while {letters.name!r} is replayed")
     return outcome
 
 
 async def _finish(letters: DeadLetters, letter: Letter, number: int, mark: str) -> None:
-    """Put a note of the replay in the letter's place.
+    """Replace the dead letter with a note of the replay.
 
-    Not a deletion: a server that is killed forgets its last ones, and brings the letter back as it was before its mark.
+    A deletion would not do: a killed server forgets its last deletions and restores the dead letter without its mark.
     """
     note = [f"{_NOTE}: {mark}".encode(), *letters.conditions(number)]
     try:
         await _publish(letters, letters.stream, OutgoingMessage(letter.address, b"", block(note)))
-    except WrongLastSequence:  # our own note, whose answer got lost, or a newer letter
-        log.info("letter %d of %s has something else in its place by now", number, letters.name)
+    except WrongLastSequence:  # our own note, if only the answer got lost, or a newer dead letter
+        log.info("dead letter %d of stream %s was already replaced", number, letters.name)
 
 
 async def _stored(stream: Stream, subject: str, first: int) -> AsyncIterator[dict[str, Any]]:
-    """What the stream holds on the subject from a sequence on, one by one, from its leader."""
+    """Yield the stream's messages on a subject from a sequence on, one by one, read from its leader."""
     while (message := await stored_message(stream, {"seq": first, "next_by_subj": subject})) is not None:
         yield message
         first = message["seq"] + 1

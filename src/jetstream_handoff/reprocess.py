@@ -1,7 +1,7 @@
-"""Reprocess: the work of a settled claim once more, on the same messages, for another output (docs/handoff.md).
+"""Reprocess: do the work of a settled claim once more, on the same messages, for another output (docs/handoff.md).
 
-Its messages are acknowledged: the consumer has nothing to hold, to acknowledge or to give back. What an attempt owns
-is the claim's receipt, by a token of its own.
+The messages are already acknowledged, so nothing is leased, acknowledged or released. The attempt owns the claim's
+receipt, in which it stores its token.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ log = logging.getLogger(__name__)
 
 
 class Reprocess(Hold):
-    """A settled claim that is processed again. The attempt that settled it stays committed until this one does.
+    """A settled claim that is processed again. The attempt that settled it stays committed until this one settles.
 
-    Ends as a :class:`~jetstream_handoff.hold.Hold` does; failing and releasing change nothing that counts.
+    It ends in the same ways as a :class:`~jetstream_handoff.hold.Hold`. After failing or releasing it, the earlier
+    attempt stays committed.
     """
 
     @classmethod
@@ -44,13 +45,13 @@ class Reprocess(Hold):
     async def begin(
         cls, js: JetStream, claim: Claim, *, try_number: int, longest_hold: timedelta = LONGEST_HOLD
     ) -> AsyncIterator[Hold]:
-        """Take the claim's receipt over from whoever reprocesses it.
+        """Take the claim's receipt over from any earlier attempt that reprocesses it.
 
         Raises:
-            MessagesMissing: the stream does not hold all of the messages any more.
-            Superseded: stream or consumer were recreated, or the claim was never settled as done.
-            ClaimInvalid: its receipt is of other messages.
-            LedgerUnavailable: buckets missing or not permitted.
+            MessagesMissing: the stream no longer contains all of the messages.
+            Superseded: the stream or the consumer was recreated, or the claim was never settled as done.
+            ClaimInvalid: the receipt is of other messages.
+            LedgerUnavailable: the ledger's buckets are missing, or the account may not use them.
         """
         ledger = Ledger(js, claim.stream, claim.consumer)
         await ledger.check()
@@ -62,13 +63,16 @@ class Reprocess(Hold):
         def settled_as(old: Receipt | None) -> Receipt:
             settled = old
             if (old is None or old.state != "done") and entry is not None:
-                settled = ledger.done_receipt(claim.id, entry)  # it died between the record and the receipt
+                settled = ledger.done_receipt(claim.id, entry)  # the attempt died before it wrote the receipt
             if settled is None or settled.state != "done":
-                raise Superseded(f"claim {claim.id} was not settled as done: there is nothing to process again")
+                raise Superseded(f"claim {claim.id} cannot be processed again, because it was never settled as done")
             if (settled.stream, settled.consumer, settled.sequences) != (claim.stream, claim.consumer, claim.sequences):
-                raise ClaimInvalid(f"claim {claim.id}: its receipt is of other messages")
+                raise ClaimInvalid(
+                    f"claim {claim.id} has other messages than its receipt; pass the claim that the sensor returned, "
+                    "unchanged"
+                )
             if not settled.processed:
-                raise Superseded(f"claim {claim.id}: all of its messages are dead letters: there is nothing to process")
+                raise Superseded(f"claim {claim.id} has nothing to process again: all its messages are dead letters")
             return settled
 
         wanted = (await believed(lambda: ledger.change_receipt(claim.id, settled_as))).processed
@@ -78,15 +82,16 @@ class Reprocess(Hold):
             lambda: ledger.change_receipt(claim.id, lambda old: replace(settled_as(old), again=token))
         )
         claim = replace(claim, sequences=wanted)
-        log.info("claim %s: attempt %s processes again what %s has done", claim.id, token, receipt.token)
+        log.info("claim %s is processed again by attempt %s; attempt %s settled it", claim.id, token, receipt.token)
         async with Reprocess(ledger, claim, token, info.config["ack_wait"] / 1e9, longest_hold)._kept() as attempt:
             yield attempt
 
     async def settle(self, value: Any = None) -> None:
-        """The work succeeded: from now on this attempt's output is the committed one, and the older one is not.
+        """Settle the claim again after its work has succeeded. From now on the output of this attempt is the committed
+        one instead of the older output.
 
         Raises:
-            HeldByAnother: a newer attempt reprocesses the claim, or has.
+            HeldByAnother: a newer attempt reprocesses or has reprocessed the claim.
             InvalidValue, HoldLost: as :meth:`Hold.settle`.
         """
         check_value(value)
@@ -101,21 +106,24 @@ class Reprocess(Hold):
 
         await believed(lambda: self._ledger.change_receipt(self.claim.id, done))
         self.ended = True
-        log.info("claim %s is settled again: attempt %s is the committed one", self.claim.id, self.token)
+        log.info("claim %s is settled again: attempt %s is now the committed one", self.claim.id, self.token)
         tell("reprocessed", self.claim, self.claim.count, claim=self.claim.id)
 
     async def reject(self, sequences: Sequences, reason: str, dead_letters: str | None = None) -> None:  # noqa: ARG002
-        """Raises InvalidValue: what is acknowledged cannot be terminated any more."""
-        remedy = f"claim {self.claim.id} was settled before: leave them out of the output, or publish them elsewhere"
+        """Raise InvalidValue, because acknowledged messages cannot be terminated."""
+        remedy = (
+            f"messages of claim {self.claim.id} cannot be rejected, because they are already acknowledged; leave them "
+            "out of the output, or publish them elsewhere"
+        )
         raise InvalidValue("sequences", str(sequences), remedy)
 
-    async def fail(self, reason: str = "", *, blame: bool = True) -> None:  # noqa: ARG002 - nothing is delivered again
-        """The work failed: what was committed before stays so."""
+    async def fail(self, reason: str = "", *, blame: bool = True) -> None:  # noqa: ARG002 - nothing is redelivered
+        """Fail the attempt. The earlier attempt stays committed."""
         self._still_held()
         await self.release()
 
-    async def release(self, delay: timedelta | None = None) -> None:  # noqa: ARG002 - nothing is given back
-        """Let the receipt go, if it is still ours."""
+    async def release(self, delay: timedelta | None = None) -> None:  # noqa: ARG002 - nothing is redelivered
+        """Release the receipt if this attempt still owns it."""
         await self._stop_beats()
         self.ended = True
 
@@ -126,20 +134,21 @@ class Reprocess(Hold):
             await self._ledger.change_receipt(self.claim.id, let_go)
         except HeldByAnother:
             return
-        log.info("claim %s: attempt %s gave up; what was committed stays so", self.claim.id, self.token)
+        log.info("claim %s is released by attempt %s; the earlier attempt stays committed", self.claim.id, self.token)
 
     def _ours(self, receipt: Receipt | None) -> Receipt:
         if receipt is None or receipt.again != self.token:
-            newer = f"attempt {receipt.again or receipt.token}" if receipt else "nobody"
-            raise HeldByAnother(f"claim {self.claim.id} is processed again by {newer}, not by {self.token}")
+            newer = f"attempt {receipt.again or receipt.token}" if receipt else "no attempt"
+            what = f"attempt {self.token} cannot process claim {self.claim.id} again"
+            raise HeldByAnother(f"{what}, because {newer} has its receipt now")
         return receipt
 
     @property
     def until(self) -> str:
-        return "its messages are settled, and the next attempt takes its receipt over"
+        return "its messages stay settled, and the next attempt takes the receipt over"
 
     async def _beat(self) -> None:
-        """Nothing to renew: the messages are acknowledged."""
+        """Renew nothing, because the messages are acknowledged."""
 
     async def _why_lost(self) -> str:
         try:
@@ -150,7 +159,7 @@ class Reprocess(Hold):
 
 
 async def stored(stream: Stream, wanted: Sequences) -> Sequences:
-    """Which of the sequences the stream's leader holds."""
+    """Return those of the sequences that the stream contains, according to its leader."""
     state = (await stream.info(patience=PATIENCE)).state
     if not state["messages"]:
         return Sequences()

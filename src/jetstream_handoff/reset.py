@@ -1,7 +1,7 @@
-"""Our own reset: everything from a sequence on is delivered and processed again, and nothing late swallows it.
+"""Resetting a consumer: all messages from a sequence on are delivered and processed again, and none is lost.
 
-A reset by anybody else is only noticed afterwards. This one first makes sure that nothing is on its way which the
-consumer's next life would mistake for its own (docs/handoff.md). Each step is safe when nothing follows it.
+A reset by another client is noticed only afterwards. This one first makes sure that no acknowledgement is in transit
+which the consumer's next life would mistake for its own (docs/handoff.md). It may die after any step.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 QUIET = answers.CONFIRMED_WITHIN
-"""Seconds after which an acknowledgement that was tested before the new life has arrived, or been given up."""
+"""Seconds after which an acknowledgement tested before the new life has arrived, or its sender has given up."""
 UNDER_WAY = 60.0
-"""Seconds after which a reset that did not end is taken for dead, so that another may begin."""
+"""Seconds after which an unfinished reset is considered dead, so that another one may begin."""
 AT_ONCE = 0.5
-"""Seconds within which the reset follows the last check: half of what a claim must be old before it can be settled."""
+"""Seconds within which the reset must follow the last check: half the age at which a claim can be settled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
     """What a reset did, or would do.
 
-    sequence:    the stream sequence from which on everything is delivered again.
-    superseded:  claims that were open: whoever holds them is fenced.
-    forgotten:   messages above the floor that were settled: those from the sequence on are processed again.
-    pending:     how many messages the consumer now has to deliver.
+    sequence:    the stream sequence from which on all messages are delivered again.
+    superseded:  the ids of the claims that were open. The attempts that hold them can no longer settle.
+    forgotten:   settled messages above the floor. Those from ``sequence`` on are processed again.
+    pending:     number of messages that the consumer has to deliver after the reset.
     """
 
     stream: str
@@ -58,11 +58,12 @@ class _Settled(Exception):
 
 
 async def plan(ledger: Ledger, sequence: int | None = None, *, claims: bool = True) -> Reset:
-    """What :func:`reset` would do at this moment; ``pending`` is what the consumer has not delivered yet. Without
-    ``claims`` what :func:`reset_unclaimed` would do.
+    """Return what :func:`reset` would do now, or :func:`reset_unclaimed` without ``claims``.
+
+    ``pending`` is the number of messages that the consumer has not delivered yet.
 
     Raises:
-        as :func:`reset`, for what can be known without doing it.
+        JetStreamError: as :func:`reset`, if the reason is known without doing it.
     """
     if claims:
         await ledger.check()
@@ -75,16 +76,19 @@ async def plan(ledger: Ledger, sequence: int | None = None, *, claims: bool = Tr
 
 
 async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float = PATIENCE) -> Reset:
-    """Deliver everything from ``sequence`` on again; without one, everything that is not acknowledged or comes after
-    something that is not. Takes 5 s at least.
+    """Reset the consumer, so that all messages from ``sequence`` on are delivered again. Takes at least 5 s.
+
+    sequence:  a stream sequence; default: the first one that is not acknowledged.
+    patience:  seconds to wait for acknowledgements to be confirmed and for claims to stop being settled.
 
     Raises:
-        InvalidValue: a sequence past messages that nobody processed, or one that the consumer's ``deliver_policy``
-            rules out; nothing was done.
-        ResetRefused: acknowledgements stay unconfirmed, or claims go on being settled, for ``patience`` seconds, or
-            another reset is under way; the consumer was not reset.
+        InvalidValue: the sequence is past unprocessed messages, or the consumer's ``deliver_policy`` rules it out.
+            Nothing was done.
+        ResetRefused: acknowledgements stayed unconfirmed or claims were still being settled after ``patience``
+            seconds, or another reset is in progress. The consumer was not reset.
         LedgerUnavailable, ConsumerNotFound, StreamNotFound: the consumer was not reset.
-        RequestTimeout, ConnectionLost: it is unknown whether it was. Run it again: whatever was, is processed again.
+        RequestTimeout, ConnectionLost: it is unknown whether the consumer was reset. Reset it again: its messages are
+            processed again in both cases.
     """
     await ledger.check()
     await _allowed(ledger, sequence)
@@ -102,22 +106,23 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
             if Moment.of(checked, began).age(Moment.of(now, clock())) < AT_ONCE:
                 break
         except _Settled:
-            log.info("claims were settled in the meantime: confirming their acknowledgements, too")
+            log.info("claims were settled meanwhile: confirming their acknowledgements as well")
         if clock() > deadline:
             raise ResetRefused(
-                f"consumer {ledger.consumer.name!r} is not reset: its claims go on being settled; pause the DAGs that "
-                "process them and try again"
+                f"consumer {ledger.consumer.name!r} was not reset, because its claims are still being settled; pause "
+                "the DAGs that process them and try again"
             )
     request = f"CONSUMER.RESET.{ledger.stream.name}.{ledger.consumer.name}"
     answer = await ledger.js.api(request, None if sequence is None else {"seq": sequence})
-    log.info("consumer %s of %s is reset to %d", ledger.consumer.name, ledger.stream.name, answer["reset_seq"])
+    text = "consumer %s of stream %s is reset to sequence %d"
+    log.info(text, ledger.consumer.name, ledger.stream.name, answer["reset_seq"])
     await ledger.change(work.ended)
     superseded, pending = tuple(sorted(work.superseded)), int(answer["num_pending"])
     return Reset(*ledger.names, int(answer["reset_seq"]), superseded, work.forgotten, pending)
 
 
 async def reset_unclaimed(ledger: Ledger, sequence: int | None = None) -> Reset:
-    """The same for a consumer that no claims are taken from, by the server alone.
+    """Reset a consumer that is not used for claims, with a request to the server alone.
 
     Raises:
         ResetRefused: the ledger knows claims of this consumer.
@@ -133,13 +138,13 @@ async def reset_unclaimed(ledger: Ledger, sequence: int | None = None) -> Reset:
 async def _check_unclaimed(ledger: Ledger) -> None:
     if await ledger.known() is not None:
         raise ResetRefused(
-            f"consumer {ledger.consumer.name!r} is not reset without its ledger, which knows claims of it: late "
-            "acknowledgements could swallow messages; reset it with claims=True"
+            f"consumer {ledger.consumer.name!r} was not reset, because claims were taken from it, and their late "
+            "acknowledgements could lose messages; reset it with claims=True"
         )
 
 
 class _Resetting:
-    """The changes of the record that one reset makes. One reset at a time: the record names it."""
+    """The changes of the record that one reset makes. The record names the reset, so that only one runs at a time."""
 
     def __init__(self, token: str, sequence: int | None) -> None:
         self._token = token
@@ -151,7 +156,10 @@ class _Resetting:
     def new_life(self, record: Record | None, info: ConsumerInfo) -> Record:
         record = record or Record(info.created)
         if (other := record.resetting) and other[0] != self._token and _age(other[1], info) < UNDER_WAY:
-            raise ResetRefused(f"another reset of this consumer has been under way since {other[1]}: wait for it")
+            raise ResetRefused(
+                f"the consumer was not reset, because another reset of it began at {other[1]}; wait until that one has "
+                f"finished, or for {UNDER_WAY:g} s"
+            )
         settled = record.all_settled.sequences
         if settled - self.confirmed:
             raise _Settled
@@ -160,9 +168,9 @@ class _Resetting:
         return replace(record.reborn(info), resetting=(self._token, info.now))
 
     def last_check(self, record: Record | None, info: ConsumerInfo) -> Record:
-        """Nothing may be settled at the moment of the reset: no claim is open that is old enough for it."""
+        """Make sure that no claim can be settled at the moment of the reset: none is open that is old enough."""
         if record is None or not record.resetting or record.resetting[0] != self._token:
-            raise ResetRefused("another reset of this consumer has begun meanwhile: wait for it")
+            raise ResetRefused("the consumer was not reset, because another reset of it began meanwhile; wait for that")
         if _age(record.resetting[1], info) > UNDER_WAY / 2:
             raise _Settled
         _check_skip(self._sequence, info)
@@ -175,7 +183,7 @@ class _Resetting:
 
 
 def _age(since: str, info: ConsumerInfo) -> float:
-    """Seconds since then. A moment of the future is as old as it is far: the server's clock was set back."""
+    """Seconds since then, or until then: if the server's clock was set back, the time may lie in the future."""
     return abs(time_nanoseconds(info.now) - time_nanoseconds(since)) / 1e9
 
 
@@ -188,28 +196,35 @@ async def _allowed(ledger: Ledger, sequence: int | None) -> ConsumerInfo:
     _check_skip(sequence, info)
     policy = info.config.get("deliver_policy", "all")
     if policy not in ("all", "by_start_sequence", "by_start_time"):  # server/consumer.go: resetStartingSeqLocked
-        remedy = f"the server resets a consumer with deliver_policy={policy!r} to its floor only: leave it out"
+        remedy = (
+            f"the server resets a consumer with deliver_policy={policy!r} only to its acknowledgement floor; leave the "
+            "sequence out"
+        )
         raise InvalidValue("sequence", sequence, remedy)
     lowest = info.config.get("opt_start_seq", 1)
     if sequence < lowest:
-        raise InvalidValue("sequence", sequence, f"the consumer begins at opt_start_seq={lowest}: give no less")
+        raise InvalidValue("sequence", sequence, f"the consumer begins at opt_start_seq={lowest}; give this or more")
     return info
 
 
 def _check_skip(sequence: int | None, info: ConsumerInfo) -> None:
     highest = info.floor + 1
     if sequence is not None and sequence > highest:
-        raise InvalidValue("sequence", sequence, f"would skip messages that nobody processed: give {highest} at most")
+        raise InvalidValue("sequence", sequence, f"this would skip unprocessed messages; give {highest} or less")
 
 
 async def _confirm(ledger: Ledger, patience: float) -> Sequences:
-    """Acknowledge, confirmed, what claims that are done may have left; what is done. Raises ResetRefused."""
+    """Acknowledge the settled messages and wait for confirmations. Returns the settled messages.
+
+    Raises:
+        ResetRefused: some acknowledgements stayed unconfirmed for ``patience`` seconds.
+    """
     clock = asyncio.get_running_loop().time
     deadline = clock() + patience
     while True:
         record, _ = await ledger.read()
         info = await ledger.consumer.info(patience=PATIENCE)
-        if record is None or record.new_life(info):  # of an earlier life there is nothing to acknowledge any more
+        if record is None or record.new_life(info):  # messages of an earlier life cannot be acknowledged
             return record.all_settled.sequences if record else Sequences()
         above = record.all_settled.above(info.floor)
         delivered = answers.Delivered.of(record, above.sequences, above.counter)
@@ -218,7 +233,7 @@ async def _confirm(ledger: Ledger, patience: float) -> Sequences:
             return record.all_settled.sequences
         if clock() > deadline:
             raise ResetRefused(
-                f"consumer {ledger.consumer.name!r} is not reset: {left.count} acknowledgements of what is done are "
-                f"unconfirmed: {left}; see that server and permissions let them through",
+                f"consumer {ledger.consumer.name!r} was not reset, because {left.count} acknowledgements of settled "
+                f"messages are unconfirmed: {left}. Check that the server answers and permits them",
                 left,
             )

@@ -1,4 +1,4 @@
-"""Settle: recorded as done by one compare-and-set, then acknowledged; or given back."""
+"""Settle: record a claim as done with one compare-and-set, then acknowledge its messages. Also fail and release."""
 
 from __future__ import annotations
 
@@ -31,17 +31,19 @@ _NONE = Sequences()
 
 
 async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = None, rejected: Sequences = _NONE) -> None:
-    """Record the claim as done, then acknowledge its messages, confirmed.
+    """Record the claim as done, then acknowledge its messages and wait for confirmations.
 
-    The ``rejected`` ones are terminated instead; their letters must be there by now (:meth:`DeadLetters.copy`).
+    After the record is written, this succeeds. The next take repeats acknowledgements that stay unconfirmed (when none
+    is confirmed for 30 s), and writes a receipt that could not be written.
 
-    Returns when the ledger's record holds the decision. Acknowledgements that stay unconfirmed, none for 30 s, and a
-    receipt that cannot be written are made good by the next take.
+    value:     what to record: a JSON value of at most 8 KiB.
+    rejected:  messages to terminate instead. They must have been copied before (:meth:`DeadLetters.copy`).
 
     Raises:
-        InvalidValue: the value is not JSON, or over 8 KiB; nothing was settled.
+        InvalidValue: the value is not JSON or too large. Nothing was settled.
+        LedgerFull: the record would be larger than the server accepts. Nothing was settled.
         HeldByAnother: a newer attempt holds the claim.
-        AlreadyDone: another attempt settled it.
+        AlreadyDone: another attempt has settled it.
         Superseded: its messages belong to another claim, or to another life of the consumer.
     """
     check_value(value)
@@ -51,10 +53,13 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
 
     def done(record: Record | None, info: ConsumerInfo) -> Record:
         if record and (mine := record.done.get(claim.id)) and mine.token == token:
-            return record  # our own write, whose answer got lost
+            return record  # our own earlier write, whose answer got lost
         record, entry = _held(record, claim, token)
         if record.new_life(info) or info.counter < entry.counter or info.delivered < entry.sequences.last:
-            raise Superseded(f"claim {claim.id}: the consumer began a new life; its messages are delivered again")
+            raise Superseded(
+                f"claim {claim.id} cannot be settled, because consumer {claim.consumer!r} was reset or rolled back. "
+                "Its messages are redelivered to the next sensor"
+            )
         settled = {claim.id: DoneEntry(entry.sequences, entry.counter, token, value, rejected, info.now)}
 
         def decided(record: Record) -> Record:
@@ -62,13 +67,13 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
             failed = failures.without(record.failures, entry.sequences)
             return replace(record, open=still_open, done={**record.done, **settled}, failures=failed).note(info)
 
-        # Where there is no room for it among what else is done, that is left to its receipts, as by a take.
+        # Without room for it, the other settled claims are left to their receipts, as a take does.
         new = next(filter(ledger.can_be_written, map(decided, (record, record.tidied(info)))), None)
         if new is None:
             raise LedgerFull(
-                f"claim {claim.id} cannot be settled: with what the work returned and rejected the record of consumer "
-                f"{claim.consumer!r} is larger than the {ledger.largest_value} bytes that the server takes: return "
-                "less or raise the server's max_payload"
+                f"claim {claim.id} cannot be settled: with the returned value and the rejected sequences, the record "
+                f"of consumer {claim.consumer!r} would be larger than the {ledger.largest_value} bytes that the server "
+                "accepts; return less, or raise the server's max_payload"
             )
         return new
 
@@ -77,15 +82,16 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
     except AlreadyDone as already:
         if already.token != token:
             raise
-        await acknowledge_again(ledger, claim)  # our own write, whose answer got lost, and a take has been since
+        await acknowledge_again(ledger, claim)  # our own write: its answer got lost, and then a take wrote the receipt
         return
     await ledger.try_receipt(ledger.done_receipt(claim.id, record.done[claim.id]))
     log.info("claim %s is done in the ledger: acknowledging %d messages", claim.id, claim.count - rejected.count)
     left = claim.sequences
     try:
         left = await _acknowledge(ledger, claim, record, rejected)
-    except PermissionDenied as denied:  # withdrawn since hold, which needs the same
-        log.error("claim %s is done, but its messages come again: %s", claim.id, denied)  # noqa: TRY400
+    except PermissionDenied as denied:  # withdrawn since the hold began, which needs the same permission
+        text = "claim %s is done, but its messages are redelivered, because they cannot be acknowledged: %s"
+        log.error(text, claim.id, denied)  # noqa: TRY400
     finally:
         tell("done", claim, claim.count - rejected.count, claim=claim.id, seconds=time.monotonic() - start)
         if left:
@@ -93,26 +99,27 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
 
 
 async def _acknowledge(ledger: Ledger, claim: Claim, record: Record, rejected: Sequences) -> Sequences:
-    """Acknowledge what is done and terminate what is rejected; those that stay unconfirmed."""
+    """Acknowledge the processed messages and terminate the rejected ones. Returns those that stay unconfirmed."""
     counter = record.done[claim.id].counter
     left = await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences - rejected, counter))
     if rejected:
-        log.info("claim %s: terminating %d messages, which are dead letters now", claim.id, rejected.count)
+        log.info("claim %s: terminating %d rejected messages, which are dead letters now", claim.id, rejected.count)
         tell("dead_lettered", claim, rejected.count, claim=claim.id)
         dead = answers.Delivered.of(record, rejected, counter)
         left |= await answers.acknowledge(ledger, dead, body=term("dead letter"))
     if left:
         log.warning("claim %s: %d acknowledgements are unconfirmed; the next take repeats them", claim.id, left.count)
     else:
-        counts = f"{claim.count - rejected.count} messages, and {rejected.count} that are dead letters"
+        counts = f"{claim.count - rejected.count} messages processed, {rejected.count} dead-lettered"
         log.info("claim %s is acknowledged: %s", claim.id, counts)
     return left
 
 
 async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Failures, lease: timedelta) -> None:
-    """Settle the claim of what failed too often: as any claim of which everything is rejected."""
+    """Settle a claim of messages that failed too many times, with all of them rejected."""
     ledger, claim, token = holder
-    log.warning("claim %s: %d messages failed too often: %s", claim.id, claim.count, claim.sequences)
+    text = "claim %s: dead-lettering %d messages that failed alone too many times: %s"
+    log.warning(text, claim.id, claim.count, claim.sequences)
     await answers.negative(ledger, claim.sequences, lease)
     rejected = {
         f"failed {failure.alone} times alone, the last time: {failure.reason}": failure.sequences & claim.sequences
@@ -123,15 +130,16 @@ async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Fail
         await dead_letters.copy(holder, rejected)
         await settle_done(ledger, claim, token, None, claim.sequences)
     except JetStreamError as error:
-        # Nothing else may wait for it: its lease ends, and a later take tries again.
-        log.error("claim %s could not be dead-lettered, trying again later: %s", claim.id, error)  # noqa: TRY400
+        # The take goes on without it. When its lease ends, a later take tries again.
+        log.error("claim %s could not be dead-lettered, a later take tries again: %s", claim.id, error)  # noqa: TRY400
         await release(ledger, claim, token, lease)
 
 
 async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = "", *, blame: bool = True) -> None:
-    """Give the claim up: its messages are delivered again, to whoever takes next.
+    """Fail the claim: its messages are redelivered to the next take.
 
-    Unless ``blame`` is off the failure is counted against its messages; ``reason`` is what a dead letter would say.
+    reason:  the reason that a dead letter of a message in this claim would have.
+    blame:   count the failure against the messages.
 
     Raises:
         HeldByAnother, AlreadyDone, Superseded: as :func:`settle_done`.
@@ -141,27 +149,27 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = 
     def failed(record: Record | None, info: ConsumerInfo) -> Record:
         nonlocal removed
         if record and removed and claim.id not in record.open and claim.id not in record.done:
-            return record  # our own write, whose answer got lost
+            return record  # our own earlier write, whose answer got lost
         record, _ = _held(record, claim, token)
         removed = True
         still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
         counted = failures.failed(record.failures, claim.id, claim.sequences, reason) if blame else record.failures
         new = replace(record, open=still_open, failures=counted).note(info)
-        return (
-            new if ledger.can_be_written(new) else replace(new, failures=record.failures)
-        )  # costs a round, no message
+        # Without room, the failure is not counted. That costs another round, but loses no message.
+        return new if ledger.can_be_written(new) else replace(new, failures=record.failures)
 
     await ledger.decide(failed, claim.id)
     await ledger.try_receipt(Receipt(claim.id, "failed", claim.stream, claim.consumer, claim.sequences, token))
-    log.info("claim %s failed for good: %d messages are delivered again", claim.id, claim.count)
+    log.info("claim %s has failed: its %d messages are redelivered", claim.id, claim.count)
     tell("failed", claim, claim.count, claim=claim.id)
     await answers.negative(ledger, claim.sequences)
 
 
 async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timedelta | None = None) -> bool:
-    """Let go of the claim between attempts; its messages are delivered again after ``delay`` unless it is held before.
+    """Release the claim between two attempts. Unless it is held before, its messages are redelivered after ``delay``.
 
-    Idempotent: when the token is not ours any more, or the consumer is gone, nothing is done at all; returns False.
+    May be repeated. If the token no longer holds the claim, or the consumer does not exist, nothing is done and False
+    is returned.
     """
     written = ours = False
 
@@ -177,7 +185,7 @@ async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timede
     try:
         await ledger.change(let_go)
     except (ConsumerNotFound, StreamNotFound) as gone:
-        log.warning("claim %s: nothing to release, %s", claim.id, gone.description)
+        log.warning("claim %s has nothing to release: %s", claim.id, gone.description)
         return False
     if ours:
         await answers.negative(ledger, claim.sequences, delay)
@@ -187,13 +195,14 @@ async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timede
 
 
 async def acknowledge_again(ledger: Ledger, claim: Claim) -> None:
-    """What may be left of a claim that is done. What cannot be acknowledged now is left to the next take."""
+    """Acknowledge messages of a done claim that may still be unacknowledged. After an error the next take does it."""
     try:
         record, _ = await ledger.read()
         if record is not None and (done := record.all_settled & claim.sequences):
             await answers.acknowledge(ledger, answers.Delivered.of(record, done.sequences, done.counter))
     except JetStreamError as error:
-        log.error("claim %s is done, but cannot be acknowledged now: %s", claim.id, error)  # noqa: TRY400
+        text = "claim %s is done, but its messages cannot be acknowledged now, the next take does it: %s"
+        log.error(text, claim.id, error)  # noqa: TRY400
 
 
 def _held(record: Record | None, claim: Claim, token: str) -> tuple[Record, OpenEntry]:
@@ -201,7 +210,8 @@ def _held(record: Record | None, claim: Claim, token: str) -> tuple[Record, Open
     if record is None or entry is None:
         raise NotOpen(record)
     if entry.token != token:
-        raise HeldByAnother(f"claim {claim.id} is held by attempt {entry.token}, not by {token}")
+        holder = f"attempt {entry.token}" if entry.token else "no attempt"
+        raise HeldByAnother(f"attempt {token} cannot settle claim {claim.id}, because {holder} holds it now")
     return record, entry
 
 
@@ -213,7 +223,7 @@ async def _old_enough(ledger: Ledger, claim: Claim) -> None:
         try:
             now = (await ledger.consumer.info(patience=PATIENCE)).now
         except (ConsumerNotFound, StreamNotFound):
-            return  # the decision will say so
+            return  # the change that follows raises the error
         age = time_nanoseconds(now) - time_nanoseconds(entry.at)
-        # The server's clock may have been set back since: whatever it says, the entry is old enough a second from now.
+        # Even if the server's clock was set back since, the entry is old enough a second from now.
         await asyncio.sleep(min(BELIEVED, max(0, BELIEVED - age)) / 1e9)

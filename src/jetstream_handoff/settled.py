@@ -1,7 +1,7 @@
-"""What is settled above the acknowledgement floor, as small as it can be kept.
+"""The settled messages above the acknowledgement floor, in a compact form.
 
-One message that is held for hours holds the floor for all of this time, and whatever is settled above it must be
-recognised should it come again. So of a settled claim the record keeps no more than that takes.
+A message that is held for hours keeps the floor from rising, and settled messages above it must be recognised if they
+are redelivered. So the record keeps only what this needs of each settled claim.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 from jetstream_client.sequences import MOST_RANGES, Sequences, inflated
 
-_LONGEST = 8 << 10  # bytes of JSON; more is packed
+_LONGEST = 8 << 10  # bytes of JSON that are stored as a list; a longer one is packed
 _MOST = 4 * MOST_RANGES
-_LARGEST = 64 * _MOST  # bytes of JSON that a packed text may have
+_LARGEST = 64 * _MOST  # bytes of JSON that a packed string may contain
 _HIGHEST = 2**64 - 1
 
 Span = tuple[int, int, int]
@@ -30,7 +30,7 @@ Span = tuple[int, int, int]
 class Settled:
     """An immutable set of settled messages, each with the highest consumer sequence of its claim.
 
-    ``spans`` ascend and do not overlap.
+    The ``spans`` are in ascending order and do not overlap.
     """
 
     spans: tuple[Span, ...] = ()
@@ -43,7 +43,7 @@ class Settled:
         return Sequences.from_ranges((first, last) for first, last, _ in self.spans)
 
     def __and__(self, wanted: Sequences) -> Settled:
-        """Those of the messages that are settled."""
+        """Return the settled ones of these messages."""
         return Settled(tuple(self._among(wanted)))
 
     def _among(self, wanted: Sequences) -> Iterator[Span]:
@@ -61,22 +61,25 @@ class Settled:
 
     @property
     def counter(self) -> int:
-        """The highest consumer sequence of them all; 0 when there are none."""
+        """The highest consumer sequence; 0 if the set is empty."""
         return max((counter for _, _, counter in self.spans), default=0)
 
     def add(self, sequences: Sequences, counter: int) -> Settled:
-        """With a claim's messages. What is there already stays as it is."""
+        """Return the set with a claim's messages added. Messages that are already in the set are not changed."""
         new = sequences - (self & sequences).sequences
         return Settled(tuple(sorted((*self.spans, *((first, last, counter) for first, last in new.ranges)))))
 
     def above(self, floor: int) -> Settled:
-        """Without what lies wholly at or below the floor."""
+        """Return the set without the spans that lie wholly at or below the floor."""
         at = bisect_left(self.spans, floor + 1, key=lambda span: span[1])
         return Settled(self.spans[at:]) if at else self
 
     def to_json(self) -> list[int] | str:
-        """Differences: of each span the distance of its start from the last end, its length less one, and its counter
-        less the counter before. As a list; packed (JSON, zlib, base64) where that is long."""
+        """Return a list of three differences for each span, or, if that is long, a packed string (JSON, zlib, base64).
+
+        The differences are the distance of its start from the previous end, its length less one, and its counter less
+        the previous counter.
+        """
         return self._json
 
     @cached_property
@@ -93,22 +96,22 @@ class Settled:
 
     @classmethod
     def from_json(cls, value: Any) -> Settled:
-        """The reverse. Raises ValueError for anything else."""
+        """The reverse of :meth:`to_json`. Raises ValueError for anything else."""
         try:
             numbers = json.loads(inflated(value, _LARGEST)) if isinstance(value, str) else value
         except RecursionError:
-            raise ValueError("not packed") from None
+            raise ValueError("not a set of settled messages") from None
         if not isinstance(numbers, list) or len(numbers) % 3 or len(numbers) > 3 * _MOST:
-            raise ValueError("no settled messages")
+            raise ValueError("not a set of settled messages")
         spans: list[Span] = []
         end = counter = 0
         for at in range(0, len(numbers), 3):
             distance, length, more = numbers[at : at + 3]
             if not (type(distance) is type(length) is type(more) is int) or distance < 1 or length < 0:
-                raise ValueError("no settled messages")
+                raise ValueError("not a set of settled messages")
             first = end + distance
             end, counter = first + length, counter + more
             if counter < 0 or counter > _HIGHEST or end > _HIGHEST:
-                raise ValueError("no settled messages")
+                raise ValueError("not a set of settled messages")
             spans.append((first, end, counter))
         return cls(tuple(spans))

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TOO_SLOW = 3  # batches in a row: a network or a machine may stand still during one
-_KEPT = 10  # times ack_wait: a batch that was kept leased for so long can be, unless something stands still
-_TO_TELL = 5.0  # seconds for finding out what is waited for
+_TOO_SLOW = 3  # batches in a row that were too slow: during a single one, a network or a machine may stand still
+_KEPT = 10  # times ack_wait: a batch that was kept leased this long is not too slow, unless something stands still
+_TO_TELL = 5.0  # seconds for finding out what the take waits for
 
 
 class Take:
-    """One take at work. What it holds and has not handed on is given back by :meth:`put_back`."""
+    """One take. :meth:`put_back` negatively acknowledges messages that it has pulled or entered but not handed on."""
 
     def __init__(self, js: JetStream, taking: Taking) -> None:
         self.taking = taking
@@ -61,31 +61,34 @@ class Take:
         self._waiting = Waiting(self.ledger, taking)
         self._window: GatherWindow | None = None
         self._most = taking.max_messages
-        """Messages of one batch: fewer after two in a row that could not be kept leased, which could go on for ever."""
+        """The largest number of messages in a batch. It is lower after two dropped batches in a row, because
+        otherwise the next ones might be dropped, too."""
         self._dropped = 0
-        """Batches that were dropped since the last one that was entered."""
+        """Number of batches that were dropped since the last one that was entered."""
         self._entered: list[Claim] = []
         self._origin = ""
-        """The ``traceparent`` of the batch's first message."""
+        """The ``traceparent`` of the batch's first message; empty if it has none."""
 
     async def prepare(self) -> None:
-        """:meth:`create`, and find what would stop those who hold and settle the claims, as far as this user can know.
+        """Call :meth:`create`, and check as far as possible that claims could be held and settled. Pulls nothing.
 
-        Raises: before anything is pulled, and beside the errors of :meth:`create`
+        Raises:
             LedgerUnavailable: this user may not write records or receipts.
-            PermissionDenied: it may not acknowledge for this consumer.
+            PermissionDenied: this user may not acknowledge for this consumer.
+            JetStreamError: as :meth:`create`.
         """
         await self.create()
-        with suppress(ConnectionLost, JetStreamNotEnabled, RequestTimeout):  # then the take finds out
+        with suppress(ConnectionLost, JetStreamNotEnabled, RequestTimeout):  # the take raises these if they persist
             await self.ledger.check_writable()
             await answers.check_permitted(self.ledger)
 
     async def create(self) -> None:
-        """Create the buckets and the consumer where they are missing, with ``max_failures`` the dead-letter stream.
+        """Create the consumer and the buckets if they do not exist, and with ``max_failures`` the dead-letter stream.
 
         Raises:
-            StreamNotFound, DirectGetDisabled, ConsumerUnsuitable, DeadLettersUnsuitable, LedgerUnavailable.
-            AddressUnknown: in a domain.
+            StreamNotFound, DirectGetDisabled, ConsumerUnsuitable, DeadLettersUnsuitable, LedgerUnavailable: one of them
+                cannot be used.
+            AddressUnknown: the stream is in a domain, and the address of acknowledgements cannot be found.
         """
         taking = self.taking
         info = await consumer.ensure(
@@ -105,15 +108,16 @@ class Take:
             await self._dead_letters.ensure()
 
     async def take(self, wait: float) -> list[Claim]:
-        """The claims of one batch; ``[]`` when fewer than ``min_messages`` came within ``wait`` seconds.
+        """Take one batch and return its claims; ``[]`` if fewer than ``min_messages`` arrive within ``wait`` seconds.
 
-        Claims that an earlier try of this owner entered and that nobody holds are handed on first, without a pull; so
-        are those that another try which is still alive enters meanwhile.
+        Claims that another try of this owner has entered and that no attempt holds are handed on first, without a
+        pull. This includes claims that a try which is still alive enters meanwhile.
 
         Raises:
-            PullError: the consumer is gone, or refuses the pull.
-            ConsumerUnsuitable: ``min_messages`` cannot be kept leased with its ``ack_wait``.
-            LedgerUnavailable, LedgerFull: see the ledger.
+            PullError: the consumer no longer exists, or the server refuses the pull.
+            ConsumerUnsuitable: ``min_messages`` messages cannot be kept leased with the consumer's ``ack_wait``.
+            LedgerUnavailable: the ledger cannot be read or written.
+            LedgerFull: the open claims leave no room in the consumer's record.
         """
         deadline = self._clock() + wait
         while True:
@@ -128,16 +132,20 @@ class Take:
                 await asyncio.sleep(min(left, max(LOOK, self.taking.look_every.total_seconds())))
 
     async def look(self) -> list[Claim]:
-        """The claims of what can be delivered now; ``[]`` when that is less than ``min_messages``, which is given back.
+        """Take the messages that can be delivered now and return their claims; ``[]`` if there are too few.
 
-        Waits for more only until ``gather`` after the first message. Raises as :meth:`take`.
+        After the first message this waits for more, but no longer than ``gather``. Fewer than ``min_messages`` are
+        negatively acknowledged.
+
+        Raises:
+            JetStreamError: as :meth:`take`.
         """
         if mine := await self._mine():
             return mine
         return await self._batch(math.inf, look=True) if await self._enough() else []
 
     async def _enough(self) -> bool:
-        """Whether the backlog is worth a pull."""
+        """Whether the backlog function asks for a pull, if there is one."""
         if self._asks is None:
             return True
         info = await self.ledger.consumer.info(patience=PATIENCE)
@@ -147,7 +155,8 @@ class Take:
         return enough
 
     async def _batch(self, deadline: float, *, look: bool) -> list[Claim]:
-        """Gather once and enter it; what is too little goes back, and after an interruption there is nothing."""
+        """Gather a batch and enter it. Returns ``[]`` after an interruption, or if too few messages have arrived; these
+        are negatively acknowledged."""
         try:
             await self._gather(deadline, look=look)
         except LeaseOver as over:
@@ -157,15 +166,15 @@ class Take:
             kept = batch is not None and self._clock() - batch.began > _KEPT * self._ack_wait
             self._too_slow = self._too_slow + 1 if too_few and not kept else 0
             if self._too_slow == _TOO_SLOW:
-                few = f"{_TOO_SLOW} times in a row fewer than min_messages={self.taking.min_messages}"
-                remedy = f"{few} could not be kept leased: raise ack_wait, or lower min_messages"
+                few = f"{_TOO_SLOW} times in a row, leases ended before min_messages={self.taking.min_messages}"
+                remedy = f"{few} had arrived; raise ack_wait, or lower min_messages"
                 raise ConsumerUnsuitable(self.taking.consumer, "ack_wait", self._ack_wait, remedy) from over
             return []
         except (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout) as error:
             if self.ledger.js.connection.ended:
-                raise  # there is nothing to try again on
-            log.warning("pull interrupted, trying again: %s", error)
-            self._gathered()  # comes again when ack_wait is over
+                raise  # it does not reconnect
+            log.warning("the pull was interrupted, trying again: %s", error)
+            self._gathered()  # these messages are redelivered after ack_wait
             await asyncio.sleep(0.2)
             return []
         self._too_slow = 0
@@ -176,16 +185,17 @@ class Take:
         return []
 
     def _gathered(self) -> Batch | None:
-        """What has been gathered, which from now on is not to be put back."""
+        """Return the gathered batch. From now on :meth:`put_back` does not release it."""
         window, self._window = self._window, None
         return window.batch if window else None
 
     def handed_on(self) -> None:
-        """The claims are the event's now: nothing of this take is to be given back."""
+        """Report that the claims were handed on, so that :meth:`put_back` does not release them."""
         self._entered = []
 
     async def put_back(self) -> None:
-        """Give back what was pulled and not entered, and what was entered and not handed on. May be called twice."""
+        """Negatively acknowledge messages that were pulled but not entered, or entered but not handed on. May be
+        repeated."""
         batch = self._gathered()
         pulled = batch.sequences if batch else Sequences()
         claims, self._entered = self._entered, []
@@ -194,36 +204,36 @@ class Take:
             try:
                 record, _ = await self.ledger.change(lambda old, info: old and old.withdrawn(entered))  # noqa: ARG005
             except (ConsumerNotFound, StreamNotFound):
-                return  # and with them everything that could be given back
+                return  # without the consumer there is nothing to negatively acknowledge
             withdrawn = Sequences.from_ranges(each for claim in claims for each in claim.sequences.ranges)
             for entry in record.open.values() if record else ():
-                withdrawn -= entry.sequences  # on their way in a claim, whoever handed it on
+                withdrawn -= entry.sequences  # they are in an open claim, which another try has handed on
             pulled |= withdrawn
         if pulled:
             with suppress(ConsumerNotFound, StreamNotFound):
-                await self._give_back(pulled, "they were not handed on")
+                await self._give_back(pulled, "the take ended before they were handed on")
 
     async def _look(self) -> tuple[Record | None, ConsumerInfo]:
-        """Begin a new life in the record if the consumer did."""
+        """Read record and INFO. If the consumer began a new life, write that to the record."""
         record, _ = await self.ledger.read()
         info = await self.ledger.consumer.info(patience=PATIENCE)
         if record is None or not record.new_life(info):
-            return record, info  # looked, without waiting for a turn to change it
+            return record, info  # without a change there is no need to wait for a turn
         return await self.ledger.change(lambda old, info: old.reborn(info) if old and old.new_life(info) else old)
 
     def _drop(self, batch: Batch | None, reason: str) -> None:
         count = len(batch.deliveries) if batch else 0
-        log.warning("dropped a batch of %d messages, which are redelivered: %s", count, reason)
+        log.warning("dropping a batch of %d messages, which are redelivered: %s", count, reason)
         tell("dropped", self.taking, count)
         self._dropped += 1
-        if self._dropped > 1:  # once may have been a pause, of the machine or of the network
+        if self._dropped > 1:  # a single one may be due to a pause of the machine or the network
             self._most = max(1, self.taking.min_messages, min(count, self._most) // 2)
 
     async def _mine(self) -> list[Claim]:
-        """Hand on what another try of this owner entered and nobody holds, under a new lease.
+        """Hand on claims that another try of this owner has entered and that no attempt holds, with a new lease.
 
-        The entry's time is changed first: from then on the other try cannot withdraw it any more. What is handed on
-        here is never withdrawn from here either, because the other try may have handed it on as well.
+        The time of their entries is changed first, so that the other try cannot withdraw them. This take never
+        withdraws them either, because the other try may have handed them on, too.
         """
         owner = self.taking.owner
         record, _ = await self._look()
@@ -235,13 +245,13 @@ class Take:
         if record is None or not mine:
             return []
         claims = [self.ledger.claim_of(each, entry, created, record.created) for each, entry in mine.items()]
-        log.info("handing on %d claims that an earlier try took: %s", len(claims), ", ".join(mine))
+        log.info("handing on %d claims that another try of this task took: %s", len(claims), ", ".join(mine))
         for claim in claims:
             await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
         return claims
 
     async def _gather(self, deadline: float, *, look: bool = False) -> None:
-        """Pull until the window has no further pull.
+        """Pull until the window asks for no further pull.
 
         Raises:
             LeaseOver: the batch was gathered too slowly.
@@ -282,9 +292,9 @@ class Take:
         window.on_messages(deliveries, self._clock(), silence=pull.silence, pending=pending)
 
     async def _renew(self, window: GatherWindow, pull: Pull) -> None:
-        """Lease all that was pulled anew.
+        """Renew the leases of all messages that were pulled.
 
-        What the server had delivered before it answered INFO has arrived before the answer, so it is renewed as well.
+        Messages that the server delivered before it answered INFO have arrived before the answer, so they are included.
         """
         asked = self._clock()
         began = (await self._moment()).at(asked)
@@ -297,7 +307,10 @@ class Take:
         return Moment.of(info, self._clock())
 
     async def _enter(self) -> list[Claim]:
-        """Enter the batch as claims, acknowledge again what is done, lease the rest. ``[]``: nothing was entered."""
+        """Enter the batch as claims and lease their messages. Messages that are done are acknowledged again.
+
+        Returns the claims; ``[]`` if nothing was entered.
+        """
         if (whole := self._gathered()) is None:
             return []
         batch = whole
@@ -316,20 +329,20 @@ class Take:
             self.ledger.claim_of(each, entry, created, record.created) for each, entry in entered.claims.items()
         ]
         for claim_id, entry in entered.superseded.items():
-            log.warning("claim %s is superseded: its messages are delivered again", claim_id)
+            log.warning("claim %s is superseded: its messages were redelivered to this take", claim_id)
             tell("superseded", self.taking, entry.sequences.count, claim=claim_id)
         if entered.again:
-            log.info("acknowledging %d messages again that are done", entered.again.count)
+            log.info("acknowledging %d redelivered messages that are already done", entered.again.count)
             tell("repeated", self.taking, entered.again.count)
             await answers.acknowledge(self.ledger, answers.Delivered.of(record, entered.again, batch.counter))
         for claim in claims:
-            what = f"{claim.count} messages of {claim.stream} by consumer {claim.consumer}, sequences {claim.sequences}"
-            log.info("claim %s is taken: %s, %d bytes", claim.id, what, claim.bytes)
+            what = f"{claim.count} messages of stream {claim.stream}, consumer {claim.consumer}"
+            log.info("claim %s is taken: %s, sequences %s, %d bytes", claim.id, what, claim.sequences, claim.bytes)
             await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
             seconds = self._clock() - whole.began
             tell("taken", claim, claim.count, claim=claim.id, seconds=seconds, origin=self._origin)
         if tail := entered.left | whole.sequences - batch.sequences:
-            await self._give_back(tail, "too many claims of what failed, or no room in the record")
+            await self._give_back(tail, "too many claims of failed messages, or no room in the ledger's record")
         for claim_id, entry in entered.poisoned.items():
             claim = self.ledger.claim_of(claim_id, entry, created, record.created)
             holder = Holder(self.ledger, claim, entry.token or "")
@@ -337,12 +350,12 @@ class Take:
         return claims
 
     async def _give_back(self, sequences: Sequences, reason: str) -> None:
-        log.info("giving back %d messages: %s", sequences.count, reason)
+        log.info("negatively acknowledging %d messages: %s", sequences.count, reason)
         tell("given_back", self.taking, sequences.count)
         await answers.negative(self.ledger, sequences)
 
     async def _write(self, batch: Batch) -> tuple[Record | None, Entered]:
-        """Enter a batch in the ledger. The change may be applied several times; what the last one entered stands."""
+        """Enter a batch in the ledger. The change may be applied several times; the result of the last time counts."""
         entered = Entered(None)
 
         def change(old: Record | None, info: ConsumerInfo) -> Record | None:
@@ -356,12 +369,12 @@ class Take:
         return record, entered
 
     async def _refuse(self, batch: Batch, entered: Entered) -> list[Claim]:
-        log.info("giving back %d messages: no room in the record", batch.sequences.count)
+        log.info("negatively acknowledging %d messages: no room in the ledger's record", batch.sequences.count)
         await answers.negative(self.ledger, batch.sequences)
         if entered.full:
             raise LedgerFull(
-                f"the record of consumer {self.taking.consumer!r} would pass its limit; settle the open claims "
-                f"that `airflow jetstream claims --stream {self.taking.stream}` lists"
+                f"the ledger's record of consumer {self.taking.consumer!r} has no room for another claim; settle the "
+                f"open claims that `airflow jetstream claims --stream {self.taking.stream}` lists"
             )
-        await asyncio.sleep(BELIEVED / 1e9)  # then what is done is forgotten as far as it is acknowledged
+        await asyncio.sleep(BELIEVED / 1e9)  # by then, settled messages that are acknowledged leave the record
         return []

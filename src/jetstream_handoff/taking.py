@@ -1,4 +1,4 @@
-"""What to take, and for whom, as a value: the ``taking`` of a stored trigger."""
+"""The parameters of a take as a value, which Airflow stores with a trigger (``taking``)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,27 @@ _DURATIONS = ("gather", "hand_off_timeout", "look_every")
 
 @dataclass(frozen=True, kw_only=True)
 class Taking:
-    """What to take, and for whom. Times are ``timedelta``.
+    """The parameters of a take. Durations are ``timedelta``.
 
-    Ends with ``max_messages``, or ``gather`` after the first message once there are ``min_messages``.
-    One batch is cut into claims of at most ``messages_per_claim`` (default: one claim).
+    stream, consumer:    the names of the stream and of its consumer.
+    owner:               the owner for which claims are taken; see :data:`jetstream_handoff.record.Owner`.
+    max_messages:        the largest number of messages in a batch. The take ends when that many have arrived.
+    messages_per_claim:  the largest number of messages in a claim; default: the batch becomes one claim.
+    min_messages:        the smallest number of messages in a batch; default: 1.
+    gather:              the take ends this long after the first message if ``min_messages`` have arrived; default: 5 s.
+    hand_off_timeout:    the lease of a claim until its task begins; default: 15 minutes.
+    consumer_config:     fields of the consumer, which is created if it does not exist.
+    max_failures:        dead-letter a message that has failed alone this many times. Messages that failed are taken in
+                         smaller claims; see :mod:`jetstream_handoff.failures`. Default: never.
+    dead_letters:        the name of the dead-letter stream; default: ``DEAD_<stream>``.
+    backlog:             the path ``package.module.function`` of a function. It is called with the consumer's INFO, in a
+                         separate thread of the process that takes, and nothing is pulled until it returns True. Then
+                         the available messages are taken. If they are too few, the function is called again.
+    look_every:          how often ``backlog`` is called; default: 1 minute.
+    priority:            sent with every pull, for a consumer with priority groups.
 
-    With ``backlog``, a path ``package.module.function``, nothing is pulled until that function says so of the
-    consumer's INFO. It is imported by the process that takes, and asked every ``look_every``, in a thread of its own;
-    what is there then is taken, and if it is not enough it is asked again.
-    ``priority`` goes with every pull, for a consumer with priority groups.
-
-    With ``max_failures`` what failed before is claimed in smaller claims, and a message that failed so often alone goes
-    to the dead letters (``DEAD_<stream>`` by default), see :mod:`jetstream_handoff.failures`.
+    Raises:
+        InvalidValue: a value is not allowed.
     """
 
     stream: str
@@ -60,17 +69,18 @@ class Taking:
             if number is not None and number < 1:
                 raise InvalidValue(name, number, "give 1 or more")
         if self.min_messages > self.max_messages:
-            raise InvalidValue("min_messages", self.min_messages, f"at most max_messages={self.max_messages}")
+            raise InvalidValue("min_messages", self.min_messages, f"give at most max_messages={self.max_messages}")
         for name in ("gather", "look_every"):
             if getattr(self, name) < timedelta(0):
                 raise InvalidValue(name, getattr(self, name), "give a duration of 0 or more")
         if not isinstance(self.consumer_config or {}, Mapping):
-            raise InvalidValue("consumer_config", self.consumer_config, "give a mapping of the consumer's fields")
+            raise InvalidValue("consumer_config", self.consumer_config, "give a mapping of fields of the consumer")
         if self.hand_off_timeout < timedelta(seconds=1):
-            raise InvalidValue("hand_off_timeout", self.hand_off_timeout, "give at least a second")
+            raise InvalidValue("hand_off_timeout", self.hand_off_timeout, "give at least one second")
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON value, times in seconds. Triggers are stored as this: what a running release reads must stay."""
+        """Return the parameters as JSON, with durations in seconds. Airflow stores triggers in this format, so it must
+        stay readable for older releases."""
         value = {
             "stream": self.stream,
             "consumer": self.consumer,
@@ -88,7 +98,7 @@ class Taking:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Taking:
-        """The reverse. Raises InvalidValue."""
+        """The reverse of :meth:`to_json`. Raises InvalidValue."""
         fields = {**value, "owner": tuple(value["owner"])}
         for name in _DURATIONS:
             if name in fields:
@@ -98,14 +108,14 @@ class Taking:
         return cls(**fields)
 
     def backlog_function(self) -> Callable[[ConsumerInfo], bool] | None:
-        """What ``backlog`` names. Raises InvalidValue when it cannot be imported here."""
+        """Return the function that ``backlog`` names. Raises InvalidValue if it cannot be imported in this process."""
         if self.backlog is None:
             return None
         try:
             found = pkgutil.resolve_name(self.backlog)
         except (ImportError, AttributeError, ValueError) as error:
-            remedy = f"{error}; it must be importable in workers and triggerers"
+            remedy = f"it cannot be imported ({error}); install it on workers and triggerers, and in this process"
             raise InvalidValue("backlog", self.backlog, remedy) from None
         if not callable(found):
-            raise InvalidValue("backlog", self.backlog, "name a function")
+            raise InvalidValue("backlog", self.backlog, "this is not a function; give the path of one")
         return found  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What a take waits for, in one sentence: the log of a sensor says it every few minutes."""
+"""What a take waits for, in one sentence that a sensor logs every few minutes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EVERY = 300.0
-"""Seconds between two sentences. 300 waiting sensors then ask for three answers a second."""
+"""Seconds between two sentences. With 300 waiting sensors this is three requests per second."""
 _NAMED = 3
 """How many claims a sentence names."""
 
 
 class Waiting:
-    """The waiting of one take. It asks the server only for what it is about to say, and never disturbs the wait."""
+    """Logs what a take waits for. It asks the server only when it is about to log, and never disturbs the take."""
 
     def __init__(self, ledger: Ledger, taking: Taking) -> None:
         self._ledger = ledger
@@ -38,30 +38,31 @@ class Waiting:
         self._next = 0.0
 
     async def tell(self, pulled: int, within: float) -> None:
-        """Log what is waited for, unless that was done a moment ago. Takes at most ``within`` seconds.
+        """Log what the take waits for, unless that was logged recently.
 
-        ``pulled`` messages have arrived, fewer than ``min_messages``.
+        pulled:  number of messages that have arrived, fewer than ``min_messages``.
+        within:  the longest time for this, in seconds.
         """
         if not self._due():
             return
         if pulled:
-            self._say(f"{pulled} messages have arrived, of at least {self._taking.min_messages} (min_messages)")
+            self._say(f"{pulled} messages have arrived, and min_messages={self._taking.min_messages} are needed")
             return
         try:
-            async with asyncio.timeout(within):  # a pull that is lost must be noticed in time
+            async with asyncio.timeout(within):  # the take must notice a lost pull in time
                 reason = await self._reason()
         except TimeoutError:
-            self._next = 0.0  # the server is away, or busy: the next time
+            self._next = 0.0  # the server is busy or does not answer: try again soon
         except (JetStreamError, TypeError, ValueError, KeyError, AttributeError) as error:
-            self._say(f"nothing has arrived, and what it waits for cannot be told: {error}")
+            self._say(f"nothing has arrived, and the reason could not be found out: {error}")
         else:
             self._say(reason)
 
     def tell_backlog(self, info: ConsumerInfo) -> None:
-        """The same for a take whose own function has just said that this INFO is not enough."""
+        """The same for a take whose backlog function has just returned False for this INFO."""
         if self._due():
-            waiting = f"{info.pending} messages are pending, {info.ack_pending} are unacknowledged"
-            self._say(f"its backlog function does not ask for a pull yet; {waiting}")
+            waiting = f"{info.pending} messages are pending and {info.ack_pending} are unacknowledged"
+            self._say(f"the backlog function does not ask for a pull yet; {waiting}")
 
     def _due(self) -> bool:
         if self._clock() < self._next:
@@ -82,7 +83,7 @@ class Waiting:
         return held_up or nothing_published(info, await self._ledger.stream.info())
 
     def _held_up(self, record: Record | None, info: ConsumerInfo) -> str:
-        """Why what there is does not arrive. Empty: there is nothing."""
+        """Why existing messages do not arrive; empty if there are none."""
         taking = self._taking
         names = f"{taking.stream} {taking.consumer}"
         unacknowledged = "; ".join(_unacknowledged(record, info, taking.hand_off_timeout, taking.stream))
@@ -90,47 +91,46 @@ class Waiting:
             until = str(info.config.get("pause_until", ""))
             return f"the consumer is paused until {_clock_time(until)}; `nats consumer resume {names}` resumes it"
         if not info.pending:
-            return f"nothing else is published, and {unacknowledged}" if unacknowledged else ""
+            return f"no other messages have been published, and {unacknowledged}" if unacknowledged else ""
         there = f"{info.pending} messages are pending, but"
         allowed = info.config.get("max_ack_pending", 0)
         if 0 < allowed <= info.ack_pending:
             return (
-                f"{there} max_ack_pending={allowed} is reached: {unacknowledged}; they are delivered when claims are "
-                "settled or released, or max_ack_pending is raised"
+                f"{there} max_ack_pending={allowed} is reached: {unacknowledged}. More messages are delivered when "
+                "claims are settled or released, or when max_ack_pending is raised"
             )
         if taking.priority is not None and (grouped := _grouped(taking.priority, info, names)):
             return f"{there} {grouped}"
-        return f"{there} the server has sent none of them yet; {info.raw.get('num_waiting', 0)} pulls wait"
+        return f"{there} the server has sent none of them yet; {info.raw.get('num_waiting', 0)} pull requests wait"
 
 
 def nothing_published(info: ConsumerInfo, stream: StreamInfo) -> str:
-    """Why a consumer has nothing pending and nothing unacknowledged."""
+    """Why a consumer has no pending and no unacknowledged messages."""
     config, name = info.config, stream.config.get("name")
     subjects = stream.config.get("subjects")
-    listens = f"; it listens on {_listed(subjects)}" if subjects else ""
+    listens = f"; the stream listens on {_listed(subjects)}" if subjects else ""
     stored = int(stream.state.get("messages", 0))
     filters = config.get("filter_subjects") or [each for each in (config.get("filter_subject"),) if each]
     policy = config.get("deliver_policy", "all")
     if not stored:
-        return f"stream {name} holds no messages{listens}"
+        return f"stream {name} contains no messages{listens}"
     if info.counter == 0 and policy == "all" and filters:
         return (
-            f"none of the {stored} messages of stream {name} has a subject that the consumer's filter "
-            f"{_listed(filters)} matches{listens}"
+            f"none of the {stored} messages of stream {name} matches the consumer's filter {_listed(filters)}{listens}"
         )
     if info.counter == 0:
-        return f"nothing has been published that the consumer's deliver_policy {policy!r} selects"
+        return f"no message has been published that the consumer's deliver_policy {policy!r} selects"
     last = stream.state.get("last_seq", 0)
     return (
-        f"every message that was delivered is acknowledged; the last one of stream {name} is sequence {last}, "
-        f"of {_clock_time(str(stream.state.get('last_ts', '')))}"
+        f"all delivered messages are acknowledged; the last message of stream {name} is sequence {last}, published at "
+        f"{_clock_time(str(stream.state.get('last_ts', '')))}"
     )
 
 
 def _unacknowledged(
     record: Record | None, info: ConsumerInfo, hand_off_timeout: timedelta, stream: str
 ) -> Iterator[str]:
-    """What became of the messages that are delivered and not acknowledged: whose they are, until when, what to do."""
+    """Which claims have the messages that are delivered but not acknowledged, until when, and what to do."""
     left = info.ack_pending
     if not left:
         return
@@ -139,7 +139,7 @@ def _unacknowledged(
         yield _claimed(claim_id, entry, info, hand_off_timeout)
     if more := claims[_NAMED:]:
         count = sum(entry.sequences.count for _, entry in more)
-        yield f"{count} messages belong to {len(more)} more claims: `airflow jetstream claims --stream {stream}`"
+        yield f"{count} messages belong to {len(more)} more claims (`airflow jetstream claims --stream {stream}`)"
     left -= sum(entry.sequences.count for _, entry in claims)
     if left > 0:
         ack_wait = info.config.get("ack_wait", 0) / 1e9
@@ -152,13 +152,13 @@ def _claimed(claim_id: str, entry: OpenEntry, info: ConsumerInfo, hand_off_timeo
         return f"{count} are held by attempt {claim_id}-{entry.token} of claim {claim_id}, taken by {entry.taken_by}"
     leased = f"{count} are leased to claim {claim_id}, taken by {entry.taken_by}"
     end = time_nanoseconds(entry.at) / 1e9 + hand_off_timeout.total_seconds()
-    # A lease is not written down: a longer one is of another sensor's hand_off_timeout, or of a task that was tried.
+    # The end of a lease is not stored. A longer one is of another sensor's hand_off_timeout, or of a task's retry.
     until = f"until {_of_seconds(end)}" if end > time_nanoseconds(info.now) / 1e9 else "for its task's next try"
-    return f"{leased}, {until}; `airflow jetstream release {claim_id}` delivers them again now"
+    return f"{leased}, {until} (`airflow jetstream release {claim_id}` lets them be redelivered now)"
 
 
 def _grouped(priority: Priority, info: ConsumerInfo, names: str) -> str:
-    """Why a priority group does not serve this pull."""
+    """Why a priority group does not serve this pull; empty if the reason is another one."""
     for group in info.raw.get("priority_groups") or ():
         if group.get("group") == priority.group and (pinned := group.get("pinned_client_id")):
             since = _clock_time(str(group.get("pinned_ts", "")))
@@ -168,26 +168,27 @@ def _grouped(priority: Priority, info: ConsumerInfo, names: str) -> str:
             )
     if priority.min_pending > info.pending or priority.min_ack_pending > info.ack_pending:
         return (
-            f"priority group {priority.group!r} serves this sensor only from min_pending={priority.min_pending} or "
-            f"min_ack_pending={priority.min_ack_pending} on; {info.ack_pending} are unacknowledged"
+            f"priority group {priority.group!r} serves this sensor only with at least min_pending="
+            f"{priority.min_pending} pending or min_ack_pending={priority.min_ack_pending} unacknowledged messages; "
+            f"{info.ack_pending} are unacknowledged"
         )
     if priority.level:
-        return f"priority group {priority.group!r} serves pulls of a level below {priority.level} first"
+        return f"priority group {priority.group!r} first serves pull requests with a priority below {priority.level}"
     return ""
 
 
 def _listed(names: list[Any]) -> str:
-    """Subjects as the server has them, a few of many."""
+    """The first few subjects, and how many more there are."""
     shown = ", ".join(repr(str(name)) for name in names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
 def _clock_time(text: str) -> str:
-    """The server's time for people; as it is when it is none."""
+    """The server's time in a readable form; unchanged if it is not a valid time."""
     try:
         return _of_seconds(time_nanoseconds(text) / 1e9)
     except (ValueError, OverflowError):
-        return text or "a time that the server does not tell"
+        return text or "an unknown time"
 
 
 def _of_seconds(seconds: float) -> str:

@@ -90,8 +90,8 @@ def test_whatever_takes_a_claim_can_be_called(hook: JetStreamHook, stream: str, 
     [
         ([], r"\.expand\(claim=claims\)"),
         ([{"v": 1}], r"\.expand\(claim=claims\)"),
-        (None, "skipped"),
-        (7, "not int: hand on one that the sensor returned"),
+        (None, "check whether the sensor ran"),
+        (7, "not int; pass one that the sensor returned"),
         ("claims", "not JSON"),
     ],
 )
@@ -227,8 +227,8 @@ def test_a_claim_that_a_kill_could_not_release_is_in_the_log(
     with pytest.raises(ConnectionResetError):
         execute(task)
     (said,) = [each.getMessage() for each in caplog.records if "not released" in each.getMessage()]
-    ends = "its messages are settled" if again else r"its lease ends at [-0-9: ]{19} UTC at the latest"
-    assert re.search(rf"claim {value['id']} .*{bucket}' is missing.*; {ends}", said)
+    ends = "its messages stay settled" if again else r"its lease ends at [-0-9: ]{19} UTC at the latest"
+    assert re.search(rf"claim {value['id']} .*{bucket}' does not exist.*; {ends}", said)
 
 
 def test_a_kill_whose_release_gets_no_answer_is_in_the_log(

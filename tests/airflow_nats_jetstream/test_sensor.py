@@ -275,7 +275,7 @@ def test_a_missing_stream_is_said(hook: JetStreamHook) -> None:
     [
         (
             {"ack_policy": "all", "ack_wait": 10**9},
-            "ack_policy='all': claims need .*which exists in stream '{stream}'",
+            "ack_policy='all': it must be 'explicit'.*which already exists in stream '{stream}'",
         ),
         ({"ack_policy": "none"}, "ack_policy='none'"),
         ({"max_deliver": 3, "ack_wait": 10**9}, "max_deliver=3"),
@@ -284,7 +284,10 @@ def test_a_missing_stream_is_said(hook: JetStreamHook) -> None:
             {"ack_wait": 10**8},
             r"ack_wait=100000000: 0\.1 s are too short .*at least timedelta\(seconds=0\.5\)\. Change",
         ),
-        ({"max_ack_pending": 10, "ack_wait": 10**9}, "max_ack_pending=10: no batch of max_messages=1000 fits.* or -1 "),
+        (
+            {"max_ack_pending": 10, "ack_wait": 10**9},
+            r"max_ack_pending=10: a batch of max_messages=1000 would never be complete.* or to -1 ",
+        ),
         (
             {"filter_subject": "{stream}.1", "ack_wait": 10**9},
             "filter_subject='{stream}.1'.*asks for '{stream}.2'.*Change the consumer",
@@ -304,7 +307,8 @@ def test_a_consumer_that_exists_and_is_unsuitable_is_refused(
     wanted = {"filter_subject": f"{stream}.2"} if "filter_subject" in config else None
     with pytest.raises(ConsumerUnsuitable, match=says.format(stream=stream)) as refused:
         execute(sensor(stream, consumer_config=wanted))
-    assert f"Change the consumer, which exists in stream {stream!r} (JetStreamCreateConsumer" in str(refused.value)
+    change = f"Change the consumer, which already exists in stream {stream!r} (JetStreamCreateConsumer"
+    assert change in str(refused.value)
     assert info(hook, stream).delivered == 0
 
 
@@ -314,15 +318,15 @@ def test_a_consumer_that_exists_and_is_unsuitable_is_refused(
         (
             {},
             {},
-            "filter_subject=None.*not allowed on workqueue stream.*another one takes them all; let the sensor",
+            "filter_subject=None.*not allowed on workqueue stream.*another consumer receives all of them; let the",
         ),
         (
             {"filter_subject": "Q.1"},
             {"filter_subject": "Q.*"},
-            r"filter_subject='Q\.\*'.*another one takes some of these; .* or give both filters that do not overlap",
+            r"filter_subject='Q\.\*'.*another consumer receives some of these; .* filters that do not overlap",
         ),
-        (None, {"deliver_policy": "new"}, "deliver_policy='new'.*leave it out of consumer_config"),
-        (None, {"max_ack_pending": 5_000}, "max_ack_pending=5000.*limit of 4000.*give a smaller one"),
+        (None, {"deliver_policy": "new"}, "deliver_policy='new'.*leave deliver_policy out of consumer_config"),
+        (None, {"max_ack_pending": 5_000}, "max_ack_pending=5000.*limit of 4000.*set a smaller one"),
         ({"filter_subject": "Q.2", "name": "second"}, {"filter_subject": "Q.3"}, "name='work'.*raise max_consumers"),
     ],
 )

@@ -257,7 +257,7 @@ def test_a_mapped_sensor_starts_in_a_worker() -> None:
         ({"priority": {"group": "g", "size": 1}}, "priority=.*min_pending"),
         ({"priority": {"group": "g", "level": "low"}}, "whole number"),
         ({"priority": {"group": "g", "level": 10}}, "level=10"),
-        ({"consumer_config": GROUP}, "priority_groups=.*give priority"),
+        ({"consumer_config": GROUP}, "priority_groups=.*set priority"),
         ({"consumer_config": GROUP, "priority": {"group": "h"}}, "priority_groups=.*'h'"),
     ],
 )
@@ -269,7 +269,7 @@ def test_what_is_wrong_is_said_when_the_dag_is_parsed(changes: dict[str, Any], s
 def test_a_consumer_whose_groups_do_not_fit_is_refused(hook: JetStreamHook, stream: str) -> None:
     there = {"durable_name": CONSUMER, "ack_policy": "explicit", **GROUP}
     hook.run(lambda js: js.stream(stream).create_consumer(there))
-    with pytest.raises(ConsumerUnsuitable, match="give priority"):
+    with pytest.raises(ConsumerUnsuitable, match="set priority"):
         execute(sensor(stream))
-    with pytest.raises(ConsumerUnsuitable, match="must contain 'h'"):
+    with pytest.raises(ConsumerUnsuitable, match="do not contain the group 'h'"):
         execute(sensor(stream, consumer_config=None, priority={"group": "h"}))

@@ -53,7 +53,8 @@ async def test_a_bucket_that_could_lose_what_is_done_is_refused_before_anything_
         await sealed.update(changes)
     else:
         await stream.js.create_stream(config)
-    with pytest.raises(LedgerUnsuitable, match=rf"bucket '{bucket}' cannot be used: {field}=.* KV_{bucket}; ") as error:
+    says = rf"bucket '{bucket}' cannot be used because of {field}=.* KV_{bucket}\. "
+    with pytest.raises(LedgerUnsuitable, match=says) as error:
         await Take(stream.js, taking(stream)).prepare()
     assert (error.value.bucket, error.value.field) == (bucket, field)
 

@@ -138,7 +138,7 @@ async def test_what_became_of_a_claim(stream: Stream) -> None:
 
     await reset_by_a_stranger(stream)
     shown = await read(stream, "claim", left.id)
-    assert "recreated, reset or rolled back: it cannot be settled" in shown["next"]
+    assert "cannot be settled, because its consumer was recreated or reset" in shown["next"]
     await stream.consumer(CONSUMER).delete()
     shown = await read(stream, "claim", left.id)
     assert shown["state"] == "open"
@@ -184,7 +184,7 @@ async def test_release_from_an_attempt(stream: Stream) -> None:
         await dead._stop_beats()  # as a killed worker does
         shown = await read(stream, "claim", again.id, "--listen", "0.5")
         assert shown["alive"] is False
-        assert f"delivered again {ACK_WAIT.total_seconds():g} s after" in shown["next"]
+        assert f"redelivered {ACK_WAIT.total_seconds():g} s after" in shown["next"]
         assert (await read(stream, "release", again.id))["released"]
         record, _ = await ledger.read()
         assert record

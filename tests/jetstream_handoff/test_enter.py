@@ -114,7 +114,7 @@ def test_what_is_too_old_is_never_entered(record: Record, sequences: set[int], a
 def test_what_was_pulled_before_a_reset_is_never_entered(record: Record, sequences: set[int]) -> None:
     of = batch(sequences)
     assert entered(record, of, info(of.counter - 1)) == Entered(
-        record, dropped="the consumer was reset or rolled back since it was pulled"
+        record, dropped="the consumer was reset or rolled back after the pull"
     )
 
 

@@ -91,7 +91,7 @@ async def value(stream: Stream, bucket: str) -> Any:
 
 
 def test_a_newer_format_is_refused_by_its_version() -> None:
-    with pytest.raises(ClaimInvalid, match="claim version 2: this release reads version 1"):
+    with pytest.raises(ClaimInvalid, match="the claim has version 2, but this release reads version 1"):
         Claim.from_json({**frozen("claim-1"), "v": 2, "of another release": True})
-    with pytest.raises(LedgerInvalid, match="its version is 2, this release reads 1"):
+    with pytest.raises(LedgerInvalid, match="it has version 2, but this release reads version 1"):
         Record.from_json({**frozen("record-1"), "v": 2})

@@ -394,7 +394,8 @@ async def test_denied_acknowledgements_are_named_at_once(access: Access, caplog:
             start = time.monotonic()
             await hold.settle("done")
             assert time.monotonic() - start < 20
-        said = f"claim {claim.id} is done, but its messages come again: no permission to publish on '$JS.ACK.FLIGHTS"
+        because = "cannot be acknowledged: no permission to publish on '$JS.ACK.FLIGHTS"
+        said = f"claim {claim.id} is done, but its messages are redelivered, because they {because}"
         assert said in caplog.text
         book = Ledger(js, "FLIGHTS", "delays")
         record, _ = await book.read()

@@ -169,7 +169,7 @@ async def test_what_was_not_settled_is_not_processed_again(stream: Stream) -> No
     claim, _ = await settled(stream)
     await publish(stream, 10)
     (open_claim,) = await take(stream, "other")
-    with pytest.raises(Superseded, match="not settled"):
+    with pytest.raises(Superseded, match="never settled"):
         async with Reprocess.begin(stream.js, open_claim, try_number=2):
             pass
     forged = Claim.from_json({**claim.to_json(), "ranges": [[1, 9]], "count": 9})

@@ -71,5 +71,5 @@ def test_small_however_much_it_is() -> None:
     ],
 )
 def test_what_is_nothing_settled_is_refused(value: object) -> None:
-    with pytest.raises(ValueError, match=r"no settled messages|not packed"):
+    with pytest.raises(ValueError, match=r"not a set of settled messages|packed"):
         Settled.from_json(value)

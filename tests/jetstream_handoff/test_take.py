@@ -152,22 +152,22 @@ async def said(stream: Stream, caplog: pytest.LogCaptureFixture, run: str = "wai
 
 
 async def test_who_waits_says_that_nothing_is_published(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
-    empty = f"stream {stream.name} holds no messages; it listens on '{stream.name}.>'"
+    empty = f"stream {stream.name} contains no messages; the stream listens on '{stream.name}.>'"
     assert await said(stream, caplog) == empty
     await publish(stream, 10)
     (claim,) = await take(stream, consumer_config=LONG)
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
         await hold.settle()
     reason = await said(stream, caplog)
-    assert f"every message that was delivered is acknowledged; the last one of stream {stream.name} is" in reason
-    assert re.search(r"is sequence 10, of 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC$", reason)
+    assert f"all delivered messages are acknowledged; the last message of stream {stream.name} is" in reason
+    assert re.search(r"is sequence 10, published at 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC$", reason)
 
 
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"filter_subject": "{}.none"}, "none of the 10 messages of stream {} has a subject that .* '{}.none' matches"),
-        ({"deliver_policy": "new"}, "nothing has been published that the consumer's deliver_policy 'new' selects"),
+        ({"filter_subject": "{}.none"}, "none of the 10 messages of stream {} matches the consumer's filter '{}.none'"),
+        ({"deliver_policy": "new"}, "no message has been published that the consumer's deliver_policy 'new' selects"),
     ],
 )
 async def test_who_waits_says_what_its_consumer_leaves_out(
@@ -184,13 +184,13 @@ async def test_who_waits_says_whose_the_messages_are(stream: Stream, caplog: pyt
     async with Hold.begin(stream.js, held, try_number=3) as hold:
         reason = await said(stream, caplog, consumer_config=LONG)
     end = datetime.fromisoformat(leased.taken_at[:19] + "Z") + timedelta(minutes=15)
-    assert reason.startswith("nothing else is published, and ")
+    assert reason.startswith("no other messages have been published, and ")
     assert (
         f"6 messages are leased to claim {leased.id}, taken by dag / first / sensor, "
-        f"until {end:%Y-%m-%d %H:%M:%S} UTC; `airflow jetstream release {leased.id}` delivers them again now"
+        f"until {end:%Y-%m-%d %H:%M:%S} UTC (`airflow jetstream release {leased.id}` lets them be redelivered now)"
     ) in reason
     assert f"6 messages are held by attempt {held.id}-{hold.token} of claim {held.id}, taken by dag" in reason
-    assert f"12 messages belong to 2 more claims: `airflow jetstream claims --stream {stream.name}`" in reason
+    assert f"12 messages belong to 2 more claims (`airflow jetstream claims --stream {stream.name}`)" in reason
 
 
 async def test_who_waits_says_that_messages_belong_to_no_claim(
@@ -235,8 +235,8 @@ async def test_who_waits_says_that_its_group_is_not_served(
         del config["priority_timeout"]
         reason = await said(stream, caplog, consumer_config=config, priority=Priority("g", min_pending=100))
         assert reason == (
-            "10 messages are pending, but priority group 'g' serves this sensor only from min_pending=100 or "
-            "min_ack_pending=0 on; 0 are unacknowledged"
+            "10 messages are pending, but priority group 'g' serves this sensor only with at least min_pending=100 "
+            "pending or min_ack_pending=0 unacknowledged messages; 0 are unacknowledged"
         )
         return
     (claim,) = await take(stream, max_messages=5, consumer_config=config, priority=Priority("g"))
@@ -255,9 +255,10 @@ async def test_who_waits_says_what_it_has_and_what_its_backlog_is(
 ) -> None:
     await publish(stream, 10)
     reason = await said(stream, caplog, min_messages=11)
-    assert reason == "10 messages have arrived, of at least 11 (min_messages)"
+    assert reason == "10 messages have arrived, and min_messages=11 are needed"
     reason = await said(stream, caplog, "looks", backlog=f"{__name__}.thousands")
-    assert re.match(r"its backlog function does not ask for a pull yet; \d+ messages are pending, \d+ are un", reason)
+    says = r"the backlog function does not ask for a pull yet; \d+ messages are pending and \d+ are unacknowledged"
+    assert re.match(says, reason)
 
 
 async def test_put_back_returns_claims_that_were_not_handed_on(stream: Stream) -> None:
@@ -546,7 +547,7 @@ async def test_what_holds_the_floor_finds_room_in_a_record_full_of_what_is_done(
 
 async def test_an_api_prefix_is_refused_with_the_reason(js: JetStream) -> None:
     imported = js.with_options(api_prefix="JS.hub.API")
-    with pytest.raises(InvalidValue, match=r"api_prefix='JS.hub.API': .* through an import"):
+    with pytest.raises(InvalidValue, match=r"api_prefix='JS.hub.API': .* through an imported API"):
         Ledger(imported, "S", "c")
 
 
@@ -598,14 +599,14 @@ async def test_after_one_batch_that_was_not_kept_leased_the_next_one_is_as_large
     monkeypatch.setattr(Take, "_report", once)
     await publish(stream, 1_000)
     (claim,) = await take(stream, max_messages=1_000, wait=30, consumer_config={"ack_wait": timedelta(seconds=2)})
-    assert caplog.text.count("dropped a batch") == 1
+    assert caplog.text.count("dropping a batch") == 1
     assert claim.count == 1_000
 
 
 async def test_min_messages_that_cannot_be_kept_leased_are_refused(stream: Stream) -> None:
     await publish(stream, 200_000)
     short = {"ack_wait": timedelta(seconds=0.5)}
-    says = r"ack_wait=0\.5: .* fewer than min_messages=200000 could not be kept leased.*: raise ack_wait"
+    says = r"ack_wait=0\.5: .* leases ended before min_messages=200000 had arrived; raise ack_wait"
     with pytest.raises(ConsumerUnsuitable, match=says):
         await take(stream, min_messages=200_000, max_messages=200_000, wait=120, consumer_config=short)
 
@@ -619,7 +620,7 @@ async def test_a_machine_that_stands_still_now_and_then_does_not_end_the_wait_fo
     waiting = asyncio.create_task(work.take(60))
 
     def dropped() -> int:
-        return caplog.text.count("dropped a batch of 5 messages")
+        return caplog.text.count("dropping a batch of 5 messages")
 
     for times, kept in enumerate((timedelta(0), timedelta(0), timedelta(seconds=6))):
         await until(lambda: waiting.done() or (work._window is not None and work._window.count == 5))

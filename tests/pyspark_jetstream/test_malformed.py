@@ -293,7 +293,7 @@ async def test_rejecting_by_a_rule_of_ones_own(
                 held.reject(good)
             with pytest.raises(Exception, match="column sequence"):
                 held.reject(good.select("id"), "no such order")
-            with pytest.raises(Exception, match="does not hold"):
+            with pytest.raises(Exception, match="does not contain"):
                 held.reject(good.selectExpr("sequence + 100 AS sequence"), "foreign")
 
     await asyncio.to_thread(work)
