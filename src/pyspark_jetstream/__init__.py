@@ -1,7 +1,7 @@
 """NATS JetStream as a Spark data source: ``spark.read.format("jetstream")``.
 
-Spark finds this module by its name and imports it unguarded wherever pyspark runs: only pyspark and the standard
-library are imported here.
+Spark finds this module by its name and imports it wherever pyspark runs, without handling an ImportError. So it imports
+only pyspark and the standard library.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ COLUMNS = {
 
 
 class DefaultSource(DataSource):
-    """``format("jetstream")``. Its options are described in ``options``, and those of writing in ``write_options``."""
+    """The data source ``format("jetstream")``, for reading and writing, in batches and streams.
+
+    Its options are those of :class:`~pyspark_jetstream.options.Options` for reading, and those of
+    :class:`~pyspark_jetstream.write_options.WriteOptions` for writing.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -81,12 +85,15 @@ class DefaultSource(DataSource):
 def read_claim(
     spark: SparkSession, claim: Claim, *, servers: str | None = None, connection: str | None = None
 ) -> DataFrame:
-    """A DataFrame of exactly the messages of a claim.
+    """Return a DataFrame of exactly the messages of a claim.
 
-    ``connection`` names an Airflow connection whose settings the task put into the environment; or give ``servers``.
+    Give either ``servers`` or ``connection``.
+
+    servers:     addresses of the servers, separated by commas.
+    connection:  the id of an Airflow connection whose settings the task has put into the environment.
 
     Raises:
-        InvalidValue: neither or both, or a session whose JVM started before the connection was known.
+        InvalidValue: neither or both are given, or the session's JVM was started before the connection was known.
     """
     from pyspark_jetstream.session import check_environment
 
@@ -104,19 +111,20 @@ def decoded(
     format: str = "json",  # noqa: A002 - as in spark.read
     options: Mapping[str, str] | None = None,
 ) -> tuple[DataFrame, DataFrame]:
-    """The messages with their payload as columns, and the malformed ones: each message is in one of the two.
+    """Decode payloads into columns. Returns two DataFrames: the decoded messages and the malformed ones.
 
-    messages:  what was read, with its column ``data``.
-    schema:    of JSON a struct type or its DDL, e.g. ``"id INT, name STRING"``; of Avro the writer's schema as JSON.
-    format:    ``"json"`` or ``"avro"``.
-    options:   those of Spark's ``from_json``, e.g. ``{"timestampFormat": "dd.MM.yyyy HH:mm"}``.
+    Each message is in one of the two. The first has the columns of ``messages``, with those of the schema instead of
+    ``data``. The second has all columns of ``messages`` and the column ``reason``; it can be passed to
+    ``claim.reject``. Using both reads the messages twice, unless they are persisted.
 
-    The first has the messages' columns, but the schema's instead of ``data``. The second has all of the messages'
-    columns and ``reason``; ``claim.reject`` takes it as it is. Reading both reads the messages twice, unless they are
-    persisted.
+    messages:  a DataFrame of messages, with the column ``data``.
+    schema:    for JSON a struct type or its DDL, for example ``"id INT, name STRING"``; for Avro the writer's schema as
+               JSON.
+    format:    ``"json"`` (default) or ``"avro"``.
+    options:   options of Spark's ``from_json``, for example ``{"timestampFormat": "dd.MM.yyyy HH:mm"}``.
 
     Raises:
-        InvalidValue: no ``data``, a schema that cannot be used, or one of its names that the messages have as well.
+        InvalidValue: ``data`` is missing, the schema cannot be used, or ``messages`` has a column of the same name.
     """
     from pyspark_jetstream.payload import decoding, split
 
@@ -130,12 +138,13 @@ def spark_session(
     memory: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session that knows the connections of this task, on the driver and on executors.
+    """Start or get a Spark session that knows the connections of this task, on the driver and on executors.
 
-    master:  default: what ``spark-submit``, ``PYSPARK_SUBMIT_ARGS``, ``SPARK_REMOTE`` or Spark's own configuration
-             say, else ``local[*]``.
-    memory:  of the driver, which is all of Spark in local mode, e.g. ``"4g"``.
-    config:  anything else, e.g. ``{"spark.sql.shuffle.partitions": "8"}``.
+    app_name:  the name of the application.
+    master:    the master URL; default: that of ``spark-submit``, ``PYSPARK_SUBMIT_ARGS``, ``SPARK_REMOTE`` or Spark's
+               configuration, otherwise ``local[*]``.
+    memory:    memory of the driver, for example ``"4g"``. In local mode this is the memory of all of Spark.
+    config:    other configuration, for example ``{"spark.sql.shuffle.partitions": "8"}``.
     """
     from pyspark_jetstream.session import start
 

@@ -1,8 +1,8 @@
 """Messages as Arrow batches, with as few loops in Python as possible.
 
-Arrays are made of their buffers: ``pyarrow.array`` asks pandas first whether a list is one of its own, and importing
-pandas is a second and 50 MiB in each new Python worker. ``pyarrow.compute`` is imported where it is used: planning,
-which loads this file, computes nothing.
+Arrays are made from buffers, because ``pyarrow.array`` imports pandas to check whether a list is one of its types. That
+takes a second and 50 MiB in each new Python worker. ``pyarrow.compute`` is imported only where it is used, because
+planning loads this file but computes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def record_batch(messages: RawMessages, stream: str, columns: Sequence[str]) -> pa.RecordBatch:
-    """The given columns of the messages, in that order."""
+    """Return the given columns of the messages, in that order."""
     build = {
         "stream": lambda: _texts([stream.encode()] * len(messages)),
         "subject": lambda: _texts(messages.subjects),
@@ -39,13 +39,13 @@ def _timestamps(times: Sequence[bytes]) -> pa.Array:
     if any(map(bytes.isdigit, times)):
         try:
             moments = moments.cast(pa.int64())
-        except pa.ArrowInvalid:  # what a consumer did not deliver was read from the stream's leader
+        except pa.ArrowInvalid:  # some messages were not delivered by the consumer but read from the stream's leader
             moments = _int64([int(each) if each.isdigit() else time_nanoseconds(each.decode()) for each in times])
     return moments.cast(pa.timestamp("ns", "UTC")).cast(pa.timestamp("us", "UTC"), safe=False)
 
 
 def _headers(blocks: Sequence[bytes]) -> pa.Array:
-    """A map of all values of each name; null for a message without headers."""
+    """Return a map from each name to all its values; null for a message without headers."""
     if not any(blocks):
         return pa.nulls(len(blocks), pa.map_(pa.string(), pa.list_(pa.string())))
     plain = _plain_headers(blocks)
@@ -53,9 +53,10 @@ def _headers(blocks: Sequence[bytes]) -> pa.Array:
 
 
 def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
-    """Without a loop in Python: UTF-8, whole lines with a colon each, and no name twice in a message; else None.
+    """Decode headers without a loop in Python. Returns None if the blocks need :func:`_any_headers`.
 
-    A publisher decides what is in a block: that each line is its own row's follows from what is counted here.
+    They must be UTF-8, consist of whole lines with a colon each, and have no name twice in a message. A publisher can
+    write anything into a block. The counts below make sure that each line is assigned to its own message.
     """
     import pyarrow.compute as pc
 
@@ -63,13 +64,13 @@ def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
         lines = pc.split_pattern(_binary(blocks).cast(pa.string()), "\r\n")
     except pa.ArrowInvalid:
         return None
-    zero, one = _int32([0, 1])  # as scalars: a function that is given Python's makes them with pandas, too
+    zero, one = _int32([0, 1])  # Arrow scalars, because functions convert Python's numbers with pandas, too
     texts, lengths = lines.flatten(), pc.list_value_length(lines)
     filled = pc.not_equal(pc.binary_length(texts), zero)
     last = pc.subtract(lines.offsets[1:], one)
     counts = pc.subtract(lengths, one)
     total = pc.sum(counts).as_py()
-    # The last line of each block is empty, because the one before it ends with a line break, and no other one is.
+    # The last line of each block must be empty, because a line break ends the one before it. No other line may be.
     if pc.any(filled.take(last)).as_py() or pc.sum(filled).as_py() != total:
         return None
     parts = pc.split_pattern(texts.filter(filled), ":", max_splits=1).flatten()
@@ -83,7 +84,7 @@ def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
         return None
     one_each = pa.ListArray.from_arrays(_int32(range(total + 1)), pc.ascii_trim_whitespace(values))
     ends = pa.concat_arrays([_int32([0]), pc.cumulative_sum(counts).cast(pa.int32())])
-    # A null offset is a null map. A mask beside offsets that were computed is refused by pyarrow 18.
+    # A null offset makes a null map. pyarrow 18 refuses a mask together with computed offsets.
     begins = pc.if_else(_empty(blocks), pa.nulls(1, pa.int32())[0], ends[:-1])
     return pa.MapArray.from_arrays(pa.concat_arrays([begins, ends[-1:]]), names, one_each)
 
@@ -103,7 +104,7 @@ def _any_headers(blocks: Sequence[bytes]) -> pa.Array:
 
 
 def _texts(values: Sequence[bytes]) -> pa.Array:
-    """As strings; bytes that are not UTF-8 are replaced."""
+    """Return an array of strings. Bytes that are not UTF-8 are replaced."""
     try:
         return _binary(values).cast(pa.string())
     except pa.ArrowInvalid:
@@ -111,7 +112,7 @@ def _texts(values: Sequence[bytes]) -> pa.Array:
 
 
 def _empty(values: Sequence[bytes]) -> pa.Array:
-    """True for each that is empty."""
+    """Return an array that is true where the value is empty."""
     import pyarrow.compute as pc
 
     return pc.equal(pc.binary_length(_binary(values)), _int32([0])[0])

@@ -1,5 +1,5 @@
-"""Avro payloads as columns, decoded by fastavro in Arrow batches: Spark's own ``from_avro`` is in a jar that PySpark
-does not bring along.
+"""Avro payloads as columns, decoded by fastavro in Arrow batches. Spark's ``from_avro`` needs a jar that is not part of
+PySpark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jetstream_client.errors import InvalidValue
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-Type = tuple[str, pa.DataType]  # Spark's, as DDL, and Arrow's
+Type = tuple[str, pa.DataType]  # the type in Spark, as DDL, and the type in Arrow
 
 _PLAIN: dict[str, Type] = {
     "boolean": ("BOOLEAN", pa.bool_()),
@@ -30,22 +30,22 @@ _PLAIN: dict[str, Type] = {
     "bytes": ("BINARY", pa.binary()),
     "string": ("STRING", pa.string()),
 }
-_LOGICAL: dict[str, tuple[str, Type]] = {  # and the types that they are written in
+_LOGICAL: dict[str, tuple[str, Type]] = {  # for each logical type its Avro type, and the type of the column
     "date": ("int", ("DATE", pa.date32())),
     "timestamp-millis": ("long", ("TIMESTAMP", pa.timestamp("us", "UTC"))),
     "timestamp-micros": ("long", ("TIMESTAMP", pa.timestamp("us", "UTC"))),
 }
-_NOT_OF_THE_SCHEMA = "not of the Avro schema"
-_TOO_LONG = "longer than the Avro schema says"
+_NOT_OF_THE_SCHEMA = "does not match the Avro schema"
+_TOO_LONG = "longer than a message of the Avro schema"
 _TOO_MANY = "too many values"
 
 _MOST_MEMORY = 256 << 20
-"""Bytes that a message may take when it is decoded: an array of records grows to 200 times of what was published."""
-_RECORD, _OTHER = 240, 80  # bytes of Python's smallest record, and of other small values
-_TOGETHER = 64 << 10  # bytes of messages that are Python objects at a time
+"""Bytes that a decoded message may take. An array of records can take 200 times the size of its payload."""
+_RECORD, _OTHER = 240, 80  # bytes of the smallest record in Python, and of other small values
+_TOGETHER = 64 << 10  # bytes of messages that exist as Python objects at the same time
 
 _DECIMAL = "bounded-decimal"
-_LONGEST_DECIMAL = 64  # bytes; 16 hold the 38 digits of a column. Python's way to a decimal is quadratic in them
+_LONGEST_DECIMAL = 64  # bytes; 16 hold the 38 digits of a column. Python's conversion takes quadratic time
 
 
 def _decimal(kind: str) -> None:
@@ -64,28 +64,30 @@ _decimal("fixed")
 
 
 def avro_decoder(schema: object) -> tuple[list[str], Callable[[Column], Column]]:
-    """The fields of one record without a container, as a writer with this schema (JSON) encodes it, and what makes a
-    column of ``value`` and ``reason`` of the payloads.
+    """Return the fields of the schema's record, and a function from the payloads to a column of ``value`` and
+    ``reason``.
+
+    Each payload is one record without a container, encoded with this writer's schema.
 
     Raises:
-        InvalidValue: no Avro schema, not of a record, or a type that has no column type here.
+        InvalidValue: this is not an Avro schema of a record, or one of its types has no column type here.
     """
     records = Records(schema)
 
     def decode(data: pa.Array) -> pa.Array:
         return records.decoded(data)
 
-    # The annotations are classes here: Spark reads them to choose how it calls the function.
+    # Spark reads the annotations, which must be classes, to choose how it calls the function.
     decode.__annotations__ = {"data": pa.Array, "return": pa.Array}
     return records.fields, arrow_udf(decode, returnType=f"STRUCT<value: {records.ddl}, reason: STRING>")  # type: ignore[call-overload] # stubs: plain types only
 
 
 class Records:
-    """The records of one schema, from Arrow's binary column to a column of ``value`` and ``reason``: for each message
-    one of the two.
+    """Decodes records of one schema, from a binary Arrow column to a column of ``value`` and ``reason``. One of the two
+    is set for each message.
 
     fields:  the names of the record's fields.
-    ddl:     its type in Spark.
+    ddl:     the record's type in Spark.
     """
 
     def __init__(self, schema: object) -> None:
@@ -96,7 +98,7 @@ class Records:
         except Exception as error:
             raise InvalidValue("schema", str(schema)[:100], f"give an Avro schema as JSON: {error}") from error
         if not isinstance(parsed, dict) or parsed["type"] != "record":
-            raise InvalidValue("schema", str(schema)[:100], "a message is an Avro record")
+            raise InvalidValue("schema", str(schema)[:100], "give the schema of a record, which each message contains")
         types = _Types()
         self.ddl, arrow = types.of(parsed)
         self.fields: list[str] = [field["name"] for field in parsed["fields"]]
@@ -126,13 +128,13 @@ class Records:
     def _row(self, payload: bytes | None) -> dict[str, Any]:
         if not payload:
             return {"reason": "empty"}
-        # No value has less than a byte, and none is read without asking for it.
+        # Each value has at least one byte and is read with at least one call of read().
         stream = io.BytesIO(payload) if len(payload) <= self._most else _Counted(payload, self._most)
         try:
             value = schemaless_reader(stream, self._schema, None)
         except _TooManyError:
             return {"reason": _TOO_MANY}
-        except Exception:  # noqa: BLE001 - whatever fastavro makes of foreign bytes
+        except Exception:  # noqa: BLE001 - fastavro raises anything for malformed bytes
             return {"reason": _NOT_OF_THE_SCHEMA}
         return {"value": value} if stream.tell() == len(payload) else {"reason": _TOO_LONG}
 
@@ -142,7 +144,7 @@ class _TooManyError(Exception):
 
 
 class _Counted(io.BytesIO):
-    """Ends with an error instead of being read so often."""
+    """Raises an error if it is read more than ``most`` times."""
 
     def __init__(self, data: bytes, most: int) -> None:
         super().__init__(data)
@@ -156,9 +158,10 @@ class _Counted(io.BytesIO):
 
 
 def _base_types(schema: Any, decimal: str = "decimal") -> Any:
-    """Without the logical types that have no column type here: the specification lets a reader ignore them.
+    """Return the schema without logical types that have no column type here. The specification lets a reader ignore
+    them.
 
-    decimal:  the name under which decimals are read.
+    decimal:  the name of the logical type under which decimals are read.
     """
     if isinstance(schema, list):
         return [_base_types(each, decimal) for each in schema]
@@ -179,12 +182,12 @@ def _base_types(schema: Any, decimal: str = "decimal") -> Any:
 
 
 class _Types:
-    """From Avro's types to those of columns."""
+    """Converts Avro's types to column types."""
 
     def __init__(self) -> None:
         self._named: dict[str, Type] = {}
         self.largest_item = 1
-        """Bytes, at most, that an item of an array or a map takes for each of its own, null ones included."""
+        """The largest number of bytes that an item of an array or map takes in memory, null items included."""
 
     def of(self, schema: Any) -> Type:
         if isinstance(schema, list):
@@ -193,7 +196,7 @@ class _Types:
             return self._described(schema)
         if found := _PLAIN.get(schema) or self._named.get(schema):
             return found
-        raise InvalidValue("schema", schema, "this type, or a type within itself, has no column type")
+        raise InvalidValue("schema", schema, "this type has no column type here; a type must not contain itself")
 
     def _described(self, schema: dict[str, Any]) -> Type:
         kind, logical = schema["type"], schema.get("logicalType")
@@ -227,7 +230,8 @@ class _Types:
     def _union(self, schema: list[Any]) -> Type:
         rest = [each for each in schema if each != "null"]
         if len(rest) != 1:
-            raise InvalidValue("schema", json.dumps(schema)[:100], "of unions only those of null and one other type")
+            remedy = "only unions of null and one other type can be columns"
+            raise InvalidValue("schema", json.dumps(schema)[:100], remedy)
         return self.of(rest[0])
 
     def _record(self, schema: dict[str, Any]) -> Type:
@@ -241,12 +245,12 @@ class _Types:
         if kind == "enum":
             return _PLAIN["string"]
         if not schema["size"]:
-            raise InvalidValue("schema", schema["name"], "a fixed of no bytes has no column type")
+            raise InvalidValue("schema", schema["name"], "a fixed type of size 0 has no column type")
         return _PLAIN["bytes"]
 
 
 def _null_size(arrow: pa.DataType) -> int:
-    """Bytes of a null in Arrow: that of a record has one in each of its fields."""
+    """Bytes of a null in Arrow. A null record contains a null of each of its fields."""
     if pa.types.is_struct(arrow):
         return 1 + sum(_null_size(field.type) for field in arrow)
     return 16

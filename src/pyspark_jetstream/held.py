@@ -1,4 +1,4 @@
-"""What a task that holds a claim does with Spark: reads the claim, and rejects what a DataFrame lists."""
+"""Using a held claim with Spark: reading its messages, and collecting the sequences to reject from a DataFrame."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ log = logging.getLogger(__name__)
 
 
 def read(held: HeldClaim, spark: SparkSession, connection: str, local_properties: Mapping[str, str]) -> DataFrame:
-    """A DataFrame of exactly the claimed messages. The session's jobs are cancelled when the claim is lost or killed.
+    """Return a DataFrame of exactly the claimed messages.
 
-    ``local_properties`` are set for the jobs of this thread; Spark Connect has none.
+    The session's jobs are cancelled when the claim is lost or the task killed.
+
+    connection:        the id of the Airflow connection.
+    local_properties:  set for the jobs of this thread; Spark Connect does not support them.
     """
     held.on_stop(partial(_cancel_jobs, spark))
     messages = read_claim(spark, held.claim, connection=connection)
@@ -34,11 +37,12 @@ def read(held: HeldClaim, spark: SparkSession, connection: str, local_properties
 
 
 def by_reason(rejected: DataFrame, reason: str | None) -> dict[str, list[int]]:
-    """Collect the sequences for each reason: the given one, or the column ``reason``. Raises InvalidValue."""
+    """Collect the sequences for each reason, which is the given one or that in the column ``reason``. Raises
+    InvalidValue."""
     columns = ["sequence", "reason"] if reason is None else ["sequence"]
     for name in columns:
         if name not in rejected.columns:
-            raise InvalidValue("sequences", rejected.columns, f"the rejected messages need a column {name}")
+            raise InvalidValue("sequences", rejected.columns, f"the DataFrame needs a column {name}")
     reasons: dict[str, list[int]] = {} if reason is None else {reason: []}
     for sequence, *of_row in rejected.select(*columns).collect():
         reasons.setdefault(of_row[0] or "" if reason is None else reason, []).append(sequence)
@@ -46,13 +50,13 @@ def by_reason(rejected: DataFrame, reason: str | None) -> dict[str, list[int]]:
 
 
 def _application(spark: SparkSession) -> str:
-    """What Spark's own pages and logs call this session."""
+    """The name of this session in Spark's pages and logs."""
     try:
         return f"application {spark.sparkContext.applicationId}"
-    except Exception:  # noqa: BLE001 - Spark Connect has no context, and says so in its own way
+    except Exception:  # noqa: BLE001 - Spark Connect has no context and raises an error of its JVM
         return "a Connect session"
 
 
 def _cancel_jobs(spark: SparkSession) -> None:
-    with suppress(Exception):  # the session may be gone, which is as good
+    with suppress(Exception):  # the session may have ended, and its jobs with it
         spark.sparkContext.cancelAllJobs()

@@ -1,4 +1,4 @@
-"""Where to begin and end: ``earliest``, ``latest``, a sequence, or a time."""
+"""Where a read begins and ends: ``earliest``, ``latest``, a sequence, or a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LARGEST_SEQUENCE = 2**63 - 1  # the column is a long
 
 @dataclass(frozen=True, order=True)
 class Time:
-    """A moment, in nanoseconds since 1970 UTC, as the server stamps messages."""
+    """A point in time, in nanoseconds since 1970 UTC, as the server stamps messages."""
 
     nanoseconds: int
 
@@ -28,7 +28,7 @@ Offset = str | int | Time
 
 
 def parse(name: str, value: str) -> Offset:
-    """Raises InvalidValue."""
+    """Read the offset that an option gives. Raises InvalidValue."""
     if value in (EARLIEST, LATEST):
         return value
     if value.isascii() and value.isdigit() and len(value) < 20 and 1 <= int(value) <= _LARGEST_SEQUENCE:
@@ -41,7 +41,7 @@ def parse(name: str, value: str) -> Offset:
 
 
 def reversed_(starting: Offset | None, ending: Offset | None) -> bool:
-    """Whether they are known, without the server, to enclose nothing."""
+    """Whether the range is known to be empty without asking the server."""
     if isinstance(starting, Time) and isinstance(ending, Time):
         return ending < starting
     return isinstance(starting, int) and isinstance(ending, int) and ending < starting

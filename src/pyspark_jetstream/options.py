@@ -1,4 +1,4 @@
-"""The options of ``format("jetstream")``, checked before Spark plans anything."""
+"""The options of reading with ``format("jetstream")``, checked before Spark plans anything."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SECRETS = ("user", "password", "token", "nkey", "seed", "creds", "secret", "tls_private_key")
 AUTO, DIRECT, CONSUMER = "auto", "direct", "consumer"
 _MOST_OFFSETS = 2**31 - 1
-_MOST_PARTITIONS = 100_000  # each is a task for Spark's scheduler
+_MOST_PARTITIONS = 100_000  # each partition is a task for Spark's scheduler
 _KNOWN = (
     "servers",
     "connection",
@@ -40,7 +40,11 @@ _KNOWN = (
 
 @dataclass(frozen=True)
 class Place:
-    """A stream, and the servers or the Airflow connection that lead to it. Raises InvalidValue unless it is one."""
+    """A stream, and the servers or the Airflow connection through which it is reached.
+
+    Raises:
+        InvalidValue: neither or both of ``servers`` and ``connection`` are given, or an address is invalid.
+    """
 
     stream: str
     servers: str | None
@@ -48,13 +52,14 @@ class Place:
 
     def __post_init__(self) -> None:
         if (self.servers is None) == (self.connection is None):
-            remedy = "give the option servers or the option connection, one of them"
+            remedy = "give either the option servers or the option connection, not both or none"
             raise InvalidValue("servers", self.servers and "…", remedy)
         if self.servers is not None:
             ConnectionSettings(servers=self.servers)
 
     def settings(self) -> ConnectionSettings:
-        """On the driver and on executors. Raises InvalidValue when the environment lacks the connection."""
+        """Return the settings, on the driver and on executors. Raises InvalidValue if the environment does not contain
+        the connection."""
         if self.connection is not None:
             return ConnectionSettings.from_environment(self.connection)
         return ConnectionSettings(servers=self.servers or "")
@@ -62,22 +67,25 @@ class Place:
 
 @dataclass(frozen=True)
 class Options(Place):
-    """What to read.
+    """The options of reading.
 
-    servers:          addresses, without user information; or
+    servers:          addresses of the servers, without user information. Give either this or ``connection``.
     connection:       the id of an Airflow connection whose settings are in the environment.
-    stream:           the stream; with a claim it is the claim's.
-    subjects:         filters, separated by commas, e.g. ``orders.*.new``. Of a single one the server sends only what
-                      passes it; with several everything is read and dropped here.
-    claim:            the JSON of a claim: exactly its messages are read, and a missing one is an error.
-    startingOffsets:  ``earliest`` (a batch's default), ``latest`` (a new streaming query's default), a sequence or a
-                      time (RFC 3339), inclusive.
-    endingOffsets:    of a batch: ``latest`` (default), a sequence or a time, inclusive.
-    minPartitions:    at least so many partitions; default: the driver's cores.
-    readMode:         ``direct`` (direct get), ``consumer`` (an ephemeral one without acknowledgements), or ``auto``
-                      (default): ``consumer`` where it is faster and the stream and this user's permissions allow it.
-    maxOffsetsPerTrigger: of a streaming query: so many sequences in a micro-batch at most; default: all there are.
-    failOnDataLoss:   ``true`` (default): what should be read and is gone is an error; ``false``: a warning.
+    stream:           the name of the stream; with a claim the default is the claim's stream.
+    subjects:         filters of subjects, separated by commas, for example ``orders.*.new``. With one filter the server
+                      sends only messages that match. With several filters all messages are read, and those that do not
+                      match are dropped here.
+    claim:            the JSON of a claim. Exactly its messages are read, and a missing one is an error.
+    startingOffsets:  where to begin: ``earliest`` (default of a batch), ``latest`` (default of a new streaming query),
+                      a sequence or a time (RFC 3339), inclusive.
+    endingOffsets:    where a batch ends: ``latest`` (default), a sequence or a time, inclusive.
+    minPartitions:    the smallest number of partitions; default: the number of the driver's cores.
+    readMode:         ``direct`` (direct get), ``consumer`` (an ephemeral consumer without acknowledgements), or
+                      ``auto`` (default): ``consumer`` where it is faster and stream and permissions allow it.
+    maxOffsetsPerTrigger: the largest number of sequences in a micro-batch of a streaming query; default: all that are
+                      available.
+    failOnDataLoss:   ``true`` (default): messages that should be read but no longer exist are an error; ``false``: they
+                      are a warning.
     """
 
     subjects: tuple[str, ...] = ()
@@ -91,22 +99,24 @@ class Options(Place):
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
-        """Raises InvalidValue: which option, its value, and what to do."""
+        """Read the options. Raises InvalidValue, which names the option, its value, and what to do."""
         given = {option_name(name, _KNOWN): value for name, value in options.items()}
         claim = _claim(given["claim"]) if "claim" in given else None
         stream = given.get("stream", claim.stream if claim else None)
         check_stream_name(stream)
         if claim and stream != claim.stream:
-            raise InvalidValue("stream", stream, f"the claim is of stream {claim.stream!r}: leave stream out")
+            remedy = f"the claim is of stream {claim.stream!r}; leave the option stream out"
+            raise InvalidValue("stream", stream, remedy)
         for name in ("subjects", "startingOffsets", "endingOffsets", "failOnDataLoss"):
             if claim and name in given:
-                raise InvalidValue(name, given[name], "a claim says itself what to read: leave it out")
+                raise InvalidValue(name, given[name], "the claim already defines what to read; leave this option out")
         subjects = given.get("subjects", "")
         starting, ending = (
             offsets.parse(name, given[name]) if name in given else None for name in ("startingOffsets", "endingOffsets")
         )
         if offsets.reversed_(starting, ending):
-            raise InvalidValue("endingOffsets", given["endingOffsets"], f"not before {given['startingOffsets']}")
+            remedy = f"it must not be before startingOffsets={given['startingOffsets']}"
+            raise InvalidValue("endingOffsets", given["endingOffsets"], remedy)
         return cls(
             str(stream),
             given.get("servers"),
@@ -123,28 +133,31 @@ class Options(Place):
 
     @property
     def filter(self) -> str | None:
-        """What the server can filter by."""
+        """The filter that the server applies; None if there is none, or more than one."""
         return self.subjects[0] if len(self.subjects) == 1 else None
 
     def check_batch(self) -> None:
-        """Raises InvalidValue for what only a streaming query has."""
+        """Raise InvalidValue for options that only a streaming query has."""
         if self.max_offsets is not None:
-            raise InvalidValue("maxOffsetsPerTrigger", self.max_offsets, "it bounds the batches of spark.readStream")
+            remedy = "this limits the micro-batches of spark.readStream; leave it out of spark.read"
+            raise InvalidValue("maxOffsetsPerTrigger", self.max_offsets, remedy)
         if self.starting == LATEST:
-            raise InvalidValue("startingOffsets", LATEST, "a batch would be empty: give earliest, a sequence or a time")
+            remedy = "the batch would be empty; give earliest, a sequence or a time"
+            raise InvalidValue("startingOffsets", LATEST, remedy)
         if self.ending == EARLIEST:
-            raise InvalidValue("endingOffsets", EARLIEST, "a batch would be empty: give latest, a sequence or a time")
+            raise InvalidValue("endingOffsets", EARLIEST, "the batch would be empty; give latest, a sequence or a time")
 
     def check_streaming(self) -> None:
-        """Raises InvalidValue for what only a batch has."""
+        """Raise InvalidValue for options that only a batch has."""
         if self.claim is not None:
-            raise InvalidValue("claim", self.claim.id, "a claim is a batch: read it with spark.read")
+            raise InvalidValue("claim", self.claim.id, "a claim is read in a batch; use spark.read")
         if self.ending is not None:
-            raise InvalidValue("endingOffsets", str(self.ending), "a stream has no end: use the trigger availableNow")
+            remedy = "a streaming query has no end; to stop at the current end, use the trigger availableNow"
+            raise InvalidValue("endingOffsets", str(self.ending), remedy)
 
 
 def check_schema(schema: StructType, columns: Mapping[str, str]) -> None:
-    """A reader may ask for some of the columns. Raises InvalidValue for any other column or type."""
+    """Check that a reader's schema has only known columns, of the right types. Raises InvalidValue."""
     for each in schema.fields:
         if columns.get(each.name) != each.dataType.simpleString():
             known = ", ".join(f"{name} {kind}" for name, kind in columns.items())
@@ -152,12 +165,12 @@ def check_schema(schema: StructType, columns: Mapping[str, str]) -> None:
 
 
 def option_name(option: str, names: Sequence[str]) -> str:
-    """As it is known: Spark hands options on in lower case or as given. Raises InvalidValue for any other."""
+    """Return the known spelling of an option, which Spark may pass in lower case. Raises InvalidValue if unknown."""
     for known in names:
         if option.lower() == known.lower():
             return known
     if any(secret in option.lower() for secret in _SECRETS):
-        remedy = "credentials are never an option, which Spark shows in plans: use the option connection"
+        remedy = "Spark shows options in plans, so credentials must not be options; use the option connection"
         raise InvalidValue("option", option, remedy)
     raise InvalidValue("option", option, f"the options are {', '.join(names)}")
 
@@ -178,7 +191,7 @@ def _positive(name: str, value: str | None, most: int) -> int | None:
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
-    """The value in lower case. Raises InvalidValue for another one than the known."""
+    """Return the value in lower case. Raises InvalidValue if it is not one of the known values."""
     if value.lower() not in known:
         raise InvalidValue(name, value[:40], f"give {', '.join(known[:-1])} or {known[-1]}")
     return value.lower()

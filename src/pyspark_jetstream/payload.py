@@ -1,4 +1,4 @@
-"""Payloads as columns, and the messages whose payload is malformed."""
+"""Decoding payloads into columns, and separating messages whose payload is malformed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Decoding:
     """How one format is decoded.
 
     fields:  the names of the columns.
-    decode:  from ``data`` to a column that the others are taken from.
-    value:   from that to a struct of the fields.
-    reason:  from that and ``data`` to what is wrong, null for what is right.
+    decode:  a function from ``data`` to a decoded column, which the other two functions use.
+    value:   a function from the decoded column to a struct of the fields.
+    reason:  a function from the decoded column and ``data`` to what is wrong; null for a valid payload.
     """
 
     fields: list[str]
@@ -37,15 +37,15 @@ class Decoding:
 def split(messages: DataFrame, decoding: Decoding) -> tuple[DataFrame, DataFrame]:
     """See :func:`pyspark_jetstream.decoded`."""
     if not any(each.name == "data" and each.dataType == BinaryType() for each in messages.schema.fields):
-        raise InvalidValue("messages", messages.columns, "they need their column data, which is binary")
+        raise InvalidValue("messages", messages.columns, "the DataFrame needs the binary column data")
     kept = [name for name in messages.columns if name != "data"]
     taken = {name.lower() for name in kept}
     for name in decoding.fields:
         if name.lower() in taken:
-            remedy = f"the messages have a column of this name: messages.withColumnRenamed({name!r}, …) first"
+            remedy = f"the messages already have a column of this name; rename it with withColumnRenamed({name!r}, …)"
             raise InvalidValue("schema", name, remedy)
-    # explode(array(…)) of one value changes nothing, but Spark moves no filter and no field's access to below it.
-    # Without it each payload would be decoded once for the filter, and again for the columns.
+    # explode(array(…)) of one value does not change it, but keeps Spark from moving a filter or a field access below
+    # it. Without it, each payload would be decoded once for the filter and again for the columns.
     name = f"decoded_{secrets.token_hex(8)}"
     decoded = messages.select("*", F.explode(F.array(decoding.decode(messages["data"]))).alias(name))
     value, reason = decoding.value(decoded[name]), decoding.reason(decoded[name], decoded["data"])
@@ -56,17 +56,17 @@ def split(messages: DataFrame, decoding: Decoding) -> tuple[DataFrame, DataFrame
 
 
 def decoding(format: str, schema: StructType | str, options: Mapping[str, str]) -> Decoding:  # noqa: A002
-    """Raises InvalidValue."""
+    """Return how a format is decoded with a schema. Raises InvalidValue."""
     if format == "json":
         return json_decoding(schema, options)
     if format != "avro":
         raise InvalidValue("format", format, "give json or avro")
     if options:
-        raise InvalidValue("options", ", ".join(options), "they are those of JSON; Avro has none")
+        raise InvalidValue("options", ", ".join(options), "these are options of JSON; leave them out for Avro")
     try:
         from pyspark_jetstream.avro import avro_decoder
     except ModuleNotFoundError as missing:
-        remedy = "Avro needs fastavro, here and on executors: install airflow-provider-nats-jetstream[avro]"
+        remedy = "Avro needs fastavro here and on executors; install airflow-provider-nats-jetstream[avro]"
         raise InvalidValue("format", "avro", remedy) from missing
     fields, decode = avro_decoder(schema)
     return Decoding(
@@ -75,22 +75,24 @@ def decoding(format: str, schema: StructType | str, options: Mapping[str, str]) 
 
 
 def json_decoding(schema: StructType | str, options: Mapping[str, str]) -> Decoding:
-    """By Spark's ``from_json``, which alone would do two things that lose data: it ignores whatever follows the first
-    value, and takes bytes that are not UTF-8.
+    """Decode JSON with Spark's ``from_json``.
 
-    So each payload is parsed as the first of two elements, ``{"<mark>": [<payload>, {"<mark>": true}]}``. The mark is
-    random, so that no payload can hold it: only what is one JSON value leaves the second element in its place.
+    Used alone, ``from_json`` would lose data: it ignores everything after the first value, and accepts bytes that are
+    not UTF-8. So each payload is parsed as the first of two elements, ``{"<mark>": [<payload>, {"<mark>": true}]}``.
+    The mark is random, so that no payload can contain it. Only a payload of one JSON value leaves the second element in
+    its place.
     """
     row = _struct(schema)
     for name in options:
         if name.lower() in _RESERVED:
-            raise InvalidValue("options", name, "it is set here: malformed messages are kept apart")
+            remedy = "leave this option out; it is set here to separate malformed messages"
+            raise InvalidValue("options", name, remedy)
     mark, corrupt = secrets.token_hex(8), f"corrupt_{secrets.token_hex(8)}"
     element = StructType([*row.fields, StructField(mark, BooleanType())])
     whole = StructType([StructField(mark, ArrayType(element)), StructField(corrupt, StringType())])
 
     def decode(data: Column) -> Column:
-        # The line break ends a comment, which the option allowComments allows.
+        # The line break ends a comment, if the option allowComments is set.
         wrapped = F.concat(F.lit(f'{{"{mark}":['), _text(data), F.lit(f'\n,{{"{mark}":true}}]}}'))
         return F.from_json(wrapped, whole, {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt})
 
@@ -104,17 +106,17 @@ def json_decoding(schema: StructType | str, options: Mapping[str, str]) -> Decod
         )
         return (
             F.when(one & decoded.getField(corrupt).isNull(), F.lit(None).cast("string"))
-            .when(one, "a JSON object, but not of the schema")
+            .when(one, "a JSON object that does not match the schema")
             .when(F.length(data) == 0, "empty")
             .when(_text(data).isNull(), "not UTF-8")
-            .otherwise("no JSON object of the schema")
+            .otherwise("not a JSON object of the schema")
         )
 
     return Decoding(row.fieldNames(), decode, value, reason)
 
 
 def _text(data: Column) -> Column:
-    """Null for what is not UTF-8."""
+    """A string column; null where the data is not UTF-8."""
     return F.try_validate_utf8(data.cast("string"))
 
 

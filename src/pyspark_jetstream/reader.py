@@ -1,4 +1,4 @@
-"""Reading: the driver plans partitions by sequence, executors read them by direct get into Arrow batches."""
+"""Reading: the driver plans partitions by sequence, and executors read them into Arrow batches."""
 
 from __future__ import annotations
 
@@ -31,22 +31,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROWS, BYTES = 2_000, 1 << 18
-"""After so many rows, or bytes of data and headers, an Arrow batch is given on, while it is in the processor's caches:
-10,000 rows took a fifth longer. What came at once stays together, so the window of direct get bounds the bytes."""
+"""Number of rows, or of bytes of data and headers, after which an Arrow batch is passed on, while it is in the
+processor's caches. With 10,000 rows reading took a fifth longer. Messages that arrive together stay together, so the
+window of direct get limits the bytes."""
 
 WORTH_A_CONSUMER = 1_000
-"""Messages of a partition from which on a consumer is made to read them."""
+"""The smallest number of messages in a partition for which a consumer is created to read them."""
 WORTH_HEADERS_ONLY = 1_024
-"""Bytes of a stream's average message from which on its data is left out where no column needs it. Of smaller ones
-the server's extra header costs more than their data."""
+"""The smallest average size of a stream's messages, in bytes, for which data is left out if no column needs it. For
+smaller messages the server's additional header costs more than their data."""
 
 
 @dataclass
 class Sequenced(InputPartition):
-    """The sequences of one partition, and the stream that they are of.
+    """One partition.
 
-    With a filter the sequences are a span, of which the share ``density`` is expected to pass it.
-    ``by_consumer``: rather than by direct get; and then, with ``headers_only``, without their data.
+    sequences:     the sequences to read; with a filter, the range in which to look for matching messages.
+    created:       when the stream was created.
+    density:       the expected share of the sequences that match the filter.
+    by_consumer:   whether to read with a consumer instead of direct get.
+    headers_only:  whether the consumer delivers messages without their data.
     """
 
     sequences: Sequences
@@ -57,14 +61,14 @@ class Sequenced(InputPartition):
 
 
 class Reading:
-    """What batches and streams have in common: planning a set of sequences, and reading a partition of it."""
+    """The common part of batches and streams: planning a set of sequences, and reading a partition of it."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._columns = schema.fieldNames()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Sequenced)  # noqa: S101 - Spark hands back what partitions() gave
+        assert isinstance(partition, Sequenced)  # noqa: S101 - Spark passes the objects that partitions() returned
         if not partition.sequences:
             return
         several = _pattern(self._options.subjects) if len(self._options.subjects) > 1 else None
@@ -96,20 +100,21 @@ class Reading:
             if partition.by_consumer:
                 try:
                     yield from by_consumer.read(*what, subject=options.filter, headers_only=partition.headers_only)
-                except ConsumerRefused as refused:  # before anything was read
+                except ConsumerRefused as refused:  # nothing has been read yet
                     if options.read_mode == CONSUMER:
                         raise
-                    log.info("reading by direct get: %s", refused)
+                    log.info("reading by direct get instead of a consumer: %s", refused)
                 else:
                     return
             yield from direct.read(*what, subject=options.filter, density=partition.density)
         except MessagesMissing as missing:
             if options.fail_on_data_loss:
                 raise
-            log.warning("%s; failOnDataLoss is false", missing)
+            log.warning("%s; reading goes on, because failOnDataLoss is false", missing)
 
     def _present(self, wire: Wire, info: StreamInfo, first: int, last: int) -> Sequences:
-        """What the stream holds of a range now: what was deleted before is a gap, what vanishes later a loss."""
+        """The sequences of a range that the stream contains now. Messages deleted before are gaps; messages that are
+        deleted later are losses."""
         first, last = max(first, info.state["first_seq"]), min(last, info.state["last_seq"])
         if not info.state["messages"] or first > last:
             return Sequences()
@@ -120,7 +125,8 @@ class Reading:
         return present
 
     def _parts(self, wire: Wire, info: StreamInfo, wanted: Sequences, count: int) -> list[Sequenced]:
-        """Even in count, at least one: without any Spark would read a partition of its own making."""
+        """Partitions with equal numbers of sequences. There is at least one, because without any partition Spark would
+        read one that it makes up."""
         if not wanted:
             return [Sequenced(wanted, info.created)]
         density = self._density(wire, info)
@@ -131,7 +137,8 @@ class Reading:
         return [Sequenced(part, info.created, density, by_consumer, headers_only) for part in parts]
 
     def _by_consumer(self, info: StreamInfo, each: float, wanted: Sequences) -> bool:
-        """A consumer reads everything from its beginning on: most of that must be wanted, and making it must pay."""
+        """Whether to read with a consumer. It reads every message from its start on, so at least half of these must be
+        wanted, and the partition must be large enough."""
         if self._options.read_mode != AUTO:
             return self._options.read_mode == CONSUMER
         span = wanted.last - wanted.first + 1
@@ -140,7 +147,7 @@ class Reading:
         )
 
     def _density(self, wire: Wire, info: StreamInfo) -> float:
-        """The share of the stream that passes the filter; a guess, to begin with, of how far a request reaches."""
+        """The share of the stream's messages that match the filter: a first estimate of how far a request reaches."""
         if self._options.filter is None:
             return 1.0
         span = info.state["last_seq"] - info.state["first_seq"] + 1
@@ -150,21 +157,21 @@ class Reading:
 
 
 class JetStreamReader(Reading, DataSourceReader):
-    """Reads a claim or a range of a stream, exactly: a planned message that cannot be read is an error."""
+    """Reads exactly a claim or a range of a stream. A planned message that cannot be read is an error."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Even in count.
+        """Plan partitions with equal numbers of sequences.
 
         Raises:
-            StreamNotFound, StreamRecreated, DirectGetDisabled, ConnectionFailed: while planning.
+            StreamNotFound, StreamRecreated, DirectGetDisabled, ConnectionFailed: the stream cannot be read.
         """
         options = self._options
         with Wire.open(options.settings()) as wire:
             info = direct.stream_info(wire, options.stream)
             if options.claim and options.claim.stream_created != info.created:
                 raise StreamRecreated(
-                    f"stream {options.stream!r} was recreated at {info.created}; "
-                    f"the claim is of the one of {options.claim.stream_created}"
+                    f"claim {options.claim.id} cannot be read, because stream {options.stream!r} was recreated at "
+                    f"{info.created} and the claim is of the one created at {options.claim.stream_created}"
                 )
             if options.claim:
                 wanted = options.claim.sequences
@@ -172,12 +179,12 @@ class JetStreamReader(Reading, DataSourceReader):
                 first = first_sequence(wire, info, options.starting or EARLIEST)
                 last = last_sequence(wire, info, options.ending or LATEST)
                 wanted = self._present(wire, info, first, last)
-            # Spark plans in a process that knows nothing of its executors: a cluster is told by minPartitions.
+            # Spark plans in a process that does not know its executors. For a cluster, set minPartitions.
             return self._parts(wire, info, wanted, options.min_partitions or os.cpu_count() or 1)
 
 
 def first_sequence(wire: Wire, info: StreamInfo, offset: Offset) -> int:
-    """The first sequence at or after an offset; one past the last when there is none."""
+    """Return the first sequence at or after an offset. If there is none, return the one after the last sequence."""
     if offset == EARLIEST:
         return max(1, int(info.state["first_seq"]))
     if offset == LATEST:
@@ -192,7 +199,7 @@ def first_sequence(wire: Wire, info: StreamInfo, offset: Offset) -> int:
 
 
 def last_sequence(wire: Wire, info: StreamInfo, offset: Offset) -> int:
-    """The last sequence at or before an offset."""
+    """Return the last sequence at or before an offset."""
     if isinstance(offset, int):
         return offset
     if isinstance(offset, Time):
@@ -201,7 +208,7 @@ def last_sequence(wire: Wire, info: StreamInfo, offset: Offset) -> int:
 
 
 def _split(wanted: Sequences, count: int) -> Iterator[Sequences]:
-    """``count`` parts in order, none more than one longer than another."""
+    """Split into ``count`` parts in order, whose lengths differ by one at most."""
     size, longer = divmod(wanted.count, count)
     front = next(wanted.windows(longer * (size + 1))) if longer else Sequences()
     yield from front.windows(size + 1)
@@ -209,7 +216,7 @@ def _split(wanted: Sequences, count: int) -> Iterator[Sequences]:
 
 
 def _pattern(subjects: Sequence[str]) -> re.Pattern[bytes]:
-    """What any of the filters matches."""
+    """A pattern that matches each subject that one of the filters matches."""
     tokens = {"*": rb"[^.]+", ">": rb".+"}
     filters = (
         rb"\.".join(tokens.get(token, re.escape(token.encode())) for token in each.split(".")) for each in subjects

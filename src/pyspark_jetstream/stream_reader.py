@@ -1,4 +1,4 @@
-"""Streaming reading. An offset is the last sequence that was read, with the creation time of its stream."""
+"""Reading as a stream. An offset is the last sequence that was read, and the creation time of its stream."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 WORTH_A_TASK = 10_000
-"""Messages below which a batch is not cut further: another task costs more."""
+"""The smallest number of messages in a partition of a micro-batch. With fewer, another task costs more than it saves.
+"""
 
 
 class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Each micro-batch is a range of sequences. Messages that were deleted before it was planned are gaps.
+    """Reads micro-batches, each of which is a range of sequences. Messages deleted before the planning are gaps.
 
-    Nothing is kept on the server: the checkpoint of the query is what knows how far it came.
+    Nothing is stored on the server: the query's checkpoint contains its position.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -44,7 +45,7 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         self._target: dict[str, Any] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """What lies before ``startingOffsets``, by default before what will be published from now on."""
+        """Return the offset before ``startingOffsets``; by default the end of the stream."""
 
         def before(wire: Wire) -> dict[str, Any]:
             info = stream_info(wire, self._options.stream)
@@ -57,20 +58,26 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Raises StreamRecreated when the stream is another one, or ends before what was read; or warns and goes on."""
+        """Return the end of the next micro-batch.
+
+        Raises:
+            StreamRecreated: the stream was recreated, or ends before the query's position. With ``failOnDataLoss``
+                false this is a warning.
+        """
         latest = self._target or self._end()
         read = start["sequence"]
         if latest["created"] != start["created"]:
             self._recreated(
-                f"was recreated at {latest['created']}; this query has read the one of {start['created']}: with "
-                "failOnDataLoss=false it goes on at the new one's beginning"
+                f"was recreated at {latest['created']}, but this query has read the stream of {start['created']}; "
+                "with failOnDataLoss=false it goes on at the beginning of the new stream"
             )
             read = 0
         elif latest["sequence"] < read:
             if self._target is None:
                 self._recreated(
-                    f"ends at sequence {latest['sequence']}, but this query has read up to {read}: it was restored "
-                    "from an older copy"
+                    f"ends at sequence {latest['sequence']}, but this query has read up to sequence {read}: the stream "
+                    "was probably restored from an older copy. With failOnDataLoss=false the query waits for newer "
+                    "messages"
                 )
             return start
         if isinstance(limit, ReadMaxRows):
@@ -81,17 +88,22 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         self._target = self._end()
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """The end of the stream: what is between it and a batch's end is the backlog in the query's progress."""
+        """Return the end of the stream. Its distance from a batch's end is the backlog in the query's progress."""
         return self._end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Raises MessagesMissing for what was removed before it was read, unless that is allowed."""
+        """Plan the partitions of a micro-batch.
+
+        Raises:
+            MessagesMissing: messages were removed before they were read. With ``failOnDataLoss`` false this is a
+                warning.
+        """
         first = start["sequence"] + 1 if start["created"] == end["created"] else 1
 
         def planned(wire: Wire) -> Sequence[InputPartition]:
             info = stream_info(wire, self._options.stream)
             if info.created != end["created"]:
-                self._recreated(f"was recreated at {info.created}; this batch is of the one of {end['created']}")
+                self._recreated(f"was recreated at {info.created}, but this batch is of the stream of {end['created']}")
                 return self._parts(wire, info, Sequences(), 1)
             removed = min(info.state["first_seq"], end["sequence"] + 1) - 1
             if first <= removed and start["created"] == end["created"]:
@@ -115,8 +127,8 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         log.warning("%s", error)
 
     def _patiently(self, plan: Callable[[Wire], Result]) -> Result:
-        """Planning goes on when the server has been away for a while: a restart need not end the query."""
-        attempts = Attempts(lambda: f"stream {self._options.stream} cannot be asked, trying again")
+        """Retry planning while the server does not answer, because a restart need not end the query."""
+        attempts = Attempts(lambda: f"stream {self._options.stream} cannot be read, trying again")
         while True:
             with attempts, Wire.open(self._options.settings()) as wire:
                 return plan(wire)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _OPTIONS = ("servers", "connection", "stream", "acceptDuplicates")
-_OF_A_QUERY = ("checkpointLocation", "queryName")  # Spark's own, which it hands on
+_OF_A_QUERY = ("checkpointLocation", "queryName")  # Spark's options, which it passes on
 _COLUMNS = {
     "subject": ("string",),
     "data": ("binary", "string"),
@@ -23,45 +23,50 @@ _COLUMNS = {
 }
 _REQUIRED = ("subject", "data")
 _MODES = (
-    "messages are added to a stream and replace nothing: use mode append; to start anew, purge the stream first, or "
-    "create it with max_msgs_per_subject=1 where the last message of a subject is the one that counts"
+    "messages are always added to a stream and never replace others; use mode append. To start with an empty stream, "
+    "purge it first; to keep only the last message of each subject, create it with max_msgs_per_subject=1"
 )
 
 
 @dataclass(frozen=True)
 class WriteOptions(Place):
-    """Where to write.
+    """The options of writing.
 
-    servers, connection:  as :class:`~pyspark_jetstream.options.Options` has them.
-    stream:            the stream that must store every message; required.
-    acceptDuplicates:  ``true``: a task that runs again sends, too, when it cannot be found out what it stored before.
-                       Default ``false``: it fails then.
+    servers:           addresses of the servers, without user information. Give either this or ``connection``.
+    connection:        the id of an Airflow connection whose settings are in the environment.
+    stream:            the name of the stream that must store all messages; required.
+    acceptDuplicates:  ``true``: a task that runs again publishes all of its rows, even if it is unknown which of them
+                       an earlier attempt has stored. ``false`` (default): the task fails in this case.
     """
 
     accept_duplicates: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> WriteOptions:
-        """Raises InvalidValue: which option, its value, and what to do; or for a column, or a mode that replaces:
-        ``overwrite``, and a stream's ``complete``."""
+        """Read the options, and check schema and mode.
+
+        Raises:
+            InvalidValue: an option, a column, or the mode is not allowed. The modes ``overwrite`` and ``complete`` (of
+                a streaming query) would have to replace messages.
+        """
         if overwrite:
             raise InvalidValue("mode", "overwrite", _MODES)
         _check_columns(schema)
         given = {option_name(name, _OPTIONS + _OF_A_QUERY): value for name, value in options.items()}
         if "stream" not in given:
-            raise InvalidValue("stream", None, "name the stream that must store the messages")
+            raise InvalidValue("stream", None, "name the stream that must store the messages with the option stream")
         accept = one_of("acceptDuplicates", given.get("acceptDuplicates", "false"), ("true", "false"))
         stream = check_stream_name(given["stream"])
         return cls(stream, given.get("servers"), given.get("connection"), accept == "true")
 
 
 def _check_columns(schema: StructType) -> None:
-    """Raises InvalidValue for a column that is missing, unknown, or of another type."""
+    """Raise InvalidValue for a column that is missing, unknown, repeated, or of the wrong type."""
     known = ", ".join(f"{name} {' or '.join(kinds)}" for name, kinds in _COLUMNS.items())
     for each in schema.fields:
         kind = each.dataType.simpleString()
         if kind not in _COLUMNS.get(each.name, ()):
-            raise InvalidValue("schema", f"{each.name} {kind}", f"the columns are {known}: select or cast them")
+            raise InvalidValue("schema", f"{each.name} {kind}", f"the columns are {known}; select or cast them")
     for name in _REQUIRED:
         if name not in schema.fieldNames():
             raise InvalidValue(
@@ -69,4 +74,4 @@ def _check_columns(schema: StructType) -> None:
             )
     repeated = {name for name in schema.fieldNames() if schema.fieldNames().count(name) > 1}
     if repeated:
-        raise InvalidValue("schema", ", ".join(sorted(repeated)), "a column is given once")
+        raise InvalidValue("schema", ", ".join(sorted(repeated)), "give only one column of each name")

@@ -1,7 +1,8 @@
-"""Writing: a row is a message. A task succeeds when the stream has answered for each of its rows.
+"""Writing: a row is a message. A task succeeds when the stream has acknowledged all of its rows.
 
-Message ids are made from job (or query and batch), partition, content and occurrence in the partition. The partition
-belongs to it: equal rows of two partitions are two messages, and no task knows how many of them the others have.
+Message ids are made from the job (or query and batch), the partition, the content, and the occurrence of this content
+in the partition. The partition is included because equal rows of two partitions are two messages, and no task knows how
+many equal rows the others have.
 """
 
 from __future__ import annotations
@@ -38,14 +39,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROWS = 1_000
-"""Rows that are Python objects at a time: an Arrow batch of large payloads has 10,000."""
+"""The number of rows that exist as Python objects at the same time. An Arrow batch has 10,000 rows, even large ones."""
 
 _OF_QUERY, _OF_BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # local properties of a micro-batch's tasks
 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What one task wrote. ``duplicates``: an earlier attempt had stored them. Sequences are 0 for no rows."""
+    """What one task wrote.
+
+    partition:    the number of its partition.
+    stored:       number of messages that it stored.
+    duplicates:   number of messages that an earlier attempt had already stored.
+    first, last:  the first and last sequence; 0 without rows.
+    """
 
     partition: int
     stored: int = 0
@@ -55,12 +62,13 @@ class Written(WriterCommitMessage):
 
 
 class JetStreamWriter(DataSourceArrowWriter):
-    """A batch job. Made once on the driver and sent to every attempt of every task.
+    """Writes a batch job. It is created once on the driver and sent to every attempt of every task.
 
-    Raises, before anything is published:
-        InvalidValue: there is no such stream.
-        ConnectionFailed: no connection.
-        RequestTimeout: the account may not ask for the stream, see ``acceptDuplicates``.
+    Raises:
+        InvalidValue: the stream does not exist. Nothing was published.
+        ConnectionFailed: no connection could be made. Nothing was published.
+        PermissionDenied, RequestTimeout: the account may not ask for the stream's state, and ``acceptDuplicates`` is
+            not set. Nothing was published.
     """
 
     def __init__(self, options: WriteOptions) -> None:
@@ -75,12 +83,13 @@ class JetStreamWriter(DataSourceArrowWriter):
         _committed(self._options.stream, "the job", messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        remedy = "run again, the job is a new one and stores them again, unless the rows have a msg_id"
+        remedy = "if you run the job again, it stores them again, unless the rows have a msg_id"
         _aborted(self._options.stream, "the job", messages, remedy)
 
 
 class JetStreamStreamWriter(DataSourceStreamArrowWriter):
-    """The micro-batches of a streaming query. Spark makes one for a batch, and another to commit or abort it."""
+    """Writes the micro-batches of a streaming query. Spark creates one writer for a batch, and another to commit or
+    abort it."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -89,27 +98,28 @@ class JetStreamStreamWriter(DataSourceStreamArrowWriter):
         context = _task()
         query, batch = context.getLocalProperty(_OF_QUERY), context.getLocalProperty(_OF_BATCH)
         if not query or not batch:
-            raise InvalidValue("trigger", f"query {query}, batch {batch}", "write in micro-batches: they have ids")
+            remedy = "only micro-batches have the ids that writing needs; use a trigger that makes micro-batches"
+            raise InvalidValue("trigger", f"query {query}, batch {batch}", remedy)
         return _write(self._options, iterator, f"{query}/{batch}", None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         _committed(self._options.stream, f"batch {batchId}", messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        remedy = "restarted within the stream's duplicate_window, the query stores none of them again"
+        remedy = "if you restart the query within the stream's duplicate_window, it stores none of them again"
         _aborted(self._options.stream, f"batch {batchId}", messages, remedy)
 
 
 def _position(options: WriteOptions) -> Position | None:
-    """Where the stream ends now: what a task finds behind it under its ids, an earlier attempt has stored."""
+    """Where the stream ends now. Messages after it that have a task's ids were stored by an earlier attempt of it."""
     try:
         return Position.current(options.settings(), options.stream)
     except StreamNotFound:
-        raise InvalidValue("stream", options.stream, "there is none of this name here: create it first") from None
+        raise InvalidValue("stream", options.stream, "this stream does not exist; create it first") from None
     except (PermissionDenied, RequestTimeout) as silence:
         if not options.accept_duplicates:
             raise
-        log.warning("a task that runs again will not know what it stored before: %s", silence)
+        log.warning("a task that runs again may store messages twice, because the stream cannot be read: %s", silence)
         return None
 
 
@@ -123,9 +133,9 @@ def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], scope: str,
     """Publish every row of a partition.
 
     Raises:
-        InvalidValue: a row that is no message: which column, its value, which row.
-        PublishFailed: the first message that was refused or not answered, and how many were stored.
-        DuplicatesPossible: what an earlier attempt stored cannot be found out.
+        InvalidValue: a row cannot be a message. Names column, value and row.
+        PublishFailed: a message was refused or not answered. Names the first one, and how many were stored.
+        DuplicatesPossible: it is unknown what an earlier attempt has stored.
     """
     context = _task()
     partition = context.partitionId()
@@ -146,16 +156,20 @@ def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], scope: str,
     except PublishFailed as failed:
         if not isinstance(failed.cause, NoStreamResponse | WrongStream):
             raise
-        remedy = f"stream {options.stream!r} does not listen on it: correct it, or add it to the stream's subjects"
-        refused = InvalidValue("subject", failed.subject, f"{remedy} ({failed.cause})")
+        remedy = f"stream {options.stream!r} does not listen on this subject ({failed.cause}); correct the subject, or "
+        remedy += "add it to the stream's subjects"
+        refused = InvalidValue("subject", failed.subject, remedy)
         raise PublishFailed(failed.position, failed.subject, failed.stored, refused) from failed
     return Written(partition, done.stored, done.duplicates, done.first, done.last)
 
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Python's cyclic garbage collector looks after every 700 new objects, a fifth of the time of writing: at messages
-    that wait for their answers and refer to nothing. Nearly all are gone before it looks as seldom as here."""
+    """Let Python's cyclic garbage collector run less often.
+
+    By default it runs after 700 new objects, which took a fifth of the time of writing. It would look at messages that
+    wait for their answers and refer to nothing, and nearly all of them are freed before it runs as seldom as here.
+    """
     before = gc.get_threshold()
     gc.set_threshold(100_000, *before[1:])
     try:
@@ -174,12 +188,12 @@ def _messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Pub
 
 
 def _check_nulls(batch: pa.RecordBatch, partition: int, row: int) -> None:
-    """Of a whole Arrow batch, before any of its rows is sent."""
+    """Check a whole Arrow batch for nulls, before any of its rows is published."""
     for name in ("subject", "data"):
         column = batch.column(name)
         if column.null_count:
             position = row + column.is_null().index(True).as_py()
-            remedy = f"row {position} of partition {partition} has none: fill it or filter such rows out"
+            remedy = f"row {position} of partition {partition} has no {name}; set it, or filter such rows out"
             raise InvalidValue(name, None, remedy)
 
 
@@ -198,14 +212,14 @@ def _rows(batch: pa.RecordBatch) -> Iterator[Publishable]:
 
 
 def _headers(entries: Sequence[tuple[str, Any]] | None, identity: str | None) -> Mapping[str, str | Sequence[str]]:
-    """The column ``msg_id`` goes before an id among the headers."""
+    """Return the headers of a row. The column ``msg_id`` takes precedence over an id among the headers."""
     headers = dict(entries or ())
     for name, value in headers.items():
         if value is None or (not isinstance(value, str) and None in value):
-            raise InvalidValue(f"headers[{name!r}]", value, "a header has values: leave out those that are null")
+            raise InvalidValue(f"headers[{name!r}]", value, "a header needs values; leave out headers that are null")
     if identity is not None:
         if not identity.strip():
-            raise InvalidValue("msg_id", identity, "an id is not empty: null gives one made from the content")
+            raise InvalidValue("msg_id", identity, "an id must not be empty; with null it is made from the content")
         headers["Nats-Msg-Id"] = identity
     return headers
 
@@ -214,7 +228,7 @@ def _committed(stream: str, what: str, messages: Sequence[WriterCommitMessage | 
     written = [each for each in messages if isinstance(each, Written)]
     stored, duplicates = sum(each.stored for each in written), sum(each.duplicates for each in written)
     _driver_log().info(
-        "stream %s has all %d messages of %s, from %d tasks; %d were there before, under the same ids",
+        "stream %s contains all %d messages of %s, from %d tasks; %d of them had been stored before with the same ids",
         stream,
         stored + duplicates,
         what,
@@ -226,8 +240,8 @@ def _committed(stream: str, what: str, messages: Sequence[WriterCommitMessage | 
 def _aborted(stream: str, what: str, messages: Sequence[WriterCommitMessage | None], remedy: str) -> None:
     written = [each for each in messages if isinstance(each, Written)]
     _driver_log().error(
-        "%s failed. %d messages of %d tasks that succeeded stay in stream %s, and so does what the other %d tasks had "
-        "published: a stream takes nothing back; %s",
+        "%s failed. %d messages of the %d tasks that succeeded stay in stream %s, and so do messages that the other %d "
+        "tasks had published, because publishing cannot be undone; %s",
         what,
         sum(each.stored + each.duplicates for each in written),
         len(written),
@@ -238,7 +252,8 @@ def _aborted(stream: str, what: str, messages: Sequence[WriterCommitMessage | No
 
 
 def _driver_log() -> logging.Logger:
-    """Spark commits in a process of its own that configures no logging: what is no warning would not be said."""
+    """Return a logger that writes to standard error if nothing else is configured. Spark commits in a separate process
+    without logging, in which only warnings would be shown."""
     if not log.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

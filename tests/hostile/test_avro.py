@@ -189,5 +189,6 @@ def test_a_long_decimal_takes_no_time(kind: str) -> None:
     records = Records(json.dumps({"type": "record", "name": "R", "fields": [field]}))
     payload = (b"" if kind == "fixed" else number(size)) + b"\x7f" * size
     begin = time.process_time()
-    assert records.decoded(pa.array([payload], pa.binary())).field("reason").to_pylist() == ["not of the Avro schema"]
+    reasons = records.decoded(pa.array([payload], pa.binary())).field("reason")
+    assert reasons.to_pylist() == ["does not match the Avro schema"]
     assert time.process_time() - begin < 5

@@ -31,8 +31,8 @@ from tests.pyspark_jetstream.streaming import run_to_the_end
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "malformed-messages.md"
 EMPTY, NOT_UTF8 = "empty", "not UTF-8"
-NO_JSON, OTHER_JSON = "no JSON object of the schema", "a JSON object, but not of the schema"
-NO_AVRO, TOO_LONG = "not of the Avro schema", "longer than the Avro schema says"
+NO_JSON, OTHER_JSON = "not a JSON object of the schema", "a JSON object that does not match the schema"
+NO_AVRO, TOO_LONG = "does not match the Avro schema", "longer than a message of the Avro schema"
 
 PAYLOADS: list[tuple[bytes, Any]] = [  # what becomes of it: the columns a, b, c.d and t, or the reason
     (b'{"a": 1, "b": "x"}', (1, "x", None, None)),
@@ -204,7 +204,7 @@ async def test_a_stream_goes_to_two_sinks(
         (
             '{"type": "record", "name": "A", "fields": [{"name": "a", "type": {"type": "array", "items": "A"}}]}',
             {"format": "avro"},
-            "within itself",
+            "must not contain itself",
         ),
         (
             '{"type": "record", "name": "A", "fields": [{"name": "a", "type": {"type": "array", "items": "null"}}]}',

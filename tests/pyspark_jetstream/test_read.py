@@ -278,7 +278,7 @@ def test_a_connection_that_the_session_does_not_know_is_refused(
             "taken_at": "2026-11-21T03:00:00Z",
         }
     )
-    with pytest.raises(Exception, match="before the connection was known") as refused:
+    with pytest.raises(Exception, match="before this connection was known") as refused:
         read_claim(spark, claim, connection="later")
     assert "hidden" not in str(refused.value)
 

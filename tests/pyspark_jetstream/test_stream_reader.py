@@ -129,5 +129,5 @@ def test_bad_options_are_named(options: dict[str, str], named: str) -> None:
 def test_a_bad_option_ends_the_query(spark: SparkSession, tmp_path: Path) -> None:
     """One of them, as Spark shows it: it starts a Python for each query, which takes its time."""
     options = {"servers": "nats://127.0.0.1:4222", "stream": "S", "endingOffsets": "7"}
-    with pytest.raises(Exception, match="a stream has no end: use the trigger availableNow"):
+    with pytest.raises(Exception, match="a streaming query has no end; to stop at the current end, use the"):
         run(spark.readStream.format("jetstream").options(**options).load(), tmp_path)

@@ -287,14 +287,14 @@ async def test_what_was_written_is_what_is_read(
     [
         ("cast(null as string) as subject, 'x' as data", r"subject=None: row 1 of partition 0"),
         ("'{}.a' as subject, cast(null as binary) as data", r"data=None: row 1 of partition 0"),
-        ("'elsewhere.a' as subject, 'x' as data", r"subject='elsewhere.a': stream '{}' does not listen on it"),
+        ("'elsewhere.a' as subject, 'x' as data", r"subject='elsewhere.a': stream '{}' does not listen on this"),
         ("'{}.*' as subject, 'x' as data", r"subject='{}\.\*': a message needs a literal subject"),
         ("concat('{}.', repeat('x', 4000)) as subject, 'x' as data", "at most 3840 bytes, and this one has 4010"),
         ("'{}.a' as subject, repeat('x', 2000000) as data", r"data='2\d* bytes': .*at most 1048576 bytes"),
-        ("'{}.a' as subject, 'x' as data, ' ' as msg_id", r"msg_id=' ': an id is not empty"),
+        ("'{}.a' as subject, 'x' as data, ' ' as msg_id", r"msg_id=' ': an id must not be empty"),
         (
             "'{}.a' as subject, 'x' as data, map('K', cast(null as string)) as headers",
-            r"headers\['K'\]=None: a header has values",
+            r"headers\['K'\]=None: a header needs values",
         ),
     ],
 )
@@ -374,7 +374,7 @@ async def test_a_refusal_fails_the_job_and_the_driver_says_what_stays(
     finally:
         spark.conf.unset("spark.sql.pyspark.worker.logging.enabled")
     assert (await stream.info()).state["messages"] == 500
-    assert any(f"stream {stream.name} has all 400 messages of the job, from 2 tasks" in line for line in said)
+    assert any(f"stream {stream.name} contains all 400 messages of the job, from 2 tasks" in line for line in said)
     assert any("the job failed" in line and f"stay in stream {stream.name}" in line for line in said)
 
 
