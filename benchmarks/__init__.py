@@ -1,1 +1,1 @@
-"""Ours and the alternative side by side, in one run, on a real nats-server; prints ratios. `make bench`."""
+"""Benchmarks of this project and of alternatives, in the same run on a real nats-server. `make bench` prints ratios."""

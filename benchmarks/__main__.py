@@ -1,4 +1,4 @@
-"""Run benchmarks, and say which of them are slower than is required."""
+"""Run benchmarks and list those that are slower than required."""
 
 import argparse
 import os

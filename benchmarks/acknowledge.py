@@ -1,4 +1,4 @@
-"""Acknowledging 100,000 settled messages, each confirmed, against nats-py's ``await message.ack_sync()``."""
+"""Acknowledging 100,000 settled messages with confirmations, compared with nats-py's ``await message.ack_sync()``."""
 
 import asyncio
 import itertools
@@ -37,7 +37,7 @@ async def _stream(settings: ConnectionSettings) -> None:
 
 
 async def _settled(settings: ConnectionSettings, consumer: str) -> float:
-    """Seconds for the acknowledgements of a claim that the ledger holds as done: settling's last step."""
+    """Return the seconds that it takes to acknowledge a claim that is done in the ledger, the last step of settling."""
     owner = ("dag", "run", "task", -1, 1)
     async with connect(settings) as js:
         taking = Taking(

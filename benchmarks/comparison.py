@@ -1,4 +1,4 @@
-"""Two ways to do one thing, timed in turn."""
+"""Two ways of doing the same thing, timed in turn."""
 
 import statistics
 import time
@@ -10,7 +10,7 @@ ROUNDS = 3
 
 @dataclass
 class Comparison:
-    """Rates in messages a second. The ratio is of the medians. ``limit``: what nothing of the kind can exceed."""
+    """Rates in messages per second. The ratio is that of the medians. ``limit`` is a rate that no way can exceed."""
 
     what: str
     required: float
@@ -26,7 +26,8 @@ class Comparison:
     def run(
         self, ours: Callable[[], int], baseline: Callable[[], int], limit: Callable[[], int] | None = None
     ) -> "Comparison":
-        """Each returns how many messages it handled; they take turns, so that a slow moment strikes both."""
+        """Time functions that return how many messages they handled. They take turns, so that a slow moment of the
+        machine affects both."""
         for _ in range(ROUNDS):
             self.baseline.append(rate(baseline))
             self.ours.append(rate(ours))
@@ -44,7 +45,7 @@ class Comparison:
 
 
 def rate(work: Callable[[], int]) -> float:
-    """Messages a second."""
+    """Return the messages per second."""
     start = time.perf_counter()
     count = work()
     return count / (time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""Consuming 100,000 messages of 128 B on the control connection, against nats-py's ``fetch(100)``."""
+"""Consuming 100,000 messages of 128 B on the control connection, compared with nats-py's ``fetch(100)``."""
 
 import asyncio
 import itertools
@@ -16,12 +16,12 @@ SAMPLE = 20_000
 
 
 def messages(url: str) -> Comparison:
-    """``async for message in consumer.messages()``, nothing acknowledged on either side."""
+    """Compare ``async for message in consumer.messages()`` with ``fetch(100)``, both without acknowledgements."""
     return _compare(url, "none")
 
 
 def callback(url: str) -> Comparison:
-    """``consume(callback, ack=True)`` against ``fetch(100)`` and ``await message.ack()``."""
+    """Compare ``consume(callback, ack=True)`` with ``fetch(100)`` and ``await message.ack()``."""
     return _compare(url, "explicit")
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 @cache
 def departures() -> list[tuple[str, bytes]]:
-    """What the DAG publishes, made by the DAG's own generator, and kept: making them is not what is timed."""
-    # Importing Airflow writes its configuration to AIRFLOW_HOME, by default into the user's home.
+    """Return the messages that the DAG publishes, made by its own generator. They are cached, because making them must
+    not be timed."""
+    # Importing Airflow writes its configuration to AIRFLOW_HOME, which by default is in the user's home.
     os.environ.setdefault("AIRFLOW_HOME", str(Path(__file__).parent.parent / "build" / "benchmarks" / "airflow"))
     from dags.flight_delays import departures as published
 

@@ -1,6 +1,6 @@
-"""How the cost of reading grows with the stream: seconds, and memory of a Python worker, from 10 thousand messages on.
+"""How time and memory of reading grow with the stream, from 10,000 messages on.
 
-    python -m benchmarks.growth [messages, 10,000,000 by default]
+    python -m benchmarks.growth [largest number of messages, default: 10,000,000]
 
 Prints a line for each size and draws build/benchmarks/growth.svg.
 """
@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 @contextmanager
 def largest_worker() -> Iterator[list[int]]:
-    """The bytes that the largest Python worker of Spark's has held so far, in a list of one."""
+    """Measure the memory of Spark's largest Python worker so far: a list with one element, in bytes."""
     largest, ended = [0], threading.Event()
 
     def watch() -> None:
@@ -51,7 +51,7 @@ def largest_worker() -> Iterator[list[int]]:
 
 
 def measured(url: str, most: int) -> Iterator[tuple[int, float, int]]:
-    """Messages, seconds, bytes; for ten thousand messages, and ten times as many each time."""
+    """Yield messages, seconds and bytes, first for 10,000 messages and then for ten times as many each time."""
     asyncio.run(create(url))
     data = os.urandom(SIZE)
     with session() as spark:
@@ -61,7 +61,7 @@ def measured(url: str, most: int) -> Iterator[tuple[int, float, int]]:
             publish_all(ConnectionSettings(servers=url), messages)
             events = spark.read.format("jetstream").schema(BYTES).option("servers", url).option("stream", STREAM)
             if not stored:
-                drained(events.load(), count)  # the first starts the workers
+                drained(events.load(), count)  # the first read starts the workers
             stored = count
             with largest_worker() as largest:
                 start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Publishing, each message answered, against nats-py's ``await js.publish`` one after the other."""
+"""Publishing acknowledged messages, compared with nats-py's ``await js.publish``, one after the other."""
 
 import asyncio
 import itertools
@@ -11,12 +11,12 @@ from benchmarks.departures import departures
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.bulk import publish_all, publish_fast
 
-SAMPLE = 20_000  # of the baseline, whose rate does not depend on the number
+SAMPLE = 20_000  # messages of the baseline, whose rate does not depend on their number
 SMALL = [(f"small.{number % 100}", b"x" * 128) for number in range(200_000)]
 
 
 def compare(url: str) -> Comparison:
-    """The departures, with ids."""
+    """Publish the departures, with ids."""
     runs = itertools.count()
 
     def ours(settings: ConnectionSettings) -> int:
@@ -27,13 +27,13 @@ def compare(url: str) -> Comparison:
 
 
 def windowed(url: str) -> Comparison:
-    """128 B, up to a window of unanswered messages."""
+    """Publish 128 B, with a window of unanswered messages."""
     comparison = Comparison("publish 128 B", required=8, aim=10)
     return _compare(url, comparison, SMALL, lambda settings: publish_all(settings, SMALL).stored)
 
 
 def fast(url: str) -> Comparison:
-    """128 B as a fast-ingest batch."""
+    """Publish 128 B as a fast-ingest batch."""
     comparison = Comparison("publish 128 B as a fast batch", required=18, aim=25)
     return _compare(url, comparison, SMALL, lambda settings: publish_fast(settings, SMALL).batch_size)
 

@@ -1,10 +1,11 @@
-"""Spark on JetStream, against what a user does without this package: nats-py in the driver.
+"""Spark with JetStream, compared with the way without this package: nats-py in the driver.
 
-Reading: ``fetch`` and ``createDataFrame``. Writing: ``collect`` and ``publish_async``, each message with an id, because
-without one a job that runs again stores everything twice. The limit of reading is a Python data source that yields
-Arrow batches which it has already. Everything starts warm: a JVM that has compiled, workers that have started.
+The alternative reads with ``fetch`` and ``createDataFrame``. It writes with ``collect`` and ``publish_async``, and with
+message ids, because without them a job that runs again would store everything twice. The limit of reading is a Python
+data source that yields Arrow batches prepared before. All measurements begin after the JVM has compiled and the workers
+have started.
 
-The alternatives handle a sample: their rate does not depend on the number of messages.
+The alternatives handle a sample, because their rate does not depend on the number of messages.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ WITH_HEADERS = f"{BYTES}, headers MAP<STRING, ARRAY<STRING>>"
 
 @dataclass(frozen=True)
 class Load:
-    """Messages of one kind, and by how much reading them must be faster."""
+    """Messages of one kind, and how many times faster reading them must be."""
 
     what: str
     size: int
@@ -82,7 +83,7 @@ def read(load: Load, url: str) -> Comparison:
         spark.dataSource.register(Prebuilt)
 
         def ours() -> int:
-            messages = spark.read.format("jetstream").schema(load.schema)  # the columns that the alternative makes
+            messages = spark.read.format("jetstream").schema(load.schema)  # the same columns as the alternative
             return drained(messages.option("servers", url).option("stream", STREAM).load(), load.messages)
 
         def alternative() -> int:
@@ -98,7 +99,8 @@ def read(load: Load, url: str) -> Comparison:
 
 
 def wire(url: str) -> Comparison:
-    """Outside Spark, against nats-py's ``fetch(100)``: nats.go's ``Consume`` is published as 8.8 times that."""
+    """Compare reading outside Spark with nats-py's ``fetch(100)``. Published figures of nats.go's ``Consume`` are 8.8
+    times those of that."""
     load = LOADS[0]
     load.publish(url)
     numbers = itertools.count()
@@ -143,7 +145,7 @@ BENCHMARKS: Sequence[Callable[[str], Comparison]] = (
 
 
 class Prebuilt(DataSource):
-    """Arrow batches that are there before they are asked for."""
+    """A data source of Arrow batches that are prepared before they are read."""
 
     @classmethod
     def name(cls) -> str:
@@ -182,7 +184,7 @@ def session() -> Iterator[SparkSession]:
 
 
 def drained(messages: DataFrame, count: int) -> int:
-    """Read everything and keep nothing."""
+    """Read all messages without storing them."""
     messages.write.format("noop").mode("overwrite").save()
     return count
 
@@ -195,7 +197,7 @@ async def create(url: str) -> None:
 
 async def _fetched(url: str, consumer: str, load: Load, batch: int = 1_000) -> list[tuple[Any, ...]]:
     connection = await nats.connect(url)
-    # Without acknowledgements: ours sends none either, and waiting for them would be the alternative's loss.
+    # Without acknowledgements, because our way sends none either, and they would slow the alternative down.
     unacknowledged = ConsumerConfig(ack_policy=AckPolicy.NONE)
     subscription = await connection.jetstream().pull_subscribe(f"{STREAM}.>", durable=consumer, config=unacknowledged)
     rows: list[tuple[Any, ...]] = []

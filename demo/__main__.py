@@ -1,4 +1,4 @@
-"""`python -m demo run | up | down`: the flights demo, from nothing to a table; or its stack, left running."""
+"""`python -m demo run | up | down`: run the flights demo from nothing to a table, or start and stop its stack."""
 
 import asyncio
 import json
@@ -18,11 +18,11 @@ ROOT = Path(__file__).parent.parent
 DEMO, UP = ROOT / "build" / "demo", ROOT / "build" / "up"
 DAGS = ROOT / "dags"
 DAG = "flight_delays"
-LONGEST_RUN = 900  # seconds; it takes a tenth of that
+LONGEST_RUN = 900  # seconds; a run takes a tenth of that
 
 
 class Clock:
-    """Prints lines after the seconds since it was made."""
+    """Prints lines, each with the seconds since the clock was created."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -36,7 +36,7 @@ class Clock:
 
 
 def run() -> int:
-    """The demo: start clean, run the DAG, count, stop everything. 1 when the run fails or the counts do not agree."""
+    """Run the demo: start clean, run the DAG, count, stop everything. Returns 1 if the run fails or counts differ."""
     clock = Clock()
     stop(DEMO / "stack")
     shutil.rmtree(DEMO, ignore_errors=True)
@@ -52,13 +52,13 @@ def run() -> int:
         if state != "success":
             for task in stack.airflow.tasks(DAG, run_id):
                 if task.state == "failed":
-                    print(f"\n{task.name} failed; the end of its log:\n{stack.airflow.log(DAG, run_id, task)}")
+                    print(f"\n{task.name} failed. The end of its log:\n{stack.airflow.log(DAG, run_id, task)}")
             return 1
         return 0 if conclude(counts, out, clock) else 1
 
 
 def follow(stack: Stack, run_id: str, clock: Clock) -> str:
-    """Say what changes until the run ends; returns the state in which it ended."""
+    """Print changes until the run ends. Returns the state in which it ended."""
     known: dict[str, str] = {}
 
     def changed(what: str, now: str) -> None:
@@ -83,11 +83,11 @@ def follow(stack: Stack, run_id: str, clock: Clock) -> str:
         if state in FINISHED:
             return state
         time.sleep(0.5)
-    raise TimeoutError(f"The run did not end within {LONGEST_RUN} s")
+    raise TimeoutError(f"The run did not end within {LONGEST_RUN} s. Its logs are in {stack.folder}/airflow/logs")
 
 
 def conclude(counts: report.Counts, out: Path, clock: Clock) -> bool:
-    """Write table, chart and report.json, and show them. Whether every message was processed and settled once."""
+    """Write and show table, chart and report.json. Returns whether all messages were processed and settled once."""
     files = report.committed(counts.done, out)
     rows = report.departures(files)
     table = report.delays(rows)
@@ -121,14 +121,14 @@ def conclude(counts: report.Counts, out: Path, clock: Clock) -> bool:
     processed = counts.messages == rows.num_rows == figures["distinct_sequences"] > 0
     complete = processed and not (counts.pending or counts.ack_pending or counts.settled_twice)
     if not complete:
-        print("Not every message was processed and settled once.", file=sys.stderr)
+        print("Some messages were not processed and settled exactly once: see the counts above.", file=sys.stderr)
     return complete
 
 
 def up() -> int:
     """Start the stack and leave it running."""
     if found := addresses(UP):
-        print(f"It is already up: {found['url']} (nats-server: {found['nats']}). `make down` stops it.")
+        print(f"The stack is already running: {found['url']} (nats-server: {found['nats']}). `make down` stops it.")
         print(_login(found["password"]))
         return 0
     clock = Clock()
@@ -147,7 +147,7 @@ def _login(password: str) -> str:
 
 
 def down() -> int:
-    """Stop what `up` left running."""
+    """Stop the stack that `up` started."""
     ended = stop(UP)
     print(f"Stopped {ended} processes." if ended else "Nothing was running.")
     return 0
@@ -161,7 +161,7 @@ def main() -> int:
     parser = ArgumentParser(prog="python -m demo", description=__doc__)
     parser.add_argument("command", choices=["run", "up", "down"])
     command = {"run": run, "up": up, "down": down}[parser.parse_args().command]
-    # A terminated demo stops its services like one that ends.
+    # A demo that is terminated must stop its services, too.
     signal.signal(signal.SIGTERM, _interrupted)
     try:
         return command()

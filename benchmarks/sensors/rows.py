@@ -1,6 +1,6 @@
-"""Rows in Airflow's database, through its own models: triggers, and the task instances that are deferred to them.
+"""Rows in Airflow's database, through its models: triggers, and the task instances that are deferred to them.
 
-Importing it reads Airflow's configuration: the environment must be the stack's by then.
+Importing this module reads Airflow's configuration, so the environment must already be that of the stack.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from demo.stack import CONNECTION
 
 STREAM = "WAITING"
 TASK = "sensor"
-LONG = 3600.0  # seconds: the sensors' time-out
+LONG = 3600.0  # seconds, the time-out of the sensors
 
 
 class Resumed(NamedTuple):
-    """A task instance whose event is stored. ``at``: since when, in seconds since 1970."""
+    """A task instance whose event is stored. ``at`` is when it was stored, in seconds since 1970."""
 
     number: int
     at: float
@@ -34,7 +34,7 @@ class Resumed(NamedTuple):
 
 
 def trigger(way: str, number: int, run: str, server: str, wake: float) -> BaseTrigger:
-    """The trigger of the sensor with this number. ``wake``: when those that are asleep fire, in seconds since 1970."""
+    """Return the trigger of the sensor with this number. ``wake``: when a sleeping one fires, in seconds since 1970."""
     if way == "asleep":
         return SleepingTrigger(wake)
     consumer = "w0" if way == "one" else f"w{number}"
@@ -47,7 +47,7 @@ def trigger(way: str, number: int, run: str, server: str, wake: float) -> BaseTr
 
 
 def defer(run: str, triggers: Sequence[BaseTrigger]) -> None:
-    """What deferring does with a task instance, for all of the run."""
+    """Defer all task instances of a run, as Airflow does it."""
     with create_session() as session:
         of_the_run = select(TaskInstance).where(TaskInstance.run_id == run).order_by(TaskInstance.map_index)
         for instance, waiting in zip(session.scalars(of_the_run).all(), triggers, strict=True):
@@ -62,7 +62,7 @@ def defer(run: str, triggers: Sequence[BaseTrigger]) -> None:
 
 
 def deferred(run: str) -> int:
-    """How many wait for their trigger."""
+    """Return the number of task instances that wait for their trigger."""
     with create_session() as session:
         waits = (TaskInstance.run_id == run, TaskInstance.state == TaskInstanceState.DEFERRED)
         return session.scalar(select(func.count()).select_from(TaskInstance).where(*waits)) or 0

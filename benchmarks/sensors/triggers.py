@@ -1,4 +1,4 @@
-"""What may stand in the trigger table instead of our trigger. The triggerer imports it from here."""
+"""Triggers to compare with ours. The triggerer imports them from here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_nats_jetstream.triggers import JetStreamPullTrigger
 
 
 class ConnectedTrigger(JetStreamPullTrigger):
-    """Ours, on a connection of its own."""
+    """Our trigger, on a separate connection."""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.ConnectedTrigger", super().serialize()[1]
@@ -25,7 +25,7 @@ class ConnectedTrigger(JetStreamPullTrigger):
 
 
 class PlainTrigger(BaseTrigger):
-    """What one writes with nats-py: connect, fetch one message, acknowledge it and hand it on. No claim, no ledger."""
+    """A trigger as one writes it with nats-py: connect, fetch and acknowledge one message, without claim or ledger."""
 
     def __init__(self, server: str, stream: str, consumer: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -55,7 +55,7 @@ class PlainTrigger(BaseTrigger):
 
 
 class SleepingTrigger(BaseTrigger):
-    """Only sleeps, until seconds since 1970: what Airflow needs by itself."""
+    """Sleeps until a time in seconds since 1970, which shows what Airflow alone needs."""
 
     def __init__(self, until: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

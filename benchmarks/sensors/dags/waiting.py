@@ -1,4 +1,4 @@
-"""The DAG `waiting`: so many sensors, each at a consumer of its own."""
+"""The DAG `waiting`: sensors, each with a separate consumer. The environment variable SENSORS is their number."""
 
 import os
 
