@@ -1,4 +1,4 @@
-"""`python -m tests.chaos --seed 1`: 200 strikes on real pipelines in at most 40 minutes, and what became of it."""
+"""`python -m tests.chaos --seed 1`: 200 strikes on real pipelines in at most 40 minutes, and a report."""
 
 import json
 import signal

@@ -1,6 +1,6 @@
-"""`python -m tests.chaos.attempt`: one attempt at a claim in a process of its own, without Airflow.
+"""`python -m tests.chaos.attempt`: one attempt at a claim in a separate process, without Airflow.
 
-Reads JSON from standard input: servers, claim, try_number. The environment says where marks go and what is broken.
+Reads JSON from standard input: servers, claim, try_number. The environment names the folder of marks and what to break.
 """
 
 from __future__ import annotations

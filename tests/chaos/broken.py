@@ -1,4 +1,4 @@
-"""Settlement broken on purpose, in three ways, in the processes that run bodies: the judge must notice each."""
+"""Settling broken on purpose in three ways, in the processes that run tasks. The judge must notice each of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jetstream_handoff.record import Receipt
 from tests.chaos import windows
 
 BREAK = "CHAOS_BREAK"
-"""The environment variable that asks for one of BREAKS."""
+"""The environment variable that names one of BREAKS."""
 
 ACKNOWLEDGE_FIRST, SKIP_THE_LEDGER, FORGET_THE_TOKEN = BREAKS = (
     "acknowledge before the ledger",
@@ -23,7 +23,7 @@ ACKNOWLEDGE_FIRST, SKIP_THE_LEDGER, FORGET_THE_TOKEN = BREAKS = (
 
 
 def install() -> None:
-    """Break what the environment asks for; without it nothing changes."""
+    """Break what the environment names; without the variable nothing changes."""
     asked = os.environ.get(BREAK)
     if asked == ACKNOWLEDGE_FIRST:
         settle.settle_done = _acknowledging_first  # type: ignore[assignment] # whatever else it takes is passed on

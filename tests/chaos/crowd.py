@@ -1,8 +1,8 @@
-"""A crowd at one consumer: how large the ledger's record grows, and how often its compare-and-set is tried again.
+"""Many sensors at one consumer: how large the ledger's record grows, and how often its compare-and-set is repeated.
 
     python -m tests.chaos.crowd --claims 10000 --sensors 100
 
-Each sensor is what a run of a DAG is: it takes one claim, holds it, settles it, and comes again.
+Each sensor acts like runs of a DAG: it takes one claim, holds it, settles it, and repeats this.
 Prints the figures, and ends with 1 unless every message was settled exactly once.
 """
 
@@ -49,7 +49,7 @@ class Figures:
     lost_races: int = 0
     tries: Counter[int] = field(default_factory=Counter)
     longest: float = 0.0
-    """Seconds that a change took, at most."""
+    """The longest time that a change took, in seconds."""
     largest_record: int = 0
     memory: int = 0
 
@@ -67,7 +67,7 @@ class Figures:
 
 
 def count_tries(figures: Figures) -> None:
-    """Every write of a record passes here: a lost race is one that somebody else's write came before."""
+    """Count the writes of records. A race is lost when another client's write came first."""
     write = Ledger._write
     change_together = Ledger._change
 
@@ -94,11 +94,11 @@ def count_tries(figures: Figures) -> None:
 
 
 tries: ContextVar[int] = ContextVar("tries", default=0)
-"""How often the running task has tried to write."""
+"""How many times the running task has tried to write."""
 
 
 async def sensor(js: JetStream, name: str, size: int, figures: Figures) -> None:
-    """Ends when the consumer has nothing left to deliver and nobody holds anything."""
+    """Wait until the consumer has no messages to deliver and no claim is held."""
     for turn in itertools.count():
         claim = await taken(js, f"run {name}.{turn}", size)
         if claim is not None:

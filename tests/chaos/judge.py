@@ -1,4 +1,4 @@
-"""The judge: the record, the servers, the ledger and the output, compared once everything has come to rest."""
+"""The judge: compares the record, the servers, the ledger and the output after everything has come to rest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Faults = dict[str, list[int]]
 
 @dataclass
 class Verdict:
-    """What was found. Lists of sequences by stream, so that a fault can be looked for in the logs."""
+    """The verdict. It lists sequences by stream, so that a fault can be found in the logs."""
 
     published: Faults = field(default_factory=dict)
     lost: Faults = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Verdict:
     pending: dict[str, int] = field(default_factory=dict)
     redelivered: dict[str, int] = field(default_factory=dict)
     contradictions: list[str] = field(default_factory=list)
-    """Whatever else does not agree: an attempt's output and its claim, the stream and the record."""
+    """Other disagreements: between an attempt's output and its claim, or the stream and the record."""
 
     @property
     def faultless(self) -> bool:
@@ -40,7 +40,7 @@ def count(faults: Faults) -> int:
 
 
 async def judge(folder: Path, streams: Mapping[str, Observer]) -> Verdict:
-    """Ask about each stream. Nothing may be at work any more."""
+    """Judge each stream. No pipeline may be running."""
     verdict = Verdict()
     published: dict[str, dict[str, int]] = defaultdict(dict)
     for line in Record(folder / "record" / "published.jsonl").all():
@@ -98,7 +98,7 @@ async def _judge_stream(  # noqa: PLR0917 - what is compared
     verdict.contradictions += [f"{stream}: {what}" for what in contradictions]
     verdict.settled_twice[stream] = sorted(sequence for sequence, times in settled.items() if times > 1)
     verdict.committed_duplicates[stream] = sorted(sequence for sequence, times in written.items() if times > 1)
-    # What still waits is not lost; but then nothing has come to rest, and the verdict is not faultless either.
+    # Messages that still wait are not lost. But then not everything has come to rest, and the verdict is a failure.
     missing = sorted(set(published.values()) - set(written))
     verdict.lost[stream] = [] if verdict.pending[stream] >= len(missing) > 0 else missing
 
@@ -106,7 +106,7 @@ async def _judge_stream(  # noqa: PLR0917 - what is compared
 def _wrong_output(
     attempt: str, claimed: list[int], rows: list[tuple[int, str]], stored: Mapping[int, str]
 ) -> Iterator[str]:
-    """How the rows that an attempt wrote differ from the messages that it settled."""
+    """How an attempt's rows differ from the messages that it settled."""
     if sorted(sequence for sequence, _ in rows) != claimed:
         yield f"attempt {attempt} settled {len(claimed)} messages and wrote {len(rows)} others or more"
     for sequence, msg_id in rows:

@@ -1,4 +1,4 @@
-"""What the servers say, asked without our own client: over nats-py's connection, in the API's own JSON."""
+"""The state of the servers, read without our client: with nats-py's connection and the API's JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ranges = list[list[int]]
 
 
 class Observer:
-    """One server, or a cluster. Every question has a time limit and raises what nats-py raises."""
+    """One server, or a cluster. Every request has a time limit, and raises the errors of nats-py."""
 
     def __init__(self, *urls: str) -> None:
         self._urls = list(urls)
@@ -39,19 +39,19 @@ class Observer:
         await self._client.close()
 
     async def api(self, request: str, payload: Any = None, timeout: float = 1) -> dict[str, Any]:
-        """The decoded answer, an error included."""
+        """Return the decoded answer, which may be an error."""
         data = b"" if payload is None else json.dumps(payload).encode()
         answer = await self._client.request(f"$JS.API.{request}", data, timeout=timeout)
         decoded: dict[str, Any] = json.loads(answer.data)
         return decoded
 
     async def consumer(self, stream: str) -> dict[str, Any]:
-        """CONSUMER.INFO; empty while there is none."""
+        """Return CONSUMER.INFO; empty if the consumer does not exist."""
         answer = await self.api(f"CONSUMER.INFO.{stream}.{CONSUMER}")
         return {} if "error" in answer else answer
 
     async def leaders(self, stream: str) -> dict[str, str]:
-        """The names of the servers that lead the stream, its consumer and the ledger; empty without a cluster."""
+        """Return the servers that lead the stream, its consumer and the ledger; empty without a cluster."""
         asked = {
             "stream": f"STREAM.INFO.{stream}",
             "consumer": f"CONSUMER.INFO.{stream}.{CONSUMER}",
@@ -63,13 +63,13 @@ class Observer:
         }
 
     async def record(self, stream: str) -> dict[str, Any]:
-        """The ledger's record of the stream's consumer; empty while there is none."""
+        """Return the ledger's record of the stream's consumer; empty if there is none."""
         subject = f"$KV.{CLAIMS}.{_base32(stream)}.{_base32(CONSUMER)}"
         answer = await self.api(f"STREAM.MSG.GET.KV_{CLAIMS}", {"last_by_subj": subject})
         return {} if "error" in answer else dict(json.loads(base64.b64decode(answer["message"]["data"])))
 
     async def new_receipts(self) -> list[dict[str, Any]]:
-        """The receipts written since the last call, each with its claim's `id`."""
+        """Return the receipts written since the last call, each with its claim's `id`."""
         found: list[dict[str, Any]] = []
         while True:
             request = {"seq": self._receipts_seen + 1, "next_by_subj": f"$KV.{RECEIPTS}.>"}
@@ -82,16 +82,16 @@ class Observer:
             found.append({"id": claim_id, **json.loads(base64.b64decode(message["data"]))})
 
     def forget(self) -> None:
-        """Ask for all receipts again."""
+        """Let the next call return all receipts again."""
         self._receipts_seen = 0
 
     async def done(self, stream: str) -> dict[str, dict[str, Any]]:
-        """The claims that the record holds as done, in the form of receipts."""
+        """Return the claims that are done in the record, in the form of receipts."""
         entries = (await self.record(stream)).get("done", {})
         return {key: {"id": key, "state": "done", "stream": stream, **entry} for key, entry in entries.items()}
 
     async def stored(self, stream: str) -> dict[int, str]:
-        """Every message of the stream: its sequence and message id."""
+        """Return sequence and message id of all messages of the stream."""
         js = self._client.jetstream()
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, headers_only=True, mem_storage=True, num_replicas=1)
         subscription = await js.pull_subscribe("", stream=stream, config=config)
@@ -106,7 +106,7 @@ class Observer:
 
 
 def sequences(ranges: Ranges | str) -> Iterator[int]:
-    """Inclusive ranges, one by one. Claims of the chaos pipelines are never so scattered that they are packed."""
+    """Yield the sequences of inclusive ranges. The ranges of claims here are never so many that they are packed."""
     if isinstance(ranges, str):
         raise TypeError("packed ranges: the chaos pipelines' claims are small")
     return (sequence for first, last in ranges for sequence in range(first, last + 1))

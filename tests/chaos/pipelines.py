@@ -1,4 +1,4 @@
-"""The pipelines: what is published, taken, worked on and settled, and over which connection."""
+"""The pipelines: their streams, their DAGs, and their connections."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ CONSUMER = "work"
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One DAG on a stream of its own.
+    """One DAG with a separate stream.
 
     servers:  a single server with one replica, or a cluster of three with three.
-    proxied:  Airflow reaches the servers through the proxy; the judge never does.
-    ack_wait: seconds. Short ones let the redelivery race with Airflow's retry, long ones let the retry win.
-    spark:    Spark reads and writes; otherwise the task's own process does.
-    runs:     how many runs there are at once; two race on one consumer.
+    proxied:  Airflow connects through the proxy; the judge never does.
+    ack_wait: seconds. With a short one the redelivery races with Airflow's retry, with a long one the retry wins.
+    spark:    whether Spark reads and writes instead of the task's process.
+    runs:     how many runs there are at the same time; two race for one consumer.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The plan: which strikes, in which order. The seed decides it; the moment decides which pipeline is struck."""
+"""The plan of strikes and their order, made from the seed. The moment decides which pipeline is struck."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ DRIVER, EXECUTOR = "Spark driver", "Spark Python worker"
 
 CLUSTER = (*LEADERS, ALL)
 SHARED = frozenset({ONE, PROXY, TRIGGERER, SCHEDULER, *CLUSTER})
-"""Targets that every pipeline feels."""
+"""Targets whose failure affects all pipelines."""
 
 
 @dataclass(frozen=True)
 class Blow:
-    """One strike of the plan. `seconds`: how long a service stays down, frozen or cut off."""
+    """One strike of the plan. `seconds` is how long a service stays down, frozen or cut off."""
 
     window: str
     target: str
@@ -41,7 +41,7 @@ class Blow:
 
 
 def plan(seed: int, strikes: int) -> list[Blow]:
-    """As many strikes in each window; each target and kind of a window as often as any other."""
+    """Plan equally many strikes in each window, and of each target and kind of a window."""
     chance = random.Random(seed)
     decks = {window: _dealt(chance, window) for window in WINDOWS}
     blows = []
@@ -77,11 +77,11 @@ def _cards(window: str) -> Iterator[tuple[str, str]]:
 
 
 def _seconds(chance: random.Random, target: str, kind: str) -> float:
-    """Short ones are felt as a hiccup; long ones pass Airflow's thresholds and the lease of a claim."""
+    """Choose a duration. Short ones are hiccups; long ones exceed Airflow's thresholds and the lease of a claim."""
     if kind == RESET:
         return 0
     if target == SCHEDULER:
-        return chance.uniform(0.2, 6)  # there is only one: while it is away nothing moves
+        return chance.uniform(0.2, 6)  # there is only one, and without it nothing proceeds
     if kind == KILL:
         return chance.uniform(0.2, 3)
     if target in (ONE, *CLUSTER, PROXY):

@@ -1,4 +1,4 @@
-"""A proxy on loopback that delays, resets and half-opens the connections through it."""
+"""A proxy on loopback that delays, resets and half-opens connections."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Direction = Literal["up", "down"]
 
 
 class Proxy:
-    """Listens on one port and forwards to another. Faults hold for old and new connections alike."""
+    """Listens on one port and forwards to another. Faults affect existing and new connections."""
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.port = 0
         self.delay = 0.0
-        """Seconds that every piece waits, in both directions."""
+        """Seconds by which all data is delayed, in both directions."""
         self._open = {"up": asyncio.Event(), "down": asyncio.Event()}
         self._connections: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -37,18 +37,18 @@ class Proxy:
             await asyncio.wait(self._serving, timeout=2)
 
     def heal(self) -> None:
-        """Forward everything at once again, what was kept back included."""
+        """End all faults, and forward the data that was kept back."""
         self.delay = 0.0
         for direction in self._open.values():
             direction.set()
 
     def hold(self, *directions: Direction) -> None:
-        """Half-open: accept, and forward nothing in these directions, until healed."""
+        """Half-open: accept data in these directions, but do not forward it until :meth:`heal`."""
         for direction in directions:
             self._open[direction].clear()
 
     def reset(self) -> None:
-        """Abort every connection: what was on its way is gone."""
+        """Abort all connections. Data in transit is lost."""
         for writer in self._connections:
             writer.transport.abort()
 

@@ -1,4 +1,4 @@
-"""The publisher: every message has an id, is sent again until it is answered, and is recorded then."""
+"""The publisher: each message has an id, is sent until it is acknowledged, and is then recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.chaos.pipelines import Pipeline
 from tests.chaos.record import Record
 
 MOST_WAITING = 80
-"""Messages of a pipeline that may wait for it: what is published must be settled in the end."""
+"""How many messages of a pipeline may be unsettled, because all of them must be settled in the end."""
 
 
 class Publisher:
@@ -27,11 +27,11 @@ class Publisher:
         self._most_waiting = MOST_WAITING // 4 if pipeline.spark else MOST_WAITING
         self.published = 0
         self.settled = 0
-        """What the programme has seen settled: the publisher waits for it."""
+        """The number of messages seen as settled, for which the publisher waits."""
         self.over = False
 
     async def create(self) -> None:
-        """The stream, once the cluster has a leader."""
+        """Create the stream as soon as the cluster has a leader."""
         stream = self._pipeline.stream
         config = {"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True, "storage": "file"}
         while True:
@@ -44,7 +44,7 @@ class Publisher:
                 return
 
     async def run(self) -> None:
-        """Until it is over."""
+        """Publish until the end."""
         while not self.over:
             try:
                 async with connect(self._settings) as js:
@@ -60,7 +60,7 @@ class Publisher:
     async def _publish(self, js: JetStream) -> None:
         stream = self._pipeline.stream
         msg_id = f"{self._pipeline.name}-{self.published}"
-        # Not answered: the next connection sends it again, under the same id.
+        # There was no answer. The next connection sends it again with the same id.
         ack = await js.publish(f"{stream}.x", b"%d" % self.published, msg_id=msg_id)
         await asyncio.to_thread(self._record.append, {"stream": stream, "id": msg_id, "sequence": ack.seq})
         self.published += 1

@@ -1,4 +1,4 @@
-"""The record that is kept outside the system under test: append-only files of JSON lines, each line on disk."""
+"""The record outside the system under test: append-only files of JSON lines."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Record:
-    """One append-only file. Several processes may write to it: a line is one write."""
+    """One append-only file. Several processes may write to it, because each line is a single write."""
 
     def __init__(self, file: Path, *, durable: bool = True) -> None:
         """`durable`: each line is synchronised to disk before `append` returns."""
@@ -17,7 +17,7 @@ class Record:
         self._read = 0
 
     def append(self, *lines: dict[str, Any]) -> None:
-        """Write the lines at once."""
+        """Write the lines in one write."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(line) + "\n" for line in lines).encode()
         descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -29,7 +29,7 @@ class Record:
             os.close(descriptor)
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """The lines that were appended since the last call. A line that is not complete yet comes next time."""
+        """Return the lines appended since the last call. An incomplete line is left for the next call."""
         if not self.file.exists():
             return
         with self.file.open("rb") as file:
@@ -41,5 +41,5 @@ class Record:
                 yield json.loads(line)
 
     def all(self) -> list[dict[str, Any]]:
-        """Every line."""
+        """Return all lines."""
         return list(Record(self.file).news())

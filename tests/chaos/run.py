@@ -35,22 +35,22 @@ from tests.chaos.striker import Strike, Striker
 Value = TypeVar("Value")
 
 STRETCHED = {windows.FETCH: 2.5, windows.WORK: 4.0, windows.ACKNOWLEDGE: 2.0}
-"""Seconds that a pipeline waits in a window at most, while strikes are dealt."""
+"""The longest time that a pipeline waits in a window while there are strikes, in seconds."""
 TO_RECOVER = 360.0
-"""Seconds at the end in which everything must come to rest. A retry's lease alone is five minutes."""
+"""Seconds at the end within which everything must come to rest. The lease until a retry alone is five minutes."""
 LOOK_AHEAD = 60
-"""Blows of the plan that are tried on what is in a window now."""
+"""How many strikes of the plan are tried on the pipelines that are in a window now."""
 SPARKS = (DRIVER, EXECUTOR)
 TO_MEET = 60.0
-"""Seconds that the last strikes at Spark wait for its pipeline."""
+"""Seconds for which the last strikes on Spark wait for its pipeline."""
 BETWEEN_SPARK = 35.0
-"""Seconds between two runs of a Spark pipeline: a JVM costs ten of both cores."""
+"""Seconds between two runs of a Spark pipeline, because a JVM takes ten seconds of both cores."""
 ENOUGH = 20
-"""Strikes that each window must have had."""
+"""How many strikes each window must have had."""
 
 
 class Loop:
-    """An event loop in a thread of its own, for proxies, publishers and questions."""
+    """An event loop in a separate thread, for proxies, publishers and requests."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -64,7 +64,7 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """End what still runs, and the thread."""
+        """Cancel running tasks, and end the thread."""
 
         async def cancel() -> None:
             mine = asyncio.all_tasks() - {asyncio.current_task()}
@@ -79,7 +79,7 @@ class Loop:
 
 
 class Run:
-    """`folder` takes everything; what an earlier run left there is ended and removed."""
+    """All files are in `folder`. An earlier run there is stopped and its files are removed."""
 
     def __init__(self, folder: Path, *, seed: int, strikes: int, minutes: float, breaking: str = "") -> None:
         self.folder = folder.absolute()
@@ -95,7 +95,7 @@ class Run:
         stop(self.folder / "services")
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        # What the publishers' client says of lost connections is no news here.
+        # Lost connections are expected here, so the publishers' client need not report them.
         logging.basicConfig(filename=self.folder / "publishers.log", format="%(asctime)s %(message)s")
         pipelines.write(PIPELINES, self.folder / "pipelines.json")
         self._record = Record(self.folder / "record" / "settled.jsonl")
@@ -111,7 +111,7 @@ class Run:
             proxy.target = self._stack.servers[name].port
 
     def __call__(self) -> dict[str, Any]:
-        """Everything, to the report."""
+        """Do everything, and return the report."""
         self._say("starting nats-servers, Postgres and Airflow")
         try:
             with self._stack:
@@ -173,10 +173,10 @@ class Run:
             self._say(f"{len(left)} strikes of the plan found no time")
 
     def _one(self, left: list[Blow]) -> Strike | None:
-        """Deal the first blow of the plan that suits a pipeline now."""
+        """Make the first strike of the plan that is possible on a pipeline now."""
         scenes = self._scenes.now()
         self._chance.shuffle(scenes)
-        # What only few pipelines feel comes first, or the end waits for their next run.
+        # Strikes that affect few pipelines come first. Otherwise the end would wait for the next run of those.
         for blow in sorted(left[:LOOK_AHEAD], key=lambda blow: blow.target not in SPARKS):
             for scene in list(scenes):
                 if not self._striker.suits(blow, scene):
@@ -185,7 +185,7 @@ class Run:
                     self._scenes.over(scene)
                     left.remove(blow)
                     return strike
-                scenes.remove(scene)  # not there, or the servers do not answer: the next look tells
+                scenes.remove(scene)  # the target does not exist, or the servers do not answer: look again later
         return None
 
     def _come_to_rest(self) -> None:
@@ -206,7 +206,7 @@ class Run:
         return not (info["num_pending"] or info["num_ack_pending"])
 
     def _tend(self) -> None:
-        """What goes on all the time: repairs, runs, the record of what was settled, and a line every few seconds."""
+        """Repeated work: repairs, runs, recording settled messages, and a line every few seconds."""
         self._striker.mend()
         now = time.monotonic()
         for name, every, work in (
@@ -223,7 +223,7 @@ class Run:
     def _tend_services(self) -> None:
         self._stack.end_orphans()
         for name in self._striker.revive_the_fallen():
-            self._say(f"{name} had ended by itself, and was started again")
+            self._say(f"{name} ended unexpectedly and was restarted")
 
     def _trigger(self) -> None:
         rows = self._stack.query(
@@ -320,7 +320,7 @@ class Run:
         return report
 
     def _by_window(self, verdict: Verdict) -> dict[str, dict[str, int]]:
-        """A fault belongs to the last window in which its message was struck; `published` counts those struck there."""
+        """Assign faults to the last window in which their message was struck. `published` counts those struck there."""
         last: dict[tuple[str, int], str] = {}
         struck: dict[str, set[tuple[str, int]]] = {window: set() for window in windows.WINDOWS}
         for strike in self._striker.strikes:

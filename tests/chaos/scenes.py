@@ -1,4 +1,4 @@
-"""Where the pipelines are at this moment, by their marks; and whether the server says the same."""
+"""In which windows the pipelines are, according to their marks, and whether the server agrees."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.chaos.record import Record
 from tests.chaos.windows import ACKNOWLEDGE, FETCH, HAND_OFF, WORK
 
 LONGEST = {FETCH: 15.0, HAND_OFF: 30.0, WORK: 60.0, ACKNOWLEDGE: 30.0}
-"""Seconds after which a pipeline that never left a window is believed to have been struck there."""
+"""Seconds after which a pipeline that has not left a window counts as struck there."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One pipeline in one window. `key` is the claim's id; the run's in the first window, the sequences in the last."""
+    """One pipeline in one window. `key` is the claim's id, in the first window the run's, in the last the sequences."""
 
     window: str
     pipeline: Pipeline
@@ -60,7 +60,7 @@ class Scenes:
         self._pipelines = {pipeline.stream: pipeline for pipeline in pipelines}
         self._scenes: dict[tuple[str, str, str], Scene] = {}
         self.fenced: Counter[str] = Counter()
-        """What the ledger refused, by the error's name."""
+        """How many times the ledger refused something, by the name of the error."""
         self.entered: Counter[str] = Counter()
 
     def now(self) -> list[Scene]:
@@ -90,5 +90,5 @@ class Scenes:
         return list(self._scenes.values())
 
     def over(self, scene: Scene) -> None:
-        """It was struck."""
+        """Note that the scene was struck."""
         self._scenes.pop((scene.window, scene.pipeline.stream, scene.key), None)

@@ -1,4 +1,4 @@
-"""The services under attack: the demo's stack, a cluster of three, proxies before all four servers, two triggerers."""
+"""The services under attack: the demo's stack, a cluster of three, proxies for all four servers, two triggerers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.chaos import windows
 DAGS = Path(__file__).parent / "dags"
 ROOT = Path(__file__).parent.parent.parent
 AT_ONCE = 6
-"""Tasks that run at once: more only wait for each other on two cores."""
+"""How many tasks run at the same time. On two cores, more would only wait for each other."""
 
-# Airflow's defaults make a single kill cost from half a minute (triggerer) to ten (worker and retry).
+# With Airflow's defaults a kill costs between half a minute (triggerer) and ten minutes (worker and retry).
 IMPATIENT = {
     "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "2",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
     "AIRFLOW__SCHEDULER__JOB_HEARTBEAT_SEC": "1",
-    # Shorter, and a scheduler on a busy machine takes itself for dead, and resets all its tasks, again and again.
+    # With shorter ones a scheduler on a busy machine considers itself dead and resets all its tasks again and again.
     "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "20",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
     "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60",
@@ -41,10 +41,10 @@ IMPATIENT = {
 
 
 class ChaosStack(Stack):
-    """`one` is the single server, `three` the cluster's nodes. Proxies are told apart from what they stand before."""
+    """`one` is the single server, `three` are the cluster's nodes, each with a proxy of the same name."""
 
     def __init__(self, folder: Path, chaos: Path, proxies: dict[str, int], environment: dict[str, str]) -> None:
-        """`chaos`: the folder of record, marks and output; `proxies`: the port before each server, by its name."""
+        """`chaos`: the folder of record, marks and output; `proxies`: the port of each server's proxy, by its name."""
         super().__init__(folder, DAGS, IMPATIENT, parallelism=AT_ONCE)
         plain = {MARK: self.mark, "PATH": self.environment["PATH"]}
         routes = {name: free_port() for name in ("n1", "n2", "n3")}
@@ -84,30 +84,30 @@ class ChaosStack(Stack):
 
     @property
     def servers(self) -> dict[str, NatsServer]:
-        """The single server and the nodes, by name."""
+        """Return the single server and the nodes, by name."""
         return {"one": self.nats, **self.three}
 
     def revive(self, service: Service) -> None:
-        """Start what was killed, and write down its session, so that it is ended whatever becomes of us."""
+        """Start a killed service, and store its session, so that it can be stopped even if this process dies."""
         if not service.running:
             service.launch()
             self._record()
 
     def processes(self, service: Service) -> list[psutil.Process]:
-        """Its own processes: of the scheduler without the workers, which outlive it."""
+        """Return a service's processes. Those of the scheduler do not include the workers, which outlive it."""
         if service is self.scheduler:
             return [psutil.Process(service.pid)]
         return session(service.pid)
 
     def task_with(self, ids: set[str]) -> psutil.Process | None:
-        """A process that runs one of these task instances, child of its supervisor."""
+        """Return a process that runs one of these task instances, a child of its supervisor."""
         for process in self._airflow_processes("airflow worker -- "):
             if _title(process).removeprefix("airflow worker -- ") in ids:
                 return process
         return None
 
     def end_orphans(self) -> int:
-        """End the workers of schedulers that are gone, once they have nothing to do: they wait for ever."""
+        """End idle workers of killed schedulers, which would wait forever."""
         idle = [
             process
             for process in self._airflow_processes("airflow worker -- LocalExecutor")
@@ -123,7 +123,7 @@ class ChaosStack(Stack):
                 yield process
 
     def query(self, statement: str, *values: object) -> list[tuple[object, ...]]:
-        """Rows of Airflow's own database."""
+        """Return rows of Airflow's database."""
         connection = psycopg2.connect(host=str(self._sockets), user="postgres")
         try:
             with connection.cursor() as cursor:
@@ -148,7 +148,7 @@ def _session(process: psutil.Process) -> int:
 
 
 def _clustered(name: str, routes: dict[str, int]) -> str:
-    # Without no_advertise the servers tell clients each other's addresses, past the proxies.
+    # Without no_advertise the servers would tell clients the addresses of other servers, which bypass the proxies.
     urls = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes.values())
     listen = f'listen: "127.0.0.1:{routes[name]}"'
     return f"server_name: {name}\ncluster {{ name: chaos, {listen}, no_advertise: true, routes: [{urls}] }}\n"

@@ -1,4 +1,4 @@
-"""The striker: kills, freezes and cuts off, and mends what it broke when its time is over."""
+"""The striker: kills, freezes and cuts off services, and repairs them after a while."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from tests.chaos.stack import ChaosStack
 from tests.chaos.windows import ACKNOWLEDGE
 
 GRACE = {SCHEDULER: 8.0, TRIGGERER: 8.0, ONE: 2.0, PROXY: 1.0, **dict.fromkeys(CLUSTER, 3.0)}
-"""Seconds after its repair in which a shared target is left alone, so that anything gets into a window at all."""
+"""Seconds for which a shared target is left alone after its repair, so that pipelines can reach a window at all."""
 AT_ONCE = 2
-"""Shared targets that may be down together."""
+"""How many shared targets may be down at the same time."""
 
 
 @dataclass
 class Strike:
-    """What was done, to whom, and how long the messages that were in the window took to be settled."""
+    """A strike, its target, and how long the messages in the window took to be settled."""
 
     window: str
     target: str
@@ -94,7 +94,7 @@ class Striker:
         self.strikes: list[Strike] = []
 
     def suits(self, blow: Blow, scene: Scene) -> bool:
-        """Whether this pipeline, in its window, would feel the blow, and the target is well."""
+        """Whether the strike would affect this pipeline in its window, and the target is running."""
         if blow.window != scene.window:
             return False
         pipeline = scene.pipeline
@@ -112,14 +112,14 @@ class Striker:
         return blow.target not in SHARED or (_name(blow.target) not in busy and len(busy) < AT_ONCE)
 
     def strike(self, blow: Blow, scene: Scene) -> Strike | None:
-        """Strike, if the servers agree that the pipeline is in the window and the target is there."""
+        """Strike if the servers agree that the pipeline is in the window, and the target exists."""
         observer = self._observers[scene.pipeline.servers]
         try:
             if not self._run(scene.confirmed(observer)):
                 return None
             detail = self._deal(blow, scene)
         except (TimeoutError, psutil.Error, ProcessLookupError, KeyError):
-            return None  # no answer, or gone at this moment: not aimed
+            return None  # no answer, or the target has just ended: no strike
         except Exception as error:
             if type(error).__module__.startswith("nats."):
                 return None
@@ -135,22 +135,22 @@ class Striker:
         return strike
 
     def mend(self, *, everything: bool = False) -> None:
-        """Repair what is due; or all of it."""
+        """Repair the targets whose time is over, or all."""
         while self._repairs and (everything or self._repairs[0].due <= time.monotonic()):
             heapq.heappop(self._repairs).mend()
 
     def revive_the_fallen(self) -> list[str]:
-        """Start what ended by itself, as any supervisor of services would; their names."""
+        """Restart services that ended unexpectedly, as a supervisor would. Returns their names."""
         fallen = [service for service in self._stack.services if not service.running and service not in self._down]
         for service in fallen:
             self._revive(service)
         return [self._names.get(service, service.name) for service in fallen]
 
     def recovered(self, stream: str, settled: set[int], floor: int) -> None:
-        """Note which strikes are recovered from: what was in the window is settled.
+        """Note strikes as recovered when the messages that were in the window are settled.
 
-        In the last window it was settled before, and must be acknowledged: the consumer's floor is past it, which may
-        also have waited for others.
+        In the last window they were settled before, and must be acknowledged: the consumer's floor is past them. It may
+        also have waited for other messages.
         """
         for strike in self.strikes:
             if strike.stream != stream or strike.recovered_after is not None:
@@ -160,7 +160,7 @@ class Striker:
                 strike.recovered_after = time.time() - strike.at
 
     def _deal(self, blow: Blow, scene: Scene) -> str:
-        """Do it; what exactly was struck, or nothing when it is not there."""
+        """Strike, and return what exactly was struck; None if the target does not exist."""
         if blow.target == PROXY:
             return self._cut(blow, scene)
         services = self._services(blow, scene)
@@ -249,7 +249,7 @@ class Striker:
 
     def _revive(self, service: Service) -> None:
         if service is not self._stack.scheduler:
-            service.kill()  # what is left of its children
+            service.kill()  # its remaining children
         self._stack.revive(service)
         self._down.discard(service)
 

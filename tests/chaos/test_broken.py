@@ -1,6 +1,6 @@
-"""The judge notices when settlement is broken: three breaks, each struck where it matters, beside the same unbroken.
+"""The judge notices when settling is broken in one of three ways, and finds no fault with the unbroken code.
 
-No Airflow: an attempt is a process (`tests.chaos.attempt`) that holds, really reads, and settles.
+There is no Airflow: an attempt is a process (`tests.chaos.attempt`) that holds a claim, reads its messages and settles.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ COUNT = 20
 
 @dataclass
 class Scene:
-    """One stream of one server, and attempts at its claims."""
+    """A stream, and attempts at its claims."""
 
     server: NatsServer
     folder: Path
@@ -51,7 +51,7 @@ class Scene:
                 Record(self.folder / "record" / "published.jsonl").append(line)
 
     async def take(self, wait: float = 5) -> list[Claim]:
-        """What a sensor of its own does; messages that nobody holds come again after a second."""
+        """Take as a separate sensor does. Messages that no attempt holds are redelivered after a second."""
         async with connect(self.settings) as js:
             take = Take(js, taking(js.stream(STREAM), f"run{wait}"))
             await take.prepare()
@@ -73,11 +73,11 @@ class Scene:
         return process
 
     def stretch(self, **seconds: float) -> None:
-        """How long attempts that begin now wait in a window; without one, nowhere."""
+        """Set how long attempts that begin now wait in a window; without a window they wait nowhere."""
         windows.ask(self.folder, 1, {getattr(windows, name): each for name, each in seconds.items()})
 
     async def strike(self, process: "subprocess.Popen[bytes]", window: str, number: signal.Signals) -> None:
-        """Strike the attempt in this window."""
+        """Strike the attempt when it is in this window."""
         marks = Record(self.folder / "marks.jsonl")
 
         def inside() -> bool:
@@ -90,7 +90,7 @@ class Scene:
         process.send_signal(number)
 
     async def settle_what_comes(self) -> None:
-        """Take and work until nothing comes any more."""
+        """Take and work until no messages are left."""
         self.stretch()
         while claims := await self.take(wait=3):
             for claim in claims:
@@ -103,7 +103,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Callable[[str | None], Scene]]:
-    """Made with what is to be broken, if anything."""
+    """Makes a scene, with what to break, if anything."""
     servers: list[NatsServer] = []
 
     def made(breaking: str | None) -> Scene:
@@ -118,7 +118,7 @@ def scene(tmp_path: Path) -> Iterator[Callable[[str | None], Scene]]:
 
 
 async def killed_on_the_way_out(scene: Scene) -> Verdict:
-    """Killed between the two halves of settling, and never tried again: what is not acknowledged comes again."""
+    """An attempt is killed between the two halves of settling and not retried, so messages are redelivered."""
     await scene.publish()
     (claim,) = await scene.take()
     scene.stretch(ACKNOWLEDGE=60)
@@ -130,7 +130,7 @@ async def killed_on_the_way_out(scene: Scene) -> Verdict:
 
 
 async def frozen_while_a_retry_settles(scene: Scene) -> Verdict:
-    """The first attempt wakes when the second has done the work, and ends its own."""
+    """The first attempt wakes up when the second one has done the work, and then finishes its own."""
     await scene.publish()
     (claim,) = await scene.take()
     scene.stretch(WORK=3)

@@ -1,4 +1,4 @@
-"""The plan is the seed's, and leaves nothing out."""
+"""The plan depends only on the seed, and is complete."""
 
 from collections import Counter
 

@@ -12,7 +12,7 @@ from tests.chaos.proxy import Proxy
 
 @pytest.fixture
 async def proxy() -> AsyncIterator[Proxy]:
-    """In front of a server that repeats what it hears."""
+    """A proxy for a server that sends back what it receives."""
 
     async def repeat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(100):
@@ -26,7 +26,7 @@ async def proxy() -> AsyncIterator[Proxy]:
     await proxy.stop()
     server.close()
     await server.wait_closed()
-    await asyncio.sleep(0.05)  # for what its connections still do
+    await asyncio.sleep(0.05)  # for the rest of its connections' work
 
 
 async def say(proxy: Proxy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

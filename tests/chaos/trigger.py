@@ -1,4 +1,4 @@
-"""The sensor's trigger, which waits between fetching and its event when the control file asks for it."""
+"""The sensor's trigger, which waits between fetching and its event if the control file says so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos import windows
 
 
 class StretchedTrigger(JetStreamPullTrigger):
-    """As its base; the triggerer imports it by its path, and with it the marks."""
+    """The base class under another path, so that the triggerer imports the marks with it."""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.{type(self).__name__}", super().serialize()[1]

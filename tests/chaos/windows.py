@@ -1,7 +1,7 @@
 """The four windows, seen and stretched from inside the processes of the system under test.
 
-Only the chaos DAGs and the small scene import this; `src` knows nothing of it. Each process says by marks when a
-pipeline enters and leaves a window, and, where a window is short, waits in it for as long as the control file asks.
+Only the chaos DAGs and test_broken import this; `src` does not know it. Each process reports with marks when a
+pipeline enters and leaves a window. In a short window it waits for as long as the control file says.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def folder() -> Path:
 
 
 def mark(window: str, edge: str, stream: str, key: str, **more: Any) -> None:
-    """Tell the programme: `edge` is enter, leave or fenced; `key` names the claim, or the run where there is none."""
+    """Write a mark. `edge` is enter, leave or fenced; `key` names the claim, or the run if there is no claim yet."""
     line = {"at": time.time(), "pid": os.getpid(), "window": window, "edge": edge, "stream": stream, "key": key}
     Record(folder() / "marks.jsonl", durable=False).append({**line, **more})
 
 
 def pause(window: str, key: str) -> float:
-    """Seconds that the control file asks to wait in this window; 0 without one."""
+    """Return the seconds to wait in this window according to the control file; 0 without one."""
     try:
         control = json.loads((folder() / "control.json").read_text())
     except (FileNotFoundError, ValueError):
@@ -58,26 +58,26 @@ def pause(window: str, key: str) -> float:
 
 
 def ask(folder: Path, seed: int, seconds: dict[str, float]) -> None:
-    """Write the control file: the longest wait in each window."""
+    """Write the control file with the longest wait in each window."""
     new = folder / "control.new"
     new.write_text(json.dumps({"seed": seed, "seconds": seconds}))
     new.replace(folder / "control.json")
 
 
 def install() -> None:
-    """Mark and stretch the windows in this process. Once."""
+    """Mark and stretch the windows in this process. Call it once."""
     if hasattr(Take, "chaos"):
         return
     Take.chaos = True  # type: ignore[attr-defined]
     Take._enter = _entering(Take._enter)  # type: ignore[method-assign]
     Ledger.decide = _fenced(Ledger.decide, lambda ledger, _, claim_id: (ledger.stream.name, claim_id))  # type: ignore[method-assign]
     Hold.settle = _fenced(Hold.settle, lambda hold, *_: (hold.claim.stream, hold.claim.id))  # type: ignore[method-assign]
-    # Settling alone: the acknowledgements that a take repeats belong to another window.
+    # Only for settling: the acknowledgements that a take repeats belong to another window.
     settle.answers = SimpleNamespace(**{**vars(answers), "acknowledge": _acknowledging})  # type: ignore[assignment,attr-defined]
 
 
 def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
-    """Fetched, and not entered in the ledger."""
+    """The window between fetching and entering in the ledger."""
 
     @wraps(enter)
     async def entering(take: Take, *arguments: Any) -> Any:
@@ -91,7 +91,7 @@ def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fenced(function: Callable[..., Any], name: Callable[..., tuple[str, str]]) -> Callable[..., Any]:
-    """Count what the ledger refuses."""
+    """Count refusals by the ledger."""
 
     @wraps(function)
     async def fenced(*arguments: Any, **keywords: Any) -> Any:
@@ -99,7 +99,7 @@ def _fenced(function: Callable[..., Any], name: Callable[..., tuple[str, str]]) 
             return await function(*arguments, **keywords)
         except FENCED as error:
             if not hasattr(error, "counted"):
-                vars(error)["counted"] = True  # settling passes on what the ledger said
+                vars(error)["counted"] = True  # settling raises the error of the ledger again
                 mark("", "fenced", *name(*arguments), reason=type(error).__name__)
             raise
 
@@ -116,14 +116,14 @@ async def _acknowledging(ledger: Ledger, delivered: answers.Delivered, *argument
 
 
 async def event(stream: str, run: str, produce: Callable[[], Any]) -> dict[str, Any]:
-    """The trigger's event; entered in the ledger, and not handed on."""
+    """The window between entering in the ledger and the trigger's event."""
     result: dict[str, Any] = await produce()
     await asyncio.sleep(pause(FETCH, f"{run} entered"))
     return result
 
 
 async def handing_on(stream: str, run: str, events: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Pass the trigger's events on; with them the messages leave the first window for the second."""
+    """Pass the trigger's events on. With them the messages go from the first window to the second."""
     async for each in events:
         for claim in each.payload.get("claims", ()):
             mark(HAND_OFF, "enter", stream, claim["id"], run=run, ranges=claim["ranges"])

@@ -1,4 +1,4 @@
-"""What the pipelines' tasks do: really read the claimed messages, and write what was read under the attempt's id."""
+"""The work of the pipelines' tasks: reads the claimed messages, and writes what it read under the attempt's id."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def output(folder: Path, stream: str, attempt_id: str) -> Path:
-    """Where an attempt writes: any number of parts, as Spark does."""
+    """Return the folder of an attempt's output, which may have any number of parts, as with Spark."""
     return folder / "out" / stream / f"attempt={attempt_id}"
 
 
 def read_and_write(settings: ConnectionSettings, stream: str, claim_id: str, attempt_id: str, wanted: Sequences) -> int:
-    """Read over the bulk connection; half of it before a pause, half after."""
+    """Read on the bulk connection, one half before a pause and the other after it."""
     windows.mark(windows.HAND_OFF, "leave", stream, claim_id)
     with Wire.open(settings) as wire:
         created = wire.api(f"STREAM.INFO.{stream}")["created"]
@@ -75,13 +75,13 @@ def with_spark(claim: HeldClaim) -> int:
 
 
 def processed(stream: str, attempt_id: str, sequences: Sequences) -> None:
-    """The record of what an attempt really read, from its own process."""
+    """Record in the attempt's process what it has read."""
     line = {"at": time.time(), "stream": stream, "attempt": attempt_id, "ranges": sequences.to_json()}
     Record(windows.folder() / "record" / "processed.jsonl").append(line)
 
 
 def parts(folder: Path) -> list[tuple[int, str]]:
-    """Sequence and message id of everything that an attempt wrote. Spark's unfinished parts do not count."""
+    """Return sequence and message id of everything that an attempt wrote. Spark's unfinished parts do not count."""
     rows: list[tuple[int, str]] = []
     for file in sorted(folder.glob("part-*")):
         if file.suffix == ".parquet":

@@ -1,4 +1,4 @@
-"""A Java for Spark on a machine that has none, or one that is too old."""
+"""A Java for Spark on a machine without Java, or with one that is too old."""
 
 import subprocess
 from pathlib import Path

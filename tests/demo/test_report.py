@@ -1,4 +1,4 @@
-"""The figures of the report, from receipts and files that disagree."""
+"""The figures of the report for receipts and files that disagree."""
 
 from pathlib import Path
 

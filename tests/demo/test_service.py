@@ -1,4 +1,4 @@
-"""What a service started ends with it, wherever it went, and nothing else does."""
+"""When a service is stopped, all processes that it started end, in any session, and no others."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from demo.service import MARK, Service, ServiceFailed, alive, end, marked, until
 
 Ending = Callable[[Service], None]
 
-# A child in the session, an orphan in it, and an orphan in a session of its own; each leaves its pid in a file.
+# A child in the session, an orphan in it, and an orphan in a separate session. Each writes its pid to a file.
 FAMILY = """
 sleep 60 & echo $! > child
 sh -c 'sleep 60 & echo $! > orphan'

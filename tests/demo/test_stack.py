@@ -1,4 +1,4 @@
-"""The nats-server of `make up` and `make demo` asks for the password that they print."""
+"""The nats-server of `make up` and `make demo` requires the password that they print."""
 
 import json
 import stat
@@ -29,7 +29,7 @@ async def test_the_server_asks_for_the_password(stack: Stack) -> None:
     settings = ConnectionSettings(servers=given["extra"]["servers"], user=given["login"], password=given["password"])
     async with connect(settings) as js:
         await js.account_info()
-    other = await nats.connect(stack.nats_url)  # as the report does
+    other = await nats.connect(stack.nats_url)  # as the report connects
     await other.close()
 
 

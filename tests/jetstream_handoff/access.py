@@ -12,7 +12,7 @@ from jetstream_client import ConnectionSettings
 SHIPPED = (Path(__file__).parent.parent.parent / "docs" / "reference" / "permissions.conf").read_text()
 ROLES = ("setup", "publisher", "sensor", "processor", "reader")
 API_PREFIX = "JS.airflow.API"
-"""Under which publishers and readers import what they need of JetStream."""
+"""The prefix under which publishers and readers import the parts of JetStream that they need."""
 SHARED = """accounts { AIRFLOW { jetstream: enabled, users: [
   { user: setup, password: $NATS_SETUP_PASSWORD }
   { user: publisher, password: $NATS_PUBLISHER_PASSWORD, permissions {
@@ -21,12 +21,12 @@ SHARED = """accounts { AIRFLOW { jetstream: enabled, users: [
     publish: ["$JS.API.STREAM.INFO.FLIGHTS", "$JS.API.DIRECT.GET.FLIGHTS", "$JS.API.STREAM.MSG.GET.FLIGHTS"]
     subscribe: "_INBOX_reader.>" } }
 ] } }"""
-"""What not to do: publishers and readers in the account of the streams, with the least permissions that work."""
+"""A counterexample: publishers and readers in the account of the streams, with the least permissions that work."""
 _ADMIN = "{ user: admin, password: $NATS_ADMIN_PASSWORD }"
 
 
 class Access:
-    """A server with one more user in the account of the streams who may do everything: the test itself."""
+    """A server with an additional user for the test, who may do everything in the account of the streams."""
 
     def __init__(self, folder: Path, config: str = SHIPPED) -> None:
         self._passwords = {role: f"hidden-{secrets.token_hex(6)}" for role in (*ROLES, "admin")}
@@ -47,7 +47,7 @@ class Access:
         )
 
     def without(self, role: str, subject: str) -> None:
-        """Withdraw a permission while the server runs. Returns when the server has it."""
+        """Withdraw a permission while the server runs. Returns when the server has applied this."""
         head, user, tail = self._config.partition(f"user: {role},")
         changed = head + user + tail.replace(f'"{subject}"', "", 1)
         (self.server.folder / "nats-server.conf").write_text(changed)

@@ -15,7 +15,7 @@ from jetstream_client.stream import Stream
 
 @pytest.fixture
 def settings(nats_server: NatsServer) -> ConnectionSettings:
-    # A ledger of its own for each test: the tests ask the buckets what is in them.
+    # Each test has a separate ledger, because tests read all entries of the buckets.
     return ConnectionSettings(servers=nats_server.url, shortest_ack_wait=0.5, ledger=f"test_{secrets.token_hex(4)}")
 
 

@@ -1,4 +1,4 @@
-"""A hub and a leaf node, each with a JetStream domain of its own and an account under another name."""
+"""A hub and a leaf node in different JetStream domains, with differently named accounts."""
 
 import json
 from contextlib import suppress
@@ -19,7 +19,7 @@ LEAST = [
     *(f"$JS.hub.API.STREAM.MSG.GET.KV_airflow_{bucket}" for bucket in ("claims", "receipts")),
     *(f"$JS.hub.API.$KV.airflow_{bucket}.>" for bucket in ("claims", "receipts")),
 ]
-"""All that a user may publish who takes and settles claims of ``S`` and ``work`` on the hub from the leaf node."""
+"""The subjects that a user may publish to, who takes and settles claims on the hub from the leaf node."""
 _USERS = f"""users: [
   {{user: work, password: open}},
   {{user: least, password: open, permissions: {{publish: {json.dumps(LEAST)}, subscribe: "_INBOX.>"}}}},
@@ -31,9 +31,9 @@ _SEQUENCES = ("stream_seq", "consumer_seq")
 
 
 class Domains:
-    """Streams, consumers and buckets of the same names can exist in both: ``hub`` and ``leaf`` are domains, too.
+    """Streams, consumers and buckets of the same names can exist on both. ``hub`` and ``leaf`` also name the domains.
 
-    The leaf node's account is EDGE; what it does on the hub it does in the account CORE.
+    The leaf node's account is EDGE. On the hub its clients act in the account CORE.
     """
 
     def __init__(self, folder: Path, *, eleven_tokens: bool = False) -> None:
@@ -70,7 +70,7 @@ leafnodes {{ {leafnodes} }}
 
 
 async def contents(js: JetStream) -> dict[str, Any]:
-    """Everything that one domain's server says of its streams and consumers, but for the time and who waits."""
+    """The state of all streams and consumers in one domain, except for times and waiting pulls."""
     found: dict[str, Any] = {}
     for name in (await js.api("STREAM.NAMES"))["streams"] or ():
         found[name] = (await js.stream(name).info()).state

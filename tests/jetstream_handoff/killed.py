@@ -1,4 +1,4 @@
-"""A worker of its own that rejects a message or replays letters, and is killed by SIGKILL at one point of it."""
+"""A separate process that rejects a message or replays dead letters, and is killed at a given point."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from jetstream_handoff.hold import Hold
 
 
 def run(point: str, settings: ConnectionSettings, **arguments: Any) -> None:
-    """Start the worker and see it die there."""
+    """Start the process and wait until it was killed at this point."""
     work = [sys.executable, "-m", "tests.jetstream_handoff.killed", point, settings.to_json(), json.dumps(arguments)]
     ended = subprocess.run(work, check=False, timeout=60, capture_output=True, text=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr

@@ -1,12 +1,12 @@
 """A state machine of everything that can happen to claims, against a real server.
 
-The machine keeps its own book of what was published, settled and taken away again, and asks the server after each step
-whether what is owed is still there:
+The machine records which messages were published, settled and removed. After each step it asks the server whether the
+owed messages still exist:
 
-* **nothing is lost**: the server still owes (pending or unacknowledged) whatever was not settled in this life;
+* **nothing is lost**: the server still owes (pending or unacknowledged) all messages not settled in this life;
 * **nothing is settled twice** in one life of the consumer;
-* **a reset processes again**: it puts everything from its sequence back among what is owed;
-* **nothing is stuck**: at the end whatever is owed can be taken, held and settled, whoever died before.
+* **a reset processes again**: all messages from its sequence on are owed again;
+* **nothing is stuck**: at the end all owed messages can be taken, held and settled, after any deaths before.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ Result = TypeVar("Result")
 ACK_WAIT = timedelta(seconds=0.8)
 SUBJECTS = 3
 LOST = (AlreadyDone, Superseded, HeldByAnother, HoldLost)
-"""What a fenced attempt is told."""
+"""The errors that a fenced attempt gets."""
 
 
 class Attempt:
-    """A try of a task, in a context of its own. It can die without a word, and wake up late."""
+    """A try of a task, in a separate asyncio task. It can die without a release, and wake up late."""
 
     def __init__(self, claim: Claim, hold: Hold, stack: ExitStack) -> None:
         self.claim = claim
@@ -66,7 +66,7 @@ class Attempt:
         self.settled = False
 
     async def freeze(self) -> None:
-        """As SIGSTOP would: no heartbeat, no release, no idea that time goes by."""
+        """Freeze it as SIGSTOP does: it sends no heartbeat, does not release, and does not notice that time passes."""
         await self.hold._stop_beats()
 
     async def vanish(self) -> None:
@@ -78,7 +78,7 @@ class Attempt:
 
 
 class Handoff(RuleBasedStateMachine):
-    """See the module. A subclass names its ``server``, which must be its own: the machine kills it."""
+    """See the module. A subclass names its ``server``, which it must not share, because the machine kills it."""
 
     server: NatsServer
 
@@ -95,10 +95,10 @@ class Handoff(RuleBasedStateMachine):
         self.runs = itertools.count()
         self.life = 0
         self.owed: set[int] = set()
-        """Published, still in the stream, delivered by the filter, and not settled in this life."""
+        """Messages that are in the stream, match the consumer's filter, and are not settled in this life."""
         self.settled: dict[int, set[int]] = {}
         self.stored: dict[int, str] = {}
-        """What the stream holds: sequence to subject."""
+        """The subjects of the stream's messages, by sequence."""
         self.told: list[Attempt] = []
         self._stack = ExitStack()
         self.portal: BlockingPortal = self._stack.enter_context(start_blocking_portal())
@@ -114,7 +114,7 @@ class Handoff(RuleBasedStateMachine):
         return self.portal.call(limited)
 
     def _intercept(self) -> None:
-        """Writes to the ledger whose answers get lost: written, and nobody is told."""
+        """Let writes to the ledger succeed without their answers arriving."""
         request = self.js.connection.request
 
         async def losing(subject: str, data: bytes = b"", **options: Any) -> Reply:
@@ -126,7 +126,7 @@ class Handoff(RuleBasedStateMachine):
 
         self.js.connection.request = losing  # type: ignore[method-assign]
 
-    # What the world does to the stream.
+    # Changes of the stream.
 
     async def _create_stream(self) -> None:
         await self.js.create_stream({"name": self.name, "subjects": [f"{self.name}.>"], "allow_direct": True})
@@ -192,7 +192,7 @@ class Handoff(RuleBasedStateMachine):
         try:
             claims = await work.take(wait)
         except LedgerFull:
-            return []  # what was pulled comes again
+            return []  # the pulled messages are redelivered
         work.handed_on()
         return [Claim.from_json(claim.to_json()) for claim in claims]
 
@@ -210,7 +210,7 @@ class Handoff(RuleBasedStateMachine):
 
     @rule(size=st.integers(1, 30), entered=st.booleans(), tidy=st.booleans())
     def a_sensor_dies(self, size: int, entered: bool, tidy: bool) -> None:
-        """Before or after it entered its claims in the ledger; with or without its cleanup."""
+        """A sensor dies before or after it entered its claims in the ledger, with or without its cleanup."""
 
         async def die() -> None:
             work = Take(self.js, self.taking(size, size))
@@ -227,7 +227,7 @@ class Handoff(RuleBasedStateMachine):
 
     @rule(size=st.integers(1, 60), settled=st.booleans())
     def the_machine_of_a_sensor_is_paused(self, size: int, settled: bool) -> None:
-        """Between delivery and entering: its clock stands still, its connection survives, its leases end."""
+        """Its machine is paused between delivery and entering: its clock stands still, and its leases end."""
         work = self.call(self._prepared, size)
 
         async def gather() -> bool:
@@ -261,7 +261,7 @@ class Handoff(RuleBasedStateMachine):
 
     @rule(size=st.integers(1, 60), count=st.integers(1, 20), settled=st.booleans())
     def the_network_of_a_sensor_stalls(self, size: int, count: int, settled: bool) -> None:
-        """Nothing that the server says arrives for longer than a lease; then all of it does."""
+        """Nothing from the server arrives for longer than a lease; then everything does."""
         with ExitStack() as stack:
             proxy = stack.enter_context(self.portal.wrap_async_context_manager(self._proxy()))
             settings = replace(self.settings, servers=f"nats://127.0.0.1:{proxy.port}")
@@ -285,7 +285,7 @@ class Handoff(RuleBasedStateMachine):
             await proxy.stop()
 
     def _somebody_else_takes(self, settled: bool) -> None:
-        """When all leases that were not renewed have ended."""
+        """Another sensor takes, after all leases that were not renewed have ended."""
         self.call(asyncio.sleep, 1.1 * ACK_WAIT.total_seconds())
         claims = self.call(self._take, 60, 60)
         if settled:
@@ -303,7 +303,7 @@ class Handoff(RuleBasedStateMachine):
         tidy=st.booleans(),
     )
     def a_sensor_is_retried(self, size: int, handed_on: bool, meanwhile: float, tidy: bool) -> Any:
-        """Airflow fails it after its event, or it dies; and its older try, still alive, may come to its end late.
+        """A sensor is retried after Airflow failed it or it died. Its older try may still be alive and end late.
 
         With ``handed_on`` both tries may have tasks for the same claims.
         """
@@ -414,7 +414,7 @@ class Handoff(RuleBasedStateMachine):
             elif not isinstance(result, (*LOST, LedgerUnavailable)):
                 raise result
 
-    # What goes wrong below.
+    # Failures of servers and the ledger.
 
     @rule(count=st.integers(1, 3))
     def answers_of_the_ledger_get_lost(self, count: int) -> None:
@@ -422,7 +422,7 @@ class Handoff(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.3, 1.0, 1.7]))
     def time_goes_by(self, seconds: float) -> None:
-        """Leases expire in a queue, counters come to be believed."""
+        """Wait, so that leases end and counters are believed."""
         self.call(asyncio.sleep, seconds)
 
     @rule()
@@ -463,7 +463,7 @@ class Handoff(RuleBasedStateMachine):
             self._new_life(from_sequence=sequence)
 
     async def _consumer_is_there(self) -> bool:
-        """Of a consumer that is not there, nats-server 2.15.1 leaves a reset unanswered."""
+        """Whether the consumer exists: nats-server 2.15.1 does not answer a reset of one that does not."""
         try:
             await self.js.stream(self.name).consumer("work").info(patience=30)
         except ConsumerNotFound:
@@ -483,7 +483,7 @@ class Handoff(RuleBasedStateMachine):
 
     @rule(share=st.none() | st.floats(0, 1))
     def our_operator_resets(self, share: float | None) -> None:
-        """To the floor, or to a sequence that skips nothing."""
+        """Reset to the acknowledgement floor, or to a sequence that skips nothing."""
 
         async def ours() -> reset.Reset | None:
             if not await self._consumer_is_there():
@@ -501,7 +501,7 @@ class Handoff(RuleBasedStateMachine):
 
     @rule(room=st.sampled_from([1_000, 2_000, 512 << 10]))
     def the_record_has_room_for(self, room: int) -> None:
-        """So little that a batch is cut, or refused."""
+        """Limit the record so that a batch is cut or refused."""
         ledger.LARGEST_RECORD = room
 
     @rule()
@@ -542,14 +542,14 @@ class Handoff(RuleBasedStateMachine):
             self.filter = subject
             self.owed = {each for each in self.owed if self._delivered(self.stored[each])}
             return
-        # The server goes on where it is: what the old filter left behind is not delivered by a wider one, and what it
-        # has delivered stays owed to whoever holds it; only what both deliver is counted.
+        # The server goes on at its position: a wider filter does not deliver what the old one skipped, and messages
+        # that the old one has delivered stay owed to their claims. Only messages that match both filters are counted.
         self.filter = subject
         self.owed = {each for each in self.owed if self._delivered(self.stored[each])}
 
     @rule()
     def the_ledger_is_deleted(self) -> None:
-        """Nobody knows any more what is done: what is not acknowledged is processed again."""
+        """The ledger forgets which claims are done, so unacknowledged messages are processed again."""
 
         async def delete() -> None:
             for bucket in ("claims", "receipts"):
@@ -560,7 +560,7 @@ class Handoff(RuleBasedStateMachine):
         self.life += 1
 
     def _new_life(self, *, from_sequence: int) -> None:
-        """A reset forward skips what lies below: that is what was asked for."""
+        """Begin a new life, in which the messages from a sequence on are owed. Those below are skipped on purpose."""
         self.life += 1
         self.owed = {
             sequence
@@ -568,12 +568,12 @@ class Handoff(RuleBasedStateMachine):
             if sequence >= from_sequence and self._delivered(subject)
         }
 
-    # What must hold.
+    # Invariants.
 
     @invariant()
     def the_server_owes_what_is_not_settled(self) -> None:
         async def outstanding() -> int | None:
-            """The server counts for a consumer what is published a moment after it has confirmed it."""
+            """Wait, because the server counts a new message for a consumer a moment after it has confirmed it."""
             counted = asyncio.get_running_loop().time() + 30
             while True:
                 try:
@@ -605,7 +605,7 @@ class Handoff(RuleBasedStateMachine):
             self._stack.close()
 
     def _drain(self) -> None:
-        """Whatever was left behind, a last run takes, holds and settles all of it."""
+        """A last run must be able to take, hold and settle all owed messages."""
 
         async def work() -> list[Claim]:
             done = []

@@ -1,4 +1,4 @@
-"""What the tests of the hand-off do again and again."""
+"""Steps that many tests of the hand-off share."""
 
 import asyncio
 from datetime import timedelta
@@ -17,7 +17,7 @@ CONSUMER = "work"
 
 
 async def publish(stream: Stream, count: int, size: int = 10) -> None:
-    """Each answered: of messages that come too fast, the server drops some without a word to who does not ask."""
+    """Publish with acknowledgements, because the server silently drops some of many fast messages otherwise."""
     messages = ((f"{stream.name}.{number % 3}", b"x" * size) for number in range(count))
     await asyncio.to_thread(publish_all, stream.js.settings, messages)
 
@@ -35,7 +35,7 @@ def taking(stream: Stream, run: str = "run", **changes: Any) -> Taking:
 
 
 async def take(stream: Stream, run: str = "run", wait: float = 10, **changes: Any) -> list[Claim]:
-    """What a sensor does: prepare, take, hand on."""
+    """Prepare, take and hand on, as a sensor does."""
     work = Take(stream.js, taking(stream, run, **changes))
     await work.prepare()
     claims = await work.take(wait)
@@ -52,17 +52,17 @@ async def floor(stream: Stream) -> int:
 
 
 async def reset_by_a_stranger(stream: Stream) -> None:
-    """A reset that knows nothing of the ledger: everything is delivered again.
+    """Reset the consumer without the ledger: all messages are delivered again.
 
-    Not within moments of the last acknowledgement: nats-server 2.15.1 then now and then goes on showing the counters of
-    before (docs/handoff.md, residue).
+    This waits first, because directly after an acknowledgement nats-server 2.15.1 sometimes keeps showing the previous
+    counters (docs/handoff.md, What remains).
     """
     await asyncio.sleep(0.3)
     await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": 1})
 
 
 async def ended_by_the_server(js: JetStream) -> None:
-    """Its connection is closed for good, as by a limit of the server: this one does not know the command."""
+    """Make the server close a connection for good, as it does at a limit, with an unknown command."""
     js.connection._client.write(b"WHAT\r\n")
     await js.connection.publish("flushed")
     await until(lambda: js.connection.closed)

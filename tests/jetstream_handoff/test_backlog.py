@@ -1,4 +1,4 @@
-"""What waits to be claimed, asked of a real server; and that asking leaves no trace on it."""
+"""Measuring what could be claimed on a real server, without changing anything there."""
 
 import asyncio
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger
 
 
 async def seen(stream: Stream) -> Backlog:
-    """What stands still: two measurements, as a watcher has them."""
+    """Two measurements and what stayed the same between them, as a watcher makes them."""
     return (await measure(stream.js, stream.name, CONSUMER)).steady(await measure(stream.js, stream.name, CONSUMER))
 
 
@@ -31,7 +31,7 @@ async def test_without_a_consumer_all_of_the_stream_waits(stream: Stream) -> Non
     assert await counts(stream) == (0, 0)
     await publish(stream, 3)
     assert await seen(stream) == Backlog(new=3)
-    assert (await stream.info()).state["consumer_count"] == 0  # measuring makes none
+    assert (await stream.info()).state["consumer_count"] == 0  # measuring creates no consumer
 
 
 async def test_without_a_stream_it_says_so(stream: Stream) -> None:
@@ -84,7 +84,7 @@ async def test_what_would_not_be_delivered_is_no_news(stream: Stream) -> None:
     await publish(stream, 4)
     assert await counts(stream) == (4, 0)
     await consumer.fetch(2, max_wait=10)
-    assert await counts(stream) == (0, 2)  # at max_ack_pending only what comes again is delivered
+    assert await counts(stream) == (0, 2)  # at max_ack_pending only redeliveries are delivered
     await consumer.pause(datetime.now(UTC) + timedelta(minutes=1))
     assert await counts(stream) == (0, 0)
 
@@ -116,7 +116,7 @@ def test_what_comes_again_counts_when_the_consumer_stands_still() -> None:
 
 
 async def test_what_somebody_else_acknowledged_hides_nothing(stream: Stream) -> None:
-    """Of a claim's five messages three are acknowledged: it accounts for two of those that are out."""
+    """Three of a claim's five messages are acknowledged, so two unacknowledged ones belong to it."""
     consumer = await stream.create_consumer({"durable_name": CONSUMER, "ack_policy": "explicit"})
     await publish(stream, 9)
     for message in (await consumer.fetch(9, max_wait=10))[:3]:

@@ -1,4 +1,4 @@
-"""The ledger's buckets as somebody else may have made them, on a real server."""
+"""Buckets for the ledger that another client created, on a real server."""
 
 from datetime import timedelta
 from typing import Any
@@ -48,7 +48,7 @@ async def test_a_bucket_that_could_lose_what_is_done_is_refused_before_anything_
     config = {key: value for key, value in (bucket_config(bucket, 1, timedelta(0)) | changes).items() if value}
     if field == "subjects":
         config["subjects"] = [f"$KV.else_{bucket}.>"]
-    if field == "sealed":  # only an update seals
+    if field == "sealed":  # only an update can seal a stream
         sealed = await stream.js.create_stream({key: value for key, value in config.items() if key != "sealed"})
         await sealed.update(changes)
     else:

@@ -1,4 +1,4 @@
-"""Changes of one record that wait together, on a real server: one write, each with an outcome of its own."""
+"""Changes of one record that wait together, on a real server: there is one write, and one outcome for each."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ def counted(record: Record | None, info: ConsumerInfo) -> Record:
 
 
 def slow(began: asyncio.Event) -> Change:
-    """Tells when it is applied; its write is on its way then."""
+    """A change that reports when it is applied, and so when its write begins."""
 
     def change(record: Record | None, info: ConsumerInfo) -> Record:
         began.set()
@@ -82,7 +82,7 @@ async def test_rivals_on_other_connections_overwrite_nothing(book: Ledger, rival
 async def test_a_cancelled_change_that_waits_is_not_applied(book: Ledger) -> None:
     n, _ = await n_and_revision(book)
     first = asyncio.create_task(book.change(counted))
-    await asyncio.sleep(0)  # the first reads by now
+    await asyncio.sleep(0)  # by now the first one reads the record
     waiting = [asyncio.create_task(book.change(counted)) for _ in range(5)]
     await asyncio.sleep(0)
     waiting[2].cancel()
@@ -95,14 +95,14 @@ async def test_when_the_one_at_work_is_cancelled_the_others_go_on(book: Ledger) 
     n, _ = await n_and_revision(book)
     began = asyncio.Event()
     first = asyncio.create_task(book.change(counted))
-    await asyncio.sleep(0)  # the first reads by now, all others wait together
+    await asyncio.sleep(0)  # by now the first one reads the record, and all others wait together
     at_work = asyncio.create_task(book.change(slow(began)))
     others = [asyncio.create_task(book.change(counted)) for _ in range(5)]
     await began.wait()
     at_work.cancel()
     await asyncio.gather(first, *others)
     after, _ = await n_and_revision(book)
-    # The write may have arrived: then who does not recognise its own effect, as this counter, is counted twice.
+    # The write may have arrived. Then a change that does not recognise its own effect, like this one, counts twice.
     assert after in (n + 6, n + 12)
     with pytest.raises(asyncio.CancelledError):
         await at_work

@@ -1,4 +1,4 @@
-"""The command line, run as it is run at 3 a.m.: in a process of its own, against a real server."""
+"""The command line, run in a separate process against a real server."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ MODULE = [sys.executable, "-m", "airflow_nats_jetstream"]
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settling does not wait for a claim to be a second old: the server here is not killed."""
+    """Let settling not wait until a claim is a second old, because the server here is not killed."""
     monkeypatch.setattr(settle, "BELIEVED", 0)
 
 
@@ -53,12 +53,12 @@ def server_of(stream: Stream) -> str:
 
 
 async def run(stream: Stream, *arguments: str) -> Said:
-    """In a process of its own."""
+    """Run a command in a separate process."""
     return await call(*MODULE, *arguments, "--server", server_of(stream), "--ledger", stream.js.settings.ledger)
 
 
 async def read(stream: Stream, *arguments: str) -> Any:
-    """The same function without a new interpreter, for what is asked often: the JSON that it prints."""
+    """Run a command in this process, which is faster, and return the JSON that it prints."""
     command = [*arguments, "--json", "--server", server_of(stream), "--ledger", stream.js.settings.ledger]
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert await asyncio.to_thread(main, command) == 0
@@ -96,7 +96,7 @@ async def test_open_claims_are_listed(stream: Stream) -> None:
     ("seconds", "words"),
     [
         (None, ""),
-        (-0.5, "a few seconds ago"),  # the server's clock is not ours
+        (-0.5, "a few seconds ago"),  # the server's clock may differ from ours
         (200.5, "3 minutes ago"),
         (7_300, "2 hours ago"),
         (86_401, "1 day ago"),
@@ -177,7 +177,7 @@ async def test_release_from_an_attempt(stream: Stream) -> None:
         said = await run(stream, "release", claim.id, "--yes")
         assert said.code == 0
         (again,) = await take(stream, "other", wait=2)
-        with pytest.raises((HoldLost, Superseded)):  # the attempt lives, and has lost it
+        with pytest.raises((HoldLost, Superseded)):  # the attempt is alive, but has lost the claim
             await living.settle()
     assert again.sequences == claim.sequences
     async with Hold.begin(stream.js, again, try_number=1) as dead:
@@ -272,7 +272,7 @@ async def test_airflow_has_it_as_a_command(
 
 
 async def say(stream: Stream, *arguments: str) -> Said:
-    """What a command prints for people, in this process."""
+    """Run a command in this process, and return what it prints for people."""
     command = [*arguments, "--server", server_of(stream), "--ledger", stream.js.settings.ledger]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = await asyncio.to_thread(main, command)

@@ -1,4 +1,4 @@
-"""Giving something back while being cancelled, again and again."""
+"""Releasing something while being cancelled many times."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Rejecting and replaying on a real server: copied before they are terminated, once, whoever is killed when."""
+"""Rejecting and replaying on a real server: messages are copied once and then terminated, in spite of kills."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ EVERYTHING = Selection(everything=True, unconfirmed=True)
 
 
 async def stored(stream: Stream, name: str) -> list[dict[str, Any]]:
-    """Every message of a stream, as its leader gives it."""
+    """Return all messages of a stream, read from its leader."""
     found: list[dict[str, Any]] = []
     try:
         last = (await stream.js.stream(name).info()).state["last_seq"]
@@ -50,7 +50,7 @@ async def stored(stream: Stream, name: str) -> list[dict[str, Any]]:
 
 
 async def letters(stream: Stream, name: str = "") -> list[tuple[int, str]]:
-    """Original sequence and reason of each dead letter that the server holds."""
+    """Return the original sequence and the reason of each stored dead letter."""
     found = []
     for message in await stored(stream, name or f"DEAD_{stream.name}"):
         headers = decode_headers(base64.b64decode(message["hdrs"]))
@@ -60,7 +60,7 @@ async def letters(stream: Stream, name: str = "") -> list[tuple[int, str]]:
 
 
 async def reject(stream: Stream, sequences: list[int], reason: str = "no date", **changes: Any) -> Claim:
-    """A claim, settled with some of its messages rejected."""
+    """Take a claim and settle it with some of its messages rejected."""
     (claim,) = await take(stream, **changes)
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
         await hold.reject(Sequences.of(sequences), reason)
@@ -73,7 +73,7 @@ async def replay(stream: Stream, selection: Selection) -> replays.Replayed:
 
 
 async def listed(stream: Stream, selection: Selection = EVERYTHING) -> list[tuple[int, bool]]:
-    """Original sequence, and whether the ledger confirms it, of each letter of the selection."""
+    """Return the original sequence of each selected dead letter, and whether the ledger confirms it."""
     found = replays.select(DeadLetters(stream.js, stream.name), selection)
     return [(each.letter.sequence, each.confirmed) async for each in found if each.letter]
 
@@ -86,7 +86,7 @@ async def test_what_is_rejected_is_copied_and_terminated_and_the_rest_acknowledg
         {"name": f"R{stream.name}", "subjects": [f"R{stream.name}.>"], "retention": retention, "allow_direct": True}
     )
     try:
-        await take(source, wait=0.2)  # creates the consumer, in which an interest stream is interested
+        await take(source, wait=0.2)  # creates the consumer, without which an interest stream stores nothing
         await publish(source, 1_200)
         claim = await reject(source, [7, 1_100], max_messages=1_200)
         assert await unacknowledged(source) == 0
@@ -106,7 +106,7 @@ async def test_a_letter_is_the_message_byte_by_byte(stream: Stream) -> None:
     await stream.update({"duplicate_window": timedelta(milliseconds=100), "allow_msg_ttl": True})
     data = bytes(range(256)) * 40
     headers = {"Place": ["Köln", "Bonn"], "place": "x", "Nats-Msg-Id": "same", "Nats-TTL": "1h"}
-    for _ in range(2):  # two messages with one id: in the dead letters it must not make one of them
+    for _ in range(2):  # two messages with the same id, which must become two dead letters
         publish_all(stream.js.settings, [(f"{stream.name}.a.b", data, headers)], stream=stream.name)
         await asyncio.sleep(0.5)
     await reject(stream, [1, 2])
@@ -221,7 +221,7 @@ async def test_a_copy_that_comes_late_does_not_replace_the_newer_one(
     publishing, go_on = asyncio.Event(), asyncio.Event()
 
     async def frozen(*arguments: Any) -> Any:
-        monkeypatch.undo()  # the newer attempt's are not
+        monkeypatch.undo()  # those of the newer attempt are not confirmed
         publishing.set()
         await go_on.wait()
         return await dead_letters.publish(*arguments)
@@ -292,7 +292,7 @@ async def test_replay_publishes_the_chosen_to_their_subjects(stream: Stream) -> 
     assert [each for each, _ in await listed(stream, Selection(subject="*.a"))] == [1, 3, 9]
     assert [each for each, _ in await listed(stream, Selection(sequences=Sequences.of([2, 9])))] == [2, 9]
     assert await listed(stream, Selection(consumer="nobody")) == []
-    assert len(await letters(stream)) == 5  # listing touches nothing
+    assert len(await letters(stream)) == 5  # listing changes nothing
     assert (await replay(stream, Selection(subject="*.a", reason="date"))).published == 2
     assert await letters(stream) == [(2, "no date"), (9, "no weight"), (10, "no weight")]
     before, after = (await stored(stream, stream.name))[:10], (await stored(stream, stream.name))[10:]
@@ -361,7 +361,7 @@ async def test_a_killed_server_does_not_bring_replayed_letters_back(tmp_path: Pa
 
 
 async def forge(stream: Stream, address: str = "", data: bytes | None = None, **headers: str) -> None:
-    """Publish a copy of the first dead letter, with some of its headers changed, where its address then is."""
+    """Publish a copy of the first dead letter with changed headers, under the address that matches them."""
     copy = (await stored(stream, f"DEAD_{stream.name}"))[0]
     given = decode_headers(base64.b64decode(copy["hdrs"]))
     ours = {name.removeprefix(PREFIX): value for name, (value, *_) in given.items() if name.startswith(PREFIX)}
@@ -414,7 +414,7 @@ async def test_a_forged_letter_is_not_replayed_and_hides_no_other(
 
 
 async def letters_stored(stream: Stream) -> list[dict[str, Any]]:
-    """What the dead-letter stream holds, but the notes of a replay."""
+    """Return the messages of the dead-letter stream, except the notes of a replay."""
     found = await stored(stream, f"DEAD_{stream.name}")
     return [message for message in found if b"Dead-Letter-Replayed" not in base64.b64decode(message["hdrs"])]
 
@@ -443,7 +443,7 @@ async def test_a_claim_that_the_ledger_does_not_know_confirms_nothing(stream: St
 
 
 async def test_who_may_publish_on_the_dead_letter_subjects_replaces_a_letter(stream: Stream) -> None:
-    """What SECURITY.md says of them: nothing tells a replaced letter from the original when the source lost it."""
+    """Without the source's message, a replaced dead letter cannot be told from the original (SECURITY.md)."""
     await publish(stream, 10)
     await reject(stream, [3, 4])
     await stream.purge()
@@ -464,7 +464,7 @@ async def test_who_may_publish_on_the_dead_letter_subjects_loses_a_letter(stream
 @pytest.mark.parametrize("length", [300, 2_000, 3_900])
 async def test_a_long_subject_is_rejected_and_replayed(stream: Stream, length: int) -> None:
     subject = f"{stream.name}.{'long.' * (length // 5)}end"
-    with Wire.open(stream.js.settings) as wire:  # as other clients may: ours refuse the longest one
+    with Wire.open(stream.js.settings) as wire:  # as other clients may publish: ours refuse subjects of this length
         for _ in range(2):
             wire.request(subject, b"x")
     await reject(stream, [1, 2], consumer="c" * 200)

@@ -1,4 +1,4 @@
-"""Claims in JetStream domains: a hub and a leaf node that hold the same names, and only the right side changes."""
+"""Claims in JetStream domains: hub and leaf node have the same names, and only the right side changes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -42,7 +42,7 @@ def domains(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 async def sides(domains: Domains) -> AsyncIterator[dict[str, JetStream]]:
-    """A connection to each server: what it says of its own domain. Both are filled with the same names."""
+    """A connection to each server, in that server's domain. Both have streams and consumers of the same names."""
     async with connect(domains.settings("hub")) as hub, connect(domains.settings("leaf")) as leaf:
         sides = {"hub": hub, "leaf": leaf}
         for side, js in sides.items():
@@ -53,14 +53,14 @@ async def sides(domains: Domains) -> AsyncIterator[dict[str, JetStream]]:
 
 
 async def fill(js: JetStream, side: str, count: int = 30) -> None:
-    """The stream, whose subjects are the only thing that differs, and its messages."""
+    """Create the stream, which differs only in its subjects, with its messages."""
     await js.create_stream({"name": STREAM, "subjects": [f"{side}.>"], "allow_direct": True})
     for number in range(count):
         await js.publish(f"{side}.{number}", side.encode())
 
 
 async def occupied(side: JetStream) -> None:
-    """Another pipeline at work in this domain: everything is claimed and unacknowledged, the buckets are there."""
+    """Let another pipeline work in this domain: all messages are claimed and unacknowledged, the buckets exist."""
     (claim,) = await take(side.stream(STREAM), consumer_config=LONG)
     assert claim.count == 30
 
@@ -159,7 +159,7 @@ async def test_an_account_without_the_consumer_is_refused(
 async def test_a_dead_letter_of_another_domain_is_no_dead_letter(
     domains: Domains, sides: dict[str, JetStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leaf node's own dead letters listen on the same subject, and answer; the hub's were deleted meanwhile."""
+    """The leaf node's dead-letter stream listens on the same subject and answers; the hub's was deleted meanwhile."""
     monkeypatch.setattr(dead_letters, "_ANSWERED_WITHIN", 0.3)
     monkeypatch.setattr(dead_letters, "PATIENCE", 0.3)
     await DeadLetters(sides["leaf"], STREAM).ensure()
@@ -176,7 +176,7 @@ async def test_a_dead_letter_of_another_domain_is_no_dead_letter(
 
 @pytest.fixture
 def cut(tmp_path: Path) -> Iterator[Domains]:
-    """Servers of the test's own, to be killed."""
+    """Servers for one test, which kills them."""
     servers = Domains(tmp_path)
     servers.start()
     yield servers
@@ -184,7 +184,7 @@ def cut(tmp_path: Path) -> Iterator[Domains]:
 
 
 async def drained(settings: ConnectionSettings) -> None:
-    """Sensors and tasks until the consumer has nothing more: what came again is recognised, or worked on."""
+    """Run sensors and tasks until the consumer has no messages: redelivered ones are recognised or processed."""
     async with connect(settings) as js:
         consumer = js.stream(STREAM).consumer(CONSUMER)
         while (info := await consumer.info(patience=20)).ack_pending or info.pending:
@@ -208,7 +208,7 @@ async def test_the_way_to_the_domain_is_cut_and_restored(cut: Domains, server: s
             await asyncio.sleep(seconds)
             try:
                 await hold.settle(claim.count)
-            except Superseded:  # a killed server forgot its last moments: these messages come again
+            except Superseded:  # a killed server forgets its last moments, so these messages are redelivered
                 return False
         return True
 

@@ -1,4 +1,4 @@
-"""Entering a batch: a record in, the new record and what was entered out."""
+"""Entering a batch in a record: the new record and the entered claims."""
 
 from datetime import timedelta
 from typing import Any
@@ -31,7 +31,7 @@ def info(counter: int = 100, **changes: Any) -> ConsumerInfo:
 
 
 def batch(sequences: set[int], age: float = 1.0, first: bool = False) -> Batch:
-    """Delivered last, after all that the record knows of."""
+    """A batch delivered after all messages that the record knows."""
     deliveries = {each: Delivery(each, 50 + at, 10, first) for at, each in enumerate(sorted(sequences), 1)}
     return Batch(deliveries, Moment(100.0 - age, NOW - round(age * 1e9)), 100.0 - age, ACK_WAIT)
 
@@ -47,7 +47,7 @@ def entered(record: Record | None, of: Batch, now: ConsumerInfo, room: int = 100
 
 @st.composite
 def records(draw: st.DrawFn) -> Record:
-    """Claims and what is settled, each message once; the floor is of a time when it was believed."""
+    """Records in which each message is in one claim or settled, with a floor that was true when it was believed."""
     free = draw(st.permutations(range(1, 41)))
     settled, entries = Settled(), {}
     for number in range(draw(st.integers(0, 4))):
@@ -154,4 +154,4 @@ def test_what_was_handed_on_again_is_not_withdrawn(record: Record) -> None:
     assert again.withdrawn(entered_at).open == again.open
     assert again.unheld(("dag",)).keys() == unheld.keys()
     assert record.unheld(("another",)) == {}
-    assert record.handed_on_again(("dag",), info(5)) is record  # in a new life nothing of it counts
+    assert record.handed_on_again(("dag",), info(5)) is record  # in a new life none of it counts

@@ -1,4 +1,4 @@
-"""What the hand-off tells a listener, beside what tests/airflow_nats_jetstream/test_monitoring.py sees as metrics."""
+"""The events of the hand-off. tests/airflow_nats_jetstream/test_monitoring.py tests them as metrics."""
 
 import asyncio
 from datetime import timedelta
@@ -21,7 +21,7 @@ SHORT = {"ack_wait": timedelta(seconds=2)}
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, stream: Stream) -> list[tuple[str, int, str]]:
-    """What is told of the test's stream: name, messages and claim."""
+    """The events of the test's stream: name, messages and claim."""
     heard: list[tuple[str, int, str]] = []
 
     def listener(event: Event) -> None:
@@ -73,7 +73,7 @@ async def test_a_settlement_whose_acknowledgements_got_lost(
     assert await unacknowledged(stream) == 0
     async with Reprocess.begin(stream.js, claim, try_number=2) as again:
         await again.settle()
-    assert [each for each in told if each[0] != "dropped"] == [  # which a busy machine does now and then
+    assert [each for each in told if each[0] != "dropped"] == [  # which sometimes happens on a busy machine
         ("taken", 10, claim.id),
         ("held", 10, claim.id),
         ("done", 10, claim.id),

@@ -26,7 +26,7 @@ from tests.jetstream_handoff.test_dead_letters import letters, listed
 
 
 async def work(stream: Stream, claims: list[Claim], bad: Iterable[int]) -> list[int]:
-    """What a mapped task does with each claim when it fails at every bad message; the sizes of what failed."""
+    """Process each claim like a mapped task that fails at every bad message. Returns the sizes of failed claims."""
     hopeless = Sequences.of(bad)
 
     async def one(claim: Claim) -> int:
@@ -46,7 +46,7 @@ async def test_a_bad_message_is_isolated_and_dead_lettered_and_the_rest_is_done(
     for attempt in range(4):
         claims = await take(stream, f"run {attempt}", max_failures=2)
         sizes.append(await work(stream, claims, [57]))
-        await publish(stream, 10)  # what comes later is never in its way, nor it in theirs
+        await publish(stream, 10)  # later messages and failed ones do not wait for each other
     assert sizes == [[100], [10], [1], [1]]
     assert await letters(stream) == []
     claims = await take(stream, "last", max_failures=2)

@@ -1,6 +1,6 @@
-"""What a release wrote into XCom, triggers and the ledger, a later one reads: the files in formats/ are what 0.1 wrote.
+"""A release reads what an earlier one wrote into XCom, triggers and the ledger. The files in formats/ are those of 0.1.
 
-They are never changed. A new version of a format is a new file beside the old one, and both are read.
+They are never changed. A new version of a format is a new file next to the old one, and both are read.
 """
 
 import base64
@@ -85,7 +85,7 @@ async def test_the_files_have_the_fields_that_the_server_is_given(stream: Stream
 
 
 async def value(stream: Stream, bucket: str) -> Any:
-    """What the ledger's bucket holds last."""
+    """Return the last entry of a bucket of the ledger."""
     answer = await stream.js.api(f"STREAM.MSG.GET.KV_{stream.js.settings.ledger}_{bucket}", {"last_by_subj": "$KV.>"})
     return json.loads(base64.b64decode(answer["message"]["data"]))
 

@@ -1,4 +1,4 @@
-"""Gathering a batch against a world that is computed: whatever its clocks and network do, no lease has run out."""
+"""Gathering a batch in a simulated world: no lease has ended, whatever its clocks and network do."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ Span = tuple[float, float]
 
 
 class Interrupted(Exception):
-    """As by ``HeartbeatMissed``: the driver forgets what it has and begins again."""
+    """An interruption such as ``HeartbeatMissed``: the driver forgets its messages and begins again."""
 
 
 @dataclass
 class World:
-    """Our clock, the server's, and what is on its way between them. ``now`` is ours; both begin at 0.
+    """Our clock, the server's clock, and messages in transit. ``now`` is our clock; both begin at 0.
 
     published: when, on the server's clock. lives: when the consumer begins a new one, and delivers all of them again.
     pauses:    of our machine, on our clock, which stands still meanwhile.
@@ -86,7 +86,7 @@ class World:
         self.now += self.renewing * len(batch.deliveries)
 
     def expire(self, at: float | None = None) -> None:
-        """What was not renewed in time is somebody else's. ``at``: on the server's clock, by default now."""
+        """Messages not renewed in time belong to another client. ``at``: on the server's clock, by default now."""
         now = self.server if at is None else at
         self.lapsed |= {message for message, since in self.leases.items() if now > since + self.ack_wait}
 
@@ -162,7 +162,7 @@ class Pull:
 
 
 def gather(world: World, window: GatherWindow) -> Iterator[str]:
-    """What :mod:`jetstream_handoff.take` does with a window; each step by its name."""
+    """Does with a window what :mod:`jetstream_handoff.take` does, with one method for each step."""
     while window.wait(world.now):
         yield "look"
         at, life = world.info(), world.life()
@@ -241,14 +241,14 @@ def test_no_lease_of_what_is_handed_over_has_run_out(
     batch = window.batch
     answered = world.server
     at = world.info()
-    world.expire(answered)  # a machine that stands still later loses the compare-and-set to whoever took them
+    world.expire(answered)  # a machine that stands still later loses the compare-and-set to the client that took them
     try:
         batch.check(at)
     except LeaseOver:
         event("dropped before it is entered")
         return
     event("handed over")
-    if world.life() == window._life[1]:  # type: ignore[index] # else entering finds it
+    if world.life() == window._life[1]:  # type: ignore[index] # otherwise it is noticed when the batch is entered
         assert not world.lapsed & batch.deliveries.keys()
         assert all(world.delivered_in[message] >= world.life() for message in batch.deliveries)
 

@@ -1,4 +1,4 @@
-"""A claim that synchronous code holds, without any orchestrator, on a real server."""
+"""A claim that synchronous code holds without an orchestrator, on a real server."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, floor, publish, ta
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settling comes without the wait that only a server that is killed needs."""
+    """Let settling not wait until a claim is a second old, because the server here is not killed."""
     monkeypatch.setattr(settle, "BELIEVED", 0)
 
 

@@ -1,4 +1,4 @@
-"""The state machine for a short while, the same each time. ``make machine`` runs it longer, with a seed to choose."""
+"""Run the state machine for a short time, always in the same way. ``make machine`` runs it longer, with a seed."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_the_state_machine(tmp_path: Path) -> None:
                 deadline=None,
                 derandomize=not LONG,
                 database=None,
-                phases=[Phase.generate],  # a shorter failure would be another one: server and clock are real
+                phases=[Phase.generate],  # no shrinking: with a real server, a shorter failure would be another one
                 suppress_health_check=list(HealthCheck),
             ),
         )

@@ -1,6 +1,6 @@
 """Least privilege, as docs/reference/permissions.conf ships it: each user can do its work and nothing else.
 
-And what stands between a forged claim and messages that are not the processor's.
+Also, a forged claim does not give a processor access to other messages.
 """
 
 import asyncio
@@ -48,8 +48,8 @@ from tests.jetstream_handoff.access import API_PREFIX, ROLES, SHARED, SHIPPED, A
 FOREIGN = (("FLIGHTS", "audit"), ("OTHER", "delays"))
 RECORD = "$KV.airflow_claims.IZGESR2IKRJQ.MRSWYYLZOM"
 
-# What each may do is what its work does, below. Everything here is somebody else's business, or nobody's; the roles
-# that may are named.
+# What each role needs is tested by its work below. These are requests that most roles must not make. The roles
+# that may make them are named.
 ACTS: dict[str, tuple[str, ...]] = {
     "flights.ua": ("publisher",),
     "elsewhere": (),
@@ -173,7 +173,7 @@ async def test_each_user_can_do_its_work(access: Access) -> None:
     )
     assert sum(map(len, batches)) == claim.count == 50
     async with connect(access.settings("processor")) as js, Hold.begin(js, claim, try_number=1) as hold:
-        await asyncio.sleep(1.5)  # longer than ack_wait: it is kept by heartbeats
+        await asyncio.sleep(1.5)  # longer than ack_wait: heartbeats keep it
         await hold.reject(Sequences.of([7]), "no date")
         await hold.settle("done")
     async with connect(access.settings("processor")) as js:
@@ -186,7 +186,7 @@ async def test_each_user_can_do_its_work(access: Access) -> None:
         assert (info.ack_pending, info.floor) == (0, 50)
         assert (await js.stream("DEAD_FLIGHTS").info()).state["messages"] == 1
         await js.api("CONSUMER.RESET.FLIGHTS.delays", {"seq": 1})
-    async with connect(access.settings("sensor")) as js:  # forgets what it had seen settled, which has its receipt
+    async with connect(access.settings("sensor")) as js:  # the record forgets the settled claim, which has its receipt
         (again,) = await take(js)
     assert again.sequences == claim.sequences
     async with connect(access.settings("processor")) as js:
@@ -210,11 +210,11 @@ async def test_nobody_can_do_anything_else(access: Access) -> None:
                     wire.receive(2)
 
     def try_allowed(role: str) -> None:
-        """The table is about something: the server accepts what is permitted."""
+        """The requests of the table are valid: the server accepts those that are permitted."""
         with Wire.open(access.settings(role)) as wire:
             for subject in [subject for subject, allowed in ACTS.items() if role in allowed]:
                 wire.send(encode_publish(subject, "", b"{}"))
-                wire.api("STREAM.INFO.FLIGHTS")  # its answer comes behind a refusal
+                wire.api("STREAM.INFO.FLIGHTS")  # its answer arrives after a refusal
 
     for role in ROLES:
         await asyncio.to_thread(try_each, role)
@@ -228,7 +228,7 @@ REQUESTS = {
     "processor": READS,
     "publisher": [("STREAM.INFO.FLIGHTS", b""), ("flights.ua", b"+ACK"), ("flights.ua", b"")],
 }
-"""What these users may send to JetStream, below the prefix of their API; the message with sequence 1 is empty."""
+"""The requests that these users may send, without the prefix of their API. Message 1 is empty."""
 TARGETS = {
     "delete": "$JS.API.STREAM.DELETE.OTHER",
     "purge": "$JS.API.STREAM.PURGE.OTHER",
@@ -237,10 +237,10 @@ TARGETS = {
     "dead letter": "dead.FLIGHTS.delays.1.1.flights.ua",
     "acknowledge": "$JS.ACK.FLIGHTS.audit.1.1.1.0.0",
 }
-"""What none of them may do, as the subject on which the answer to a request is to be published."""
+"""Subjects that none of them may publish to, to be named as the reply subject of a request."""
 WRITES = {"record", "receipt", "dead letter"}
 ESCAPES = {"reader": WRITES | {"delete", "purge"}, "processor": WRITES | {"delete", "purge"}, "publisher": WRITES}
-"""What they do in the account of the streams, whatever permissions they have there."""
+"""The targets that these users reach if they are in the account of the streams, whatever their permissions."""
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ ESCAPES = {"reader": WRITES | {"delete", "purge"}, "processor": WRITES | {"delet
 async def test_who_is_outside_the_streams_account_cannot_escape_through_answers(
     tmp_path: Path, config: str, inside: tuple[str, ...]
 ) -> None:
-    """nats-server publishes an answer on the reply subject that the request names, with its own rights."""
+    """nats-server publishes an answer on the reply subject of the request with its own rights, not the user's."""
     access = Access(tmp_path, config)
     access.server.start()
     try:
@@ -266,7 +266,7 @@ async def test_who_is_outside_the_streams_account_cannot_escape_through_answers(
                     if what in expected:
                         await until(partial(changed, js, before))
                     else:
-                        await asyncio.sleep(0.1)  # longer than it takes where it works
+                        await asyncio.sleep(0.1)  # longer than it takes if it is permitted
                         assert await others(js) == before, f"{role}: {what}"
                     with suppress(StreamNameInUse):
                         await js.create_stream({"name": "OTHER", "subjects": ["other"], "allow_direct": True})
@@ -276,7 +276,7 @@ async def test_who_is_outside_the_streams_account_cannot_escape_through_answers(
 
 
 def redirect(settings: ConnectionSettings, requests: list[tuple[str, bytes]], target: str) -> None:
-    """Have the answers published on ``target``: named plainly, behind each prefix that could be taken off, by a header
+    """Let the server publish answers on ``target``: named directly, with each prefix that could be removed, by a header
     that asks for a trace there, and by one that schedules a message for there."""
     prefix = settings.prefix
     inbox = f"{settings.inbox_prefix}.x"
@@ -295,7 +295,7 @@ def redirect(settings: ConnectionSettings, requests: list[tuple[str, bytes]], ta
 
 
 async def others(js: JetStream) -> dict[str, Any]:
-    """What the server holds for others: every stream but FLIGHTS, to which a publisher may publish, and a consumer."""
+    """The state of things that belong to others: all streams but FLIGHTS, which a publisher may change."""
     names = [name for name in (await js.api("STREAM.NAMES"))["streams"] if name != "FLIGHTS"]
     states = {name: (await js.stream(name).info()).state for name in names}
     audit = await js.stream("FLIGHTS").consumer("audit").info()
@@ -382,7 +382,7 @@ async def test_a_sensor_that_may_not_pull_is_told_so(access: Access) -> None:
 
 
 async def test_denied_acknowledgements_are_named_at_once(access: Access, caplog: pytest.LogCaptureFixture) -> None:
-    """Withdrawn while the work runs: the ledger has the decision, the log has the subject, nobody waits for 30 s."""
+    """A permission is withdrawn during the work: the claim is settled, the subject logged, and nothing waits 30 s."""
     await set_up(access)
     await asyncio.to_thread(publish, access, "publisher", "flights.ua", 2_500)
     async with connect(access.settings("sensor")) as js:
@@ -409,7 +409,7 @@ async def test_denied_acknowledgements_are_named_at_once(access: Access, caplog:
 
 
 FORGED: dict[str, tuple[dict[str, Any], type[Exception], type[Exception]]] = {
-    # what is changed in a good claim: the error with the shipped permissions, and for a user who may do everything
+    # changes of a valid claim: the error with the shipped permissions, and that of a user who may do everything
     "stream": (
         {"stream": "OTHER", "ack_prefix": "$JS.ACK.OTHER.delays"},
         PermissionDenied,
@@ -451,7 +451,7 @@ async def test_a_forged_claim_moves_nothing(access: Access, monkeypatch: pytest.
                         async with Hold.begin(acting, await forged(js, good, changes), try_number=1):
                             pytest.fail(f"held with another {what}")
         assert await state(js) == before
-        async with Hold.begin(js, good, try_number=1) as hold:  # the good one is still good
+        async with Hold.begin(js, good, try_number=1) as hold:  # the valid claim is still valid
             await asyncio.sleep(1)
             await hold.settle()
         assert (await js.stream("FLIGHTS").consumer("delays").info()).ack_pending == 5
@@ -459,7 +459,7 @@ async def test_a_forged_claim_moves_nothing(access: Access, monkeypatch: pytest.
 
 
 async def forged(js: JetStream, good: Claim, changes: dict[str, Any]) -> Claim:
-    """Made by somebody who knows when the other stream and consumer were created."""
+    """A claim forged by someone who knows when the other stream and consumer were created."""
     value = good.to_json()
     names = (changes.get("stream", good.stream), changes.get("consumer", good.consumer))
     if names in FOREIGN:
@@ -469,7 +469,7 @@ async def forged(js: JetStream, good: Claim, changes: dict[str, Any]) -> Claim:
 
 
 async def state(js: JetStream) -> list[Any]:
-    """What the server holds for others: their consumers, and every record of the ledger."""
+    """The state of things that belong to others: their consumers, and all records of the ledger."""
     infos = [await js.stream(stream).consumer(name).info() for stream, name in FOREIGN]
     streams = [(await js.stream(name).info()).state["messages"] for name in ("FLIGHTS", "OTHER")]
     return [*[(info.ack_pending, info.floor) for info in infos], streams]
@@ -497,7 +497,7 @@ async def test_a_reader_with_a_forged_claim_reads_nothing_else(access: Access) -
 
 
 async def test_one_record_cannot_erase_the_others(access: Access) -> None:
-    """A publish may say that it replaces all of a bucket (``Nats-Rollup: all``): the ledger's buckets refuse it."""
+    """The ledger's buckets refuse a message that would replace all others in a bucket (``Nats-Rollup: all``)."""
     await set_up(access)
     async with connect(access.settings("admin")) as js:
         await js.publish("$KV.airflow_claims.OTHER.X", b"{}")

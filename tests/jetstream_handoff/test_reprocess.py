@@ -21,14 +21,14 @@ from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Second reads and settling come without the waits that only a server that is killed needs."""
+    """Shorten the waits of second reads and of settling, because the server here is not killed."""
     monkeypatch.setattr(settle, "BELIEVED", 0)
     for module in (hold, ledger):
         monkeypatch.setattr(module, "SECOND_READ", 0.1)
 
 
 async def settled(stream: Stream, value: Any = "first") -> tuple[Claim, Receipt]:
-    """A claim of ten messages, and the receipt of the attempt that settled it."""
+    """Settle a claim of ten messages. Returns it with the receipt of the attempt that settled it."""
     await publish(stream, 10)
     (claim,) = await take(stream)
     async with Hold.begin(stream.js, claim, try_number=1) as first:
@@ -118,7 +118,7 @@ async def test_a_reset_does_not_bring_the_older_attempt_back(stream: Stream) -> 
     async with Reprocess.begin(stream.js, claim, try_number=2) as attempt:
         await attempt.settle("second")
     await reset_by_a_stranger(stream)
-    await take(stream, "other")  # a new life: the record forgets its done entry and writes what it knew of it
+    await take(stream, "other")  # a new life: the record forgets its done entry and writes the receipt
     record, _ = await Ledger(stream.js, stream.name, CONSUMER).read()
     assert record
     assert (record.n, record.done) == (1, {})

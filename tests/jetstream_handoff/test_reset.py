@@ -1,4 +1,4 @@
-"""Our own reset, attacked on a real server: what it promises is delivered again is processed again, all of it."""
+"""Our reset, attacked on a real server: all messages that it promises to deliver again are processed again."""
 
 import asyncio
 from contextlib import suppress
@@ -26,7 +26,7 @@ from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, floor, publish, re
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reset and second reads wait for less: the server here neither freezes nor dies."""
+    """Shorten the waits of resets and second reads, because the server here neither freezes nor dies."""
     monkeypatch.setattr(reset, "QUIET", 0.3)
     monkeypatch.setattr(settle, "BELIEVED", 0)
     for module in (hold, ledger):
@@ -38,7 +38,7 @@ def book(stream: Stream) -> Ledger:
 
 
 async def taken(stream: Stream, run: str = "run", count: int = 1_000, wait: float = 3) -> list[Claim]:
-    config = {"ack_wait": 3 * ACK_WAIT, "max_ack_pending": 4_000}  # whatever else the machine does: which ones matters
+    config = {"ack_wait": 3 * ACK_WAIT, "max_ack_pending": 4_000}  # exact even on a busy machine
     return await take(stream, run, wait=wait, max_messages=count, consumer_config=config)
 
 
@@ -51,7 +51,7 @@ async def work(stream: Stream, run: str, count: int = 10) -> Claim:
 
 
 async def everything(stream: Stream) -> Sequences:
-    """What a sensor gets now, all of it."""
+    """Take and settle all messages that a sensor gets now."""
     found = Sequences()
     while claims := await taken(stream, f"everything after {found}", wait=0.4):
         for claim in claims:
@@ -128,7 +128,7 @@ async def test_what_the_consumer_rules_out(stream: Stream, config: dict[str, Any
     before = await state(stream)
     with pytest.raises(InvalidValue, match=says):
         await reset.reset(book(stream), sequence)
-    with pytest.raises(ApiError):  # so the server says, too
+    with pytest.raises(ApiError):  # as the server says
         await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": sequence})
     assert await state(stream) == before
 
@@ -144,7 +144,7 @@ async def test_without_consumer_or_ledger_nothing_is_reset(stream: Stream) -> No
 
 
 async def done_and_not_acknowledged(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Claim:
-    """A claim whose attempt died between the record and the acknowledgements."""
+    """Settle a claim whose attempt dies between the record and the acknowledgements."""
     (claim,) = await taken(stream, "dies", 10)
 
     async def die(*arguments: Any) -> Sequences:
@@ -166,7 +166,7 @@ async def test_a_settlement_between_done_and_acknowledged(stream: Stream, monkey
     assert record
     late = answers.Delivered.of(record, claim.sequences, claim.consumer_sequence)
     made = await reset.reset(book(stream))
-    assert (made.sequence, made.forgotten) == (11, claim.sequences)  # acknowledged before: it is done
+    assert (made.sequence, made.forgotten) == (11, claim.sequences)  # acknowledged before, because it is done
     made = await reset.reset(book(stream), 1)
     assert made.sequence == 1
     (again,) = await taken(stream, "again")
@@ -195,7 +195,7 @@ async def test_acknowledgements_on_their_way_arrive_before_the_reset(
     confirm = answers._Confirmer.confirm
 
     async def slowly(self: Any, *arguments: Any) -> Sequences:
-        if not tested.is_set():  # the first: the attempt's own, after its test
+        if not tested.is_set():  # the first call: the attempt's own, after its test
             tested.set()
             await asyncio.sleep(0.2)
         return await confirm(self, *arguments)
@@ -269,14 +269,14 @@ async def test_killed_between_two_steps(stream: Stream, monkeypatch: pytest.Monk
         async with Hold.begin(stream.js, held, try_number=1) as attempt:
             await attempt.settle()
         assert await everything(stream) == Sequences.from_ranges([(21, 30)])
-    else:  # in doubt, processed again: its lease ends
+    else:  # in doubt it is processed again, when its lease ends
         with pytest.raises(Superseded):
             async with Hold.begin(stream.js, held, try_number=1):
                 pass
         await answers.negative(book(stream), held.sequences)
         assert await everything(stream) == Sequences.from_ranges([(11, 30)])
     monkeypatch.setattr(reset, "QUIET", 0.1)
-    monkeypatch.setattr(reset, "UNDER_WAY", 0.5)  # the killed one is older by now
+    monkeypatch.setattr(reset, "UNDER_WAY", 0.5)  # by now the killed reset is older than this
     made = await reset.reset(book(stream), 1)
     assert made.sequence == 1
     assert await everything(stream) == Sequences.from_ranges([(1, 30)])
@@ -302,7 +302,7 @@ def kill(patch: pytest.MonkeyPatch, step: str) -> None:
 
 
 async def test_of_two_at_once_the_later_is_refused(stream: Stream) -> None:
-    """Otherwise a reset to 20, allowed before the one to 1, would skip what that brought back."""
+    """Otherwise a reset to 20, checked before the one to 1, would skip messages that were made available again."""
     await publish(stream, 30)
     await work(stream, "done", 30)
     first = asyncio.create_task(reset.reset(book(stream), 1))
@@ -314,7 +314,7 @@ async def test_of_two_at_once_the_later_is_refused(stream: Stream) -> None:
 
 
 async def test_resets_and_work_at_once(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reset holds what it promises, whatever goes on: everything past it is settled by somebody after it."""
+    """Each reset keeps its promise under load: all messages past it are settled after it."""
     monkeypatch.setattr(settle, "BELIEVED", 10**9)
     await publish(stream, 400)
     await taken(stream, "creates the consumer", 5)
@@ -333,7 +333,7 @@ async def test_resets_and_work_at_once(stream: Stream, monkeypatch: pytest.Monke
 
     async def resets(wait: float) -> None:
         await asyncio.sleep(wait)
-        with suppress(ResetRefused):  # while the other one is under way
+        with suppress(ResetRefused):  # while the other reset is in progress
             answer = await reset.reset(book(stream), 1, patience=10)
             made.append((answer.sequence, time_nanoseconds((await stream.info()).now)))
 
@@ -369,7 +369,7 @@ async def test_it_counts_as_refused_while_claims_go_on_being_settled(
 
 
 async def state(stream: Stream) -> Any:
-    """What a reset would change: the record's revision, and the consumer's counters."""
+    """Return what a reset would change: the record's revision, and the consumer's counters."""
     info = await stream.consumer(CONSUMER).info()
     return (await book(stream).read())[1], info.counter, info.floor, info.ack_pending
 

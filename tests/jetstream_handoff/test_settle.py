@@ -1,4 +1,4 @@
-"""Holding and settling on a real server: one decision, made once, by the newest attempt."""
+"""Holding and settling on a real server: the newest attempt decides, once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -77,7 +77,7 @@ async def test_a_decision_whose_answer_got_lost_is_its_own_when_a_take_has_been_
         record, info = (await book.read())[0], await book.consumer.info()
         assert record
         await book.write_receipt(book.done_receipt(claim.id, record.done[claim.id]))
-        await write(book, subject, record.tidied(info).to_json(), revision)  # as a take elsewhere
+        await write(book, subject, record.tidied(info).to_json(), revision)  # as another take does
         raise RequestTimeout("the answer got lost")
 
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
@@ -113,16 +113,16 @@ async def test_settling_in_the_middle_of_a_heartbeat(
 
     monkeypatch.setattr(answers, "in_progress", beat)
     await publish(stream, 5_000)
-    slow = {"ack_wait": timedelta(seconds=5)}  # a busy machine takes a second for so many
+    slow = {"ack_wait": timedelta(seconds=5)}  # a busy machine needs a second for this many
     (claim,) = await take(stream, max_messages=5_000, consumer_config=slow)
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
-        beating.clear()  # the first one, before the work
+        beating.clear()  # the first renewal, before the work
         await beating.wait()
         await asyncio.sleep(later)
         assert beating.is_set()
         await asyncio.wait_for(hold.settle(), 20)
 
-    async def counted() -> bool:  # by a busy server a while after it has confirmed them
+    async def counted() -> bool:  # a busy server counts them some time after it has confirmed them
         info = await stream.consumer(CONSUMER).info()
         return (info.ack_pending, info.pending, info.floor) == (0, 0, 5_000)
 
@@ -141,7 +141,7 @@ async def test_a_newer_attempt_fences_the_older_one(stream: Stream) -> None:
             with pytest.raises(HoldLost):
                 await old.settle("old")
             await old.release()
-            assert not new.lost  # the old one's release did nothing
+            assert not new.lost  # the release by the old attempt did nothing
             await new.settle("new")
     (receipt,) = await Ledger(stream.js, stream.name, CONSUMER).committed()
     assert (receipt.token, receipt.value) == (new.token, "new")
@@ -209,7 +209,7 @@ async def test_a_value_that_cannot_be_recorded_settles_nothing(stream: Stream) -
 
 async def test_a_reset_while_working_refuses_the_settlement(stream: Stream) -> None:
     await publish(stream, 10)
-    seldom = {"ack_wait": timedelta(seconds=10)}  # with five heartbeats a second no moment is quiet enough for a reset
+    seldom = {"ack_wait": timedelta(seconds=10)}  # five heartbeats per second would leave no quiet moment for the reset
     (claim,) = await take(stream, consumer_config=seldom)
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
         await reset_by_a_stranger(stream)
@@ -310,7 +310,7 @@ async def test_deliveries_that_a_killed_server_forgot_are_processed_again(server
     async with Hold.begin(killed.js, claim, try_number=1) as hold:
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.start)
-        with suppress(Superseded):  # it depends on the moment whether the server forgot
+        with suppress(Superseded):  # whether the server forgets this depends on the moment of the kill
             await hold.settle()
     settled = Sequences()
     for attempt in range(5):
@@ -334,7 +334,7 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 
 @pytest.fixture
 async def killed(server: NatsServer) -> AsyncIterator[Stream]:
-    """A stream of 3,000 messages on a server of its own."""
+    """A stream of 3,000 messages on a separate server."""
     async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
         stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
         await publish(stream, 3_000)
@@ -391,7 +391,7 @@ async def test_whatever_waits_for_days_ends_with_its_connection(
         waiting = asyncio.create_task(waits.pop(doing))
         for each in waits.values():
             each.close()
-        await asyncio.sleep(0.5)  # any moment of it will do
+        await asyncio.sleep(0.5)  # at any moment of it
         await ended_by_the_server(js)
         async with asyncio.timeout(SOON):
             with pytest.raises((ConnectionEnded, LedgerUnavailable), match="unknown protocol operation"):
@@ -417,7 +417,7 @@ async def test_a_claim_that_is_done_does_not_fail_for_want_of_its_receipt(stream
     async with Hold.begin(stream.js, third, try_number=1) as hold:
         await hold.settle()
     await publish(stream, 1)
-    await take(stream, "next")  # which forgets what is done, and writes the receipts that are missing
+    await take(stream, "next")  # which removes the done entries from the record, and writes the missing receipts
     ledger = Ledger(stream.js, stream.name, CONSUMER)
     receipt = await ledger.receipt(first.id)
     assert receipt is not None
@@ -457,7 +457,7 @@ async def test_a_clock_that_was_set_back_delays_settling_by_a_second_at_most(str
 
 
 def entered_in_two_hours(record: Record | None, claim_id: str) -> Record:
-    """As the server's clock was when the claim was entered."""
+    """Set the server's clock back to when the claim was entered."""
     assert record
     later = (datetime.now(UTC) + timedelta(hours=2)).isoformat()
     return replace(record, open={claim_id: replace(record.open[claim_id], at=later)})

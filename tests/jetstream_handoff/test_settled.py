@@ -1,4 +1,4 @@
-"""What is settled above the floor: as a mapping from message to counter would have it, and small."""
+"""The settled messages above the floor: equal to a mapping from message to counter, but compact."""
 
 import json
 
@@ -14,7 +14,7 @@ claims = st.lists(st.tuples(st.sets(st.integers(1, 60), min_size=1), st.integers
 
 
 def made(of: Claims) -> tuple[Settled, dict[int, int]]:
-    """And the mapping that it must agree with: what was settled once stays as it was."""
+    """Sets with the mapping that they must equal, in which the first counter of a message stays."""
     settled, model = Settled(), dict[int, int]()
     for messages, counter in of:
         settled = settled.add(Sequences.of(messages), counter)

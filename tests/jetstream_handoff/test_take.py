@@ -1,4 +1,4 @@
-"""Taking on a real server: what is leased, entered, recognised and given back."""
+"""Taking on a real server: leases, entries, recognised messages, and negative acknowledgements."""
 
 import asyncio
 import json
@@ -46,11 +46,11 @@ from tests.jetstream_handoff.steps import (
 )
 
 SHORT = {"ack_wait": timedelta(seconds=3)}
-LONG = {"ack_wait": timedelta(seconds=30)}  # a batch older than three quarters of it is dropped
+LONG = {"ack_wait": timedelta(seconds=30)}  # a batch that is older than three quarters of this is dropped
 
 
 async def settle_without_acknowledging(stream: Stream, claim_id: str) -> None:
-    """What a worker leaves that dies right after the ledger's decision."""
+    """Settle a claim like a worker that dies right after the ledger's decision."""
 
     def done(record: Record | None, info: object) -> Record | None:
         assert record
@@ -63,7 +63,7 @@ async def settle_without_acknowledging(stream: Stream, claim_id: str) -> None:
 
 
 async def leave_to_receipts(stream: Stream) -> None:
-    """What the next take makes of claims that are done."""
+    """Return what the next take does with claims that are done."""
     book = Ledger(stream.js, stream.name, CONSUMER)
     record, _ = await book.change(lambda record, info: record.tidied(info) if record else None)
     assert record
@@ -133,7 +133,7 @@ async def test_nothing_there_writes_nothing(stream: Stream) -> None:
 
 
 async def said(stream: Stream, caplog: pytest.LogCaptureFixture, run: str = "waits", **changes: Any) -> str:
-    """What a sensor that waits says first."""
+    """Return the first sentence that a waiting sensor logs."""
     caplog.set_level(logging.INFO)
     caplog.clear()
     waiting = asyncio.create_task(take(stream, run, wait=60, **{"consumer_config": LONG, **changes}))
@@ -276,7 +276,7 @@ async def test_a_trigger_started_again_hands_on_its_own_claims(stream: Stream) -
     await publish(stream, 10)
     work = Take(stream.js, taking(stream, messages_per_claim=5))
     await work.prepare()
-    claims = await work.take(3)  # and dies here: no handed_on, no put_back
+    claims = await work.take(3)  # this take dies here: it calls neither handed_on nor put_back
     again = await take(stream, messages_per_claim=5)
     assert [replace(each, taken_at="") for each in again] == [replace(each, taken_at="") for each in claims]
     assert await take(stream, "another run", wait=0.5) == []
@@ -285,13 +285,13 @@ async def test_a_trigger_started_again_hands_on_its_own_claims(stream: Stream) -
 async def test_what_an_earlier_try_took_is_handed_on_under_a_new_lease(stream: Stream) -> None:
     await publish(stream, 10)
     lease = timedelta(seconds=4)
-    (claim,) = await take(stream, hand_off_timeout=lease)  # and Airflow fails the sensor
+    (claim,) = await take(stream, hand_off_timeout=lease)  # then Airflow fails the sensor
     await asyncio.sleep(3)
     (again,) = await take(stream, hand_off_timeout=lease)
     assert again.id == claim.id
     assert await take(stream, "other", wait=2.5) == [], "its first lease has ended"
     async with Hold.begin(stream.js, again, try_number=1) as hold:
-        assert await take(stream, wait=0.5) == [], "what a task holds is nobody else's"
+        assert await take(stream, wait=0.5) == [], "a claim that a task holds was handed on"
         await hold.settle()
     assert await floor(stream) == 10
 
@@ -303,7 +303,7 @@ async def test_a_try_that_dies_late_does_not_withdraw_what_the_next_one_handed_o
     (claim,) = await older.take(3)
     (handed_on,) = await take(stream)
     await older.put_back()
-    assert await take(stream, "other", wait=0.7) == [], "its messages were given back"
+    assert await take(stream, "other", wait=0.7) == [], "the older try negatively acknowledged its messages"
     async with Hold.begin(stream.js, handed_on, try_number=1) as hold:
         await hold.settle()
     assert handed_on.id == claim.id
@@ -316,7 +316,7 @@ async def test_a_try_that_found_claims_does_not_withdraw_what_the_older_one_hand
     newer = Take(stream.js, taking(stream))
     await newer.prepare()
     assert [each.id for each in await newer.take(3)] == [claim.id]
-    await newer.put_back()  # cancelled, because the older one's event was first
+    await newer.put_back()  # cancelled, because the event of the older one came first
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
         await hold.settle()
     assert await floor(stream) == 10
@@ -391,7 +391,7 @@ async def test_either_shows_a_reset_that_no_counter_shows(stream: Stream, fetche
         await settle_without_acknowledging(stream, claim.id)
     await leave_to_receipts(stream)
     await reset_by_a_stranger(stream)
-    for _ in range(2):  # whoever had them died
+    for _ in range(2):  # the client that had them died
         for message in await stream.consumer(CONSUMER).fetch(fetched, max_wait=2):
             await message.nak()
         await asyncio.sleep(0.2)
@@ -400,7 +400,7 @@ async def test_either_shows_a_reset_that_no_counter_shows(stream: Stream, fetche
     assert record
     spans = record.settled.spans
     assert [counter for _, _, counter in spans] == [2, 4, 6, 8, 10]
-    # As if the claims had come so much later in the consumer's life, and its counters said nothing of the reset:
+    # As if the claims had been taken much later in the consumer's life, so that its counters do not show the reset:
     settled = Settled(tuple((first, last, later + counter) for first, last, counter in spans))
     await book.change(lambda old, info: replace(old, counter=0, settled=settled) if old else None)  # noqa: ARG005
     (again,) = await take(stream, "after", max_messages=10)
@@ -563,7 +563,7 @@ async def test_a_backlog_that_cannot_be_leased_at_once_is_taken_in_parts(stream:
     short, taken = {"ack_wait": timedelta(seconds=2)}, 0
     for number in range(100):
         claims = await take(stream, f"run {number}", max_messages=100_000, wait=100, consumer_config=short)
-        assert claims  # not all dropped again and again, because their leases cannot be renewed in time
+        assert claims  # otherwise all would be dropped again and again, because their leases cannot be renewed in time
         taken += sum(claim.count for claim in claims)
         if taken == 100_000:
             break
@@ -573,7 +573,7 @@ async def test_a_backlog_that_cannot_be_leased_at_once_is_taken_in_parts(stream:
 async def test_after_two_batches_that_were_not_kept_leased_a_smaller_one_is_pulled(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a machine that needs half a millisecond for each message."""
+    """The simulated machine needs half a millisecond for each message."""
     report = Take._report
 
     def slow(*arguments: Any, **stopped: Any) -> None:
@@ -652,7 +652,7 @@ async def _settled_by_somebody_else(stream: Stream, count: int) -> None:
 
 
 async def _undisturbed(stream: Stream, held: Hold, count: int) -> None:
-    """Nobody took somebody else's redelivered messages for the next life of the consumer."""
+    """Check that redelivered messages of another claim were not mistaken for the next life of the consumer."""
     assert not await held._why_lost()
     book = Ledger(stream.js, stream.name, CONSUMER)
     record, _ = await book.read()
@@ -670,7 +670,7 @@ async def test_a_batch_of_a_machine_that_was_paused_is_dropped(stream: Stream) -
         loop = asyncio.get_running_loop()
         await work._gather(loop.time() + 10)
         paused = loop.time()
-        work._clock = lambda: paused  # our clock stands still, the server's leases end
+        work._clock = lambda: paused  # our clock stands still, but the leases on the server end
         await _settled_by_somebody_else(stream, 10)
         assert await work._enter() == []
         await _undisturbed(stream, held, 10)

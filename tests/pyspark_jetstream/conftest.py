@@ -1,4 +1,4 @@
-"""One Spark session for the run, and a stream of its own for each test."""
+"""One Spark session for the run, and a separate stream for each test."""
 
 import secrets
 from collections.abc import AsyncIterator, Iterator
@@ -20,7 +20,7 @@ from tests.jetstream_client.world import COMBINATIONS
 
 @pytest.fixture(scope="session")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectionSettings]:
-    """How to reach a server that asks for credentials, over TLS."""
+    """Connections to servers that require credentials, with TLS."""
     folder = tmp_path_factory.mktemp("secure")
     authority, operator = Authority(folder), Operator()
     server = NatsServer(folder / "server", operator.config + authority.config())
@@ -35,18 +35,18 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectionSetti
 
 @pytest.fixture(scope="session")
 def access(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the connections that :func:`access_name` names: each is a file there that a test has to write."""
+    """The folder of the connections that :func:`access_name` names. Each is a file that a test has to write."""
     return tmp_path_factory.mktemp("access")
 
 
 def access_name(kind: str, mode: str) -> str:
-    """The connection for a way to authenticate and a mode of TLS."""
+    """The name of the connection for a way to authenticate and a mode of TLS."""
     return f"access_{kind}_{mode}".replace(" ", "_")
 
 
 @pytest.fixture(scope="session")
 def spark(nats_server: NatsServer, secure: ConnectionSettings, access: Path) -> Iterator[SparkSession]:
-    # What the hook writes for an Airflow connection with this server: a session has to be started with just that.
+    # The variable that the hook writes for an Airflow connection. The session must be started with exactly this value.
     settings = ConnectionSettings(servers=nats_server.url, credential_folders=CREDENTIAL_FOLDERS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JETSTREAM_SECRET_NATS_TESTS", settings.to_json())
@@ -62,7 +62,7 @@ def spark(nats_server: NatsServer, secure: ConnectionSettings, access: Path) -> 
         yield session
         session.stop()
         assert gateway is not None
-        gateway.shutdown()  # or its sockets are left to the garbage collector, which warns
+        gateway.shutdown()  # otherwise the garbage collector finds its sockets, and warns
 
 
 @pytest.fixture
@@ -76,5 +76,5 @@ async def stream(settings: ConnectionSettings) -> AsyncIterator[Stream]:
         name = f"S{secrets.token_hex(4)}"
         stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
         yield stream
-        await stream.info(patience=60)  # Spark's jobs block the loop: the connection may have been lost meanwhile
+        await stream.info(patience=60)  # Spark's jobs block the loop, so the connection may have been lost meanwhile
         await stream.delete()

@@ -1,4 +1,4 @@
-"""Streaming queries that run to their end."""
+"""Running streaming queries until their end."""
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
@@ -6,10 +6,10 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 def run_to_the_end(writer: DataStreamWriter, path: str | None = None) -> StreamingQuery:
-    """Process everything that is available now.
+    """Process all messages that are available now.
 
     Spark gives the Python worker that plans a query ten seconds to start (``PythonWorkerFactory``), and no setting
-    changes that. On a busy machine a worker takes longer: the query fails before its first batch, and is started again.
+    changes that. On a busy machine a worker takes longer. Then the query fails before its first batch and is restarted.
     """
     while True:
         query = writer.trigger(availableNow=True).start(path)

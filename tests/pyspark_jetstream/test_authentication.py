@@ -1,4 +1,4 @@
-"""Every way to authenticate, with every mode of TLS, where Spark reads: its Python workers connect by themselves."""
+"""All ways to authenticate with all modes of TLS in Spark's Python workers, which open connections to the server."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ from tests.jetstream_client.world import COMBINATIONS, World
 from tests.jetstream_handoff.access import Access
 from tests.pyspark_jetstream.conftest import access_name
 
-pytestmark = pytest.mark.timeout(900)  # each way is planned by a Python process of its own, on a busy machine slowly
+pytestmark = pytest.mark.timeout(900)  # for each way Spark starts a Python process to plan, slowly on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def secrets(settings: ConnectionSettings) -> list[str]:
-    """Everything that must not be shown."""
+    """All secrets that must not be shown."""
     plain = [settings.password, settings.token, settings.nkey_seed, settings.tls_private_key]
     return [each for each in plain if each] + list(
         check_credentials(settings.credentials or "") if settings.credentials else ()
@@ -50,7 +50,7 @@ def test_one_row_of_each_and_no_secret_in_plans_and_errors(spark: SparkSession, 
     assert plan.count("jetstream") >= len(ways)
     assert [name for name, settings in ways.items() for secret in secrets(settings) if secret in plan] == []
 
-    # The plans are made: what is wrong now is wrong on the workers.
+    # The plans are complete, so an error from now on is raised in the workers.
     for kind in ("user", "token", "nkey", "credentials", "verify_and_map"):
         name = access_name(kind, "tls")
         fields, words = list(world.strangers(kind).values())[-1]
@@ -63,7 +63,7 @@ def test_one_row_of_each_and_no_secret_in_plans_and_errors(spark: SparkSession, 
 
 
 def test_a_reader_in_an_account_that_imports_the_stream(spark: SparkSession, access: Path, tmp_path: Path) -> None:
-    """With the configuration that permissions.md ships: reading needs what the import gives, and nothing else."""
+    """Reading needs only what the account imports with the configuration in permissions.md."""
     shipped = Access(tmp_path)
     shipped.server.start()
     try:

@@ -1,5 +1,5 @@
-"""A driver in a process of its own: where Spark runs is Spark's to say, a task's connection reaches its workers unseen,
-and when it is killed another one goes on where it was."""
+"""A driver in a separate process. Spark decides where it runs, its workers get the connection without showing it, and
+another driver goes on where a killed one ended."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ query.trigger(availableNow=True).start(f"{folder}/out").awaitTermination()
 
 @dataclass(frozen=True)
 class Driver:
-    """A process that reads the stream ``S`` of ``server`` into ``folder``, a thousand messages at a time."""
+    """A process that reads stream ``S`` of ``server`` into ``folder``, a thousand messages at a time."""
 
     process: subprocess.Popen[bytes]
     server: NatsServer
@@ -58,7 +58,7 @@ class Driver:
         return (self.folder / "driver.log").read_text()
 
     def commits(self) -> int:
-        """How many batches are committed."""
+        """The number of committed batches."""
         return sum(each.name.isdigit() for each in (self.folder / "state" / "commits").glob("*"))
 
     def reads(self) -> bool:
@@ -106,13 +106,13 @@ def test_where_spark_runs_is_not_overridden_and_the_connection_is_carried_unseen
     assert said["master"] == "local[3]"
     assert said["worker"] == "[True]"
     assert "redacted" in said["shown"]
-    # Everybody on the machine can read a command line.
+    # Every user of the machine can read command lines.
     assert (said["jvm"], said["argument"]) == ("True", "False")
     assert "hidden" not in driver.log
 
 
 def test_a_driver_killed_and_started_again_gives_the_exact_set(spark: SparkSession, driver: Driver) -> None:
-    """The one that goes on is this process's, which knows no more than the checkpoint."""
+    """The driver that goes on is in this process, and knows only the checkpoint."""
     assert driver.process.returncode == -signal.SIGKILL
     committed = driver.commits()
     driver.server.restart()

@@ -39,13 +39,13 @@ async def test_every_filter_gives_what_it_selects(
     everything = messages.orderBy("sequence").collect()
     assert len(everything) == COUNT
     moment = everything[120].timestamp
-    local = f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S.%f}'"  # as Python and the session's time zone have it
+    local = f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S.%f}'"  # in Python's form and the session's time zone
     one = f"{stream.name}.1"
     selections: dict[str, Callable[[Row], bool]] = {
         "sequence <> 5": lambda row: row.sequence != 5,
         f"timestamp >= {local}": lambda row: row.timestamp >= moment,
         f"subject IN ('{one}', 'other') AND sequence < 9": lambda row: row.subject == one and row.sequence < 9,
-        # The last one, whose plan all of them would be read by if it were pushed down: see below.
+        # If filters were pushed down, the plan of this last query would be used for all of them: see below.
         "sequence > 50 AND sequence <= 60": lambda row: 50 < row.sequence <= 60,
     }
     for switch in ("true", "false"):
@@ -56,7 +56,7 @@ async def test_every_filter_gives_what_it_selects(
         for number, (condition, selects) in enumerate(selections.items()):
             selected = sorted(row.sequence for row in rows if row.selection == number)
             assert selected == [row.sequence for row in everything if selects(row)], (condition, switch)
-        assert messages.count() == COUNT  # whatever was filtered before
+        assert messages.count() == COUNT  # after any other filters
 
 
 class Numbers(DataSource):

@@ -1,4 +1,4 @@
-"""dags/flight_delays_stream.py, run by Airflow's task runner: each run adds what came since the last."""
+"""dags/flight_delays_stream.py, run by Airflow's task runner: each run adds the messages published since then."""
 
 import asyncio
 import importlib.util

@@ -1,4 +1,4 @@
-"""Headers as a column: the way without a loop and the way that takes anything say the same."""
+"""Headers as a column: the way without a loop and the general way give the same result."""
 
 import subprocess
 import sys

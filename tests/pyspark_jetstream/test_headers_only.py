@@ -1,4 +1,4 @@
-"""A schema without ``data``: of large messages the server sends the headers alone, and every row is the same."""
+"""A schema without ``data``: the server sends only the headers of large messages, and the rows are the same."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ COLUMNS = "stream STRING, subject STRING, sequence BIGINT, timestamp TIMESTAMP, 
 
 
 class Monitored:
-    """A server that says how many bytes it has sent."""
+    """A server that reports how many bytes it has sent."""
 
     def __init__(self, folder: Path) -> None:
         self._monitor = free_port()

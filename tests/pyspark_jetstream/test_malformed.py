@@ -1,4 +1,4 @@
-"""Payloads as columns, what is malformed kept apart, and its way to the dead letters."""
+"""Decoding payloads into columns, separating malformed messages, and dead-lettering them."""
 
 import asyncio
 import io
@@ -34,7 +34,7 @@ EMPTY, NOT_UTF8 = "empty", "not UTF-8"
 NO_JSON, OTHER_JSON = "not a JSON object of the schema", "a JSON object that does not match the schema"
 NO_AVRO, TOO_LONG = "does not match the Avro schema", "longer than a message of the Avro schema"
 
-PAYLOADS: list[tuple[bytes, Any]] = [  # what becomes of it: the columns a, b, c.d and t, or the reason
+PAYLOADS: list[tuple[bytes, Any]] = [  # and its result: the columns a, b, c.d and t, or the reason
     (b'{"a": 1, "b": "x"}', (1, "x", None, None)),
     (b'{"a": 1, "c": {"d": 2}, "other": [1]}\n', (1, None, 2, None)),
     (b"{}", (None, None, None, None)),
@@ -49,7 +49,7 @@ PAYLOADS: list[tuple[bytes, Any]] = [  # what becomes of it: the columns a, b, c
     (b"\x00\x01", NO_JSON),
     (b"\xff\xfe", NOT_UTF8),
     (b'{"b": "\xff"}', NOT_UTF8),
-    # what from_json by itself takes, without a word of what follows the first object
+    # from_json alone accepts these, and ignores everything after the first object
     (b'{"a": 1} more', NO_JSON),
     (b'{"a": 1}{"a": 2}', NO_JSON),
     (b'{"a": 1}\n{"a": 2}\n', NO_JSON),
@@ -87,7 +87,7 @@ async def test_each_json_message_is_in_one_of_the_two(
         assert bytes(row.data) == PAYLOADS[row.sequence - 1][0]
         became[row.sequence] = row.reason
     assert became == {number: expected for number, (_, expected) in enumerate(PAYLOADS, 1)}
-    # Whatever Spark leaves out of a plan that needs one column only, the same rows are good.
+    # The same rows are good even if Spark optimises a plan that needs only one column.
     assert [row.b for row in good.select("b").collect()] == ["x", None, None, "\u00e4"]
 
 
@@ -144,7 +144,7 @@ async def test_each_avro_message_is_in_one_of_the_two(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream
 ) -> None:
     order = encoded(ORDER, AVRO)
-    too_large = b"\x80\x80\x80\x80\x20" + order[1:]  # 2**32, which is no int
+    too_large = b"\x80\x80\x80\x80\x20" + order[1:]  # 2**32, which is not an int
     payloads = [order, b"", order[:-3], order + b"\x00", b"\xff" * 40, too_large, order]
     good, malformed = decoded(load(spark, settings, stream, payloads), json.dumps(AVRO), format="avro")
     first, second = (row.asDict(recursive=True) for row in good.orderBy("sequence").collect())
@@ -160,7 +160,7 @@ async def test_each_avro_message_is_in_one_of_the_two(
 async def test_a_stream_goes_to_two_sinks(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, tmp_path: Path, kind: str
 ) -> None:
-    """Each sink is a query with a checkpoint of its own, which goes on where it was."""
+    """Each sink is a query with a separate checkpoint, and goes on where it ended."""
     order = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
     schema = json.dumps(order) if kind == "avro" else "id INT"
 
@@ -226,14 +226,14 @@ def test_messages_without_data_are_refused(spark: SparkSession) -> None:
 
 
 async def dead(js: JetStream, stream: str) -> list[tuple[int, str]]:
-    """Sequence and reason of the dead letters that the ledger confirms."""
+    """Return sequence and reason of the dead letters that the ledger confirms."""
     found = select(DeadLetters(js, stream), Selection(everything=True))
     return sorted([(each.letter.sequence, each.letter.reason) async for each in found if each.letter])
 
 
 @pytest.fixture
 def airflow_connection(settings: ConnectionSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same settings that the session was started with, from Airflow's side."""
+    """The settings with which the session was started, from Airflow's side."""
     connection = {"conn_type": "nats", "extra": {"servers": settings.servers[0]}}
     monkeypatch.setenv("AIRFLOW_CONN_NATS_TESTS", json.dumps(connection))
 

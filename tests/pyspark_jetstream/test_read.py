@@ -80,7 +80,7 @@ async def test_a_range_by_time(spark: SparkSession, settings: ConnectionSettings
         last = await stream.js.api(f"STREAM.MSG.GET.{stream.name}", {"last_by_subj": ">"})
         times.append(last["message"]["time"])
     whole = load(spark, settings, stream=stream.name, startingOffsets=times[0], endingOffsets=times[1])
-    assert sorted(row.sequence for row in whole.collect()) == list(range(10, 21))  # both ends inclusive
+    assert sorted(row.sequence for row in whole.collect()) == list(range(10, 21))  # both ends are inclusive
     after = load(spark, settings, stream=stream.name, startingOffsets="2100-01-01T00:00:00Z")
     assert after.count() == 0
     before = load(spark, settings, stream=stream.name, endingOffsets="2001-01-01T00:00:00Z")
@@ -144,7 +144,7 @@ async def test_deleted_messages_are_gaps_of_a_range(
 async def test_streams_that_are_consumed_are_read_without_consuming(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, retention: str
 ) -> None:
-    """Those of limits retention, which are read in either way, are most of the others here."""
+    """Streams with limits retention can be read in both modes, as the other tests do."""
     config = {"name": f"{stream.name}C", "subjects": [f"{stream.name}C.>"], "retention": retention}
     consumed = await stream.js.create_stream({**config, "allow_direct": True})
     consumer = await consumed.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
@@ -168,7 +168,7 @@ async def test_what_vanishes_after_planning_is_named_or_allowed(
     strict, lenient = (
         load(spark, settings, stream=stream.name, failOnDataLoss=each).select("sequence") for each in ("true", "false")
     )
-    assert (strict.count(), lenient.count()) == (100, 100)  # planned now, as every later time
+    assert (strict.count(), lenient.count()) == (100, 100)  # planned now, as at every later use
     await stream.purge(sequence=41)
     with pytest.raises(Exception, match=r"MessagesMissing.*lacks"):
         strict.collect()
@@ -290,7 +290,7 @@ def test_a_server_killed_twice_while_spark_reads_gives_the_exact_set(spark: Spar
     settings = ConnectionSettings(servers=server.url)
 
     def sent() -> int:
-        """How many messages the server has sent since it was started."""
+        """Return how many messages the server has sent since it was started."""
         with urllib.request.urlopen(f"http://127.0.0.1:{monitor}/varz") as page:
             return int(json.load(page)["out_msgs"])
 
@@ -299,7 +299,7 @@ def test_a_server_killed_twice_while_spark_reads_gives_the_exact_set(spark: Spar
             await js.create_stream({"name": "S", "subjects": ["s"], "allow_direct": True, "allow_batched": True})
 
     def strike() -> int:
-        """Kill the server when it has sent enough: how many messages that were."""
+        """Kill the server when it has sent enough messages. Returns their number."""
         before = sent()
         until("Spark reads", lambda: sent() > before + 10_000, seconds=240, every=0.02)
         read = sent() - before

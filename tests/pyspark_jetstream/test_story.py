@@ -21,17 +21,17 @@ PAGE = Path(__file__).parents[2] / "docs" / "at-3-am.md"
 
 
 def told(line: str) -> str:
-    """What a line says, whatever its names and numbers are: those have a digit, but for the consumer's."""
+    """A line without its names and numbers. These contain a digit, except the names of stream and consumer."""
     return re.sub(r"\S*\d[^\s,:]*|\bFLIGHTS\b|(?<=consumer )\w+", "…", line)
 
 
 def story(text: str, claim_id: str) -> list[str]:
-    """The lines that tell it, without what stands before them."""
+    """Return the lines of a claim's story, without their prefixes."""
     return re.findall(rf"\b(claim {claim_id} is [^\n\"]*)", text)
 
 
 def traceparents(batches: Any) -> Any:
-    """What a task of a Spark job knows of its trace, once for each row."""
+    """Yield the trace context of a task of a Spark job for each row."""
     import pyarrow as pa
     from pyspark import TaskContext
 
@@ -81,7 +81,7 @@ async def test_five_lines_tell_the_story_of_a_claim(  # noqa: PLR0917
     ]
     assert [told(line) for line in lines] == [told(line) for line in told_on_the_page]
     assert spark.sparkContext.applicationId in lines[2]
-    assert (await stream.consumer("work").info()).floor == 10  # what the last line says
+    assert (await stream.consumer("work").info()).floor == 10  # as the last line says
 
     # In Spark's tasks the trace of the hold goes on.
     (hold,) = [span.get_span_context() for span in spans.get_finished_spans() if span.name.startswith("hold ")]

@@ -1,4 +1,4 @@
-"""Streaming reading on a real Spark: each message once, whatever dies in between, or an error."""
+"""Reading as a stream on a real Spark: each message once in spite of kills, or an error."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -28,7 +28,7 @@ def load(spark: SparkSession, settings: ConnectionSettings, stream: Stream, **op
 
 
 def run(messages: DataFrame, folder: Path) -> StreamingQuery:
-    """Everything that is there now, to the end."""
+    """Read all messages that are available now."""
     writer = messages.select("sequence").writeStream.format("parquet").option("checkpointLocation", f"{folder}/state")
     return run_to_the_end(writer, f"{folder}/out")
 
@@ -77,7 +77,7 @@ async def test_begins_by_default_with_what_is_published_from_now_on(
 async def named_and_then(
     spark: SparkSession, stream: Stream, folder: Path, change: Callable[[Stream], Awaitable[None]], named: str
 ) -> list[int]:
-    """What is read in the end, when a query that has read 100 goes on, first without and then with loss allowed."""
+    """Let a query that has read 100 messages go on, first without and then with loss allowed. Returns all it read."""
     settings = stream.js.settings
     publish(settings, stream, 100)
     run(load(spark, settings, stream), folder)
@@ -127,7 +127,7 @@ def test_bad_options_are_named(options: dict[str, str], named: str) -> None:
 
 
 def test_a_bad_option_ends_the_query(spark: SparkSession, tmp_path: Path) -> None:
-    """One of them, as Spark shows it: it starts a Python for each query, which takes its time."""
+    """Only one of them, because Spark starts a Python process for each query, which takes time."""
     options = {"servers": "nats://127.0.0.1:4222", "stream": "S", "endingOffsets": "7"}
     with pytest.raises(Exception, match="a streaming query has no end; to stop at the current end, use the"):
         run(spark.readStream.format("jetstream").options(**options).load(), tmp_path)

@@ -1,4 +1,4 @@
-"""Writing on a real Spark: the stream holds each row once, whatever dies meanwhile, or an error names what is wrong."""
+"""Writing on a real Spark: the stream contains each row once in spite of kills, or an error names the problem."""
 
 import os
 import random
@@ -22,7 +22,7 @@ from jetstream_client.stream import Stream
 from jetstream_client.wire.blocking import Wire
 
 ROWS = int(os.environ.get("ROWS", "12000"))
-"""Of the job whose tasks are killed. ``ROWS=1000000 pytest … -k killed`` is the long run."""
+"""Rows of the job whose tasks are killed. For a long run use ``ROWS=1000000 pytest … -k killed``."""
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -32,7 +32,7 @@ def write(rows: DataFrame, settings: ConnectionSettings, stream: str, **options:
 
 
 async def counted(stream: Stream) -> Counter[bytes]:
-    """How often the stream holds each payload."""
+    """Return how many times the stream contains each payload."""
     messages = (await stream.info(patience=60)).state["messages"]
     reader = await stream.create_consumer({"ack_policy": "none"})
     counter: Counter[bytes] = Counter()
@@ -42,7 +42,7 @@ async def counted(stream: Stream) -> Counter[bytes]:
 
 
 class Held:
-    """How many messages a stream holds, asked again and again over one connection."""
+    """Return a function that counts the messages of a stream, over one connection."""
 
     def __init__(self, settings: ConnectionSettings, stream: str) -> None:
         self._wire = Wire.open(settings)
@@ -59,7 +59,7 @@ class Held:
 
 
 def contents(spark: SparkSession, stream: Stream, rows: int, size: int = 128) -> DataFrame:
-    """Four rows of each content, two in each of two partitions."""
+    """Return four equal rows of each content, two in each of two partitions."""
     content = f"id % {rows // 4}"
     return spark.range(0, rows, 1, 2).selectExpr(
         f"concat('{stream.name}.', {content} % 7) as subject", f"lpad({content}, {size}, '0') as data"
@@ -68,7 +68,7 @@ def contents(spark: SparkSession, stream: Stream, rows: int, size: int = 128) ->
 
 @contextmanager
 def batches_of(spark: SparkSession, rows: int) -> Iterator[None]:
-    """Spark hands rows on in Arrow batches of 10,000: one that is not full waits for the end of its partition."""
+    """Spark passes rows on in Arrow batches of 10,000. An incomplete one waits for the end of its partition."""
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", rows)
     yield
     spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
@@ -96,9 +96,9 @@ def in_another_order(folder: Path, stops: int) -> Callable[[Batches], Batches]:
 
 
 def kill_workers() -> None:
-    """Every Python worker of Spark's, not the daemon that starts them."""
+    """Return all Python workers of Spark, without the daemon that starts them."""
     for daemon in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # a zombie is one, too
+        with suppress(psutil.NoSuchProcess):  # this may be a zombie
             if "pyspark.daemon" in daemon.cmdline():
                 for worker in daemon.children():
                     worker.kill()
@@ -158,7 +158,7 @@ async def test_a_task_that_runs_again_after_the_duplicate_window_stores_nothing_
 async def test_a_task_that_cannot_look_is_refused_or_may_send_twice(
     spark: SparkSession, settings: ConnectionSettings, stream: Stream, accept: str
 ) -> None:
-    """A work queue without direct get cannot be read without consuming it, and its window is over at once."""
+    """A work queue without direct get cannot be read without consuming it; its window of ids is very short."""
     name = f"{stream.name}Q"
     config = {"name": name, "subjects": [f"{name}.>"], "retention": "workqueue", "duplicate_window": 100_000_000}
     queue = await stream.js.create_stream(config)
@@ -203,7 +203,7 @@ async def test_a_restarted_query_stores_its_batch_once(
         mixed = table.take(pa.array(random.sample(range(table.num_rows), table.num_rows)))
         yield from mixed.slice(0, table.num_rows * 3 // 4).to_batches(max_chunksize=10)
         if not repaired.exists():
-            with suppress(TimeoutError), Held(settings, name) as held:  # the last of them wait in Spark's buffers
+            with suppress(TimeoutError), Held(settings, name) as held:  # the last rows wait in Spark's buffers
                 until("the writer has some", lambda: held() > 50, seconds=5)
             raise RuntimeError("broken")
         yield from mixed.slice(table.num_rows * 3 // 4).to_batches()
@@ -221,7 +221,7 @@ async def test_a_restarted_query_stores_its_batch_once(
     repaired.touch()
     run()
     for commit in (tmp_path / "checkpoint" / "commits").iterdir():
-        commit.unlink()  # what a driver leaves that is killed when its tasks have published everything
+        commit.unlink()  # the state that a driver leaves if it is killed when its tasks have published everything
     run()
     assert list((tmp_path / "checkpoint" / "commits").glob("0"))
     counts = await counted(stream)

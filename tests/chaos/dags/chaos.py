@@ -1,4 +1,4 @@
-"""A DAG for each pipeline: sensor, mapped work, settled when it returns. Its windows are marked and stretched."""
+"""A DAG for each pipeline: a sensor and a mapped task. Its windows are marked and stretched."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def define(pipeline: pipelines.Pipeline) -> None:
             **AGAIN,
         )
 
-        # One JVM at a time: it takes both cores for seconds.
+        # One JVM at a time, because it takes both cores for seconds.
         @task.jetstream(nats_conn_id=pipeline.connection, max_active_tis_per_dag=1 if pipeline.spark else None, **AGAIN)
         def work(claim: Any) -> int:
             if pipeline.spark:
