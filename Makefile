@@ -17,7 +17,7 @@ unexport VIRTUAL_ENV
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench sensors javascript dist matrix docs reference fmt fuzz audit walk watched submitted
+.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench sensors javascript dist matrix docs reference fmt fuzz audit release walk watched submitted
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -103,6 +103,12 @@ dist: $(READY) ## build wheel and sdist in dist/, install each into a clean envi
 	rm -rf dist
 	$(BIN)/uv build
 	$(BIN)/pytest tests/distribution.py
+
+release: $(READY) ## build and check what a release uploads, with its SBOM; upload it into a local index and install it from there
+	$(BIN)/uv sync --locked --all-extras --group release
+	rm -rf dist build/release
+	$(BIN)/uv build
+	$(BIN)/pytest tests/release.py
 
 matrix: $(READY) ## test on Python 3.11 to 3.13 with the oldest and the newest dependencies; CELLS="3.13-lowest too-old" chooses some
 	rm -rf dist
