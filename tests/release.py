@@ -55,7 +55,8 @@ class Index(Service):
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         (folder / "packages").mkdir(parents=True)
-        anyone = ["--passwords", ".", "--authenticate", "."]
+        self.requests = folder / "requests.log"
+        anyone = ["--passwords", ".", "--authenticate", ".", "--verbose", "--log-file", str(self.requests)]
         server = [
             str(BIN / "pypi-server"),
             "run",
@@ -118,11 +119,11 @@ def test_an_upload_can_be_installed(index: Index, tmp_path: Path) -> None:
     wanted = f"{NAME}[airflow,spark]=={__version__}"
     install = [BIN / "uv", "pip", "install", "--quiet", "--python", environment]
     run(*install, "--refresh-package", NAME, "--index", f"{index.url}/simple/", wanted)
-    assert f"GET /packages/{artifact('wheel').name}" in index.log.read_text()
+    assert f"GET /packages/{artifact('wheel').name}" in index.requests.read_text()
     quiet = {"AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
     shown = run(environment / "bin" / "airflow", "providers", "get", NAME, "--output", "json", cwd=tmp_path, **quiet)
     assert json.loads(shown) == [{"Provider": NAME, "Version": __version__}]
-    assert run(environment / "bin" / "python", "-c", "import pyspark_jetstream.source; print('loads')", cwd=tmp_path)
+    run(environment / "bin" / "python", "-c", "import pyspark_jetstream.reader", cwd=tmp_path)
 
 
 def test_the_sbom_names_what_is_installed() -> None:
