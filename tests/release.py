@@ -32,10 +32,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SECTIONS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}  # keepachangelog.com
 
 
-def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
-    done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
+def run(*command: object, cwd: Path = ROOT, **environment: str) -> str:
+    words, variables = [str(each) for each in command], {**os.environ, **environment}
+    done = subprocess.run(words, cwd=cwd, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 
