@@ -37,6 +37,7 @@ NAVIGATION = {
     ],
     "How to": [
         "docs/how-to/event-driven",
+        "docs/how-to/read-results",
         "docs/several-tasks",
         "docs/how-to/spark-cluster",
         "docs/how-to/parallel-runs",
@@ -44,6 +45,7 @@ NAVIGATION = {
         "docs/how-to/large-payloads",
         "docs/how-to/malformed-messages",
         "docs/how-to/interest-retention",
+        "docs/how-to/test-a-dag",
     ],
     "What is promised": [
         "docs/handoff",

@@ -2,6 +2,7 @@
 
 import os
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]*))?\)")
+SHOWN = {"read-results": "dags/orders_to_table.py", "test-a-dag": "tests/how_to/test_a_dag.py"}
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -66,3 +68,13 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
     assert fault(Link("`no such thing`", Path(__file__), "L1"))
     assert fault(Link("elsewhere", tmp_path, ""))
     assert {link.target for link in links(page)} >= {ROOT / "docs/handoff.md", ROOT / "dags/flight_delays.py"}
+
+
+@pytest.mark.parametrize(("page", "path"), SHOWN.items())
+def test_a_page_shows_the_code_of_its_file(page: str, path: str) -> None:
+    """Blocks that begin with an import are the page's own."""
+    text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text()
+    file = (ROOT / path).read_text()
+    blocks = re.findall(r"^```(?:python\n(?!from )|sql\n(?=insert ))(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert len(blocks) > 3
+    assert [each for each in blocks if each not in file and textwrap.indent(each, "    ") not in file] == []
