@@ -3,7 +3,10 @@
 The DAG publishes the 336,776 departures of 2013, one JSON message for each. A deferrable sensor claims the messages
 without acknowledging them. Each claim becomes a mapped task, in which Spark reads exactly the claimed messages and
 writes them as Parquet. The claim is settled when its task has returned. If the task dies before that, its messages are
-redelivered.
+redelivered. The last task reads only the output of settled attempts, and returns the mean delay of each carrier.
+
+In production, other systems publish the messages, so the tasks `stream` and `publish` do not exist. `OUT` is in an
+object store, Spark runs on a cluster, and the result becomes a table: see `orders_to_table`.
 """
 
 import csv
@@ -18,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import dag, task
 
+from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
@@ -79,8 +83,22 @@ def flight_delays() -> None:
         messages.transform(parsed).write.parquet(str(OUT / f"attempt={claim.attempt_id}"))
         return int(claim.count)
 
+    @task
+    def by_carrier() -> dict[str, float]:
+        """The mean delay of each carrier's departures, in minutes."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        settled = JetStreamHook().committed("FLIGHTS", "delays")
+        folders = [OUT / f"attempt={each.attempt_id}" for each in settled]
+        columns = ["sequence", "carrier", "dep_delay"]
+        written = pa.concat_tables(pq.read_table(folder, columns=columns) for folder in folders)
+        departures = written.group_by(columns).aggregate([])  # each one once, also after a reset
+        means = departures.group_by("carrier").aggregate([("dep_delay", "mean")])
+        return {row["carrier"]: row["dep_delay_mean"] for row in means.to_pylist()}
+
     stream >> publish >> claims
-    delays.expand(claim=claims.output)
+    delays.expand(claim=claims.output) >> by_carrier()
 
 
 flight_delays()

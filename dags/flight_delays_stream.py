@@ -3,6 +3,9 @@
 Spark's checkpoint records how far the query has read, so this DAG needs no consumer, claim or ledger. The retry of a
 killed run continues after the last committed batch. Use a streaming query if Spark should keep track of the progress,
 and claims if a JetStream consumer should.
+
+In production, `OUT` is in an object store, together with the checkpoint. Only Spark knows which Parquet files of the
+folder are committed: write to a Delta Lake or Iceberg table if other programs read the departures.
 """
 
 import os

@@ -5,6 +5,8 @@ wait to be claimed. The asset's event starts a run, and the sensor of the run ta
 message and acknowledges none, so a lost or repeated notice does no harm. A run that finds no messages is skipped.
 
 One run works at a time. The next run claims whatever arrives meanwhile, and one notice is enough to start it.
+
+In production, the counts of settled attempts become a table, as in `orders_to_table`, and Spark reads large claims.
 """
 
 import json

@@ -4,6 +4,9 @@ The stream is that of `flight_delays`. Each claim becomes a job that runs on a s
 the program `flights_on_cluster_job.py`, which the cluster's workers find at the same path. Meanwhile the task is
 deferred, and a trigger holds the claim and watches the job. When the job has succeeded, the claim is settled, and the
 settlement records the name of the attempt that wrote the output. Otherwise the messages are redelivered.
+
+In production, `OUT` is in an object store that all machines of the cluster reach, and a merge follows that reads only
+the output of settled attempts, as in `orders_to_table`. Here, `value["attempt"]` of a settled claim names its folder.
 """
 
 import os

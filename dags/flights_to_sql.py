@@ -7,6 +7,9 @@ the run is the state of the work. A query must read only departures of the attem
 lists.
 
 The engine is SQLite, because Python contains it. To use another engine, replace `warehouse`.
+
+In production, a later task copies the rows of the attempts that `committed` lists into the table that users query, as
+in `orders_to_table`, and deletes the rows of the other attempts.
 """
 
 import os

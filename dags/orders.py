@@ -1,6 +1,9 @@
 """Publish a thousand orders, claim them, and add them up with Spark: the DAG of the quickstart.
 
 Each run publishes another thousand orders. Its sensor claims them, and each task settles its claim when it returns.
+
+In production, other systems publish the orders, and the result is a table of orders, as in `orders_to_table`: the sum
+of a claim cannot be corrected if some of its messages are processed again.
 """
 
 import json

@@ -1,6 +1,8 @@
 """Process all orders since a given time again: find the first message stored then or later, and reset to it.
 
 The next run of `orders` claims the redelivered messages. Messages stored before that time stay settled.
+
+In production, repeat what was computed from the older output, too. A merge as in `orders_to_table` replaces older rows.
 """
 
 from airflow.sdk import dag

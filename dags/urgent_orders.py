@@ -3,6 +3,9 @@
 Every consumer receives every message that its filter matches, so this DAG does not affect what `orders` does with the
 same messages. A run that finds no message within a minute is skipped. Missed runs are not repeated, because the next
 run claims all messages that are waiting.
+
+`pick` only counts the orders; your work goes there. In production, it has a pool for urgent work alone, which no other
+task can fill: `airflow pools set urgent 4 "urgent orders"`. The example uses the pool that every Airflow has.
 """
 
 from datetime import timedelta

@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+from collections import defaultdict
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -52,6 +54,12 @@ async def test_each_departure_is_written_once_and_settled(
     rows = spark.read.parquet(f"{tmp_path}/attempt=*").orderBy("sequence").select("sequence", "subject", "flight")
     expected = [(n, subject, json.loads(data)["flight"]) for n, (subject, data) in enumerate(published, 1)]
     assert [tuple(row) for row in rows.collect()] == expected
+    (tmp_path / "attempt=failed").mkdir()  # what an attempt that was not settled left
+    by_carrier: defaultdict[str, list[int]] = defaultdict(list)
+    for departure in (json.loads(data) for _, data in published):
+        by_carrier[departure["carrier"]] += [] if departure["dep_delay"] is None else [departure["dep_delay"]]
+    expected_means = {carrier: fmean(known) for carrier, known in by_carrier.items()}
+    assert execute(dag.get_task("by_carrier")) == pytest.approx(expected_means)
     async with connect(secured.settings) as js:
         consumer = await js.stream("FLIGHTS").consumer("delays").info()
         assert (consumer.ack_pending, consumer.floor) == (0, DEPARTURES)
