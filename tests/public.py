@@ -383,7 +383,7 @@ def facts(entry: Entry) -> Said:
 def undescribed(entry: Entry) -> list[str]:
     """The public parameters that no docstring describes."""
     described = {name for name, text in facts(entry).fields.items() if text}
-    mentioned = {name for doc in (entry.doc, *others(entry)) for name in re.findall(r"``(\w+)``", doc)}
+    mentioned = {name for doc in (entry.doc, *others(entry)) for name in re.findall(r"``(\w+)(?:\(\))?``", doc)}
     return [name for name in parameters(entry) if name not in described | mentioned]
 
 

@@ -101,7 +101,9 @@ class Claim:
 
     @classmethod
     def from_json(cls, value: object) -> Claim:
-        """Create a claim from its JSON value or from a JSON string. All fields are checked against each other.
+        """Create a claim from its JSON value. All fields are checked against each other.
+
+        value:  what :meth:`to_json` returned, or that as a string.
 
         Raises:
             ClaimInvalid: names the first field that is wrong.

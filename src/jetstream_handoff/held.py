@@ -149,7 +149,11 @@ class HeldClaim:
         self._end(self._hold.settle, value)
 
     def fail(self, reason: str = "", *, blame: bool = True) -> None:
-        """Fail the claim: its messages are redelivered. The failure counts against them unless ``blame`` is false."""
+        """Fail the claim: its messages are redelivered.
+
+        reason:  why the work failed. Dead letters of its messages would have this reason.
+        blame:   whether the failure counts against the messages. Default True.
+        """
         self._end(partial(self._hold.fail, reason, blame=blame))
 
     def release(self, delay: timedelta | None = None) -> None:

@@ -287,6 +287,7 @@ class Receipt:
         return f"{self.claim_id}-{self.token}"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the receipt as a JSON value."""
         return {
             "state": self.state,
             "stream": self.stream,
@@ -301,7 +302,11 @@ class Receipt:
 
     @classmethod
     def from_json(cls, claim_id: str, value: Mapping[str, Any]) -> Receipt:
-        """Read a receipt. Raises LedgerInvalid."""
+        """Read a receipt. Raises LedgerInvalid.
+
+        claim_id:  the id of the claim.
+        value:     what :meth:`to_json` returned.
+        """
         try:
             state, stream, consumer, token = (value[name] for name in ("state", "stream", "consumer", "token"))
             sequences, rejected = (Sequences.from_json(value[name]) for name in ("ranges", "rejected"))

@@ -47,7 +47,11 @@ _TO_TELL = 5.0  # seconds for finding out what the take waits for
 
 
 class Take:
-    """One take. :meth:`put_back` negatively acknowledges messages that it has pulled or entered but not handed on."""
+    """One take. :meth:`put_back` negatively acknowledges messages that it has pulled or entered but not handed on.
+
+    js:      the JetStream context to take with.
+    taking:  what to take.
+    """
 
     def __init__(self, js: JetStream, taking: Taking) -> None:
         self.taking = taking

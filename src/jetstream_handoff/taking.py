@@ -98,7 +98,7 @@ class Taking:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Taking:
-        """The reverse of :meth:`to_json`. Raises InvalidValue."""
+        """Create it from ``value``, which :meth:`to_json` returned. Raises InvalidValue."""
         fields = {**value, "owner": tuple(value["owner"])}
         for name in _DURATIONS:
             if name in fields:

@@ -89,6 +89,8 @@ def read_claim(
 
     Give either ``servers`` or ``connection``.
 
+    spark:       the Spark session.
+    claim:       the claim to read.
     servers:     addresses of the servers, separated by commas.
     connection:  the id of an Airflow connection whose settings the task has put into the environment.
 
