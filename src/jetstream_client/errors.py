@@ -1,64 +1,64 @@
-"""Every error of the project, in one tree: those of the client here, the others in the package that raises them.
+"""The tree of all errors of the project. The client's are defined here, the others in the package that raises them.
 
     JetStreamError
-    ├── InvalidValue (ValueError)         a value that can be refused before anything is sent
-    ├── ProtocolError                     what came is not the NATS protocol, or not the JetStream API
+    ├── InvalidValue (ValueError)         a value that was refused before anything was sent
+    ├── ProtocolError                     received data that breaks the NATS protocol or the JetStream API
     │   └── NotJetStreamMessage           a message that no consumer delivered
     ├── ConnectionFailed (ConnectionError)
-    │   ├── ConnectionDenied              one side refuses the other: trying again does not help
+    │   ├── ConnectionDenied              client or server refuses the other: trying again does not help
     │   │   ├── AuthenticationFailed      wrong or missing credentials
-    │   │   └── TlsFailed                 a certificate that is not accepted, or TLS required and not asked for
-    │   │       └── TlsNotOffered         TLS was asked for and the server does not speak it
-    │   └── ConnectionLost                was connected; carries the last sequence where there is one
-    │       └── ConnectionEnded           for good: nothing is worth waiting for on this connection
+    │   │   └── TlsFailed                 a certificate was not accepted, or the server requires TLS and tls is not set
+    │   │       └── TlsNotOffered         tls is set and the server does not offer TLS
+    │   └── ConnectionLost                an established connection ended; carries the last sequence if there is one
+    │       └── ConnectionEnded           the connection ended for good: do not wait for anything on it
     ├── RequestTimeout (TimeoutError)     no answer in time
-    ├── PermissionDenied                  the account may not publish or subscribe there
-    ├── ApiError                          the server's own refusal: code, err_code, description
+    ├── PermissionDenied                  the user may not publish or subscribe there
+    ├── ApiError                          a refusal by the server: code, err_code, description
     │   ├── StreamNotFound, StreamNameInUse, BadRequest, InvalidRequest, InvalidStreamConfig, ConsumerCreateFailed,
     │   │   MessageDeleteFailed, PurgeFailed, TooManyResults, WrongLastSequence, WrongLastMessageId, WrongStream,
     │   │   TooManyRequests
     │   ├── StreamSealed, MessageTooLarge, StoreFailed, ResourcesExceeded, LastSequenceNotReady, ApiLevelRequired
     │   ├── TtlRefused, CounterRefused, ScheduleRefused, WorkQueueRefused
-    │   ├── UpdateRefused                 a stream or consumer that cannot be made as wanted; carries what and why
+    │   ├── UpdateRefused                 a stream or consumer that the server does not change; carries the fields
     │   ├── BatchRefused
     │   │   └── BatchesDisabled, BatchIncomplete, BatchTooLarge, BatchDuplicate, BatchUnknown, TooManyBatches
     │   ├── ConsumerNotFound
-    │   │   └── ConsumerDoesNotExist      an update of one
+    │   │   └── ConsumerDoesNotExist      update of a consumer that does not exist
     │   ├── ConsumerNameInUse
-    │   │   └── ConsumerAlreadyExists     created where one with another configuration exists
+    │   │   └── ConsumerAlreadyExists     creation of a consumer that exists with another configuration
     │   ├── MessageNotFound
-    │   │   └── SequenceNotFound          a deletion of one
+    │   │   └── SequenceNotFound          deletion of a message that does not exist
     │   └── JetStreamNotEnabled
     │       └── JetStreamNotEnabledForAccount
     ├── ServerTooOld                      names the version that is needed
-    ├── ListingIncomplete                 the server could not answer for everything in a list
-    ├── TooManyPending                    publish_async has as many unanswered messages as it may
-    ├── PublisherClosed                   publish_async was ended by its caller
-    ├── NoStreamResponse                  published where no stream listens
-    ├── WrongDomain                       published, and stored by a stream of another domain alone
-    ├── PublishFailed                     which message was refused or unanswered, how many were stored
-    │   └── BatchGap                      a fast-ingest batch ended at messages that did not arrive
-    ├── DuplicatesPossible                what an earlier attempt stored cannot be found out
+    ├── ListingIncomplete                 the server could not answer for every item of a list
+    ├── TooManyPending                    publish_async has reached its limit of unanswered messages
+    ├── PublisherClosed                   publish_async was closed by its caller
+    ├── NoStreamResponse                  published on a subject that no stream listens on
+    ├── WrongDomain                       published, but stored only by a stream of another domain
+    ├── PublishFailed                     names the message that was refused or unanswered, and how many were stored
+    │   └── BatchGap                      a fast-ingest batch ended because messages did not arrive
+    ├── DuplicatesPossible                it is unknown which messages an earlier attempt stored
     ├── PullError                         a status line that ends a pull and does not mean "empty"
     │   ├── BadPullRequest (400), NoMessages (404, 408), ApiLevelTooLow (412), PinLost (423), NoResponders (503)
     │   ├── ConsumerDeleted, ConsumerIsPushBased, LeadershipChanged, BatchCompleted (409)
     │   ├── PullLimitExceeded (409)
     │   │   └── TooManyPulls, MaxBytesExceeded
-    │   ├── HeartbeatMissed               a silent server
-    │   └── DeliveriesMissed              a push consumer delivered what did not arrive
+    │   ├── HeartbeatMissed               the server was silent for two heartbeats
+    │   └── DeliveriesMissed              deliveries of a push consumer did not arrive
     ├── ConsumerIsPullBased, ConsumerIsBound   a push consumer's subject cannot be listened to
-    ├── ConsumingMisused                  entered twice, or a callback that waits for its own end
+    ├── ConsumingMisused                  started twice, or its callback waits for its end
     ├── OrderedConsumerMisused, OrderedConsumerFailed
-    ├── SlowConsumer                      messages came faster than they were read
-    ├── MessageAlreadyAnswered            acknowledged, refused or ended before
+    ├── SlowConsumer                      messages arrived faster than they were read
+    ├── MessageAlreadyAnswered            acknowledged, negatively acknowledged or terminated before
     ├── DirectGetDisabled                 the stream has no allow_direct
-    ├── StreamRecreated                   same name, another stream
-    ├── ConsumerRefused                   no consumer can be made to read by
-    ├── AddressUnknown                    where a consumer in a domain is acknowledged cannot be learned
-    ├── MessagesMissing                   sequences that should be there and are not
-    └── HandoffError, SparkError          of :mod:`jetstream_handoff.errors` and :mod:`airflow_nats_jetstream.errors`
+    ├── StreamRecreated                   the name now belongs to another stream
+    ├── ConsumerRefused                   no consumer can be created to read with
+    ├── AddressUnknown                    the acknowledgement subject of a consumer in a domain cannot be found out
+    ├── MessagesMissing                   requested sequences that the stream does not contain
+    └── HandoffError, SparkError          see :mod:`jetstream_handoff.errors` and :mod:`airflow_nats_jetstream.errors`
 
-The server's codes are those of nats-server's ``server/errors.json``.
+The server's codes are listed in ``server/errors.json`` of nats-server.
 """
 
 from __future__ import annotations
@@ -76,27 +76,27 @@ if TYPE_CHECKING:
 
 _LONGEST_VALUE = 400  # characters of a value in an error
 LONGEST_TEXT = 1_000
-"""Characters of a server's text in an error: logs are for people."""
+"""Characters of the server's words that an error shows at most, so that a log stays readable."""
 
 
 class JetStreamError(Exception):
-    """Root of every error of this package. All of them can be pickled: Spark carries them from its workers."""
+    """Base class of every error of this package. All can be pickled, because Spark pickles what its workers raise."""
 
     messages: Sequence[Message] = ()
-    """What a fetch had received before it failed: to be answered or left for redelivery. Not pickled."""
+    """Messages that a fetch had received before it failed. Answer them, or leave them for redelivery. Not pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         attributes = {name: value for name, value in self.__dict__.items() if name != "messages"}
         return _carried, (type(self), self.args, attributes)
 
     def about(self, what: str) -> Self:
-        """The same error; its text begins with what it is about."""
+        """Put ``what`` in front of the message, and return this error."""
         self.args = (f"{what}: {self}",)
         return self
 
 
 def _carried(kind: type[JetStreamError], args: tuple[Any, ...], attributes: Mapping[str, Any]) -> JetStreamError:
-    """The error again, without its constructor, whose parameters are not the message."""
+    """Rebuild a pickled error without its constructor, whose parameters are not the message."""
     error = kind.__new__(kind)
     error.args = args
     vars(error).update(attributes)
@@ -104,7 +104,7 @@ def _carried(kind: type[JetStreamError], args: tuple[Any, ...], attributes: Mapp
 
 
 def shown(value: object) -> str:
-    """A value for people: its beginning when it is long, its type when it cannot be printed."""
+    """A value as an error message shows it: cut if it is long, its type if it cannot be printed."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, a list of itself
@@ -113,24 +113,27 @@ def shown(value: object) -> str:
 
 
 class ProtocolError(JetStreamError):
-    """What came is not the NATS protocol, or not the JetStream API. A connection cannot be used any more then."""
+    """Received data breaks the NATS protocol or the JetStream API. The connection can no longer be used."""
 
 
 @contextmanager
 def promised(what: str) -> Iterator[None]:
-    """Reading what somebody sent: ProtocolError where a part of it is missing or of another kind."""
+    """Raise ProtocolError if reading received data fails because a field is missing or has the wrong type.
+
+    what: names the data in the message.
+    """
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
-        raise ProtocolError(f"{what} is not what the API promises") from None
+        raise ProtocolError(f"{what} is invalid: a field is missing or has an invalid value") from None
 
 
 class NotJetStreamMessage(ProtocolError):
-    """A message that no JetStream consumer delivered: it has no place in a stream and cannot be acknowledged."""
+    """A message was not delivered by a JetStream consumer, so it has no sequence and cannot be acknowledged."""
 
 
 class InvalidValue(JetStreamError, ValueError):
-    """A value refused before anything was sent: which field, which value, and what to do."""
+    """A value was refused before anything was sent. The message names the field, the value and what to do."""
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         super().__init__(f"{field}={shown(value)}: {remedy[:LONGEST_TEXT]}")
@@ -140,23 +143,23 @@ class InvalidValue(JetStreamError, ValueError):
 
 
 class ConnectionFailed(JetStreamError, ConnectionError):
-    """No connection could be made. A :class:`ConnectionError`, so nats-py treats it as one failed attempt."""
+    """No connection could be made. It is a :class:`ConnectionError`, which nats-py treats as one failed attempt."""
 
 
 class ConnectionDenied(ConnectionFailed):
-    """One side refuses the other: settings have to change, here or on the server."""
+    """Client or server refuses the other. A setting has to change, on one of the two sides."""
 
 
 class AuthenticationFailed(ConnectionDenied):
-    """The server refused the credentials, or asked for some and none were given."""
+    """The server refused the credentials, or requires credentials and none are set."""
 
 
 class TlsFailed(ConnectionDenied):
-    """A certificate that the other side does not accept, or a server that requires TLS which was not asked for."""
+    """One side does not accept the other's certificate, or the server requires TLS and ``tls`` is not set."""
 
 
 class TlsNotOffered(TlsFailed):
-    """TLS was asked for and the server offers none. Nothing secret was sent."""
+    """``tls`` is set and the server does not offer TLS. Nothing secret was sent."""
 
 
 class ConnectionLost(ConnectionFailed):
@@ -168,41 +171,41 @@ class ConnectionLost(ConnectionFailed):
 
 
 class ConnectionEnded(ConnectionLost):
-    """It does not come back: its block was left, the server ended it with an error, or refuses to let it in again.
-
-    Open another connection. ``last_sequence`` is 0.
+    """The connection will not be restored: its block was left, the server closed it with an error, or the server
+    refuses every attempt to reconnect. Open another connection. ``last_sequence`` is 0.
     """
 
 
 class RequestTimeout(JetStreamError, TimeoutError):
-    """A request was not answered in time. What it asked for may have happened."""
+    """A request was not answered in time. The server may have carried it out."""
 
 
 class PermissionDenied(JetStreamError):
-    """The account may not ``act`` (publish on, subscribe to) the subject.
+    """The user may not ``act`` (``publish on`` or ``subscribe to``) the subject.
 
-    The server drops what it may not take, and says so on the side.
+    The server drops the message and reports the refusal separately, not as an answer.
     """
 
     def __init__(self, subject: str, act: str = "publish on") -> None:
-        super().__init__(f"no permission to {act} {subject!r}: allow it for this user")
+        super().__init__(f"no permission to {act} {subject!r}: grant it to the user of this connection")
         self.subject = subject
         self.act = act
 
 
 _BY_CODE: dict[int, type[ApiError]] = {}
 _NAMES = re.compile(r"(STREAM|CONSUMER)\.(?:(?:DURABLE|LEADER|MSG|PEER)\.)?[A-Z]+\.([^.]+)(?:\.([^.]+))?")
-"""In a request of the JetStream API: the stream that it is about, and the consumer."""
+"""Finds the stream and the consumer that a request of the JetStream API names."""
 
 
 class ApiError(JetStreamError):
-    """A refusal by the server: ``code`` is HTTP-like, ``err_code`` the precise one, ``description`` its text."""
+    """A refusal by the server. ``code`` is like an HTTP status, ``err_code`` identifies the reason, ``description`` is
+    the server's message."""
 
     remedy = ""
-    """What to do next, where the class alone tells it."""
+    """What to do next, if it is the same for every error of the class."""
 
     def __init_subclass__(cls, codes: Sequence[int] = ()) -> None:
-        """``codes``: the server's, for which :meth:`from_response` makes an error of this class."""
+        """``codes``: the server's ``err_code`` values for which :meth:`from_response` creates this class."""
         _BY_CODE.update(dict.fromkeys(codes, cls))
 
     def __init__(self, code: int, err_code: int, description: str) -> None:
@@ -213,12 +216,13 @@ class ApiError(JetStreamError):
 
     @staticmethod
     def from_response(error: object, request: str = "") -> ApiError:
-        """The class for the ``error`` of an API answer; plain :class:`ApiError` for codes without a class. Its text
-        names the stream or consumer of the ``request``, for example ``STREAM.INFO.ORDERS``.
+        """Convert the ``error`` of an API answer. A code without a class becomes a plain :class:`ApiError`, and so does
+        an ``error`` that is not an object, with code 0.
 
-        Whatever was answered instead of an error object is an error too: code 0.
+        request: for example ``STREAM.INFO.ORDERS``; the message names its stream or consumer.
         """
-        fields = error if isinstance(error, dict) else {"description": f"no error object: {type(error).__name__}"}
+        found = type(error).__name__
+        fields = error if isinstance(error, dict) else {"description": f"the answer's error is {found}, not an object"}
         code, err_code = fields.get("code"), fields.get("err_code")
         code, err_code = code if type(code) is int else 0, err_code if type(err_code) is int else 0
         refusal = _BY_CODE.get(err_code, ApiError)(code, err_code, str(fields.get("description", ""))[:LONGEST_TEXT])
@@ -233,15 +237,15 @@ class ApiError(JetStreamError):
 
 
 class JetStreamNotEnabled(ApiError, codes=(10076,)):
-    """JetStream is off on the server, or nobody answers its API."""
+    """JetStream is disabled on the server, or nothing answers its API."""
 
 
 class JetStreamNotEnabledForAccount(JetStreamNotEnabled, codes=(10039,)):
-    """10039."""
+    """JetStream is not enabled for the account (10039)."""
 
 
 class StreamNotFound(ApiError, codes=(10059,)):
-    """10059."""
+    """The stream does not exist (10059)."""
 
     remedy = (
         "; check its name, the account and the domain (`nats stream ls`, JetStream.stream_names()), or create it "
@@ -254,11 +258,11 @@ class StreamNameInUse(ApiError, codes=(10058,)):
 
 
 class InvalidStreamConfig(ApiError, codes=(10052,)):
-    """A configuration, or a change of one, that JetStream does not allow."""
+    """JetStream does not allow this stream configuration, or this change of it."""
 
 
 class ConsumerNotFound(ApiError, codes=(10014,)):
-    """10014."""
+    """The consumer does not exist (10014)."""
 
     remedy = (
         "; check its name (`nats consumer ls`, Stream.consumer_names()), or create it "
@@ -267,65 +271,65 @@ class ConsumerNotFound(ApiError, codes=(10014,)):
 
 
 class ConsumerDoesNotExist(ConsumerNotFound, codes=(10149,)):
-    """An update of a consumer that is not there."""
+    """An update of a consumer that does not exist (10149)."""
 
 
 class ConsumerNameInUse(ApiError, codes=(10013,)):
-    """10013."""
+    """A consumer of this name exists (10013)."""
 
 
 class ConsumerAlreadyExists(ConsumerNameInUse, codes=(10105, 10148)):
-    """Created where one with another configuration exists, or one that is still active."""
+    """A consumer of this name exists with another configuration, or is still active."""
 
 
 class ConsumerCreateFailed(ApiError, codes=(10012,)):
-    """A consumer, or a change of one, that the server cannot make: some fields stay for life."""
+    """The server cannot create the consumer, or cannot change it: some fields are fixed once it exists."""
 
 
 class WorkQueueRefused(ApiError, codes=(10084, 10098, 10099, 10100, 10101)):
-    """A consumer that a work queue does not take. 10084, 10098: its ``ack_policy``. 10099, 10100: it would get messages
-    of a consumer that exists. 10101: its ``deliver_policy``."""
+    """A work-queue stream does not accept the consumer. 10084, 10098: because of its ``ack_policy``. 10099, 10100: it
+    would get messages of an existing consumer. 10101: because of its ``deliver_policy``."""
 
     remedy = (
-        "; a work queue gives each message to one consumer: use the consumer that exists, or give all of them filters "
-        "that do not overlap, ack_policy 'explicit' and deliver_policy 'all'"
+        "; a work queue delivers each message to one consumer: use the existing consumer, or set filters that do not "
+        "overlap on all consumers, with ack_policy 'explicit' and deliver_policy 'all'"
     )
 
 
 class MessageNotFound(ApiError, codes=(10037,)):
-    """10037."""
+    """The stream does not contain the message (10037)."""
 
 
 class SequenceNotFound(MessageNotFound, codes=(10043,)):
-    """A deletion of a message that is not there."""
+    """A deletion of a message that does not exist (10043)."""
 
 
 class MessageDeleteFailed(ApiError, codes=(10057,)):
-    """For example in a stream with ``deny_delete``."""
+    """The message cannot be deleted, for example because the stream has ``deny_delete``."""
 
 
 class PurgeFailed(ApiError, codes=(10110,)):
-    """For example in a stream with ``deny_purge``."""
+    """The stream cannot be purged, for example because it has ``deny_purge``."""
 
 
 class BadRequest(ApiError, codes=(10003, 10193)):
-    """No request that the server understands. 10193: an expected subject without a sequence that is expected there."""
+    """The server does not understand the request. 10193: an expected subject without an expected sequence."""
 
 
 class InvalidRequest(ApiError, codes=(10025,)):
-    """A field that this server does not know, or a value that is not of its type."""
+    """The server does not know a field of the request, or a value has the wrong type."""
 
 
 class TooManyResults(ApiError):
-    """413 of a direct get: the subjects match more than 1,024 others (ADR-31)."""
+    """The subjects of a direct get match more than 1,024 subjects (status 413, ADR-31)."""
 
 
 class WrongLastSequence(ApiError, codes=(10071, 10164)):
-    """Somebody else wrote first."""
+    """The last sequence is not the expected one: another client has written in the meantime."""
 
 
 class WrongLastMessageId(ApiError, codes=(10070,)):
-    """10070."""
+    """The stream's last message does not have the expected id (10070)."""
 
 
 class WrongStream(ApiError, codes=(10060,)):
@@ -333,27 +337,27 @@ class WrongStream(ApiError, codes=(10060,)):
 
 
 class TooManyRequests(ApiError, codes=(10167,)):
-    """Dropped, because more messages waited for the stream than ``max_buffered_msgs`` (10,000) allows."""
+    """The server dropped the message because more than ``max_buffered_msgs`` (10,000) waited for the stream."""
 
 
 class StreamSealed(ApiError, codes=(10109,)):
-    """A sealed stream takes no message any more, and cannot be opened again."""
+    """The stream is sealed: it accepts no more messages, and this cannot be undone."""
 
 
 class MessageTooLarge(ApiError, codes=(10054,)):
-    """Data and headers are more than the stream's ``max_msg_size``."""
+    """Data and headers together exceed the stream's ``max_msg_size``."""
 
 
 class StoreFailed(ApiError, codes=(10077,)):
-    """The stream did not store it. ``description`` says why: a limit with ``discard`` ``new``, a full disk."""
+    """The stream did not store the message. ``description`` says why: a limit with ``discard`` ``new``, a full disk."""
 
 
 class ResourcesExceeded(ApiError, codes=(10002, 10047)):
-    """The account's or the server's storage is used up."""
+    """The storage of the account or the server is used up."""
 
 
 class LastSequenceNotReady(ApiError, codes=(10163,)):
-    """What is on its way to the subject is not decided yet. Try again."""
+    """The server has not decided yet about an earlier message on the subject. Try again."""
 
 
 class ApiLevelRequired(ApiError, codes=(10185,)):
@@ -361,43 +365,44 @@ class ApiLevelRequired(ApiError, codes=(10185,)):
 
 
 class TtlRefused(ApiError, codes=(10165, 10166)):
-    """10166: the stream has no ``allow_msg_ttl``. 10165: no TTL that the server reads."""
+    """10166: the stream has no ``allow_msg_ttl``. 10165: the TTL is invalid."""
 
 
 class CounterRefused(ApiError, codes=(10168, 10169, 10170, 10171, 10172)):
-    """10168: the stream has no ``allow_msg_counter``. 10169: it has, and takes nothing but increments. 10170: an
-    increment with data. 10171: no integer, or with a header that counters do not allow. 10172: what is stored on the
-    subject is no counter."""
+    """10168: the stream has no ``allow_msg_counter``. 10169: the stream accepts increments only. 10170: the increment
+    has data. 10171: the increment is not an integer, or has a header that counters do not allow. 10172: the message
+    stored on the subject is not a counter."""
 
 
 class ScheduleRefused(ApiError, codes=(10188, 10189, 10190, 10191, 10192, 10203, 10212, 10223)):
-    """10188: the stream has no ``allow_msg_schedules``. Else what is wrong: 10189 the schedule, 10190 its target, 10191
-    its TTL, 10192 its rollup, 10203 its source, 10212 its scheduler, 10223 its time zone."""
+    """10188: the stream has no ``allow_msg_schedules``. The other codes name the invalid part: 10189 the schedule,
+    10190 its target, 10191 its TTL, 10192 its rollup, 10203 its source, 10212 its scheduler, 10223 its time zone."""
 
 
 class BatchRefused(ApiError, codes=(10175, 10177, 10179, 10200, 10206, 10207)):
-    """A batch, of which nothing is stored. 10175: without sequence. 10177: a header that batches do not allow. 10179,
-    10207: an id that the server does not take. 10200: no way to commit. 10206: no reply subject of a batch."""
+    """The server refused a batch and stored nothing of it. 10175: a message has no batch sequence. 10177: a header that
+    batches do not allow. 10179, 10207: an invalid id. 10200: an invalid commit. 10206: an invalid reply subject."""
 
 
 class BatchesDisabled(BatchRefused, codes=(10174, 10205)):
-    """10174: the stream has no ``allow_atomic``. 10205: no ``allow_batched``."""
+    """10174: the stream has no ``allow_atomic``. 10205: the stream has no ``allow_batched``."""
 
 
 class BatchIncomplete(BatchRefused, codes=(10176,)):
-    """A message of the batch did not arrive, or nothing came for 10 s and the server gave it up."""
+    """A message of the batch did not arrive, or nothing arrived for 10 s and the server dropped the batch."""
 
 
 class BatchTooLarge(BatchRefused, codes=(10199,)):
-    """More messages than the server takes in one batch: 1,000, or its ``max_batch_size``."""
+    """The batch has more messages than the server accepts: 1,000, or its ``max_batch_size``."""
 
 
 class BatchDuplicate(BatchRefused, codes=(10201,)):
-    """The stream has the ``Nats-Msg-Id`` of one of the messages: the batch was stored before, or is not one."""
+    """The stream has the ``Nats-Msg-Id`` of one of the messages. Either the batch was stored before, or one of its
+    messages was stored outside of it."""
 
 
 class BatchUnknown(BatchRefused, codes=(10208,)):
-    """The server knows no such batch (any more): nothing came for 10 s, or it was restarted."""
+    """The server does not know the batch: nothing arrived for 10 s, or the server was restarted."""
 
 
 class TooManyBatches(BatchRefused, codes=(10210, 10211)):
@@ -405,64 +410,73 @@ class TooManyBatches(BatchRefused, codes=(10210, 10211)):
 
 
 class UpdateRefused(ApiError):
-    """The server refused to change a stream or consumer, which stays as it is. ``changes``: the fields that the refusal
-    is about, as far as that can be told, each with what it is and what was wanted."""
+    """The server refused to change a stream or consumer, which stays as it is.
+
+    ``changes`` has the fields that the refusal is about, as far as that is known: the current and the wanted value.
+    """
 
     def __init__(self, error: ApiError, what: str, changes: Mapping[str, tuple[object, object]], remedy: str) -> None:
         super().__init__(error.code, error.err_code, error.description)
         fields = ", ".join(f"{name}: {shown(old)} → {shown(new)}" for name, (old, new) in changes.items())
-        self.args = (f"{what} stays as it is: {self.args[0]}: {fields}: {remedy}",)
+        self.args = (f"{what} was not changed: {self.args[0]}; {fields}; {remedy}",)
         self.changes = changes
         self.remedy = remedy
 
 
 class ServerTooOld(JetStreamError):
-    """The server is older than what was asked of it: ``version`` is the first that has ``what``. Nothing was sent."""
+    """The server is too old for ``what``: ``version`` is the first that supports it. Nothing was sent."""
 
     def __init__(self, what: str, version: str, server: str) -> None:
-        super().__init__(f"{what}: needs nats-server {version} or newer; this is {server}")
+        super().__init__(f"{what}: needs nats-server {version} or newer; this is {server}: upgrade the server")
         self.what = what
         self.version = version
         self.server = server
 
 
 class TooManyPending(JetStreamError):
-    """``publish_async`` has as many unanswered messages as it may: nothing was sent."""
+    """``publish_async`` has ``max_pending`` unanswered messages. Nothing was sent."""
 
     def __init__(self, pending: int) -> None:
-        super().__init__(f"{pending} messages wait for the stream's answer: publish less at once, or raise max_pending")
+        super().__init__(
+            f"the message was not sent because {pending} others wait for the stream's answer: publish fewer at a time, "
+            "or raise max_pending"
+        )
         self.pending = pending
 
 
 class PublisherClosed(JetStreamError):
-    """The publisher was closed by its caller: nothing was sent, or the answer to what was sent is not listened for."""
+    """The publisher was closed by its caller: the message was not sent, or nothing listens for its answer."""
 
 
 class ListingIncomplete(JetStreamError):
-    """Everything that the server could tell was listed, and these ``names`` were not: their leaders did not answer it
-    in time, or they are offline."""
+    """A list is complete except for ``names``, whose leaders did not answer the server in time or are offline."""
 
     def __init__(self, request: str, names: list[str]) -> None:
-        super().__init__(f"{request} lacks {len(names)}, which did not answer: {shown(names)}; ask again")
+        super().__init__(
+            f"the list {request} is incomplete: {len(names)} did not answer the server ({shown(names)}); "
+            "request it again"
+        )
         self.request = request
         self.names = names
 
 
 class NoStreamResponse(JetStreamError):
-    """Nobody answered a publish: no stream listens on the subject."""
+    """A publish was not answered because no stream listens on the subject."""
 
     def __init__(self, subject: str) -> None:
-        super().__init__(f"no stream listens on {subject!r}: create a stream whose subjects match it, or correct it")
+        super().__init__(
+            f"no stream listens on {subject!r}: create a stream whose subjects match it, or correct the subject"
+        )
         self.subject = subject
 
 
 class WrongDomain(JetStreamError):
-    """Published on a connection with a domain, and stored by a stream of another domain, which listens, too."""
+    """The connection has a domain, and a stream of another domain that listens on the subject stored the message."""
 
     def __init__(self, subject: str, stored: str, domain: str) -> None:
         super().__init__(
-            f"{subject!r} was stored in domain {stored!r}, and no stream of domain {domain!r} said that it has it: a "
-            "subject names no domain; give the streams of both domains different subjects"
+            f"the message for {subject!r} was stored in domain {stored!r}, and no stream of domain {domain!r} confirmed "
+            "it. A subject does not name a domain: use different subjects for the streams of the two domains"
         )
         self.subject = subject
         self.stored = stored
@@ -470,16 +484,15 @@ class WrongDomain(JetStreamError):
 
 
 class PublishFailed(JetStreamError):
-    """A bulk publish did not store everything.
+    """A bulk publish did not store every message.
 
-    ``position`` is the index of the message in the input (from 0), ``subject`` where it was to go, ``stored`` how
-    many messages the server confirmed, ``cause`` the server's refusal or the lost answer.
+    ``position`` is the index of the first failed message in the input (from 0), ``subject`` is its subject, ``stored``
+    is the number of messages that the server confirmed, and ``cause`` is the refusal or the reason for a lost answer.
     """
 
     def __init__(self, position: int, subject: str, stored: int, cause: Exception) -> None:
-        super().__init__(
-            f"message {position} for {shown(subject)} was not stored: {cause}; {stored} messages were stored"
-        )
+        where = f" for {shown(subject)}" if subject else ""
+        super().__init__(f"message {position}{where} was not stored: {cause}; {stored} messages were stored")
         self.position = position
         self.subject = subject
         self.stored = stored
@@ -487,24 +500,26 @@ class PublishFailed(JetStreamError):
 
 
 class BatchGap(PublishFailed):
-    """Messages of a fast-ingest batch did not reach the stream, which ended it there: those before are stored.
+    """Messages of a fast-ingest batch did not reach the stream, which ended the batch. Earlier messages are stored.
 
-    ``position`` is the first that is missing, ``arrived`` the one that came instead, -1 if that is not known.
+    ``position`` is the first missing message, ``arrived`` the one that arrived in its place, or -1 if that is unknown.
     """
 
     def __init__(self, position: int, arrived: int, stored: int) -> None:
-        cause = JetStreamError(f"it did not arrive, message {arrived} came instead" if arrived >= 0 else "nothing came")
+        instead = f", and message {arrived} arrived in its place" if arrived >= 0 else ""
+        cause = JetStreamError(f"it did not arrive{instead}")
         super().__init__(position, "", stored, cause)
         self.arrived = arrived
 
 
 class DuplicatesPossible(JetStreamError):
-    """An earlier attempt may have stored some of the messages, and which ones cannot be found out."""
+    """An earlier attempt may have stored some of the messages, and it is unknown which ones."""
 
     def __init__(self, stream: str, reason: str) -> None:
         super().__init__(
-            f"what was published to stream {stream!r} before cannot be found out: {reason}; sent again it could be "
-            "stored twice. See what is there, then accept duplicates (accept_duplicates=True) or publish in a new run"
+            f"it is unknown which messages were published to stream {stream!r} before: {reason}. Publishing them again "
+            "could store them twice. Look at the stream's messages, then accept duplicates (accept_duplicates=True) or "
+            "publish in a new run"
         )
         self.stream = stream
         self.reason = reason
@@ -514,38 +529,39 @@ _BY_LINE: dict[str, type[PullError]] = {}
 
 
 class PullError(JetStreamError):
-    """A pull ended for a reason that is not "nothing there". ``status`` and ``description`` are the server's."""
+    """A pull ended for another reason than "no messages". ``status`` and ``description`` are the server's; a status of
+    0 means that the client found the error."""
 
     def __init_subclass__(cls, lines: Sequence[str] = ()) -> None:
-        """``lines``: how the status lines begin, in small letters, that :meth:`from_status` takes for this class."""
+        """``lines``: the lower-case beginnings of the status lines for which :meth:`from_status` creates this class."""
         _BY_LINE.update(dict.fromkeys(lines, cls))
 
     def __init__(self, status: int, description: str) -> None:
-        super().__init__(f"{status} {description}")
+        super().__init__(f"{status} {description}" if status else description)
         self.status = status
         self.description = description
 
     @staticmethod
     def from_status(status: int, description: str) -> PullError:
-        """The class for a status line (nats-server's ``server/consumer.go``); plain PullError for an unknown one."""
+        """Convert a status line (nats-server's ``server/consumer.go``). An unknown one becomes a plain PullError."""
         line = f"{status} {description}".lower()
         if status == 408 and "bad" in line:
             return PullError(status, description)
-        beginnings = sorted(_BY_LINE, reverse=True)  # a longer one before its own beginning
+        beginnings = sorted(_BY_LINE, reverse=True)  # a longer beginning before a shorter one that it contains
         kind = next((_BY_LINE[beginning] for beginning in beginnings if line.startswith(beginning)), PullError)
         return kind(status, description or ("no responders" if kind is NoResponders else ""))
 
 
 class BadPullRequest(PullError, lines=("400",)):
-    """400: a heartbeat above half of the expiry, a priority group that is missing or not the consumer's."""
+    """400: the heartbeat exceeds half of the expiry, or the priority group is missing or unknown to the consumer."""
 
 
 class NoMessages(PullError, lines=("404", "408")):
-    """404 No Messages, 408 Request Timeout, Interest Expired or Requests Pending: nothing came in time."""
+    """404 No Messages, 408 Request Timeout, Interest Expired or Requests Pending: no message arrived in time."""
 
 
 class ConsumerDeleted(PullError, lines=("409 consumer deleted",)):
-    """409 Consumer Deleted, or nobody answers for the consumer any more (503)."""
+    """409 Consumer Deleted, or the consumer no longer exists (503)."""
 
 
 class ConsumerIsPushBased(PullError, lines=("409 consumer is push based",)):
@@ -553,28 +569,28 @@ class ConsumerIsPushBased(PullError, lines=("409 consumer is push based",)):
 
 
 class BatchCompleted(PullError, lines=("409 batch completed",)):
-    """409 Batch Completed: a request that was also bound by bytes has brought all its messages. Never raised."""
+    """409 Batch Completed: a pull request that also limits bytes has received all its messages. Never raised."""
 
 
 class PullLimitExceeded(PullError, lines=("409 exceeded max",)):
-    """409 Exceeded MaxRequestBatch, MaxRequestExpires or MaxRequestMaxBytes: the consumer's own limits."""
+    """409 Exceeded MaxRequestBatch, MaxRequestExpires or MaxRequestMaxBytes: a limit that the consumer sets."""
 
 
 class TooManyPulls(PullLimitExceeded, lines=("409 exceeded maxwaiting",)):
-    """409 Exceeded MaxWaiting: as many pulls wait as the consumer's ``max_waiting`` (512) allows. Said only to pulls
-    without a heartbeat; others hear nothing, which is HeartbeatMissed."""
+    """409 Exceeded MaxWaiting: as many pull requests wait as the consumer's ``max_waiting`` (512) allows. The server
+    reports this only to requests without a heartbeat; others get no answer and end with HeartbeatMissed."""
 
 
 class MaxBytesExceeded(PullLimitExceeded, lines=("409 message size exceeds maxbytes",)):
-    """409 Message Size Exceeds MaxBytes, for the first message of a request: ask for more bytes."""
+    """409 Message Size Exceeds MaxBytes, for the first message of a request: request more bytes."""
 
 
 class LeadershipChanged(PullError, lines=("409 leadership change", "409 server shutdown")):
-    """409 Leadership Change or Server Shutdown: ask again."""
+    """409 Leadership Change or Server Shutdown: pull again."""
 
 
 class ApiLevelTooLow(PullError, lines=("412",)):
-    """412 Required Api Level: the request names a level that the server does not have."""
+    """412 Required Api Level: the request requires a level that the server does not have."""
 
 
 class PinLost(PullError, lines=("423",)):
@@ -582,21 +598,21 @@ class PinLost(PullError, lines=("423",)):
 
 
 class NoResponders(PullError, lines=("503",)):
-    """503: nobody listens for the consumer's pulls."""
+    """503: nothing listens for pull requests of the consumer."""
 
 
 class HeartbeatMissed(PullError):
-    """Two idle heartbeats of a pull did not come: the server or the way to it is gone."""
+    """Two idle heartbeats of a pull did not arrive: the server or the network has failed."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(0, f"no message and no heartbeat for {seconds:.1f} s")
+        super().__init__(0, f"no message and no heartbeat for {seconds:.1f} s: check the server and the network")
         self.seconds = seconds
 
 
 class DeliveriesMissed(PullError):
-    """A push consumer has made deliveries that did not arrive: up to ``last`` of them, here up to ``arrived``.
+    """The server sent deliveries of a push consumer up to number ``last``, and only those up to ``arrived`` arrived.
 
-    What needs an acknowledgement is delivered again; without acknowledgements it is not.
+    Missed messages are redelivered if the consumer needs acknowledgements, and otherwise not.
     """
 
     def __init__(self, arrived: int, last: int) -> None:
@@ -606,46 +622,57 @@ class DeliveriesMissed(PullError):
 
 
 class ConsumerIsPullBased(JetStreamError):
-    """A consumer without ``deliver_subject`` does not push: pull from it."""
+    """The consumer has no ``deliver_subject``: it is a pull consumer."""
 
     def __init__(self, consumer: str) -> None:
-        super().__init__(f"consumer {consumer!r} has no deliver_subject: pull from it, with Stream.consumer(name)")
+        super().__init__(
+            f"consumer {consumer!r} is a pull consumer (it has no deliver_subject): read it with Stream.consumer(name)"
+        )
         self.consumer = consumer
 
 
 class ConsumerIsBound(JetStreamError):
-    """Somebody listens to this push consumer already, and it has no ``deliver_group`` to share the messages."""
+    """Another subscriber listens to this push consumer, which has no ``deliver_group`` to share its messages."""
 
     def __init__(self, consumer: str) -> None:
-        super().__init__(f"consumer {consumer!r} is bound by another subscriber: give it a deliver_group to share it")
+        super().__init__(
+            f"consumer {consumer!r} is bound to another subscriber: end that one, or set deliver_group to share the "
+            "messages"
+        )
         self.consumer = consumer
 
 
 class ConsumingMisused(JetStreamError):
-    """What ``consume`` returned was entered while it was under way, or its callback waits for the end of it."""
+    """The context that ``consume`` returned was entered again before its end, or its callback waits for its end."""
 
 
 class OrderedConsumerMisused(JetStreamError):
-    """Two uses of one ordered consumer at the same time, fetching mixed with consuming, or asked before its first."""
+    """An ordered consumer was used twice at the same time, fetched from and consumed, or asked for its state before it
+    was read."""
 
 
 class OrderedConsumerFailed(JetStreamError):
-    """An ordered consumer was created again so often without a message between as ``max_resets`` allows."""
+    """An ordered consumer was recreated ``max_resets`` times without receiving a message."""
 
 
 class SlowConsumer(JetStreamError):
-    """So many messages of a push consumer were dropped, because so many waited unread."""
+    """``dropped`` messages of a push consumer were dropped because too many waited unread."""
 
     def __init__(self, dropped: int) -> None:
-        super().__init__(f"{dropped} messages were dropped: give the push consumer flow_control, or pull")
+        super().__init__(
+            f"{dropped} messages were dropped because too many waited unread: set flow_control on the push consumer, "
+            "or use a pull consumer"
+        )
         self.dropped = dropped
 
 
 class MessageAlreadyAnswered(JetStreamError):
-    """A message can be acknowledged, refused or ended once."""
+    """The message was acknowledged, negatively acknowledged or terminated before, which is possible only once."""
 
     def __init__(self, stream: str, sequence: int) -> None:
-        super().__init__(f"message {sequence} of {stream!r} was answered before")
+        super().__init__(
+            f"message {sequence} of stream {stream!r} has already been answered: answer each message only once"
+        )
         self.stream = stream
         self.sequence = sequence
 
@@ -655,36 +682,40 @@ class DirectGetDisabled(JetStreamError):
 
     def __init__(self, stream: str) -> None:
         super().__init__(
-            f"stream {stream!r} does not allow direct get, by which its messages are read: update it with "
-            f"allow_direct=true (nats stream edit {stream} --allow-direct, or JetStreamCreateStreamOperator)"
+            f"stream {stream!r} does not allow direct get, which is needed to read its messages: set allow_direct=true "
+            f"(`nats stream edit {stream} --allow-direct`, or JetStreamCreateStreamOperator)"
         )
         self.stream = stream
 
 
 class StreamRecreated(JetStreamError):
-    """The stream has the name but not the creation time that was expected: its sequences mean other messages."""
+    """The stream does not have the expected creation time, so its sequences belong to other messages."""
 
 
 class ConsumerRefused(JetStreamError):
-    """This user may not make a consumer to read by, or the stream takes none: direct get needs none."""
+    """The user may not create a consumer to read with, or the stream accepts none. Direct get does not need one."""
 
 
 class AddressUnknown(JetStreamError):
-    """Where the acknowledgements of a consumer in a domain go cannot be learned: a guess could reach another's."""
+    """The acknowledgement subject of a consumer in a domain cannot be found out, and a guess could reach a consumer of
+    the same name in another domain."""
 
     def __init__(self, domain: str, problem: str) -> None:
         super().__init__(
-            f"acknowledgements in domain {domain!r} could reach another consumer of the same name: {problem}; "
-            "or connect to a server of that domain, with the account that has the stream"
+            f"acknowledgements in domain {domain!r} could reach another consumer of the same name: {problem}. Or "
+            "connect to a server of that domain with the account that has the stream"
         )
         self.domain = domain
         self.problem = problem
 
 
 class MessagesMissing(JetStreamError):
-    """Sequences that were promised and that the leader of the stream does not hold (any more)."""
+    """Requested sequences that the leader of the stream does not hold, because they were removed."""
 
     def __init__(self, stream: str, sequences: Sequences) -> None:
-        super().__init__(f"stream {stream!r} lacks {sequences.count} of the messages asked for: {sequences}")
+        super().__init__(
+            f"stream {stream!r} does not contain {sequences.count} of the requested messages (sequences {sequences}): "
+            "they were deleted, purged or expired"
+        )
         self.stream = stream
         self.sequences = sequences

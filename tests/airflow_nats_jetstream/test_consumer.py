@@ -175,7 +175,7 @@ def test_what_the_server_does_not_change_is_named_with_a_remedy(hook: JetStreamH
         with pytest.raises(UpdateRefused, match="JetStreamDeleteConsumerOperator") as refused:
             execute(creation(stream, changes))
         assert list(refused.value.changes) == [field]
-        assert f"consumer '{CONSUMER}' stays as it is: " in str(refused.value)
+        assert f"consumer '{CONSUMER}' was not changed: " in str(refused.value)
         assert info(hook, stream).config.get("description") is None
         assert execute(deletion(stream))["deleted"]
 

@@ -453,7 +453,7 @@ def test_a_settled_claim_is_processed_again_when_asked_to(sooner: None, hook: Je
         execute(process(broken, value, on_settled="reprocess"), try_number=3)
     assert hook.committed(stream, CONSUMER) == [new]
     hook.run(lambda js: js.stream(stream).purge(sequence=4))
-    with pytest.raises(AirflowFailException, match="lacks 3 of the messages asked for: 1-3"):
+    with pytest.raises(AirflowFailException, match=r"does not contain 3 of the requested messages \(sequences 1-3\)"):
         execute(process(never, value, on_settled="reprocess"), try_number=4, max_tries=9)
     assert hook.committed(stream, CONSUMER) == [new]
 

@@ -240,7 +240,7 @@ async def test_answers(stream: Stream) -> None:
     first, second, third, fourth = await consumer.fetch(4, max_wait=2)
     assert (first.data, first.size) == (b"", 70)
     await first.double_ack()
-    with pytest.raises(MessageAlreadyAnswered, match="answered before"):
+    with pytest.raises(MessageAlreadyAnswered, match="has already been answered"):
         await first.ack()
     await second.nak(timedelta(seconds=30))
     await third.term("no use")
