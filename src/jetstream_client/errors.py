@@ -475,8 +475,8 @@ class WrongDomain(JetStreamError):
 
     def __init__(self, subject: str, stored: str, domain: str) -> None:
         super().__init__(
-            f"the message for {subject!r} was stored in domain {stored!r}, and no stream of domain {domain!r} confirmed "
-            "it. A subject does not name a domain: use different subjects for the streams of the two domains"
+            f"the message for {subject!r} was stored in domain {stored!r}, and not confirmed by a stream of domain "
+            f"{domain!r}. A subject does not name a domain: use different subjects for the streams of the two domains"
         )
         self.subject = subject
         self.stored = stored

@@ -75,14 +75,14 @@ class World:
         return {
             "none": {},
             "user": {
-                "nothing": ({}, "give user and password"),
+                "nothing": ({}, "set user and password"),
                 "password": ({"user": "airflow", "password": WRONG}, "check user and password"),
                 "kind": ({"token": WRONG}, "check the token"),
             },
             "token": {
-                "nothing": ({}, "give user and password, a token"),
+                "nothing": ({}, "set user and password, a token"),
                 "token": ({"token": WRONG}, "check the token"),
-                "kind": ({"nkey_seed": self.nkey.seed}, "it asks for no signature"),
+                "kind": ({"nkey_seed": self.nkey.seed}, "it sent no nonce to sign"),
             },
             "nkey": {
                 "nothing": ({}, "an NKey seed"),

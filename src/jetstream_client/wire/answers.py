@@ -1,4 +1,4 @@
-"""Answers of the JetStream API and of streams to a publish: a JSON object, or the server's refusal as an error."""
+"""Decoding answers of the JetStream API, and of streams to a publish. A refusal by the server becomes an error."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from jetstream_client.wire.protocol import NO_RESPONDERS, decode_object
 
 
 def decode_answer(data: bytes, what: str, request: str = "") -> dict[str, Any]:
-    """``what`` names the answer in errors; ``request`` is that of the API, e.g. ``STREAM.INFO.ORDERS``.
+    """Decode an answer. ``what`` names it in errors; ``request`` is the API request, e.g. ``STREAM.INFO.ORDERS``.
 
     Raises:
-        ApiError: or a subclass, the server's refusal.
-        ProtocolError: no JSON object.
+        ApiError: or a subclass: the server refused the request.
+        ProtocolError: the answer is not a JSON object.
     """
     answer = decode_object(data, what)
     if "error" in answer:
@@ -22,11 +22,12 @@ def decode_answer(data: bytes, what: str, request: str = "") -> dict[str, Any]:
 
 
 def decode_api_answer(data: bytes, status: int, subject: str, request: str) -> dict[str, Any]:
-    """An answer of the API on ``subject``. Raises as :func:`decode_answer`, and JetStreamNotEnabled: nobody answers."""
+    """Decode the answer to an API request on ``subject``. Raises what :func:`decode_answer` raises, and
+    JetStreamNotEnabled if no server answers."""
     if status == NO_RESPONDERS:
         raise JetStreamNotEnabled(
             NO_RESPONDERS,
             0,
-            f"nobody answers {subject!r}: JetStream is off, or domain, API prefix or permissions are wrong",
+            f"no server answers {subject!r}: enable JetStream, or correct the domain, API prefix or permissions",
         )
     return decode_answer(data, f"the answer to {subject!r}", request)

@@ -1,4 +1,4 @@
-"""Work over connections that may be lost: each loss is followed by another attempt, until nothing moves any more."""
+"""Work over connections that may be lost: attempts are repeated as long as the work makes progress."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESUMED_WITHIN = 60.0
-"""Seconds without progress, over however many connections, after which the work is given up."""
+"""Seconds without progress, over any number of connections, after which the work is given up."""
 PAUSE = 0.2
 """Seconds between two attempts."""
 PASSING = (429, NO_RESPONDERS)
-"""Codes of a server that has too much to do, or whose stream has no leader."""
+"""Codes of a server that is overloaded, or whose stream has no leader."""
 
 
 def is_passing(error: BaseException | None) -> bool:
-    """Whether another attempt may succeed where this error ended one."""
+    """Whether another attempt may succeed after this error."""
     if isinstance(error, ApiError):
         return error.code in PASSING
     return isinstance(error, ConnectionFailed | RequestTimeout | PullError) and not isinstance(error, ConnectionDenied)
 
 
 class Attempts:
-    """A context manager for each attempt at one piece of work::
+    """A context manager for every attempt at one piece of work::
 
         attempts = Attempts(lambda: "reading was interrupted")
         while True:
@@ -41,10 +41,10 @@ class Attempts:
                 ...
                 return
 
-    A passing error is logged behind what ``interrupted`` says, and after a pause the loop goes on. Any other error ends
-    it, and so does a passing one when there was no progress for :data:`RESUMED_WITHIN` seconds.
+    A passing error is logged after the words that ``interrupted`` returns, and the loop continues after a pause. Any
+    other error is raised, and so is a passing one if there was no progress for :data:`RESUMED_WITHIN` seconds.
 
-    patient:  False: until the first progress, every error ends it.
+    patient:  if False, every error before the first progress is raised. Default True.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Attempts:
         self._moved = clock() if patient else -math.inf
 
     def reached(self, position: int) -> bool:
-        """Whether this is another position than before: that is progress."""
+        """Record a position. Returns whether it differs from the last one, which counts as progress."""
         moved = position != self._position
         if moved:
             self._position, self._moved = position, self._clock()

@@ -1,7 +1,7 @@
-"""How a connection says who it is: the CONNECT line of both drivers, signatures included.
+"""Authentication: the CONNECT line of both connections, including signatures.
 
 An NKey is an Ed25519 key: base32 of a prefix, the 32 bytes and a checksum (nats-io/nkeys, ``strkey.go``). A ``.creds``
-file holds a JWT and the seed that belongs to it; the server sends a nonce in INFO and gets it back signed.
+file contains a JWT and its seed. The server sends a nonce in INFO, which the client signs.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _PREFIX_USER = 20 << 3
 
 
 def connect_line(settings: ConnectionSettings, server: Mapping[str, Any], *, encrypted: bool) -> bytes:
-    """The CONNECT line for a server's INFO. Both drivers send this one, so nothing secret leaves in any other way.
+    """The CONNECT line for a server's INFO. Both connections send this line, and no secret is sent in any other way.
 
     Raises:
-        TlsNotOffered: TLS was asked for, and the line is not encrypted.
-        AuthenticationFailed: there is something to sign with, and the server asks for no signature; or the package
-            that signs is missing here.
-        InvalidValue: a seed whose checksum is wrong; a file of a credential that cannot be read or holds another thing.
+        TlsNotOffered: TLS is set, and the connection is not encrypted.
+        AuthenticationFailed: a seed or credentials are set and the server sent no nonce, or the package that signs is
+            not installed.
+        InvalidValue: the checksum of a seed is wrong, or the file of a credential cannot be read or is invalid.
     """
     if settings.tls and not encrypted:
         raise TlsNotOffered(
-            f"TLS was asked for and the server at {', '.join(settings.servers)} offers none: nothing secret was sent; "
-            "enable TLS on the server or ask for none"
+            f"TLS is set here and the server at {', '.join(settings.servers)} does not offer it; nothing secret was "
+            "sent. Enable TLS on the server, or connect without TLS"
         )
     fields = {
         "verbose": False,
@@ -57,39 +57,39 @@ def connect_line(settings: ConnectionSettings, server: Mapping[str, Any], *, enc
 
 
 def unreachable(settings: ConnectionSettings, reason: str) -> ConnectionFailed:
-    """The error when none of the servers could be connected to in time."""
+    """The error when the connection to every server failed or took too long."""
     return ConnectionFailed(
         f"no NATS server reachable at {', '.join(settings.servers)} within {settings.connect_timeout:g} s: {reason}; "
-        "check servers and port, and that a server runs there"
+        "check the addresses and ports, and that a server is running there"
     )
 
 
 def refused(settings: ConnectionSettings, words: str) -> AuthenticationFailed:
-    """The error for a server's refusal in its own words: what to fix, for each way to authenticate."""
+    """The error when the server refused the connection, with its ``words`` and a remedy for the kind of credentials."""
     return AuthenticationFailed(
         f"the NATS server refused the connection ({settings.kind}): {words}; {_remedy(settings)}"
     )
 
 
 def check_seed(seed: str) -> str:
-    """A user's NKey seed without white space around it. Raises InvalidValue, which does not show it."""
+    """A user's NKey seed without surrounding white space. Raises InvalidValue, which does not show the seed."""
     if not _SEED.fullmatch(seed.strip()):
-        remedy = "the seed of a user has 58 characters and begins with SU; give it, or the path of a file that holds it"
+        remedy = "a user's seed has 58 characters and begins with SU: set it, or the path of a file that contains it"
         raise InvalidValue("nkey_seed", "…", remedy)
     return seed.strip()
 
 
 def check_credentials(credentials: str) -> tuple[str, str]:
-    """JWT and seed of a ``.creds`` file's content. Raises InvalidValue, which does not show it."""
+    """JWT and seed in the content of a ``.creds`` file. Raises InvalidValue, which does not show the content."""
     jwt, seed = _block("NATS USER JWT", credentials), _block("USER NKEY SEED", credentials)
     if not (_JWT.fullmatch(jwt) and _SEED.fullmatch(seed)):
-        remedy = "give a .creds file, by content or by path: its block USER JWT and its block USER NKEY SEED"
+        remedy = "set the content or path of a .creds file, with its block USER JWT and its block USER NKEY SEED"
         raise InvalidValue("credentials", "…", remedy)
     return jwt, seed
 
 
 def _block(label: str, text: str) -> str:
-    """What stands between the lines BEGIN and END, whose line ends may be of any system, spaces, or lost."""
+    """The content between the lines BEGIN and END. Line breaks may be of any system, replaced by spaces, or missing."""
     inside, end, _ = text.partition(f"-----BEGIN {label}-----")[2].partition("-----END")
     return inside.rstrip("-").strip() if end else ""
 
@@ -102,7 +102,7 @@ def _who(settings: ConnectionSettings, nonce: str) -> dict[str, str | None]:
     if not (settings.nkey_seed or settings.credentials):
         return {}
     if not nonce:
-        raise refused(settings, "it asks for no signature")
+        raise refused(settings, "it sent no nonce to sign")
     if settings.nkey_seed:
         key = _key("nkey_seed", check_seed(settings.credential("nkey_seed")))
         return {"nkey": _public(key), "sig": _signature(key, nonce)}
@@ -115,12 +115,12 @@ def _key(field: str, seed: str) -> Ed25519PrivateKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError:
         raise AuthenticationFailed(
-            "an NKey seed or credentials need the package cryptography, which is not installed here: install it on "
-            "every Spark executor"
+            "an NKey seed or credentials need the package cryptography, which is not installed here: install it, also "
+            "on every Spark executor"
         ) from None
     raw = base64.b32decode(seed.strip() + "======")  # 36 bytes: two of prefix, the key, two of checksum
     if binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:
-        raise InvalidValue(field, "…", "the seed's checksum is wrong: a character was lost or changed")
+        raise InvalidValue(field, "…", "the seed's checksum is wrong: a character is missing or changed; copy it again")
     return Ed25519PrivateKey.from_private_bytes(raw[2:-2])
 
 
@@ -144,11 +144,13 @@ def _remedy(settings: ConnectionSettings) -> str:
     if settings.credentials:
         expired = _expired(check_credentials(settings.credential("credentials"))[0])
         return (
-            f"they expired at {expired}: renew them" if expired else "check that its operator and account issued them"
+            f"they expired at {expired}: renew them"
+            if expired
+            else "check that the server's operator and account issued them"
         )
     if settings.tls_certificate:
         return "check that the server has a user for the name in the client certificate"
-    return "give user and password, a token, an NKey seed, credentials or a client certificate"
+    return "set user and password, a token, an NKey seed, credentials or a client certificate"
 
 
 def _expired(jwt: str) -> str:

@@ -1,7 +1,7 @@
-"""The bulk connection: blocking sockets, commands written as they are, no reconnecting by itself.
+"""The bulk connection: a blocking socket that sends encoded commands and does not reconnect.
 
 It exists for speed: reading into Spark, large publishes, acknowledging a claim. It needs neither nats-py nor an event
-loop. An answer that does not come is the caller's to count; a connection that ends is :class:`ConnectionLost`.
+loop. The caller must notice missing answers; a connection that ends raises :class:`ConnectionLost`.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
 
 ANSWERED_WITHIN = 10.0
-"""Seconds without any answer after which whoever reads or publishes over a connection takes it for dead."""
+"""Seconds without any answer after which reading and publishing give up a connection."""
 
 _RECEIVE = 1 << 18  # bytes for one read: what fits into the processor's caches is parsed twice as fast as 1 MiB
-_BUFFER = 4 << 20  # bytes asked of the kernel for each direction
+_BUFFER = 4 << 20  # bytes requested from the kernel for each direction
 _MOST_KEPT = 256 << 20  # bytes that wait to be received: a server that never stops must not fill the memory
 _MOST_DENIED = 1_000
-_GRACE = 1.0  # seconds past a time limit in which what has begun to arrive may become whole
-_PING_AFTER = 10.0  # seconds of silence after which we ask whether the server is there; as long again for its answer
+_GRACE = 1.0  # seconds after a time limit in which a message that has begun to arrive may be completed
+_PING_AFTER = 10.0  # seconds of silence before a PING, and seconds to wait for its answer
 
 
 class _Nothing(Exception):
-    """The time is over."""
+    """Nothing arrived within the time limit."""
 
 
 class Wire:
@@ -65,11 +65,11 @@ class Wire:
         self._socket: socket.socket | TlsSocket = connection
         self._parser = Parser()
         self._arrived: list[Run] = []
-        self._frames = 0  # in what arrived
-        self._kept = 0  # bytes that were read since frames were handed out
+        self._frames = 0  # in _arrived
+        self._kept = 0  # bytes read since frames were last handed out
         self._denied: list[PermissionDenied] = []
         self._sid = 0
-        self._pinged = 0.0  # when our PING went out that has no PONG yet
+        self._pinged = 0.0  # when the PING was sent that has no PONG yet
         self._pongs_owed = 0
         self._heard = time.monotonic()
 
@@ -78,9 +78,9 @@ class Wire:
         """Connect to the first server that accepts, trying them in turn for ``settings.connect_timeout`` seconds.
 
         Raises:
-            AuthenticationFailed, TlsNotOffered, TlsFailed: at once.
-            ConnectionFailed: none accepted in time.
-            InvalidValue: a certificate or key that cannot be read.
+            AuthenticationFailed, TlsNotOffered, TlsFailed: at once, without another attempt.
+            ConnectionFailed: no server accepted the connection in time.
+            InvalidValue: a certificate or key cannot be read.
         """
         context = settings.ssl_context()
         deadline = time.monotonic() + settings.connect_timeout
@@ -125,7 +125,7 @@ class Wire:
 
     @property
     def version(self) -> str:
-        """Of the server."""
+        """The version of the server."""
         return str(self.server.get("version", ""))
 
     @property
@@ -137,7 +137,7 @@ class Wire:
         return f"{self.settings.inbox_prefix}.{secrets.token_hex(11)}"
 
     def subscribe(self, subject: str) -> int:
-        """The subscription's number, which each of its frames carries as ``sid``."""
+        """Subscribe. Returns the subscription's number, which its frames have as ``sid``."""
         self._sid += 1
         self.send(f"SUB {subject} {self._sid}\r\n".encode())
         return self._sid
@@ -146,13 +146,13 @@ class Wire:
         self.send(f"UNSUB {sid}\r\n".encode())
 
     def send(self, *commands: bytes) -> None:
-        """Write encoded commands, all of them before it returns.
+        """Write encoded commands, and return when all are written.
 
-        While the socket takes no more, what the server sends is read and kept for :meth:`receive`: two sides that only
-        write would wait for each other. A PING that is read then is answered after the commands, not inside of one.
+        While the socket accepts no data, incoming data is read and kept for :meth:`receive`, because two sides that
+        only write would wait for each other. A PING that arrives meanwhile is answered after the commands.
 
         Raises:
-            ConnectionLost: some may have reached the server.
+            ConnectionLost: some of the commands may have reached the server.
         """
         data = memoryview(commands[0] if len(commands) == 1 else b"".join(commands))
         taken = time.monotonic()
@@ -163,7 +163,7 @@ class Wire:
             except BlockingIOError:
                 ready = self._wait(select.POLLIN | select.POLLOUT, 2 * _PING_AFTER)
                 if not ready or time.monotonic() - taken > 2 * _PING_AFTER:
-                    raise ConnectionLost("the NATS server takes no more data") from None
+                    raise ConnectionLost("the NATS server stopped reading from the connection") from None
                 if ready & ~select.POLLOUT:
                     self._read()
             except OSError as error:
@@ -173,18 +173,18 @@ class Wire:
             self.send(b"PONG\r\n" * owed)
 
     def receive(self, timeout: float) -> list[Frame]:
-        """What has arrived, as :meth:`receive_runs`, message by message."""
-        new = tuple.__new__  # past the constructor of the named tuple, which takes as long as all else
+        """What has arrived, like :meth:`receive_runs`, message by message."""
+        new = tuple.__new__  # skips the named tuple's constructor, which would double the time
         return [new(Frame, fields) for run in self.receive_runs(timeout) for fields in self.read(run)]
 
     def receive_runs(self, timeout: float) -> list[Run]:
-        """What has arrived; waits up to ``timeout`` seconds for the first message. 0: only what is there.
+        """What has arrived. Waits up to ``timeout`` seconds for the first message; 0 does not wait.
 
         Raises:
-            PermissionDenied: something that was sent will never be answered. What has arrived is kept.
-            RequestTimeout: nothing came, for a ``timeout`` above 0.
-            ConnectionLost: the connection ended, or the server did not answer our PING within 10 s. That goes out after
-                10 s without a byte; the caller's own pauses do not count against the server.
+            PermissionDenied: the server refused something that was sent. What has arrived is kept.
+            RequestTimeout: nothing arrived, and ``timeout`` is above 0.
+            ConnectionLost: the connection ended, or the server did not answer a PING within 10 s. A PING is sent after
+                10 s without data. Time that the caller spends elsewhere does not count.
         """
         try:
             self._gather(0, time.monotonic() + timeout)
@@ -196,7 +196,7 @@ class Wire:
 
     @staticmethod
     def read(run: Run) -> Iterator[tuple[bytes, int, bytes, bytes, bytes]]:
-        """The fields of each message's :class:`Frame`. Raises ConnectionLost for what is no protocol."""
+        """The fields of each message's :class:`Frame`. Raises ConnectionLost if the data is not the NATS protocol."""
         try:
             columns = run.columns()
             return zip(*columns, strict=True) if columns else iter(run.frames())
@@ -204,27 +204,29 @@ class Wire:
             raise ConnectionLost(str(error)) from None
 
     def _gather(self, have: int, deadline: float) -> None:
-        """Read until more than ``have`` frames are here."""
+        """Read until more than ``have`` frames have arrived."""
         while self._frames <= have and not self._denied:
             if self._wait(select.POLLIN, min(deadline - time.monotonic(), _PING_AFTER)):
                 self._read()
                 self.send()
                 if time.monotonic() > deadline + _GRACE and self._frames <= have:
-                    raise _Nothing  # it talks and says nothing
+                    raise _Nothing  # the server sends data, but no message
                 continue
             now = time.monotonic()
             if not self._pinged and now - self._heard >= _PING_AFTER:
                 self._pinged = now
                 self.send(b"PING\r\n")
             elif self._pinged and now - max(self._pinged, self._heard) >= _PING_AFTER:
-                raise ConnectionLost("the NATS server does not answer")
+                raise ConnectionLost(f"the NATS server did not answer a PING within {_PING_AFTER:g} s")
             if now >= deadline:
                 raise _Nothing
         if self._denied:
             raise self._denied.pop(0)
 
     def request(self, subject: str, data: bytes = b"", timeout: float | None = None) -> Frame:
-        """One request and its answer, on an inbox of its own. Frames of other subscriptions are kept.
+        """One request and its answer, on a separate inbox. Frames of other subscriptions are kept.
+
+        timeout:  seconds to wait, by default ``settings.request_timeout``.
 
         Raises:
             PermissionDenied, RequestTimeout, ConnectionLost.
@@ -235,7 +237,7 @@ class Wire:
         sid = self.subscribe(inbox)
         self.send(command)
         deadline = time.monotonic() + limit
-        seen = 0  # of the runs that arrived
+        seen = 0  # runs that were searched
         try:
             while True:
                 for run in self._arrived[seen:]:
@@ -248,7 +250,7 @@ class Wire:
                             return frame
                 seen = len(self._arrived)
                 if time.monotonic() > deadline:
-                    raise _Nothing  # noqa: TRY301 - as _gather does
+                    raise _Nothing  # noqa: TRY301 - like _gather
                 self._gather(self._frames, deadline)
         except _Nothing:
             raise RequestTimeout(f"no answer on {subject!r} within {limit:g} s") from None
@@ -257,18 +259,18 @@ class Wire:
                 self.unsubscribe(sid)
 
     def api(self, request: str, payload: Mapping[str, Any] | None = None) -> Any:
-        """A request of the JetStream API, e.g. ``STREAM.INFO.ORDERS``; the decoded answer.
+        """Send a request of the JetStream API, e.g. ``STREAM.INFO.ORDERS``. Returns the decoded answer.
 
         Raises:
-            ApiError: or a subclass, the server's refusal.
-            JetStreamNotEnabled: nobody answers.
+            ApiError: or a subclass: the server refused the request.
+            JetStreamNotEnabled: no server answers.
         """
         subject = f"{self.settings.prefix}.{request}"
         frame = self.request(subject, json.dumps(payload).encode() if payload is not None else b"")
         return decode_api_answer(frame.data, decode_status(frame.header)[0], subject, request)
 
     def _greet(self, context: ssl.SSLContext | None, hostname: str, deadline: float) -> None:
-        """INFO, TLS before or after it, CONNECT; returns when the server has accepted it."""
+        """Read INFO, begin TLS before or after it, and send CONNECT. Returns when the server has accepted it."""
         if context and self.settings.tls_handshake_first:
             self._encrypt(context, hostname, deadline)
         while not self.server:
@@ -280,12 +282,12 @@ class Wire:
             and isinstance(self._socket, socket.socket)
             and (self.server.get("tls_required") or self.server.get("tls_available"))
         ):
-            # Anything but INFO that came in plain text came from no server.
+            # A server sends nothing but INFO before TLS: drop anything else that arrived.
             self._parser, self._arrived, self._frames, self._denied, self._pongs_owed = Parser(), [], 0, [], 0
             self._encrypt(context, hostname, deadline)
         line = connect_line(self.settings, self.server, encrypted=isinstance(self._socket, TlsSocket))
         self._pinged = time.monotonic()
-        with contextlib.suppress(ConnectionLost):  # why it ended is there to be read
+        with contextlib.suppress(ConnectionLost):  # the server's reason is still to be read
             self.send(line + b"PING\r\n")
         while self._pinged:
             self._read_until(deadline, "it does not answer")
@@ -311,14 +313,14 @@ class Wire:
             raise
 
     def _wait(self, events: int, seconds: float) -> int:
-        """Which of the poll events came, 0 after ``seconds``. Unlike select it knows no highest descriptor."""
+        """The poll events that occurred, 0 after ``seconds``. Unlike select, poll works with any descriptor."""
         poll = select.poll()
         poll.register(self._socket, events)
         ready = poll.poll(max(0.0, seconds) * 1000)
         return ready[0][1] if ready else 0
 
     def _read(self) -> None:
-        """Read once and keep what arrived."""
+        """Read once and keep what arrives."""
         try:
             data = self._socket.recv(_RECEIVE)
         except BlockingIOError:
@@ -332,7 +334,7 @@ class Wire:
         self._heard = time.monotonic()
         self._kept += len(data)
         if self._kept > _MOST_KEPT:
-            raise ConnectionLost(f"the NATS server sends more than {_MOST_KEPT >> 20} MiB that nobody asked for")
+            raise ConnectionLost(f"the NATS server sent more than {_MOST_KEPT >> 20} MiB without being asked")
         try:
             for piece in self._parser.cut(data):
                 if isinstance(piece, Run):

@@ -1,12 +1,12 @@
-"""The control connection: nats-py's, with its traps closed.
+"""The control connection: nats-py's connection, with safer behaviour.
 
-What nats-py does well stays with it: TLS, authentication, reconnecting, requests. What differs here:
+nats-py does the TLS handshake, reconnects, and sends requests. These things differ from it:
 
-* its CONNECT line is ours, the same as on the bulk connection (``authentication``);
+* the CONNECT line is the same as on the bulk connection (``authentication``);
 * connecting has one time limit, and wrong credentials or missing TLS end it at once;
-* TLS that was asked for and not given is an error before anything secret is sent (nats-py would go on in plain text);
-* nothing is buffered while disconnected: a buffered acknowledgement could reach a later life of its consumer, a
-  buffered publish would be stored after its caller was told that it failed.
+* missing TLS is an error before any secret is sent (nats-py would continue in plain text);
+* nothing is buffered while disconnected: a buffered acknowledgement could reach a later life of its consumer, and a
+  buffered publish would be stored after its caller had got an error.
 """
 
 from __future__ import annotations
@@ -56,39 +56,39 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RECONNECT_WAIT = 0.25
-"""Seconds between two attempts at one server: short, because acknowledgements wait for it."""
+"""Seconds between two attempts to reach a server. It is short because acknowledgements wait for the connection."""
 
 TO_CLOSE = 0.2
-"""Seconds for the end of a socket that nobody will use."""
+"""Seconds to wait for an unused socket to close."""
 MOST_DENIED = 10_000
-"""Refused subjects that are remembered: an account that lacks a permission may try it for each of its messages."""
+"""Refused subjects that are remembered, at most: a user without a permission may try each of many subjects."""
 
 Denied = dict[str, PermissionDenied]
 Headers = Mapping[str, str | Sequence[str]] | bytes
-"""Of a message that is sent: by name, or a block that is encoded already."""
+"""Headers of a message to be sent: by name, or as an encoded block."""
 
 
 class Connection:
-    """One nats-py connection. Get one from :meth:`open`."""
+    """The control connection. Get one from :meth:`open`."""
 
     def __init__(self, settings: ConnectionSettings, client: Client, denied: Denied) -> None:
         self.settings = settings
         self._client = client
         self._denied = denied
         self.when_lost = client.when_lost
-        """Called with the error when the connection is lost, for good or until it is made again: no answer comes to
-        what was sent."""
+        """Callbacks for a lost connection, which get the error. Nothing sent before will be answered, whether the
+        connection is restored or not."""
         self.pulls = 0
-        """How many are open: they share what the server keeps for a connection that reads slowly."""
+        """Number of open pulls. They share the data that the server keeps for a connection that reads slowly."""
 
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: ConnectionSettings) -> AsyncIterator[Connection]:
-        """Connect, and close at the end: whatever waits on the connection then raises ConnectionEnded.
+        """Connect, and close at the end of the block. Everything that still waits then raises ConnectionEnded.
 
         Raises:
             ConnectionFailed: no server answered within ``settings.connect_timeout`` seconds.
-            AuthenticationFailed, TlsNotOffered, TlsFailed: at once.
+            AuthenticationFailed, TlsNotOffered, TlsFailed: at once, without another attempt.
         """
         client = Client(settings)
         denied: Denied = {}
@@ -96,7 +96,7 @@ class Connection:
         try:
             yield cls(settings, client, denied)
         finally:
-            with anyio.CancelScope(shield=True):  # a cancelled task closes its socket, too
+            with anyio.CancelScope(shield=True):  # a cancelled task must close its socket too
                 await _finish(client, within=settings.request_timeout)
 
     @property
@@ -105,31 +105,32 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Nothing will bring it back: its block was left, or the server ended it with an error, such as a limit."""
+        """Whether the connection is closed for good: its block was left, or the server closed it with an error, for
+        example because of a limit."""
         return bool(self._client.is_closed)
 
     @property
     def ended(self) -> bool:
-        """Nobody should wait for it any longer: it is closed, or connecting again has been refused for
-        ``connect_timeout`` seconds, as for a user who was removed. In the latter case attempts go on, which is right
-        for a task that holds claims on it; everybody else can connect anew, with settings of now. A connection that was
-        lost in any other way comes back by itself.
+        """Whether the connection is closed, or every attempt to reconnect was refused for ``connect_timeout`` seconds,
+        for example because the user was removed.
 
-        Whatever waits for something from the server raises ConnectionEnded at that moment.
+        After a refusal, attempts continue, which is right for a task that holds claims on the connection; other users
+        can open a new one with current settings. A connection that was lost in any other way reconnects automatically.
+        When the connection has ended, everything that waits for the server raises ConnectionEnded.
         """
         return bool(self._client.ended)
 
     def check_open(self) -> None:
-        """Raises ConnectionEnded."""
+        """Raises ConnectionEnded if :attr:`ended`."""
         if self._client.ended:
             raise self._client.lost()
 
     @asynccontextmanager
     async def timeout(self, seconds: float | None) -> AsyncIterator[None]:
-        """``asyncio.timeout`` for whatever waits for something from the server: the end of the connection ends it, too.
+        """Like ``asyncio.timeout``, for waiting for the server: the end of the connection ends the wait too.
 
         Raises:
-            TimeoutError: after so many seconds. None: never.
+            TimeoutError: ``seconds`` have passed; never for None.
             ConnectionEnded: the connection has ended for good.
         """
         self.check_open()
@@ -146,7 +147,7 @@ class Connection:
             limits.discard(limit)
 
     async def pause(self, seconds: float) -> None:
-        """Before another attempt. Raises ConnectionEnded where none can succeed, because the connection is closed."""
+        """Wait before another attempt. Raises ConnectionEnded if the connection is closed, so that none can succeed."""
         if self.closed:
             raise self._client.lost()
         await asyncio.sleep(seconds)
@@ -162,39 +163,39 @@ class Connection:
 
     @property
     def reconnects(self) -> int:
-        """How often the connection was lost and came back: pulls from before are lost."""
+        """How many times the connection was lost and restored. Earlier pulls are lost."""
         return int(self._client.stats["reconnects"])
 
     def new_inbox(self) -> str:
         return str(self._client.new_inbox())
 
     async def round_trip(self) -> float:
-        """Seconds that a PING takes."""
+        """Send a PING. Returns the seconds until its answer."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         with _Translated(self._client, "PING"):
             if not self.is_connected:
-                raise self._client.lost()  # nats-py returns at once
+                raise self._client.lost()  # nats-py would return at once
             async with self.timeout(None):
                 await self._client.flush(timeout=max(1, round(self.settings.request_timeout)))
         return loop.time() - start
 
     async def flush(self) -> None:
-        """Wait until the server has taken in everything that was published before."""
+        """Wait until the server has received everything that was published before."""
         await self.round_trip()
 
     async def publish(self, subject: str, data: bytes = b"", reply: str = "", headers: Headers | None = None) -> None:
-        """Raises ConnectionLost when there is no connection at this moment: nothing is buffered."""
+        """Publish. Raises ConnectionLost if not connected at this moment, because nothing is buffered."""
         if self._denied:
-            self._denied.pop(subject.lower(), None)  # it may be allowed by now
+            self._denied.pop(subject.lower(), None)  # it may be permitted by now
         with _Translated(self._client, subject):
             await self._client.publish(subject, data, reply, _block(headers))
 
     async def answer(self, subject: str, data: bytes) -> None:
-        """:meth:`publish` for the subject of a message's answer, which needs no check: acknowledgements are many."""
+        """:meth:`publish` for answering a message. It skips most checks, because acknowledgements are many."""
         client = self._client
         if self._denied or not client.is_connected or len(data) > client._max_payload:
-            await self.publish(subject, data)  # which says what is wrong
+            await self.publish(subject, data)  # raises the right error
         elif client.write(encode_publish(subject, "", data)):
             with _Translated(self._client, subject):
                 await client._flush_pending()
@@ -202,11 +203,13 @@ class Connection:
     async def request(
         self, subject: str, data: bytes = b"", *, timeout: float | None = None, headers: Headers | None = None
     ) -> Reply:
-        """One request, one reply; ``status`` 503 when nobody listens.
+        """Send one request and return its reply; ``status`` is 503 if nothing listens.
+
+        timeout:  seconds to wait, by default ``settings.request_timeout``.
 
         Raises:
-            PermissionDenied: no reply within that time, because the server refused the request.
-            RequestTimeout: no reply within ``timeout`` seconds (``settings.request_timeout``).
+            PermissionDenied: no reply in time, because the server refused the request.
+            RequestTimeout: no reply in time.
             ConnectionLost: not connected at this moment.
         """
         limit = self.settings.request_timeout if timeout is None else timeout
@@ -221,9 +224,9 @@ class Connection:
                 return Reply(subject, "", NO_RESPONDERS, "No Responders", {}, b"")
 
     def check_permitted(self, subject: str) -> None:
-        """Raises PermissionDenied when the server has refused what was published there, or the inbox of an answer.
+        """Raises PermissionDenied if the server refused a publish on the subject, or a subscription to an inbox.
 
-        It says so on the side: ask after a :meth:`flush`, or when an answer does not come.
+        The server does not report a refusal as an answer: check after a :meth:`flush`, or if an answer is missing.
         """
         if subject.lower() in self._denied:
             raise PermissionDenied(subject)
@@ -233,8 +236,8 @@ class Connection:
 
     @asynccontextmanager
     async def inbox(self, deliver: Callable[[Reply], None]) -> AsyncIterator[Inbox]:
-        """An own inbox whose arrivals go to ``deliver``. Unsubscribed at the end, so that the server stops serving
-        pulls that nobody reads."""
+        """A separate inbox that passes arrivals to ``deliver``. It is unsubscribed at the end of the block, so that the
+        server no longer serves its pulls."""
         inbox = await self.open_inbox(deliver)
         try:
             yield inbox
@@ -242,24 +245,24 @@ class Connection:
             await inbox.close()
 
     async def open_inbox(self, deliver: Callable[[Reply], None]) -> Inbox:
-        """The same, to be closed by :meth:`Inbox.close`, or with the connection."""
+        """Like :meth:`inbox`, but to be closed with :meth:`Inbox.close`, or together with the connection."""
         prefix = self.new_inbox()
         with _Translated(self._client, prefix):
             return Inbox(self, prefix, await self._client.subscribe(f"{prefix}.*", cb=_at_once(deliver)))
 
     @asynccontextmanager
     async def listen(self, subject: str, deliver: Callable[[Reply], None], *, queue: str = "") -> AsyncIterator[Inbox]:
-        """What anybody publishes on the subject, which may have wildcards, goes to ``deliver``; in a ``queue`` group
-        to one member of it.
+        """Pass every message on the subject, which may have wildcards, to ``deliver``. In a ``queue`` group, each
+        message goes to one member.
 
         Raises:
-            PermissionDenied: the account may not subscribe to it.
+            PermissionDenied: the user may not subscribe to the subject.
         """
         with _Translated(self._client, subject):
             subscription = await self._client.subscribe(subject, queue, cb=_at_once(deliver))
         listening = Inbox(self, subject, subscription)
         try:
-            await self.flush()  # the server refuses before it answers
+            await self.flush()  # a refusal arrives before the answer to the PING
             if subject.lower() in self._denied:
                 raise PermissionDenied(subject, SUBSCRIBE)
             yield listening
@@ -268,7 +271,7 @@ class Connection:
 
 
 class Inbox:
-    """Where answers arrive: each request gets a subject of its own under ``prefix``."""
+    """Receives answers: each request gets a separate subject under ``prefix``."""
 
     def __init__(self, connection: Connection, prefix: str, subscription: Subscription) -> None:
         self._connection = connection
@@ -280,10 +283,10 @@ class Inbox:
         return f"{self._prefix}.{number}"
 
     async def drain(self, within: float | None = None) -> None:
-        """Unsubscribe, and deliver what the server had sent before it knew, as far as it comes ``within`` seconds.
+        """Unsubscribe, and deliver what the server had sent before that, as far as it arrives ``within`` seconds.
 
         Raises:
-            ConnectionLost, RequestTimeout: something may have been on its way.
+            ConnectionLost, RequestTimeout: messages may be lost on their way.
         """
         self.drained = True
         client = self._connection._client
@@ -292,7 +295,7 @@ class Inbox:
                 async with asyncio.timeout(within):
                     await client._send_unsubscribe(self._subscription._id)
                     await self._connection.flush()
-        finally:  # or it would be subscribed to again when the connection is made again
+        finally:  # or nats-py would renew the subscription when it reconnects
             self._subscription._stop_processing()
             client._remove_sub(self._subscription._id)
 
@@ -302,15 +305,15 @@ class Inbox:
                 await self._subscription.unsubscribe()
 
 
-def _block(headers: Headers | None) -> Any:  # nats-py hands it on to our client's _send_publish
+def _block(headers: Headers | None) -> Any:  # nats-py passes it to Client._send_publish
     if not headers:
         return None
     return headers if isinstance(headers, bytes) else encode_headers(headers)
 
 
 def _at_once(deliver: Callable[[Reply], None]) -> Callable[[Msg], Awaitable[None]]:
-    """A callback for nats-py that our reading does not wait for: its queue and task for each subscription cost as much
-    as all else of a message."""
+    """A callback that ``_Stream`` calls directly. nats-py's queue and task for each subscription would cost as much as
+    everything else about a message."""
 
     async def receive(message: Msg) -> None:
         deliver(_reply(message))
@@ -329,9 +332,11 @@ def _reply(message: Msg) -> Reply:
 
 
 class _Translated:
-    """nats-py's exceptions as ours, and a cancellation that it swallowed: it does when an answer arrives at the same
-    moment (``asyncio.wait_for`` before Python 3.12, https://github.com/python/cpython/issues/86296), or while it queues
-    a flush. Who was cancelled would go on for ever."""
+    """Converts nats-py's exceptions to those of this package, and restores a cancellation that nats-py swallowed.
+
+    nats-py swallows one if an answer arrives at the same moment (``asyncio.wait_for`` before Python 3.12,
+    https://github.com/python/cpython/issues/86296), or while it queues a flush. The cancelled task would not end.
+    """
 
     def __init__(self, client: Client, subject: str) -> None:
         self._client = client
@@ -348,17 +353,18 @@ class _Translated:
         if isinstance(error, JetStreamError):
             return
         if isinstance(error, nats.errors.TimeoutError | asyncio.TimeoutError):
-            raise RequestTimeout(f"no answer on {self._subject!r} in time") from None
+            raise RequestTimeout(f"no answer on {self._subject!r} in time: try again, or wait longer") from None
         if isinstance(error, nats.errors.OutboundBufferLimitError | nats.errors.ConnectionClosedError | OSError):
             raise self._client.lost() from None
         if isinstance(error, nats.errors.MaxPayloadError):
-            raise InvalidValue("data", "…", "the message is larger than the server's max_payload") from None
+            remedy = "the message is larger than the server's max_payload: send less data, or raise max_payload"
+            raise InvalidValue("data", "…", remedy) from None
         if isinstance(error, nats.errors.Error):
             raise JetStreamError(f"nats-py: {error}") from None
 
 
 def _times_cancelled() -> int:
-    """How often somebody has cancelled this task."""
+    """How many times this task was cancelled."""
     task = asyncio.current_task()
     return task.cancelling() if task else 0
 
@@ -404,7 +410,7 @@ async def _connect(settings: ConnectionSettings, client: Client, denied: Denied)
     except (nats.errors.Error, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
         raise _final(settings, error) or _no_server(settings, error) from None
     finally:
-        if not connected:  # also when the caller was cancelled at the moment in which it was
+        if not connected:  # also if the caller was cancelled at the moment of connecting
             client.abort()
             with anyio.CancelScope(shield=True):
                 await _cancelled(attempt)
@@ -412,18 +418,18 @@ async def _connect(settings: ConnectionSettings, client: Client, denied: Denied)
 
 
 def _said(error: Exception, denied: Denied) -> None:
-    """What the server says on the side of a connection that goes on."""
+    """Handle an error that the server reports on a connection that stays open."""
     violation = parse_violation(str(error))
     log.log(logging.DEBUG if violation and denied else logging.WARNING, "NATS connection: %s", error)
     if violation:
         if len(denied) == MOST_DENIED:
             denied.clear()
-        denied[violation[0]] = PermissionDenied(*violation)  # nats-py has made it lower case
+        denied[violation[0]] = PermissionDenied(*violation)  # nats-py has converted it to lower case
 
 
 async def _cancelled(attempt: asyncio.Task[None]) -> None:
-    """Ask until it ends: wait_for of Python 3.11 loses a cancellation that meets its own end, as when a server hangs up
-    at the time limit, and nats-py would go on for ever."""
+    """Cancel until the task ends. ``wait_for`` of Python 3.11 loses a cancellation that coincides with its own end, for
+    example when a server hangs up at the time limit, and nats-py would then continue without end."""
     while not attempt.done():
         attempt.cancel()
         await asyncio.wait([attempt], timeout=TO_CLOSE)
@@ -431,10 +437,10 @@ async def _cancelled(attempt: asyncio.Task[None]) -> None:
 
 
 async def _finish(client: Client, *, within: float) -> None:
-    """Close it, and send what is written so far if the server takes it in so many seconds.
+    """Close the connection, and send pending data if the server accepts it ``within`` so many seconds.
 
-    nats-py takes itself for closed while it is still closing its socket. It waits forever for the end of a socket whose
-    TLS handshake failed, and for a server that does not read.
+    nats-py reports that it is closed while it still closes its socket. It waits without end for a socket whose TLS
+    handshake failed, and for a server that does not read.
     """
     closing = asyncio.ensure_future(client.leave())
     try:
@@ -447,13 +453,15 @@ async def _finish(client: Client, *, within: float) -> None:
 
 
 def _no_server(settings: ConnectionSettings, error: Exception | None = None) -> ConnectionFailed:
-    """Whatever nats-py makes of an INFO or a first answer of any length and type."""
+    """The error for an invalid INFO or first answer, which makes nats-py raise many kinds of exceptions."""
     words = str(error) if isinstance(error, nats.errors.Error) else "it does not speak the NATS protocol"
-    return ConnectionFailed(f"NATS at {', '.join(settings.servers)}: {words[:LONGEST_TEXT]}")
+    return ConnectionFailed(
+        f"no NATS server at {', '.join(settings.servers)}: {words[:LONGEST_TEXT]}; check the addresses and ports"
+    )
 
 
 def _final(settings: ConnectionSettings, error: Exception) -> Exception | None:
-    """The error that further attempts cannot mend, if this is one."""
+    """The error to raise if further attempts cannot succeed after this one, else None."""
     if isinstance(error, ConnectionDenied | InvalidValue):
         return error
     if isinstance(error, ssl.SSLError):

@@ -1,13 +1,13 @@
-"""A credential by its content, or by the path of a file that holds it.
+"""A credential by its content, or by the path of a file that contains it.
 
-What is meant can be seen for most: PEM and ``.creds`` have a line ``-----BEGIN``, a seed begins with SU. A password or
-a token can be any text, so that only ``file:///…`` names a file; the others may be written so, too.
+Most values show which of the two they are: PEM and ``.creds`` contain a line ``-----BEGIN``, and a seed begins with SU.
+A password or a token can be any string, so only ``file:///…`` names a file. This form works for all fields.
 
-A file is read where and whenever a connection is made. One of a password, token, seed or ``.creds`` is read again at
-each reconnect, as by nats.go's ``UserCredentials``: what was renewed in it is used from then on.
+A file is read when a connection is made, on the machine that connects. The file of a password, token, seed or
+``.creds`` is read again at each reconnect, as in nats.go's ``UserCredentials``, so that renewed credentials are used.
 
-The path may come from somebody who must not read every file of this machine, or name something that never ends. So only
-regular files of at most 64 KiB are read, and where folders are given, only those below one of them.
+The path may come from a person who must not read every file of this machine, and may name something that never ends.
+So only regular files of at most 64 KiB are read and, if folders are configured, only files below one of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from jetstream_client.errors import InvalidValue
 
 LARGEST = 64 * 1024
-"""Bytes of a file."""
+"""Bytes of a credential's file, at most."""
 
 _FILE = "file://"
 _BEGIN = "-----BEGIN"
@@ -33,7 +33,7 @@ _HOW = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # a pipe withou
 
 
 def path_of(field: str, value: str) -> Path | None:
-    """The file that the value of this field of the settings names; None for a content."""
+    """The file that the value of this settings field names; None if the value is the content itself."""
     if value.startswith(_FILE):
         return Path(value.removeprefix(_FILE))
     if field.startswith("tls_"):
@@ -44,13 +44,13 @@ def path_of(field: str, value: str) -> Path | None:
 
 
 def read(field: str, value: str, folders: str | None = None) -> str:
-    """The content, from the file if the value names one, without the line ends after it.
+    """The credential itself: the value, or the content of the file that it names, without trailing line breaks.
 
     folders: as ``credential_folders`` of the settings.
 
     Raises:
-        InvalidValue: the file may not or cannot be read, or holds nothing. It does not show the path: a secret may
-            stand in its place.
+        InvalidValue: the file may not be read, cannot be read, or is empty. The message does not show the path, because
+            the value could be a secret that was entered instead of a path.
     """
     path = path_of(field, value)
     if path is None:
@@ -59,36 +59,36 @@ def read(field: str, value: str, folders: str | None = None) -> str:
         content = read_file(path, folders).rstrip("\r\n")
     except Outside:
         remedy = (
-            "the file that it names lies outside of the folders from which credentials may be read: put it into one of "
-            "them, or have whoever runs this process add its folder to credential_folders (in Airflow: [nats] "
-            "credential_folders, AIRFLOW__NATS__CREDENTIAL_FOLDERS); or give the content itself"
+            "the file is outside the folders from which credentials may be read: move it into one of them, add its "
+            "folder to credential_folders where this process is configured (in Airflow: [nats] credential_folders, "
+            "AIRFLOW__NATS__CREDENTIAL_FOLDERS), or set the content instead of a path"
         )
         raise InvalidValue(field, "…", remedy) from None
     except Unreadable as wrong:
         remedy = (
-            f"the file that it names cannot be read here ({wrong}): it must lie at that path on every machine "
-            "that connects, readable by the user that runs it, the api-server's for a test; or give the content itself"
+            f"the file cannot be read here ({wrong}): it must exist and be readable at that path on every machine that "
+            "connects (for a connection test: the api-server); or set the content instead of a path"
         )
         raise InvalidValue(field, "…", remedy) from None
     if not content:
-        raise InvalidValue(field, "…", "the file that it names is empty")
+        raise InvalidValue(field, "…", "the file is empty: write the credential to it")
     return content
 
 
 class Unreadable(Exception):
-    """A file that cannot be read; the words say why and do not show its path."""
+    """A file cannot be read. The message says why, without the path."""
 
 
 class Outside(Unreadable):
-    """A file that is in none of the folders."""
+    """A file is in none of the folders."""
 
 
 def read_file(path: Path, folders: str | None = None) -> str:
-    """The text of a regular file of at most 64 KiB, below one of the folders unless they are None.
+    """The content of a regular file of at most 64 KiB, below one of the folders unless they are None.
 
     Raises:
-        Outside: it is in none of them; whether it exists is not asked.
-        Unreadable
+        Outside: the file is in none of the folders; whether it exists is not checked.
+        Unreadable: the file cannot be read.
     """
     try:
         descriptor = _open(path.expanduser(), folders)
@@ -123,7 +123,7 @@ def _open(path: Path, folders: str | None) -> int:
 
 
 def _open_below(folder: Path, names: tuple[str, ...]) -> int:
-    """Step by step and through no link: the path was resolved, so a link on it now was put there since."""
+    """Open step by step without following links. The path is resolved, so a link in it was placed there since."""
     descriptor = os.open(folder, _HOW | os.O_DIRECTORY)
     for name in names:
         above = descriptor
@@ -135,13 +135,13 @@ def _open_below(folder: Path, names: tuple[str, ...]) -> int:
 
 
 def read_pem(field: str, value: str, kind: str, folders: str | None = None) -> str:
-    """The same for PEM, with the line ends back that a form's field of one line has taken out of a pasted text.
+    """Like :func:`read`, for PEM. Restores the line breaks that a form's single-line field removes from pasted PEM.
 
-    kind: what one of its blocks must be, ``CERTIFICATE`` or ``PRIVATE KEY``. Raises InvalidValue.
+    kind: ``CERTIFICATE`` or ``PRIVATE KEY``; at least one block must be of this kind. Raises InvalidValue.
     """
     pem = read(field, value, folders)
     if not any(f" {label}".endswith(f" {kind}") for label in _LABEL.findall(pem)):
-        raise InvalidValue(field, "…", f"this holds no block -----BEGIN {kind}-----: give PEM, as text or as a path")
+        raise InvalidValue(field, "…", f"contains no block -----BEGIN {kind}-----: set PEM or the path of a PEM file")
     return _PEM_BLOCK.sub(_reflowed, pem)
 
 

@@ -1,4 +1,4 @@
-"""nats-py's client as the control connection needs it: with our parser, our CONNECT line and our headers."""
+"""nats-py's client, adapted for the control connection: it uses this package's parser, CONNECT line and headers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PING = b"PING\r\n"
 
 
 class StatusHeaders(dict[str, str]):
-    """What nats-py looks at, the server's status, and the block as it came."""
+    """The server's status, which is all that nats-py reads, and the header block as it arrived."""
 
     def __init__(self, block: bytes) -> None:
         status, _ = decode_status(block)
@@ -46,7 +46,7 @@ class StatusHeaders(dict[str, str]):
 
 
 class _Stream:
-    """Takes the place of nats-py's parser: our own, whose memory is bounded and which refuses what is no protocol."""
+    """Replaces nats-py's parser by this package's, which limits its memory and refuses invalid data."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -56,7 +56,7 @@ class _Stream:
         self._parser = Parser()
 
     async def parse(self, data: bytes) -> None:
-        """Raises nats-py's ProtocolError, at which it connects again."""
+        """Parse and process. Raises nats-py's ProtocolError, at which nats-py reconnects."""
         client = self._client
         try:
             for frame in self._parser.feed(data):
@@ -85,47 +85,48 @@ class _Stream:
         size = len(subject) + len(reply) + len(header) + len(data)
         says = header and not data and not reply.startswith(DELIVERY)
         status, description = decode_status(header) if says else (0, "")
-        # Anybody can publish on a subject that is not UTF-8: the server keeps it, and replaces what is not in its JSON.
+        # Any client can publish on a subject that is not UTF-8. The server keeps it, and replaces the invalid bytes in
+        # its JSON only.
         texts = subject.decode("utf-8", "replace"), reply.decode("utf-8", "replace")
         fields = (*texts, status, description, decode_headers(header), data, size)
         try:
-            deliver(tuple.__new__(Reply, fields))  # its constructor takes as long as this
+            deliver(tuple.__new__(Reply, fields))  # calling the constructor would double the time
         except Exception:
-            log.exception("NATS connection: a delivery on %r", fields[0][:LONGEST_TEXT])
+            log.exception("NATS connection: handling a delivery on %r failed", fields[0][:LONGEST_TEXT])
 
 
 class Client(nats.aio.client.Client):
-    """nats-py's client with our CONNECT line. It is given no secret, so it cannot send one before TLS."""
+    """nats-py's client with this package's CONNECT line. It gets no secret, so it cannot send one before TLS."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         super().__init__()
         self._settings = settings
         self._ps: Any = _Stream(self)
-        self._unreadable = ""  # what the log says already of a credential's file
-        self._attempts = 0  # to connect again, since the connection was lost
+        self._unreadable = ""  # the last logged problem with a credential's file
+        self._attempts = 0  # to reconnect, since the connection was lost
         self._refused_since: float | None = None
-        """On the loop's clock: when the first of the attempts to connect again was refused, if all since were."""
+        """On the loop's clock: the first refused attempt to reconnect, if all attempts after it were refused too."""
         self.ended = ""
-        """Why nobody should wait for this connection any longer; empty while it is of use."""
+        """Why the connection has ended for good; empty while it is usable."""
         self.when_lost: set[Callable[[ConnectionLost], None]] = set()
-        """Called when the connection is lost, for good or until it is made again."""
+        """Called when the connection is lost, for good or until it is restored."""
         self.limits: set[asyncio.Timeout] = set()
-        """Of everything that waits for something from the server."""
+        """The time limits of everything that waits for the server."""
 
     def lost(self) -> ConnectionLost:
-        """The error of a connection that is not there: for good, or at this moment."""
+        """The error for using the connection while it is lost, or after it has ended."""
         if not self.ended:
-            return ConnectionLost("not connected to NATS at this moment")
+            return ConnectionLost("not connected to NATS at this moment: try again, it reconnects automatically")
         servers = ", ".join(self._settings.servers)
         return ConnectionEnded(f"the connection to {servers} has ended: {self.ended}; open another one")
 
     def interrupted(self) -> None:
-        """No answer comes to what was sent."""
+        """Report that nothing sent so far will be answered."""
         for call in list(self.when_lost):
             call(self.lost() if self.ended else ConnectionLost("the connection to NATS was lost"))
 
     def end(self, reason: str) -> None:
-        """End whatever waits. The first reason stands."""
+        """End everything that waits. The first reason is kept."""
         if self.ended:
             return
         self.ended = reason
@@ -139,17 +140,17 @@ class Client(nats.aio.client.Client):
         limit = self._settings.max_reconnects
         if self._reconnection_task is not None and limit is not None:
             if self._attempts >= limit * len(self._server_pool):
-                failed = f", and the last of {self._attempts} attempts to connect again failed: {self._err}"
+                failed = f", and the last of {self._attempts} attempts to reconnect failed: {self._err}"
                 self.end(f"it was lost{failed if self._attempts else ', and max_reconnects is 0'}")
-                self._server_pool.clear()  # nats-py closes it for want of servers
+                self._server_pool.clear()  # nats-py then closes the connection, because no server is left
                 raise nats.errors.NoServersError
             self._attempts += 1
         await super()._connect_to_server(server)
 
     async def on_disconnect(self) -> None:
         self.interrupted()
-        # nats-py would send on the next connection what is pending: requests whose callers have been told that they are
-        # lost, and PINGs whose answers would be taken for a later one's. It subscribes again to everything.
+        # nats-py would send pending data on the next connection: requests whose callers have got ConnectionLost, and
+        # PINGs whose answers would be taken for those of later PINGs. It renews all subscriptions.
         self._pending, self._pending_data_size = [], 0
         if not self.is_closed:
             log.warning("NATS connection lost, reconnecting")
@@ -158,10 +159,10 @@ class Client(nats.aio.client.Client):
         self._attempts = 0
         self._refused_since = None
         self.ended = ""
-        log.info("NATS connection is back")
+        log.info("NATS connection restored")
 
     def failed_again(self, refusal: Exception | None) -> None:
-        """An attempt to connect again has failed. nats-py leaves its socket to the garbage collector."""
+        """Handle a failed attempt to reconnect. nats-py leaves its socket to the garbage collector."""
         self.abort()
         if refusal is None:
             self._refused_since = None
@@ -169,16 +170,16 @@ class Client(nats.aio.client.Client):
         now, patience = asyncio.get_running_loop().time(), self._settings.connect_timeout
         self._refused_since = self._refused_since or now
         if now - self._refused_since > patience:
-            self.end(f"it was lost, and for {patience:g} s {refusal}")
+            self.end(f"it was lost, and each attempt to reconnect was refused for {patience:g} s: {refusal}")
 
     def abort(self) -> None:
-        """End its socket at once."""
+        """Close the socket at once."""
         transport: Any = self._transport
         if transport is not None and transport._io_writer is not None:
             transport._io_writer.transport.abort()
 
     async def leave(self) -> None:
-        """Close it; nothing that the server has said is the reason."""
+        """Close the connection. An error that the server reported before is not the reason."""
         self._err = None
         await self.close()
 
@@ -186,11 +187,11 @@ class Client(nats.aio.client.Client):
         if not self.is_closed:
             said = str(self._err).removeprefix("nats: ") if self._err else ""
             self.end(f"the server said: {said}" if said else "it was closed")
-        with suppress(OSError):  # a socket that was reset; nobody waits for nats-py's own closing
+        with suppress(OSError):  # the socket was reset; nothing waits for nats-py's own closing
             await super()._close(status, do_cbs)
 
     async def _process_pong(self) -> None:
-        # nats-py stops reading for good at the answer to a PING that nobody waits for any more.
+        # nats-py stops reading for good at the answer to a PING whose caller no longer waits.
         self._pings_outstanding = 0
         if self._pongs:
             pong = self._pongs.pop(0)
@@ -198,34 +199,35 @@ class Client(nats.aio.client.Client):
                 pong.set_result(True)
 
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
-        # nats-py writes it past what waits to be sent, and the answer would say nothing of that.
+        # nats-py sends the PING ahead of pending data, so that its answer would not confirm that data.
         self._pongs.append(future or asyncio.get_running_loop().create_future())
         if self.write(_PING):
             await self._flush_pending()
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if self._settings.tls:
-            # INFO comes in plain text before TLS, so whoever is on the way could name a server of theirs here, whose
-            # certificate nats-py would check against the name that they chose.
+            # INFO arrives in plain text before TLS. An attacker in the network could name another server here, and
+            # nats-py would check its certificate against the name that the attacker chose.
             info.pop("connect_urls", None)
         if initial_connection and self._settings.tls and info.get("tls_available"):
-            info["tls_required"] = True  # nats-py goes on in plain text where the server offers TLS and needs none
+            info["tls_required"] = True  # nats-py continues in plain text if the server only offers TLS
         if initial_connection and not self._settings.tls:
-            check_plain(info)  # nats-py goes on with a TLS context of its own
+            check_plain(info)  # nats-py would continue with a default TLS context
         await super()._process_info(info, initial_connection)
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        # nats-py 2.16 stops reading for good at a block that is only "NATS/1.0", and takes a publisher's own header
-        # named Status for the server's word.
+        # nats-py 2.16 stops reading for good at a block that is only "NATS/1.0", and mistakes a publisher's header
+        # named Status for the server's status.
         return StatusHeaders(headers) if headers else None
 
     def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> Any:
-        # It decodes them strictly, and an error there would end the connection.
+        # nats-py decodes them strictly, and an error would end the connection.
         subject, reply = (each.decode("utf-8", "replace").encode() for each in (subject, reply))
         return super()._build_message(sid, subject, reply, data, headers)
 
     async def _send_publish(self, subject: str, reply: str, payload: bytes, payload_size: int, headers: Any) -> None:
-        # nats-py's headers have one value each, and it does not count them: the server would end the connection.
+        # nats-py allows one value for each header, and does not count headers in the size of a message, so that the
+        # server would end the connection.
         block = headers or b""
         if len(block) + payload_size > self._max_payload:
             raise nats.errors.MaxPayloadError
@@ -233,7 +235,7 @@ class Client(nats.aio.client.Client):
             await self._flush_pending()
 
     def write(self, command: bytes) -> bool:
-        """Add it to what is to be sent. Whether somebody has to ask for that to be done: nobody has yet."""
+        """Queue a command. Returns whether the caller must start a flush because none is under way."""
         self._pending.append(command)
         self._pending_data_size += len(command)
         return self._flush_queue is not None and self._flush_queue.empty()
@@ -246,8 +248,8 @@ class Client(nats.aio.client.Client):
         except InvalidValue as unreadable:
             if self._reconnection_task is None:
                 raise
-            # A file of a credential is being replaced: one failed attempt, not the end of all of them.
-            self.abort()  # nats-py leaves it open
+            # A credential's file may just be replaced, so this is only one failed attempt.
+            self.abort()  # nats-py leaves the socket open
             if self._unreadable != str(unreadable):
                 self._unreadable = str(unreadable)
                 log.warning("NATS connection, still reconnecting: %s", unreadable)

@@ -1,4 +1,4 @@
-"""What a server sends, cut into frames: many messages without a loop in Python, where they are alike. No I/O.
+"""Cutting a server's bytes into frames. Messages that are alike are cut many at a time, without a Python loop. No I/O.
 
 Source: docs.nats.io, "Client Protocol".
 """
@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from jetstream_client.errors import ProtocolError
 
-LONGEST_LINE = 1 << 20  # INFO of a large cluster is the longest; a MSG line has at most max_control_line, 4 KiB
-_MESSAGES = (b"MSG ", b"HMSG")  # how the line of a message begins
-_WORDS = {b"MSG": 4, b"HMSG": 5}  # of such a line without a reply subject
-# The end of a delivery's reply subject. Of twelve tokens the last one is another: those are read line by line.
+LONGEST_LINE = 1 << 20  # the INFO of a large cluster is the longest line; a MSG line has max_control_line, 4 KiB
+_MESSAGES = (b"MSG ", b"HMSG")  # beginnings of a message's line
+_WORDS = {b"MSG": 4, b"HMSG": 5}  # words of such a line without a reply subject
+# The end of a delivery's reply subject. A subject of twelve tokens ends otherwise and is read line by line.
 _PLACE = rb"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+"
 _DELIVERY = re.compile(rb"MSG [^ \r\n]+ ([0-9]{1,9}) ([^ \r\n]+\.)%b ([0-9]{1,9})\r\n" % _PLACE)
-_SMALL = 384  # bytes within which a second message begins, if looking for the lines of all pays
-_LARGE = 1 << 20  # bytes that nobody reads at once: the pieces of many small messages would fill the memory
+_SMALL = 384  # searching for the lines of all messages pays if the second one begins within so many bytes
+_LARGE = 1 << 20  # bytes; more are not cut at once, because the pieces of many small messages would fill the memory
 
 
 class Frame(NamedTuple):
@@ -34,7 +34,7 @@ class Frame(NamedTuple):
 
 
 class ServerLine(NamedTuple):
-    """Everything but messages: ``verb`` is ``INFO``, ``PING``, ``PONG``, ``+OK`` or ``-ERR``, ``rest`` what follows."""
+    """A line that is not a message. ``verb`` is INFO, PING, PONG, +OK or -ERR, ``rest`` what follows it."""
 
     verb: str
     rest: bytes
@@ -51,8 +51,8 @@ class Columns(NamedTuple):
 
 
 class Deliveries(NamedTuple):
-    """Messages that a consumer delivered, as columns. ``places`` has four for each of the others: stream sequence,
-    consumer sequence, nanoseconds since 1970, and how many are pending."""
+    """Messages that a consumer delivered, as columns. ``places`` has four entries for each message: stream sequence,
+    consumer sequence, nanoseconds since 1970, and number of pending messages."""
 
     subjects: Sequence[bytes]
     places: Sequence[bytes]
@@ -61,7 +61,7 @@ class Deliveries(NamedTuple):
 
 
 class Run:
-    """Messages that came one after the other, all MSG or all HMSG: their lines, and the bytes that followed each."""
+    """Consecutive messages that are all MSG or all HMSG: their lines, and the bytes that followed each line."""
 
     __slots__ = ("bodies", "lines")
 
@@ -73,13 +73,13 @@ class Run:
         return len(self.bodies)
 
     def pop(self, position: int) -> None:
-        """Leave out one message."""
+        """Remove one message."""
         del self.lines[position], self.bodies[position]
 
     def columns(self) -> Columns | None:
-        """Without a loop in Python, if each line has as many words as the first, which is nearly always so."""
+        """Split all lines without a Python loop. None if they do not have the same number of words, which is rare."""
         count = len(self.lines)
-        words = b" \r\n ".join(self.lines).split(b" ")  # no line has such a word
+        words = b" \r\n ".join(self.lines).split(b" ")  # no line contains the word \r\n
         words.append(b"\r\n")
         width, more = divmod(len(words), count)
         verb = words[0]
@@ -110,14 +110,15 @@ class Run:
         return Columns(subjects, sids, replies, headers, data)
 
     def deliveries(self) -> Deliveries | None:
-        """The same, if each reply subject begins as the first one does, and ends with a place of four tokens."""
+        """Like :meth:`columns`, with the places from the reply subjects. None unless every reply subject begins like
+        the first one and ends with a place of four tokens."""
         columns = self.columns()
         if columns is None:
             return None
         count = len(columns.replies)
-        # What all have in common goes first: each would be made as often as there are messages.
+        # The common beginning is removed first, so that its tokens are not created once for each message.
         stem = columns.replies[0].rsplit(b".", 4)[0] + b"."
-        tokens = b".\r\n.".join(columns.replies).replace(stem, b"").split(b".")  # in no reply is such a token
+        tokens = b".\r\n.".join(columns.replies).replace(stem, b"").split(b".")  # no reply contains the token \r\n
         tokens.append(b"\r\n")
         if len(tokens) != 5 * count or tokens[4::5].count(b"\r\n") != count:
             return None
@@ -125,8 +126,8 @@ class Run:
         return Deliveries(columns.subjects, tokens, columns.headers, columns.data)
 
     def frames(self) -> list[Frame]:
-        """Raises ProtocolError."""
-        new = tuple.__new__  # past the constructor of the named tuple, which takes as long as all else
+        """The messages one by one. Raises ProtocolError."""
+        new = tuple.__new__  # skips the named tuple's constructor, which would double the time
         if columns := self.columns():
             return [new(Frame, fields) for fields in zip(*columns, strict=True)]
         frames = []
@@ -137,7 +138,7 @@ class Run:
 
 
 class DeliveryRun(Run):
-    """Deliveries of one consumer without headers: what their lines say is read already."""
+    """Deliveries of one consumer without headers, whose lines have been parsed already."""
 
     __slots__ = ("_places", "_sid", "_stem", "_subjects")
 
@@ -163,7 +164,7 @@ class DeliveryRun(Run):
 
 
 def _read_line(line: bytes, size: int) -> tuple[bytes, int, bytes, int]:
-    """Subject, sid, reply and size of the header of a message of ``size`` bytes. Raises ProtocolError."""
+    """Parse the line of a message of ``size`` bytes: subject, sid, reply and header size. Raises ProtocolError."""
     words = line.split(b" ")
     try:
         sid = int(words[2])
@@ -172,9 +173,9 @@ def _read_line(line: bytes, size: int) -> tuple[bytes, int, bytes, int]:
         if replied not in (0, 1):
             raise ValueError  # noqa: TRY301
     except (ValueError, IndexError, KeyError):
-        raise ProtocolError(f"not a message line: {line[:60]!r}") from None
+        raise ProtocolError(f"invalid message line: {line[:60]!r}") from None
     if not 0 <= header_size <= size or sid < 0:
-        raise ProtocolError(f"a message of {size} bytes with {header_size} bytes of headers")
+        raise ProtocolError(f"invalid sizes in a message line: {header_size} bytes of headers in {size} bytes")
     return words[1], sid, words[3] if replied else b"", header_size
 
 
@@ -183,20 +184,20 @@ _DeliveryColumns = tuple[list[bytes], list[bytes], list[bytes]]  # subjects, pla
 
 @functools.lru_cache(maxsize=16)
 def _line(sid: bytes, stem: bytes) -> re.Pattern[bytes]:
-    """What is between the data of two deliveries: subject, place and size."""
+    """Matches the line between the data of two deliveries: subject, place and size."""
     fields = (re.escape(sid), re.escape(stem), _PLACE)
     return re.compile(rb"\r\nMSG ([^ \r\n]+) %b %b(%b) ([0-9]{1,9})\r\n" % fields)
 
 
 @functools.lru_cache(maxsize=16)
 def _message(sid: bytes, stem: bytes, size: bytes) -> re.Pattern[bytes]:
-    """A delivery: its subject, place and data."""
+    """Matches a delivery: its subject, place and data."""
     fields = (re.escape(sid), re.escape(stem), _PLACE, size, int(size))
     return re.compile(rb"MSG ([^ \r\n]+) %b %b(%b) %b\r\n(.{%d})\r\n" % fields, re.DOTALL)
 
 
 def _split_small(buffer: bytes, line: re.Pattern[bytes], max_payload: int) -> tuple[_DeliveryColumns | None, int]:
-    """Where the next line begins is looked for, which takes 1 ns for a byte of data."""
+    """Cut small deliveries by searching for their lines, which takes 1 ns for a byte of data."""
     arrived = b"\r\n" + buffer
     _, *parts = line.split(arrived)
     subjects, places, sizes, data = parts[::4], parts[1::4], list(map(int, parts[2::4])), parts[3::4]
@@ -217,7 +218,7 @@ def _split_small(buffer: bytes, line: re.Pattern[bytes], max_payload: int) -> tu
 def _split_equal(buffer: bytes, message: re.Pattern[bytes]) -> tuple[_DeliveryColumns | None, int]:
     parts = message.split(buffer)
     rest = parts.pop()
-    if any(parts[::4]):  # between two of them
+    if any(parts[::4]):  # something else lies between two deliveries
         return None, 0
     return (parts[1::4], parts[2::4], parts[3::4]), len(buffer) - len(rest)
 
@@ -226,7 +227,7 @@ def _server_line(line: bytes) -> ServerLine:
     name, _, rest = line.partition(b" ")
     verb = name.decode("latin-1").upper()
     if verb not in ("INFO", "PING", "PONG", "+OK", "-ERR"):
-        raise ProtocolError(f"not a protocol line: {line[:60]!r}")
+        raise ProtocolError(f"invalid protocol line: {line[:60]!r}")
     return ServerLine(verb, rest.strip())
 
 
@@ -234,16 +235,16 @@ class Parser:
     """Cuts a byte stream into frames. One parser belongs to one connection."""
 
     def __init__(self, max_payload: int = 64 << 20) -> None:
-        self._rest = b""  # a frame that has begun,
-        self._more = bytearray()  # what came to it since,
-        self._enough = 0  # and the bytes that it needs, once its line has told them
+        self._rest = b""  # the beginning of a frame
+        self._more = bytearray()  # what has arrived after it
+        self._enough = 0  # bytes that the frame needs, once its line is known
         self._max_payload = max_payload
 
     def feed(self, data: bytes) -> list[Frame | ServerLine]:
-        """The frames that are complete with this data.
+        """The frames that this data completes.
 
         Raises:
-            ProtocolError: not the protocol, a line over 1 MiB, or a message over ``max_payload``.
+            ProtocolError: the data is not the NATS protocol, has a line over 1 MiB, or a message over ``max_payload``.
         """
         frames: list[Frame | ServerLine] = []
         for piece in self.cut(data):
@@ -254,15 +255,15 @@ class Parser:
         return frames
 
     def cut(self, data: bytes) -> list[Run | ServerLine]:
-        """As :meth:`feed`, but what the lines of messages say is not read yet, except for their sizes."""
+        """Like :meth:`feed`, but the lines of messages are not parsed yet, except for their sizes."""
         buffer = self._joined(data)
         if not buffer:
             return []
         pieces, position = self._at_once(buffer)
         lines: list[bytes] = []
         bodies: list[bytes] = []
-        verb = b""  # of the run that goes on
-        last_word, size = b"\r\n", 0  # of the line before, which is often that of the next
+        verb = b""  # of the current run
+        last_word, size = b"\r\n", 0  # of the previous line; the next line often has the same
         find = buffer.find
         enough = 0
         end = len(buffer)
@@ -270,7 +271,7 @@ class Parser:
             line_end = find(b"\r\n", position)
             if line_end < 0:
                 if end - position > LONGEST_LINE:
-                    raise ProtocolError("a protocol line does not end")
+                    raise ProtocolError(f"a protocol line is longer than {LONGEST_LINE} bytes")
                 break
             line = buffer[position:line_end]
             start = line[:4]
@@ -284,7 +285,7 @@ class Parser:
                     _read_line(line, size)
                     break
                 if buffer[stop : stop + 2] != b"\r\n":
-                    raise ProtocolError(f"a message is not {size} bytes long, as its line says")
+                    raise ProtocolError(f"a message does not have the {size} bytes that its line announces")
                 if start != verb:
                     lines, bodies, verb = [], [], start
                     pieces.append(Run(lines, bodies))
@@ -300,19 +301,19 @@ class Parser:
         return pieces
 
     def _size(self, line: bytes) -> tuple[int, bytes]:
-        """Of a message, by the last word of its line; and that word with the space before it."""
+        """The size of a message, from the last word of its line, and this word with the space before it."""
         last_word = line[line.rfind(b" ") :]
         try:
             size = int(last_word)
         except ValueError:
-            raise ProtocolError(f"not a message line: {line[:60]!r}") from None
+            raise ProtocolError(f"invalid message line: {line[:60]!r}") from None
         if not 0 <= size <= self._max_payload:
-            raise ProtocolError(f"a message of {size} bytes")
+            raise ProtocolError(f"a message line announces {size} bytes; at most {self._max_payload} are possible")
         return size, last_word
 
     def _at_once(self, buffer: bytes) -> tuple[list[Run | ServerLine], int]:
-        """The deliveries that a buffer begins with, and where they end: without a loop in Python, if nothing else comes
-        between them and they are small, or of one size."""
+        """The deliveries at the beginning of a buffer, and where they end. This needs no Python loop, but works only if
+        nothing else lies between the deliveries, and they are small or have the same size."""
         first = _DELIVERY.match(buffer)
         if first is None or len(buffer) > _LARGE:
             return [], 0
@@ -328,13 +329,14 @@ class Parser:
         return ([DeliveryRun(int(sid), stem, *columns)], end) if columns else ([], 0)
 
     def _joined(self, data: bytes) -> bytes:
-        """All there is, once it can hold a whole frame; until then nothing, so that no byte is copied twice."""
+        """All unparsed bytes, once they can contain a whole frame; before that nothing, so that no byte is copied
+        twice."""
         if not self._rest:
             return data
         size = len(self._rest) + len(self._more) + len(data)
         line_goes_on = not self._enough and b"\n" not in data
         if line_goes_on and size > LONGEST_LINE:
-            raise ProtocolError("a protocol line does not end")
+            raise ProtocolError(f"a protocol line is longer than {LONGEST_LINE} bytes")
         if line_goes_on or size < self._enough:
             self._more += data
             return b""

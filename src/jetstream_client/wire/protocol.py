@@ -15,15 +15,13 @@ from jetstream_client.errors import InvalidValue, NotJetStreamMessage, ProtocolE
 HEADER_LINE = b"NATS/1.0"
 STATUS_LINE = HEADER_LINE + b" "
 FIRST_LINE = HEADER_LINE + b"\r\n"
-"""How a header block begins that has no status."""
+"""Beginning of a header block without a status."""
 DELIVERY = b"$JS.ACK."
-"""How the reply subject of every message begins that a consumer delivers; the server's statuses have none such."""
-_PLACE = (
-    b"\r\nNats-Time-Stamp: "  # what the server adds to a message that it answers a direct get with, and to no status
-)
+"""Beginning of the reply subject of every message that a consumer delivers. The reply subject of a status differs."""
+_PLACE = b"\r\nNats-Time-Stamp: "  # the server adds it to the messages that answer a direct get, and never to a status
 NO_RESPONDERS = 503
 PUBLISH, SUBSCRIBE = "publish on", "subscribe to"
-_LONGEST_ADDRESS = 4_096 - 2 * len(" 1000000000")  # bytes of a line's subjects, beside two sizes (max_control_line)
+_LONGEST_ADDRESS = 4_096 - 2 * len(" 1000000000")  # bytes of a line's subjects: max_control_line less two sizes
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(.+?)"', re.IGNORECASE)
 _INFO: dict[str, Any] = {
     "max_payload": int,
@@ -34,13 +32,14 @@ _INFO: dict[str, Any] = {
     "auth_required": bool,
     "connect_urls": list | None,
 }
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")  # as the server writes its signed integers
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")  # the server's notation for signed integers
 _NINE_TOKENS = re.compile(r"\$JS\.ACK\.([^.]+)\.([^.]+)" + rf"\.({_NUMBER.pattern})" * 5)
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 
 
 class Reply(NamedTuple):
-    """What came to an inbox. ``status`` is 0 for a message; 503 means that nobody listens on the subject."""
+    """A message that arrived in an inbox. ``status`` is 0 for a normal message; 503 means that nothing listens on the
+    subject of the request."""
 
     subject: str
     reply: str
@@ -49,11 +48,11 @@ class Reply(NamedTuple):
     headers: dict[str, list[str]]
     data: bytes
     size: int = 0
-    """Bytes of subject, reply, headers and data: what the server counts as the message's size in a pull."""
+    """Bytes of subject, reply, headers and data, which is the size that the server counts in a pull."""
 
 
 def parse_violation(text: str) -> tuple[str, str] | None:
-    """The subject of a permissions violation and what was not allowed with it, or None for another ``-ERR``."""
+    """The subject of a permissions violation and the forbidden action, or None for any other ``-ERR``."""
     found = _VIOLATION.search(text)
     if found is None:
         return None
@@ -61,17 +60,20 @@ def parse_violation(text: str) -> tuple[str, str] | None:
 
 
 def is_authentication_error(text: str) -> bool:
-    """Whether an ``-ERR`` says that these credentials will not do. A time-out of the handshake does not."""
+    """Whether an ``-ERR`` means that the server refuses the credentials. A time-out of the handshake does not."""
     words = text.lower()
     return ("authorization" in words or "authentication" in words) and "timeout" not in words
 
 
 def encode_publish(subject: str, reply: str, data: bytes, header: bytes = b"") -> bytes:
-    """PUB, or HPUB with a header block from :func:`encode_headers`. Subjects are the caller's to check, but for their
-    length: a line that is too long would end the connection of all who share it. Raises InvalidValue."""
+    """PUB, or HPUB with a header block from :func:`encode_headers`.
+
+    The caller checks the subjects. Only their length is checked here, because the server ends a shared connection at a
+    line that is too long. Raises InvalidValue.
+    """
     address = (f"{subject} {reply}" if reply else subject).encode()
     if len(address) > _LONGEST_ADDRESS:
-        remedy = f"with the subject of the answer it may have {_LONGEST_ADDRESS} bytes and has {len(address)}"
+        remedy = f"has {len(address)} bytes together with the reply subject: shorten it to at most {_LONGEST_ADDRESS}"
         raise InvalidValue("subject", subject, remedy)
     if header:
         return b"HPUB %b %d %d\r\n%b%b\r\n" % (address, len(header), len(header) + len(data), header, data)
@@ -79,27 +81,28 @@ def encode_publish(subject: str, reply: str, data: bytes, header: bytes = b"") -
 
 
 def encode_headers(headers: Mapping[str, str | Sequence[str]]) -> bytes:
-    """A header block. Names keep their case; a name with several values is sent as several lines (ADR-4).
+    """Encode a header block. Names keep their case; a name with several values becomes several lines (ADR-4).
 
     Raises:
-        InvalidValue: a name that is empty or has a colon, white space or control character; a value with a line break.
+        InvalidValue: a name is empty or has a colon, white space or control character, or a value has a line break.
     """
     lines = [HEADER_LINE]
     for name, values in headers.items():
         if not _HEADER_NAME.fullmatch(name):
-            raise InvalidValue("headers", name, "a header name has visible ASCII characters and no colon")
+            raise InvalidValue("headers", name, "a header name must be visible ASCII characters without a colon")
         for value in (values,) if isinstance(values, str) else values:
             if "\r" in value or "\n" in value:
-                raise InvalidValue(f"headers[{name!r}]", "…", "a header value has no line break")
+                raise InvalidValue(f"headers[{name!r}]", "…", "a header value must not contain a line break")
             try:
                 lines.append(f"{name}: {value}".encode())
             except UnicodeEncodeError:
-                raise InvalidValue(f"headers[{name!r}]", "…", "a header value is text without surrogates") from None
+                remedy = "a header value must be valid Unicode, without surrogates"
+                raise InvalidValue(f"headers[{name!r}]", "…", remedy) from None
     return b"\r\n".join([*lines, b"", b""])
 
 
 def decode_headers(block: bytes) -> dict[str, list[str]]:
-    """All values of each name, in order. Empty for an empty block. Bytes that are not UTF-8 are replaced."""
+    """Decode a header block: all values of each name, in order. Bytes that are not UTF-8 are replaced."""
     headers: dict[str, list[str]] = {}
     if not block:
         return headers
@@ -111,11 +114,11 @@ def decode_headers(block: bytes) -> dict[str, list[str]]:
 
 
 def header_lines(block: bytes) -> bytes:
-    """The whole lines of a header block after its first one, each with its line break.
+    """The complete lines of a header block after its first line, each with its line break.
 
-    ``block`` comes without its last two bytes. They are a line break, unless a publisher has ended the block in the
-    middle of a line: nats-server puts the lines that it adds in their place, whatever they were. What is left of such a
-    line is nobody's header, and is left out.
+    ``block`` lacks its last two bytes. They are a line break, unless a publisher ended the block in the middle of a
+    line: nats-server replaces these two bytes by the lines that it adds, whatever they are. The rest of such an
+    incomplete line is left out.
     """
     if block.startswith(FIRST_LINE) and block.endswith(b"\r\n"):
         return block[len(FIRST_LINE) :]
@@ -124,11 +127,11 @@ def header_lines(block: bytes) -> bytes:
 
 
 def decode_status(block: bytes) -> tuple[int, str]:
-    """Status and description of a header block's first line; ``(0, "")`` for a message without one.
+    """Status and description of a header block's first line; ``(0, "")`` for a message without a status.
 
-    nats-server removes a status that a client publishes, but not where the line does not end (2.15.1). Once the server
-    has added lines of its own it does end: a consumer's deliveries are told from statuses by :data:`DELIVERY`, and the
-    answers to direct gets by the time that only a message has.
+    nats-server removes a status that a client publishes, except from a line without an end (2.15.1). After the server
+    has added its lines, that line has an end. So a status does not prove that the server wrote it: a consumer's
+    delivery is recognised by :data:`DELIVERY`, and an answer to a direct get by its time, which no status has.
     """
     line, end, _ = block.partition(b"\r\n")
     if not (end and line.startswith(STATUS_LINE)) or _PLACE in block:
@@ -140,10 +143,11 @@ def decode_status(block: bytes) -> tuple[int, str]:
 
 
 class AckSubject(NamedTuple):
-    """The reply subject of a delivered message, which carries its metadata.
+    """The reply subject of a delivered message, which contains its metadata.
 
-    Nine tokens ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>``, or eleven and
-    more with domain (``_`` means none) and account hash after ``ACK`` (ADR-15, server flag ``js_ack_fc_v2``).
+    It has nine tokens, ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>``, or
+    eleven and more, with domain (``_``: no domain) and account hash after ``ACK`` (ADR-15, server flag
+    ``js_ack_fc_v2``).
     """
 
     stream: str
@@ -156,16 +160,16 @@ class AckSubject(NamedTuple):
     pending: int
     domain: str = ""
     account: str = ""
-    """The hash of the account's name; empty in nine tokens."""
+    """The hash of the account's name; empty in a subject of nine tokens."""
     tokens: int = 9
 
     @classmethod
     def parse(cls, reply: str) -> AckSubject:
-        """Raises NotJetStreamMessage for any other subject, or none."""
+        """Parse a reply subject. Raises NotJetStreamMessage for any other subject."""
         if nine := _NINE_TOKENS.fullmatch(reply):
             stream, consumer, delivered, sequence, counter, time, left = nine.groups()
             fields = (stream, consumer, int(delivered), int(sequence), int(counter), int(time), int(left), "", "", 9)
-            return tuple.__new__(cls, fields)  # its constructor takes as long as this
+            return tuple.__new__(cls, fields)  # calling the constructor would double the time
         words = reply.split(".")
         at = 2 if len(words) == 9 else 4
         texts = words[at + 2 : at + 7]
@@ -175,7 +179,7 @@ class AckSubject(NamedTuple):
             or "" in words[: at + 7]
             or not all(_NUMBER.fullmatch(number) for number in texts)
         ):
-            raise NotJetStreamMessage(f"not the reply subject of a JetStream message: {reply[:80]!r}")
+            raise NotJetStreamMessage(f"no consumer delivered this message: its reply subject is {reply[:80]!r}")
         domain, account = ("", "") if at == 2 else ("" if words[2] == "_" else words[2], words[3])
         delivered, sequence, consumer_sequence, timestamp, pending = map(int, texts)
         of = (delivered, sequence, consumer_sequence, timestamp, pending)
@@ -183,33 +187,33 @@ class AckSubject(NamedTuple):
 
 
 def decode_object(data: bytes | str, what: str) -> dict[str, Any]:
-    """The JSON object that a server or somebody else sent. ``what`` names it in the error.
+    """Decode a received JSON object. ``what`` names it in the error.
 
     Raises:
-        ProtocolError: no JSON, JSON deeper than the stack, or no object.
+        ProtocolError: it is not JSON, is nested too deeply, or is not an object.
     """
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
         raise ProtocolError(f"{what} is not JSON") from None
     if not isinstance(value, dict):
-        raise ProtocolError(f"{what} is {type(value).__name__}, not a JSON object")
+        raise ProtocolError(f"{what} is not a JSON object but {type(value).__name__}")
     return value
 
 
 def decode_info(text: bytes) -> dict[str, Any]:
-    """The fields of a server's INFO line. Raises ProtocolError where one that we use is not what it should be."""
+    """The fields of a server's INFO line. Raises ProtocolError if a field that the client uses is invalid."""
     info = decode_object(text, "the server's INFO")
     for name, kind in _INFO.items():
         if name in info and (not isinstance(info[name], kind) or (kind is int and not 0 < info[name] < 1 << 31)):
-            raise ProtocolError(f"the server's INFO has a {name} that is none")
+            raise ProtocolError(f"the server's INFO contains an invalid {name}")
     if not info or not all(isinstance(url, str) for url in info.get("connect_urls") or ()):
-        raise ProtocolError("the server's INFO is none")
+        raise ProtocolError("the server's INFO is empty or contains invalid connect_urls")
     return info
 
 
 def inbox_number(subject: bytes | str) -> int:
-    """The number behind the last dot of an answer's subject: which request it answers. -1: none that was sent."""
+    """The number after the last dot of an answer's subject, which identifies the request; -1 if there is none."""
     raw = subject if isinstance(subject, bytes) else subject.encode("latin-1", "replace")
     number = raw[raw.rfind(b".") + 1 :]
     if not number.isdigit() or len(number) > 19 or (number[:1] == b"0" and number != b"0"):

@@ -1,4 +1,4 @@
-"""How to reach NATS: servers, one way to authenticate, TLS, and where JetStream and the ledger are."""
+"""The settings of a connection: servers, authentication, TLS, and where to find JetStream and the ledger."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from jetstream_client.wire.authentication import check_credentials, check_seed
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 ENVIRONMENT_PREFIX = "JETSTREAM_SECRET_"
 _LONGEST_TIMEOUT = 86_400.0
-_LONGEST_PREFIX = 128  # bytes of inbox_prefix: it shares a line with the subjects of what is published
+_LONGEST_PREFIX = 128  # bytes of inbox_prefix, which shares a protocol line with the subjects of published messages
 _SERVER = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff]+")
 _HOST = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff%]{1,253}")
 _PLAIN = re.compile(r"[a-z0-9_]")
 _HARMLESS = re.compile(r"(?:[a-z]+://)?(?:[\w.-]*|\[[0-9a-fA-F:.]*\])(?::[0-9]{1,5})?/?", re.ASCII)
-"""Scheme, host and port, and no more in which a secret could be."""
+"""An address of scheme, host and port only, which cannot contain a secret."""
 
 
 def shown_address(address: str) -> str:
-    """What an error shows of an address that it refuses: ``…`` if a secret could be in it."""
+    """An address as an error shows it: ``…`` if it could contain a secret."""
     return address if _HARMLESS.fullmatch(address) else "…"
 
 
@@ -42,33 +42,34 @@ def _secret() -> Any:
 class ConnectionSettings:
     """An immutable description of a connection. Its ``repr`` shows no secret.
 
-    servers:              ``nats://host:port`` or ``tls://host:port``, several as a tuple or with commas between.
-                          User information in the URL is refused: it would show in logs.
+    servers:              ``nats://host:port`` or ``tls://host:port``, several as a tuple or separated by commas.
+                          User information in the URL is refused because logs would show it.
     user, password / token / nkey_seed / credentials:
                           one way to authenticate, or none. ``credentials`` is the content of a ``.creds`` file, with
-                          the line ends of any system. Each secret may also be the path of a file that holds it, see
-                          :mod:`jetstream_client.wire.credential`: ``file:///…`` for any of them, the bare
-                          path for a seed and a ``.creds`` file.
-    credential_folders:   folders with ``:`` between, below which such files must lie, links resolved. By default any
-                          file that this process may read: right where its owner writes the settings. Settings of an
-                          Airflow connection have those of Airflow's configuration, and Spark's workers keep to them.
-    tls:                  speak TLS or fail; implied by ``tls://``, by the other ``tls_`` fields.
+                          the line ends of any system. Each secret may also be the path of a file that contains it, see
+                          :mod:`jetstream_client.wire.credential`: ``file:///…`` for any of them, the plain path for a
+                          seed or a ``.creds`` file.
+    credential_folders:   folders, separated by ``:``, that must contain such files after links are resolved. Default
+                          None: any file that this process may read, which is right if its owner writes the settings.
+                          An Airflow connection gets the folders of Airflow's configuration, also in Spark's workers.
+    tls:                  use TLS or fail. Implied by ``tls://`` and by the other ``tls_`` fields. Default False.
     tls_ca, tls_certificate, tls_private_key:
-                          PEM text or the path of a file. Without ``tls_ca`` the system's authorities are trusted.
-    tls_hostname:         the name that the server's certificate must carry, by default the host of the URL.
-    tls_handshake_first:  the server expects TLS before its INFO line (nats-server ``handshake_first``).
-    inbox_prefix:         first tokens of the subjects on which answers arrive. With a prefix for each user none can
-                          listen to the answers of another, see docs/reference/permissions.md.
-    domain / api_prefix:  which JetStream; one of them at most. A trailing dot of the prefix is forgiven.
+                          PEM, or the path of a file. Without ``tls_ca`` the system's authorities are trusted.
+    tls_hostname:         the name that the server's certificate must contain. Default: the host of the URL.
+    tls_handshake_first:  begin with TLS before the server's INFO line, as its ``handshake_first`` requires.
+    inbox_prefix:         first tokens of the subjects on which answers arrive, default ``_INBOX``. With one prefix for
+                          each user, no user can listen to another's answers, see docs/reference/permissions.md.
+    domain / api_prefix:  selects another JetStream; at most one of the two. The prefix may end with a dot.
     ledger:               prefix of the two key-value buckets of the hand-off, ``<ledger>_claims`` and ``_receipts``.
-    connect_timeout:      seconds for one connection to be made, all servers and attempts together. Default 10.
-    max_reconnects:       attempts to connect again to each server, after which a lost connection has ended for good;
-                          0: none. Default None: without end, which is right for a task that holds claims. The bulk
-                          connection is made anew by what uses it, and knows no such limit.
-    request_timeout:      seconds for one answer of the JetStream API. Default 5, as nats.go and async-nats.
-    shortest_ack_wait:    seconds; claims refuse consumers with a shorter lease. Default 60: a failover of a replicated
-                          stream took up to 8 s, and a lease must outlive several heartbeats. Tests lower it.
-    name:                 what NATS monitoring shows for the connection.
+    connect_timeout:      seconds for connecting, including all servers and attempts. Default 10.
+    max_reconnects:       attempts to reconnect to each server, after which a lost connection has ended for good; 0 for
+                          none. Default None: without limit, which is right for a task that holds claims. It does not
+                          apply to the bulk connection, which its user opens again.
+    request_timeout:      seconds to wait for one answer of the JetStream API. Default 5, as in nats.go and async-nats.
+    shortest_ack_wait:    seconds; consumers with a shorter ``ack_wait`` are refused for claims. Default 60, because a
+                          failover of a replicated stream took up to 8 s, and a lease must outlive several heartbeats.
+                          Tests lower it.
+    name:                 the connection's name in NATS monitoring.
     """
 
     servers: str | tuple[str, ...] = DEFAULT_SERVER
@@ -108,12 +109,12 @@ class ConnectionSettings:
     def _checked_servers(self) -> tuple[str, ...]:
         texts = self.servers.split(",") if isinstance(self.servers, str) else self.servers
         if any("@" in text for text in texts):
-            # Before the commas count: one may be part of a password. What is around the @ is not shown at all.
-            remedy = "put the user and password into their own fields, not into the URL"
+            # Checked before the commas, which may be part of a password. Nothing around the @ is shown.
+            remedy = "set the user and password in their own fields, not in the URL"
             raise InvalidValue("servers", "…@…", remedy)
         servers = tuple(_check_server(text.strip()) for text in texts if text.strip())
         if not servers:
-            raise InvalidValue("servers", self.servers, f"name at least one server, for example {DEFAULT_SERVER}")
+            raise InvalidValue("servers", self.servers, f"set at least one server, for example {DEFAULT_SERVER}")
         return servers
 
     def _check_authentication(self) -> None:
@@ -121,37 +122,37 @@ class ConnectionSettings:
         if len(ways) > 1:
             raise InvalidValue("authentication", " and ".join(ways), "choose one way to authenticate")
         if bool(self.user) != bool(self.password):
-            raise InvalidValue("user" if self.password else "password", None, "user and password belong together")
+            raise InvalidValue("user" if self.password else "password", None, "set user and password together")
         if self.nkey_seed and not credential.path_of("nkey_seed", self.nkey_seed):
             object.__setattr__(self, "nkey_seed", check_seed(self.nkey_seed))
         if self.credentials and not credential.path_of("credentials", self.credentials):
             check_credentials(self.credentials)
         if bool(self.tls_certificate) != bool(self.tls_private_key):
             missing = "tls_private_key" if self.tls_certificate else "tls_certificate"
-            raise InvalidValue(missing, None, "a client certificate needs its private key, and the reverse")
+            raise InvalidValue(missing, None, "set tls_certificate and tls_private_key together")
 
     def _check_subjects(self) -> None:
         if self.domain and self.api_prefix:
-            raise InvalidValue("domain", self.domain, "give a domain or an API prefix, not both")
+            raise InvalidValue("domain", self.domain, "set domain or api_prefix, not both")
         check_subject(self.inbox_prefix, "inbox_prefix")
         if len(self.inbox_prefix.encode()) > _LONGEST_PREFIX:
-            raise InvalidValue("inbox_prefix", self.inbox_prefix, f"give at most {_LONGEST_PREFIX} bytes")
+            raise InvalidValue("inbox_prefix", self.inbox_prefix, f"must have at most {_LONGEST_PREFIX} bytes")
         if self.domain:
             check_subject(self.domain, "domain")
         if self.api_prefix:
             check_subject(self.api_prefix.removesuffix("."), "api_prefix")
         if not self.ledger.replace("-", "").replace("_", "").isalnum():
-            raise InvalidValue("ledger", self.ledger, "a bucket prefix has letters, digits, - and _ only")
+            raise InvalidValue("ledger", self.ledger, "must consist of letters, digits, - and _")
 
     def _check_numbers(self) -> None:
         for timeout in ("connect_timeout", "request_timeout", "shortest_ack_wait"):
             if not 0 < getattr(self, timeout) <= _LONGEST_TIMEOUT:
-                raise InvalidValue(timeout, getattr(self, timeout), "give seconds above 0, at most a day")
+                raise InvalidValue(timeout, getattr(self, timeout), "must be more than 0 seconds and at most a day")
         if self.max_reconnects is not None:
             check_count("max_reconnects", self.max_reconnects, 0)
 
     def _check_types(self) -> None:
-        """Raises InvalidValue without the value, which may be a secret in the wrong place."""
+        """Raises InvalidValue without the value, which may be a secret in the wrong field."""
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name == "servers":
@@ -167,7 +168,7 @@ class ConnectionSettings:
             else:
                 fits = isinstance(value, str) or (value is None and each.default is None)
             if not fits:
-                raise InvalidValue(each.name, type(value).__name__, f"give a value as {each.type}")
+                raise InvalidValue(each.name, type(value).__name__, f"must be of type {each.type}")
 
     @property
     def prefix(self) -> str:
@@ -183,7 +184,7 @@ class ConnectionSettings:
 
     @property
     def kind(self) -> str:
-        """How the connection authenticates, in words for messages."""
+        """How the connection authenticates, as messages say it."""
         if self.user:
             return "user and password"
         if self.nkey_seed:
@@ -195,14 +196,14 @@ class ConnectionSettings:
         return "a client certificate" if self.tls_certificate else "no authentication"
 
     def credential(self, name: str) -> str:
-        """The content of a field that may name a file. Raises InvalidValue."""
+        """The secret in a field, read from the file if the field names one. Raises InvalidValue."""
         return credential.read(name, getattr(self, name) or "", self.credential_folders)
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """The TLS context, host names checked; None without TLS.
+        """The TLS context, which checks host names; None without TLS.
 
         Raises:
-            InvalidValue: a certificate or key that cannot be read; its content is not shown.
+            InvalidValue: a certificate or key cannot be read. The message does not show its content.
         """
         if not self.tls:
             return None
@@ -211,51 +212,52 @@ class ConnectionSettings:
         try:
             context = ssl.create_default_context(cadata=ca)
         except (ssl.SSLError, ValueError):
-            raise InvalidValue("tls_ca", "…", "this is no PEM certificate: a part of it was lost or changed") from None
+            remedy = "this is not a PEM certificate: part of it is missing or changed; copy it again"
+            raise InvalidValue("tls_ca", "…", remedy) from None
         if self.tls_certificate and self.tls_private_key:
             certificate = credential.read_pem("tls_certificate", self.tls_certificate, "CERTIFICATE", folders)
             key = credential.read_pem("tls_private_key", self.tls_private_key, "PRIVATE KEY", folders)
             try:
                 _load_client_certificate(context, certificate, key)
             except (ssl.SSLError, ValueError, OSError):
-                remedy = "certificate and private key must be whole, belong together, and the key have no passphrase"
+                remedy = "certificate and private key must be complete and belong together; remove the key's passphrase"
                 raise InvalidValue("tls_certificate", "…", remedy) from None
         return context
 
     def to_json(self) -> str:
-        """The fields that differ from their defaults, secrets included: for an environment variable only."""
+        """The fields that differ from their defaults, including secrets. Only for an environment variable."""
         return json.dumps(
             {each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default}
         )
 
     @classmethod
     def from_json(cls, text: str) -> ConnectionSettings:
-        """The reverse. Raises InvalidValue without showing the text."""
+        """Read what :meth:`to_json` wrote. Raises InvalidValue, which does not show the JSON."""
         try:
             values = json.loads(text)
             if "servers" in values and not isinstance(values["servers"], str):
                 values["servers"] = tuple(values["servers"])
             return cls(**values)
         except (ValueError, TypeError, RecursionError):
-            raise InvalidValue("connection settings", "…", "this is not the JSON of connection settings") from None
+            raise InvalidValue("connection settings", "…", "this is not JSON of connection settings") from None
 
     @classmethod
     def from_environment(cls, connection: str) -> ConnectionSettings:
         """The settings of an Airflow connection id, from its environment variable, see :func:`environment_name`.
 
-        The variable holds them as :meth:`to_json` writes them, or it is the absolute path of a file that does: on a
-        cluster the executors may have such a file where the task that starts the work has the text.
+        The variable contains the JSON of :meth:`to_json`, or the absolute path of a file with this JSON. On a cluster,
+        the executors can have such a file while the task that starts the job has the JSON.
 
         Raises:
-            InvalidValue: the variable is not set, its file cannot be read, or what it holds is something else.
+            InvalidValue: the variable is not set, its file cannot be read, or the content is invalid.
         """
         name = environment_name(connection)
         text = os.environ.get(name)
         if text is None:
             remedy = (
-                f"the environment variable {name} is not set here. @task.jetstream sets it before its body runs, and "
-                "spark_session() sends it to the executors; a Spark session that was started before, or otherwise, "
-                "does not see it: stop that session and start it with spark_session() in the body"
+                f"the environment variable {name} is not set here. @task.jetstream sets it before its function runs, "
+                "and spark_session() sends it to the executors. A Spark session that was started earlier or in another "
+                "way does not have it: stop that session, and start it with spark_session() in the function"
             )
             raise InvalidValue("connection", connection, remedy)
         if text.startswith("/"):  # JSON of settings begins with a brace
@@ -263,8 +265,8 @@ class ConnectionSettings:
                 text = credential.read_file(Path(text))
             except credential.Unreadable as wrong:
                 remedy = (
-                    f"the environment variable {name} names a file that cannot be read here ({wrong}): it must lie at "
-                    "that path wherever the driver or an executor runs, readable by the user that runs them"
+                    f"the environment variable {name} names a file that cannot be read here ({wrong}): it must exist "
+                    "at that path, and be readable, on every machine that runs the driver or an executor"
                 )
                 raise InvalidValue("connection", connection, remedy) from None
         return cls.from_json(text)
@@ -273,14 +275,15 @@ class ConnectionSettings:
 def environment_name(connection: str) -> str:
     """``JETSTREAM_SECRET_<CONNECTION>``: Spark redacts names that contain "secret" (spark.redaction.regex).
 
-    ``nats_default`` is ``NATS_DEFAULT``. What is not ``a`` to ``z``, a digit or ``_`` becomes its hexadecimal code
-    between two ``x``, so that two connections never share a variable: ``nats-prod`` is ``NATSx2dxPROD``.
+    ``nats_default`` becomes ``NATS_DEFAULT``. A character other than ``a`` to ``z``, a digit or ``_`` becomes its
+    hexadecimal code between two ``x``, so that two connections never share a variable: ``nats-prod`` becomes
+    ``NATSx2dxPROD``.
 
     Raises:
-        InvalidValue: an address, which may hold a password. Airflow allows no ``@`` in an id.
+        InvalidValue: the value is an address, which may contain a password. Airflow allows no ``@`` in an id.
     """
     if "@" in connection:
-        raise InvalidValue("connection", "…@…", "give the id of an Airflow connection, not an address")
+        raise InvalidValue("connection", "…@…", "must be the id of an Airflow connection, not an address")
     letters = (each.upper() if _PLAIN.fullmatch(each) else f"x{ord(each):x}x" for each in connection)
     return ENVIRONMENT_PREFIX + "".join(letters)
 
@@ -297,19 +300,19 @@ def _check_server(server: str) -> str:
         or url.scheme not in ("nats", "tls")
         or not url.hostname
         or not _HOST.fullmatch(url.hostname)
-        or not _SERVER.fullmatch(text)  # urlsplit takes line breaks and tabs out before it looks
+        or not _SERVER.fullmatch(text)  # urlsplit removes line breaks and tabs before it parses
         or url.path.strip("/")
         or url.query
         or url.fragment
         or port == 0
     ):
-        remedy = f"a server is nats://host:port or tls://host:port, e.g. {DEFAULT_SERVER}"
+        remedy = f"must have the form nats://host:port or tls://host:port, for example {DEFAULT_SERVER}"
         raise InvalidValue("servers", shown_address(server), remedy)
     return text.rstrip("/")
 
 
 def _load_client_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """The ssl module reads certificates from files only; these exist, readable by us alone, for just this call."""
+    """The ssl module reads certificates only from files. These exist during this call, readable by this user only."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, "certificate.pem"), Path(folder, "key.pem")]
         for path, text in zip(files, (certificate, key), strict=True):

@@ -1,4 +1,4 @@
-"""TLS for the bulk connection, and what a failed handshake of either driver means."""
+"""TLS for the bulk connection, and the errors of failed handshakes for both connections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from jetstream_client.errors import TlsFailed, TlsNotOffered
 
-_RECORD = 1 << 14  # bytes that one TLS record carries at most (RFC 8446, 5.1)
+_RECORD = 1 << 14  # bytes in one TLS record, at most (RFC 8446, 5.1)
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "UNEXPECTED_MESSAGE")
 _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 10, 62, 64  # X509_V_ERR_… of OpenSSL's x509_vfy.h
 
@@ -16,7 +16,7 @@ _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 10, 62, 64  # X509_V_ERR_… of OpenSSL'
 class TlsSocket:
     """A TLS connection that behaves like a plain non-blocking socket: ``BlockingIOError`` means "not now".
 
-    Whatever the ssl module has decrypted is handed out at once, so that poll on the descriptor tells the truth.
+    Everything that the ssl module has decrypted is returned at once, so that poll on the descriptor misses no data.
     """
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
@@ -30,14 +30,14 @@ class TlsSocket:
         self._connection.close()
 
     def send(self, data: memoryview) -> int:
-        """After BlockingIOError the same data must be given again: a part of it may be encrypted already."""
+        """Send. After BlockingIOError pass the same data again, because part of it may be encrypted already."""
         try:
             return self._connection.send(data)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
 
     def recv(self, size: int) -> bytes:
-        """Up to ``size`` bytes and the rest of the last record: one call of the ssl module gives one record."""
+        """Up to ``size`` bytes and the rest of the last record: one call of the ssl module returns one record."""
         if len(self._buffer) < size + _RECORD:
             self._buffer = memoryview(bytearray(size + _RECORD))
         filled = 0
@@ -54,45 +54,46 @@ class TlsSocket:
 
 
 def silence(*, handshake_first: bool) -> str:
-    """What a connection without the server's first line may mean. ``handshake_first``: ours asked for TLS before it; a
-    server that does not expect that hangs up, sometimes before its own line is read."""
+    """Why the server's first line may not have arrived. ``handshake_first``: the client began with TLS, and a server
+    that does not expect this hangs up, sometimes before its first line is read."""
     if handshake_first:
         return (
-            "it ends the TLS handshake, or says nothing: set handshake_first on the server if tls_handshake_first is "
-            "set here; is this its port for clients (4222)?"
+            "it ended the TLS handshake or sent nothing; set handshake_first on the server because tls_handshake_first "
+            "is set here, and use the server's port for clients (4222)"
         )
     return (
-        "it says nothing: is this the port for clients (4222), not the one for monitoring (8222)? If it waits for TLS "
-        "(handshake_first), set tls_handshake_first"
+        "it sent nothing; use the port for clients (4222), not the one for monitoring (8222), and set "
+        "tls_handshake_first if the server has handshake_first"
     )
 
 
 def check_plain(server: Mapping[str, Any]) -> None:
-    """Raises TlsFailed when a server's INFO requires the TLS that was not asked for."""
+    """Raises TlsFailed if a server's INFO requires TLS, which is not set here."""
     if server.get("tls_required"):
         raise TlsFailed("the server requires TLS: set tls, or use a tls:// address")
 
 
 def tls_failure(error: ssl.SSLError) -> TlsFailed | None:
-    """What no further attempt can mend, with what to fix; None for a connection that merely ended."""
+    """The error for a handshake that no further attempt can complete, with the remedy; None for a connection that
+    merely ended."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code == _EXPIRED:
             remedy = "renew the server's certificate"
         elif error.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
-            remedy = "name the server as its certificate does, or set tls_hostname to a name that it carries"
+            remedy = "use a host name that the certificate contains in servers, or set tls_hostname to one"
         else:
-            remedy = "set tls_ca to the authority that signed it"
+            remedy = "set tls_ca to the certificate of the authority that signed it"
         return TlsFailed(f"the server's certificate is not accepted: {error.verify_message.rstrip('.')}; {remedy}")
     reason = error.reason or ""
     if reason in _NOT_TLS:
         return TlsNotOffered(
-            "TLS was asked for and the server answers without it: nothing secret was sent; enable TLS on the server, "
-            "and its handshake_first if tls_handshake_first is set here, or ask for none"
+            "TLS is set here and the server answers without it; nothing secret was sent. Enable TLS on the server (and "
+            "handshake_first if tls_handshake_first is set here), or connect without TLS"
         )
     if "ALERT" not in reason:
         return None
     words = reason.rpartition("ALERT_")[2].replace("_", " ").lower()
     return TlsFailed(
-        f"the server ended the TLS handshake: {words}; if it asks for a client certificate, set tls_certificate and "
-        "tls_private_key to one that is valid and that its own authority signed"
+        f"the server ended the TLS handshake: {words}; if it requires a client certificate, set tls_certificate and "
+        "tls_private_key to a valid one that the server's authority has signed"
     )
