@@ -1,4 +1,4 @@
-"""The account: what of JetStream it uses, and what it may use."""
+"""The account: its use of JetStream, and its limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LIMITS = ("max_memory", "max_storage", "max_streams", "max_consumers")
 
 @dataclass(frozen=True)
 class AccountLimits:
-    """What the account may use; -1 is no limit. ``raw`` has the rarer ones (``max_ack_pending``, …)."""
+    """The limits of the account; -1 means no limit. ``raw`` contains the less common ones (``max_ack_pending``, …)."""
 
     raw: dict[str, Any] = field(repr=False)
     max_memory: int
@@ -29,7 +29,8 @@ class AccountLimits:
 
 @dataclass(frozen=True)
 class AccountInfo:
-    """The answer to ``INFO`` (nats-server ``JetStreamAccountStats``): totals of all tiers, ``raw`` as it was sent."""
+    """The answer to ``INFO`` (nats-server ``JetStreamAccountStats``). Numbers are totals of all tiers, ``raw`` is the
+    server's answer."""
 
     raw: dict[str, Any] = field(repr=False)
     limits: AccountLimits
@@ -42,25 +43,25 @@ class AccountInfo:
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> AccountInfo:
-        """Raises ProtocolError for less."""
+        """Parse the answer. Raises ProtocolError if a required field is missing."""
         with promised("the answer to INFO"):
             limits = AccountLimits(raw["limits"], *(int(raw["limits"][name]) for name in _LIMITS))
             return cls(raw, limits, *(int(raw[name]) for name in _USE))
 
     @property
     def domain(self) -> str:
-        """The JetStream domain; empty without one."""
+        """The JetStream domain; empty if there is none."""
         return str(self.raw.get("domain") or "")
 
     @property
     def api(self) -> dict[str, Any]:
-        """``total`` requests and ``errors`` since the server started, and ``level``, see :attr:`level`."""
+        """Number of requests (``total``) and ``errors`` since the server started, and :attr:`level`."""
         api = self.raw.get("api")
         return dict(api) if isinstance(api, dict) else {}
 
     @property
     def level(self) -> int:
-        """The API level (ADR-44) that the answering server implements: 1 from nats-server 2.11 on, 0 before."""
+        """API level (ADR-44) of the server that answered: 0 before nats-server 2.11, then 1 or more."""
         level = self.api.get("level")
         return level if type(level) is int else 0
 
@@ -76,7 +77,7 @@ class AccountInfo:
 
     @property
     def tiers(self) -> dict[str, Any]:
-        """Use and limits of each tier (``R1``, ``R3``), where the account has tiers."""
+        """Use and limits of each tier (``R1``, ``R3``), if the account has tiers."""
         return dict(self.raw.get("tiers") or {})
 
 

@@ -1,4 +1,4 @@
-"""Functions that a caller gives, refused at once where calling them could not do what they are for."""
+"""Checks of callbacks when they are passed, not when they are first called."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 def check_coroutine_function(field: str, function: Callable[..., Any] | None) -> None:
-    """What is awaited. What another function returns is known only when it was called, with a message that would then
-    stay unanswered. Raises InvalidValue."""
+    """Check a callback that is awaited. Another function might return an awaitable, but that would be known only after
+    calling it, with a message that would then stay unanswered. Raises InvalidValue."""
     if not callable(function) or not _is_coroutine_function(function):
-        raise InvalidValue(field, function, "give an async def function (with arguments: functools.partial of one)")
+        raise InvalidValue(field, function, "must be an async def function, or functools.partial of one")
 
 
 def check_handler(field: str, function: Callable[..., object] | None) -> None:
-    """What is called and not awaited, or None. Raises InvalidValue."""
+    """Check a callback that is not awaited, or None. Raises InvalidValue."""
     if function is not None and (not callable(function) or _is_coroutine_function(function)):
-        raise InvalidValue(field, function, "give a function that is not asynchronous: it is not awaited")
+        raise InvalidValue(field, function, "must be a function that is not asynchronous, because it is not awaited")
 
 
 def _is_coroutine_function(function: Callable[..., object]) -> bool:

@@ -1,7 +1,8 @@
-"""Stream and consumer configurations as the server's own JSON: checked, compared and merged, never through a dataclass.
+"""Checking, comparing and merging stream and consumer configurations, which are the server's JSON.
 
-A field that is newer than this client survives a read, merge and write. Durations are integer nanoseconds on the wire
-(a ``timedelta`` is accepted), times RFC 3339 (a ``datetime`` with a zone is accepted).
+They never become a dataclass, so a field that this client does not know survives a read, merge and write. Durations
+are sent as integer nanoseconds (a ``timedelta`` is accepted), times as RFC 3339 (a ``datetime`` with a time zone is
+accepted).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ Difference = dict[str, tuple[Any, Any]]
 """Field → (the server's value, the wanted value)."""
 
 _NO_STREAM_FIELDS = {
-    "template_owner": "stream templates are gone from JetStream: leave it out",
-    "max_messages_per_stream": "JetStream has no such field: max_msgs bounds a stream",
+    "template_owner": "JetStream no longer has stream templates: remove the field",
+    "max_messages_per_stream": "JetStream has no such field: use max_msgs to limit a stream",
 }
-_EITHER = ("filter_subject", "filter_subjects")  # one takes the place of the other
+_EITHER = ("filter_subject", "filter_subjects")  # each replaces the other
 _FOLLOWING = {
     "ack_policy": ("ack_wait", "max_ack_pending"),
     "backoff": ("ack_wait",),
@@ -32,17 +33,17 @@ _FOLLOWING = {
     "deliver_subject": ("max_waiting",),
     "priority_policy": ("priority_timeout",),
 }
-"""Consumer fields, and those that the server fills in or allows according to them (``setConsumerConfigDefaults`` and
+"""Consumer fields, and the fields whose default or validity depends on them (``setConsumerConfigDefaults`` and
 ``checkConsumerCfg`` in nats-server's ``server/consumer.go``)."""
 _DUPLICATE_WINDOW = 120 * 10**9
-"""A stream's default, or its ``max_age`` where that is shorter (``StreamDefaultDuplicatesWindow``)."""
+"""Default of a stream in nanoseconds, unless its ``max_age`` is shorter (``StreamDefaultDuplicatesWindow``)."""
 
 
 def normalise(config: Config) -> dict[str, Any]:
-    """A copy in the server's terms.
+    """Copy a configuration, with durations and times in the server's format.
 
     Raises:
-        InvalidValue: what JSON cannot hold, or a time that is not RFC 3339 with a zone.
+        InvalidValue: a value cannot be converted to JSON, or a time is not RFC 3339 with a time zone.
     """
     try:
         wanted = _normalise("config", config)
@@ -50,7 +51,8 @@ def normalise(config: Config) -> dict[str, Any]:
     except InvalidValue:
         raise
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise InvalidValue("config", type(config).__name__, f"the server takes JSON: {error}") from None
+        remedy = f"cannot be converted to JSON: {error}"
+        raise InvalidValue("config", type(config).__name__, remedy) from None
     return dict(wanted)
 
 
@@ -63,13 +65,14 @@ def _normalise(name: str, value: Any) -> Any:
         return nanoseconds(value)
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            raise InvalidValue(name, value, "a time needs a zone")
+            raise InvalidValue(name, value, "a time needs a time zone")
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, str) and _is_time(name):
         try:
             time_nanoseconds(value)
         except ValueError:
-            raise InvalidValue(name, value, "give a datetime, or RFC 3339 with a zone: 2026-11-21T03:00:00Z") from None
+            remedy = "must be a datetime, or RFC 3339 with a time zone, for example 2026-11-21T03:00:00Z"
+            raise InvalidValue(name, value, remedy) from None
     if isinstance(value, Mapping):
         return _fields(value)
     if isinstance(value, list | tuple):
@@ -86,23 +89,25 @@ def _check_metadata(wanted: Config) -> None:
     if not isinstance(metadata, Mapping) or not all(
         isinstance(each, str) for pair in metadata.items() for each in pair
     ):
-        raise InvalidValue("config['metadata']", metadata, "give a mapping of texts")
+        raise InvalidValue("config['metadata']", metadata, "must be a mapping of strings to strings")
 
 
 def check_stream_config(config: object, name: str | None = None) -> dict[str, Any]:
-    """Normalised, a source's ``domain`` as its ``external``. ``name``: of the stream that it belongs to.
+    """Check a stream configuration. Returns it normalised, with each source's ``domain`` converted to ``external``.
 
-    Raises InvalidValue for what JetStream forbids in names and subjects, and for fields that it does not have.
+    name: name of the stream, if it exists already.
+
+    Raises InvalidValue for names and subjects that JetStream forbids, and for fields that it does not have.
     """
     if not isinstance(config, Mapping):
-        raise InvalidValue("config", config, "a stream configuration is a mapping with at least a name")
+        raise InvalidValue("config", config, "a stream configuration must be a mapping with at least a name")
     wanted = normalise(config if name is None else {"name": name, **config})
     check_stream_name(wanted.get("name"), "config['name']")
     if name is not None and wanted["name"] != name:
-        raise InvalidValue("config['name']", wanted["name"], f"the stream's name is {name!r}, and stays")
+        raise InvalidValue("config['name']", wanted["name"], f"the stream's name {name!r} cannot be changed")
     subjects = wanted.get("subjects", [])
     if not isinstance(subjects, list):
-        raise InvalidValue("config['subjects']", subjects, "give a list of subjects")
+        raise InvalidValue("config['subjects']", subjects, "must be a list of subjects")
     for subject in subjects:
         check_filter(subject, "config['subjects']")
     for field, remedy in _NO_STREAM_FIELDS.items():
@@ -112,39 +117,41 @@ def check_stream_config(config: object, name: str | None = None) -> dict[str, An
         wanted["mirror"] = _source("config['mirror']", wanted["mirror"])
     if "sources" in wanted:
         if not isinstance(wanted["sources"], list):
-            raise InvalidValue("config['sources']", wanted["sources"], "give a list of sources, each with a name")
+            raise InvalidValue("config['sources']", wanted["sources"], "must be a list of sources, each with a name")
         wanted["sources"] = [_source("config['sources']", each) for each in wanted["sources"]]
     _check_metadata(wanted)
     return wanted
 
 
 def _source(field: str, source: Any) -> dict[str, Any]:
-    """A mirror or source as the server knows it: a ``domain`` is the API that it is asked for by (nats.go)."""
+    """A mirror or source in the server's format. As in nats.go, a ``domain`` becomes the API prefix in ``external``."""
     if not isinstance(source, Mapping):
-        raise InvalidValue(field, source, "a source is a mapping with at least a name")
+        raise InvalidValue(field, source, "a source must be a mapping with at least a name")
     rest = dict(source)
     if "domain" not in rest:
         return rest
     domain = rest.pop("domain")
     if "external" in rest:
-        raise InvalidValue(f"{field}['domain']", domain, "give domain or external, not both")
+        raise InvalidValue(f"{field}['domain']", domain, "set domain or external, not both")
     check_subject(domain, f"{field}['domain']")
     return {**rest, "external": {"api": f"$JS.{domain}.API", "deliver": ""}}
 
 
 def check_consumer_config(config: object) -> dict[str, Any]:
-    """Normalised, with ``name`` filled from ``durable_name``. Raises InvalidValue."""
+    """Check a consumer configuration. Returns it normalised, with ``name`` set from ``durable_name``. Raises
+    InvalidValue."""
     if not isinstance(config, Mapping):
-        raise InvalidValue("config", config, "a consumer configuration is a mapping")
+        raise InvalidValue("config", config, "a consumer configuration must be a mapping")
     wanted = normalise(config)
     if "durable_name" in wanted:
         wanted.setdefault("name", wanted["durable_name"])
     if "name" in wanted:
         check_consumer_name(wanted["name"], "config['name']")
     if "filter_subject" in wanted and wanted.get("filter_subjects"):
-        raise InvalidValue("config['filter_subjects']", wanted["filter_subjects"], "not together with filter_subject")
+        remedy = "set filter_subject or filter_subjects, not both"
+        raise InvalidValue("config['filter_subjects']", wanted["filter_subjects"], remedy)
     if not isinstance(wanted.get("filter_subjects", []), list):
-        raise InvalidValue("config['filter_subjects']", wanted["filter_subjects"], "give a list of subjects")
+        raise InvalidValue("config['filter_subjects']", wanted["filter_subjects"], "must be a list of subjects")
     for subject in [wanted["filter_subject"]] if "filter_subject" in wanted else wanted.get("filter_subjects", []):
         check_filter(subject, "config['filter_subject']")
     _check_metadata(wanted)
@@ -152,13 +159,13 @@ def check_consumer_config(config: object) -> dict[str, Any]:
 
 
 def consumer_name(config: object) -> str:
-    """The name that a consumer configuration must have to be updated. Raises InvalidValue."""
+    """The name in a consumer configuration, which an update needs. Raises InvalidValue if there is none."""
     wanted = check_consumer_config(config)
     return check_consumer_name(wanted.get("name"), "config['name']")
 
 
 def difference(current: Config, wanted: Config) -> Difference:
-    """The wanted fields that the server has otherwise. What is not wanted is not looked at."""
+    """The wanted fields that differ from the server's configuration. Its other fields are not compared."""
     return {
         name: (current.get(name), value) for name, value in wanted.items() if not _equal(name, current.get(name), value)
     }
@@ -178,15 +185,15 @@ def _equal(name: str, current: Any, wanted: Any) -> bool:
 
 
 def merge(current: Config, wanted: Config, remove: Iterable[str] = ()) -> dict[str, Any]:
-    """The server's configuration with the wanted fields in it, nested ones, too; everything else stays as it is.
+    """Set the wanted fields in the server's configuration, including nested ones. Other fields keep their values.
 
-    ``remove``: fields that go before the wanted ones come: a mirror's ``mirror``, or ``metadata`` to have no other.
-    Fields whose value follows from one that changes go as well: sent back, they would be refused in its place.
+    ``remove``: fields that are removed before the wanted ones are set, for example ``mirror``, or ``metadata`` to drop
+    the other entries. Fields whose value depends on a changed field are removed too: their old values would be refused.
 
-    Raises InvalidValue for one text instead of a list of them.
+    Raises InvalidValue if ``remove`` is a string instead of a list.
     """
     if isinstance(remove, str):
-        raise InvalidValue("remove", remove, "give a list of fields")
+        raise InvalidValue("remove", remove, "must be a list of fields, not a string")
     gone = {*remove, *(other for one, other in (_EITHER, _EITHER[::-1]) if wanted.get(one))}
     for name in _FOLLOWING.keys() & {*difference(current, wanted), *remove}:
         gone.update(_FOLLOWING[name])
@@ -196,7 +203,7 @@ def merge(current: Config, wanted: Config, remove: Iterable[str] = ()) -> dict[s
 
 
 def _window_is_too_long(current: Config, wanted: Config) -> bool:
-    """A ``duplicate_window`` that nobody gave is longer than the new ``max_age``, which the server refuses."""
+    """Whether the server's default ``duplicate_window`` is longer than the new ``max_age``, which it would refuse."""
     window, before, after = current.get("duplicate_window", 0), current.get("max_age", 0), wanted.get("max_age", 0)
     if not all(type(each) is int for each in (window, before, after)):
         return False
@@ -213,5 +220,5 @@ def _merged(current: Config, wanted: Config) -> dict[str, Any]:
 
 
 def describe(changes: Difference) -> str:
-    """One line for a log or an error: ``max_age: 0 → 3600000000000, …``."""
+    """The changes as one line for a log or an error: ``max_age: 0 → 3600000000000, …``."""
     return ", ".join(f"{name}: {before!r} → {after!r}" for name, (before, after) in changes.items())

@@ -1,4 +1,4 @@
-"""What the server says of a stream and of a consumer: its answers to STREAM.INFO, CONSUMER.INFO and CONSUMER.PAUSE."""
+"""The state of streams and consumers: answers to STREAM.INFO, CONSUMER.INFO and CONSUMER.PAUSE."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from jetstream_client.times import time_nanoseconds
 
 @dataclass(frozen=True)
 class Info:
-    """``raw`` as the server sent it; durations are integer nanoseconds. Raises ProtocolError for less."""
+    """``raw`` is the server's answer, in which durations are integer nanoseconds. Raises ProtocolError if a required
+    field is missing."""
 
     raw: dict[str, Any] = field(repr=False)
 
@@ -22,19 +23,19 @@ class Info:
 
     @property
     def created(self) -> str:
-        """RFC 3339, with the server's nanoseconds. Another stream or consumer of the same name has another; a reset of
-        a consumer leaves it as it is."""
+        """Creation time as RFC 3339, with the server's nanoseconds. It tells apart streams or consumers that had the
+        same name one after the other; the reset of a consumer does not change it."""
         return str(self.raw["created"])
 
     @property
     def now(self) -> str:
-        """The server's clock at the answer, RFC 3339."""
+        """The server's time when it answered, as RFC 3339."""
         return str(self.raw["ts"])
 
 
 @dataclass(frozen=True)
 class StreamInfo(Info):
-    """``STREAM.INFO``."""
+    """The answer to ``STREAM.INFO``."""
 
     def __post_init__(self) -> None:
         with promised("the answer to STREAM.INFO"):
@@ -44,13 +45,13 @@ class StreamInfo(Info):
 
     @property
     def state(self) -> dict[str, Any]:
-        """messages, bytes, first_seq, first_ts, last_seq, last_ts, num_subjects, num_deleted, consumer_count. An empty
-        stream has first_seq = last_seq + 1."""
+        """messages, bytes, first_seq, first_ts, last_seq, last_ts, num_subjects, num_deleted, consumer_count. In an
+        empty stream, first_seq = last_seq + 1."""
         return dict(self.raw["state"])
 
     @property
     def domain(self) -> str:
-        """The JetStream domain that the stream is in; empty without one."""
+        """JetStream domain of the stream; empty if it has none."""
         return str(self.raw.get("domain") or "")
 
     @property
@@ -60,7 +61,7 @@ class StreamInfo(Info):
 
     @property
     def mirror(self) -> dict[str, Any] | None:
-        """name, lag, active (nanoseconds since it was heard of) of what this stream mirrors; None if it does not."""
+        """name, lag and active (nanoseconds since the last contact) of the stream that this one mirrors, or None."""
         mirror = self.raw.get("mirror")
         return None if mirror is None else dict(mirror)
 
@@ -72,7 +73,7 @@ class StreamInfo(Info):
 
 @dataclass(frozen=True)
 class ConsumerInfo(Info):
-    """``CONSUMER.INFO``."""
+    """The answer to ``CONSUMER.INFO``."""
 
     def __post_init__(self) -> None:
         with promised("the answer to CONSUMER.INFO"):
@@ -94,28 +95,28 @@ class ConsumerInfo(Info):
 
     @property
     def floor(self) -> int:
-        """``ack_floor.stream_seq``: everything up to here is acknowledged."""
+        """``ack_floor.stream_seq``: the acknowledgement floor. Everything up to this sequence is acknowledged."""
         return int(self.raw["ack_floor"]["stream_seq"])
 
     @property
     def pending(self) -> int:
-        """Messages not delivered yet."""
+        """Number of messages not delivered yet."""
         return int(self.raw["num_pending"])
 
     @property
     def ack_pending(self) -> int:
-        """Messages delivered and not acknowledged."""
+        """Number of messages delivered and not acknowledged."""
         return int(self.raw["num_ack_pending"])
 
     @property
     def paused(self) -> bool:
-        """Whether it delivers nothing at present (:meth:`Consumer.pause`)."""
+        """Whether the consumer is paused (:meth:`Consumer.pause`)."""
         return bool(self.raw.get("paused"))
 
 
 @dataclass(frozen=True)
 class PauseState:
-    """What a pause or resume has made of a consumer, as the server answered it. Raises ProtocolError for less."""
+    """The server's answer to a pause or resume. Raises ProtocolError if a required field is missing."""
 
     raw: dict[str, Any] = field(repr=False)
 
@@ -127,15 +128,15 @@ class PauseState:
 
     @property
     def paused(self) -> bool:
-        """Whether it delivers nothing at present."""
+        """Whether the consumer is paused."""
         return bool(self.raw.get("paused"))
 
     @property
     def until(self) -> str:
-        """When the pause ends, RFC 3339; empty if it is not paused."""
+        """When the pause ends, as RFC 3339; empty if the consumer is not paused."""
         return str(self.raw["pause_until"]) if self.paused else ""
 
     @property
     def remaining(self) -> timedelta:
-        """How long it is paused from now on, by the server's clock; zero if it is not."""
+        """Remaining time of the pause, by the server's clock; zero if the consumer is not paused."""
         return timedelta(microseconds=self.raw.get("pause_remaining", 0) / 1_000)

@@ -1,4 +1,4 @@
-"""Lists of the JetStream API, page by page: a page is asked for when the one before it has been read."""
+"""Lists of the JetStream API, page by page: a page is requested when the previous one has been read."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 GROWTH = 10_000
-"""By how much a short list may grow while it is read, beyond twice its length."""
+"""Items by which a list may grow beyond twice its length while it is read."""
 
 
 class Pager:
-    """The accounting of one list. No I/O.
+    """Keeps track of the pages of one list. No I/O.
 
-    The server cuts a sorted list into pages of ``limit`` items and counts ``offset`` in the list, not in what it could
-    answer: what is ``missing`` (its leader did not answer the asked server in time) or ``offline`` takes a place too.
+    The server splits a sorted list into pages of ``limit`` items. ``offset`` counts all items of the list, including
+    those that are ``missing`` in the answer (because their leader did not answer the server in time) or ``offline``.
     Source: nats-server ``jsClusteredStreamListRequest`` and ``ApiPaged`` (server/jetstream_api.go).
     """
 
@@ -28,20 +28,20 @@ class Pager:
         self.request = request
         self._body = dict(body or {})
         self._offset = 0
-        self._longest = 0  # that the list may become while it is read
+        self._longest = 0  # items that the list may have by its end
         self._seen: set[str] = set()
         self._left_out: list[str] = []
         self.done = False
 
     def body(self) -> dict[str, Any]:
-        """Of the request for the next page."""
+        """The body of the request for the next page."""
         return {**self._body, "offset": self._offset}
 
     def take(self, answer: Mapping[str, Any], items: object) -> None:
-        """Account for a page with these items.
+        """Record a page with these items.
 
-        Raises ProtocolError for what is no page, and for a list that would never end: an empty page, one that brings
-        nothing new, and a list that becomes twice as long while it is read.
+        Raises ProtocolError for an invalid page, and for a list that might never end: an empty page, a page without
+        new items, or a list that more than doubles while it is read.
         """
         total, limit, missing = answer.get("total"), answer.get("limit"), answer.get("missing") or []
         offline = answer.get("offline") or {}
@@ -50,28 +50,28 @@ class Pager:
             or not (type(total) is int and type(limit) is int)
             or (limit < 1 and total > 0)
         ):
-            raise ProtocolError(f"the answer to {self.request} is not a page")
+            raise ProtocolError(f"the answer to {self.request} is not a page of a list")
         self._left_out += map(str, [*missing, *offline])
         names = set(map(_name, items))
         if names and names <= self._seen:
-            raise ProtocolError(f"the answer to {self.request} is a page that was there before")
+            raise ProtocolError(f"the answer to {self.request} repeats a page")
         self._longest = self._longest or 2 * total + GROWTH
         if total > self._longest:
-            raise ProtocolError(f"the answers to {self.request} promise more each time: {total} by now")
+            raise ProtocolError(f"the list of {self.request} grows while it is read, to {total} items by now")
         self._seen |= names
         self._offset += limit
         self.done = self._offset >= total
         if not (items or missing or offline or self.done):
-            raise ProtocolError(f"the answer to {self.request} is an empty page before the end")
+            raise ProtocolError(f"the answer to {self.request} is an empty page before the end of the list")
 
     def check(self) -> None:
-        """After the last page. Raises ListingIncomplete when the server could not answer for all of the list."""
+        """Call after the last page. Raises ListingIncomplete if the server could not answer for every item."""
         if self._left_out:
             raise ListingIncomplete(self.request, sorted(set(self._left_out)))
 
 
 def _name(item: object) -> str:
-    """Of an item: the item itself, or the name in a consumer's or a stream's state."""
+    """The name of an item: the item itself, or the name in the state of a consumer or stream."""
     if not isinstance(item, dict):
         return str(item)
     config = item.get("config")
@@ -79,10 +79,10 @@ def _name(item: object) -> str:
 
 
 async def items(api: Api, request: str, field: str, body: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:
-    """Everything under ``field`` of all pages.
+    """The items under ``field`` of all pages.
 
     Raises:
-        ListingIncomplete: after everything else.
+        ListingIncomplete: after the last item.
         ApiError, RequestTimeout: see :meth:`JetStream.api`.
     """
     pager = Pager(request, body)

@@ -1,4 +1,4 @@
-"""Counts and seconds that a caller gives: refused at once where a server or a timer could do nothing with them."""
+"""Checks of counts and durations, before a server or a timer gets them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from datetime import timedelta
 from jetstream_client.errors import InvalidValue
 
 _MOST = (1 << 63) - 1
-"""The server reads counts and nanoseconds as signed 64-bit integers."""
+"""Counts and nanoseconds are signed 64-bit integers on the server."""
 _LONGEST = 10**9
-"""Seconds, about 31 years: as nanoseconds they still fit."""
+"""Seconds, about 31 years, which still fit as nanoseconds."""
 _LONGEST_DURATION = timedelta(seconds=_LONGEST)
 
 
 def check_count(field: str, value: object, least: int = 1) -> int:
-    """The count itself, a whole number that is not a bool. Raises InvalidValue."""
+    """Check and return a count: a whole number of at least ``least``, and not a bool. Raises InvalidValue."""
     if type(value) is not int or not least <= value <= _MOST:
-        raise InvalidValue(field, value, f"give a whole number, {least} or more")
+        raise InvalidValue(field, value, f"must be a whole number, {least} or more")
     return value
 
 
 def check_seconds(field: str, value: object, *, zero: bool = False) -> float:
-    """The seconds themselves, an int or float above 0; ``zero``: or 0. Raises InvalidValue, for NaN as well."""
+    """Check and return seconds: an int or float above 0, or also 0 with ``zero``. Raises InvalidValue, also for NaN."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LONGEST and (value or zero):
         return value
-    raise InvalidValue(field, value, f"give seconds {'from 0' if zero else 'above 0'}, at most {_LONGEST:,}")
+    least = "0 or more" if zero else "above 0"
+    raise InvalidValue(field, value, f"must be a number of seconds, {least} and at most {_LONGEST:,}")
 
 
 def check_duration(field: str, value: object, least: timedelta = timedelta()) -> timedelta:
-    """The duration itself. Raises InvalidValue."""
+    """Check and return a duration. Raises InvalidValue."""
     if isinstance(value, timedelta) and least <= value <= _LONGEST_DURATION:
         return value
-    raise InvalidValue(field, value, f"give a timedelta, at least {least} and at most {_LONGEST_DURATION.days:,} days")
+    remedy = f"must be a timedelta of at least {least} and at most {_LONGEST_DURATION.days:,} days"
+    raise InvalidValue(field, value, remedy)

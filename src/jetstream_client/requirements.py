@@ -1,9 +1,9 @@
-"""Which nats-server a configuration field, a header or a request needs, where 2.10 does not have it.
+"""The nats-server version that a configuration field, header or request needs, if it is newer than 2.10.
 
-From 2.12 on a server refuses a field that it does not know (10025), and names only that one; an older one drops it
-without a word. No server refuses a header that it does not know: it stores the message and ignores it; one with a TTL
-would stay for ever, one that expects a sequence would be stored whatever the sequence is. So what is known to be too
-new is refused before it is sent.
+From 2.12 on, a server refuses a field that it does not know (10025), and names only the first one. An older server
+drops the field silently. No server refuses a header that it does not know: it ignores the header and stores the
+message, so that a message with a TTL would stay forever, and one that expects a sequence would be stored whatever the
+sequence is. So the client refuses, before sending, what is known to be too new for the server.
 
 Sources: server/jetstream_versioning.go (API levels, ADR-44), and the structs ``StreamConfig``, ``StreamSource`` and
 ``ConsumerConfig`` at the tags 2.10.0, 2.11.0, 2.12.0 and 2.14.0.
@@ -19,14 +19,14 @@ from jetstream_client.errors import ServerTooOld
 
 
 class Requirement(NamedTuple):
-    """``what`` needs this ``version`` of nats-server; ``level`` is its API level."""
+    """``what`` needs nats-server ``version``, which has the API level ``level``."""
 
     level: int
     version: tuple[int, int]
     what: str
 
     def check(self, version: str) -> None:
-        """Raises ServerTooOld, unless a nats-server of this version is new enough."""
+        """Raises ServerTooOld if a nats-server of this version is too old."""
         if level_of(version) < self.level:
             raise self.error(version)
 
@@ -81,13 +81,13 @@ _VALUES = {("priority_policy", "prioritized"): _2_12, ("ack_policy", "flow_contr
 
 
 def level_of(version: str) -> int:
-    """The API level that a nats-server of this version has at least."""
+    """The API level that a nats-server of this version has, at least."""
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     return max((level for level, first in _LEVELS if numbers >= first), default=0)
 
 
 def of_headers(headers: Mapping[str, str | Sequence[str]]) -> Requirement | None:
-    """What of a message's headers needs the newest server; None where every server knows them."""
+    """The requirement of the header that needs the newest server; None if every server knows all headers."""
     if _HEADERS.keys().isdisjoint(headers):
         return None
     found = [needed for name, needed in _HEADERS.items() if name in headers]
@@ -98,7 +98,7 @@ def of_headers(headers: Mapping[str, str | Sequence[str]]) -> Requirement | None
 
 
 def of_config(config: Mapping[str, Any]) -> Requirement | None:
-    """What of a configuration needs the newest server; None for one that every server knows, as far as we do."""
+    """The requirement of the field that needs the newest server; None if no field is known to need one."""
     found = [Requirement(*_FIELDS[name], name) for name, value in config.items() if name in _FIELDS and value]
     for (name, value), since in _VALUES.items():
         if config.get(name) == value:

@@ -15,32 +15,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MOST_RANGES = 1_000_000
-"""Ranges that a JSON value may hold: a text of a few kilobytes can unpack to gigabytes. A million take 200 MB."""
-_LARGEST = 2**64 - 1  # sequences are unsigned 64-bit on the server
+"""Ranges in a JSON value, at most: a string of a few kilobytes can unpack to gigabytes. A million take 200 MB."""
+_LARGEST = 2**64 - 1  # sequences are unsigned 64-bit integers on the server
 _LONGEST_RANGE = 2 * 10  # bytes of two variable-length numbers
 
 
 def check_sequence(sequence: object, field: str = "sequence") -> int:
-    """Raises InvalidValue for what is no sequence: they start at 1."""
+    """Check and return a sequence. Raises InvalidValue."""
     if type(sequence) is not int or sequence < 1:
-        raise InvalidValue(field, sequence, "a sequence is a whole number from 1 on")
+        raise InvalidValue(field, sequence, "a sequence must be a whole number, 1 or more")
     return sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """An immutable set of sequences. ``ranges`` are inclusive, ascending, and never touch."""
+    """An immutable set of sequences. ``ranges`` are inclusive and ascending, with a gap between any two."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, sequences: Iterable[int]) -> Sequences:
-        """From single sequences in any order; repeats count once."""
+        """Make a set from single sequences in any order; repeated ones count once."""
         return cls.from_ranges((sequence, sequence) for sequence in sorted(sequences))
 
     @classmethod
     def from_ranges(cls, ranges: Iterable[tuple[int, int]]) -> Sequences:
-        """From inclusive ranges in any order, which may overlap or touch."""
+        """Make a set from inclusive ranges in any order, which may overlap or touch."""
         joined: list[tuple[int, int]] = []
         for first, last in sorted(ranges):
             if joined and first <= joined[-1][1] + 1:
@@ -109,7 +109,7 @@ class Sequences:
         return shown + (f" and {len(self.ranges) - 10} more ranges" if len(self.ranges) > 10 else "")
 
     def windows(self, size: int) -> Iterator[Sequences]:
-        """The same sequences in order, cut into sets of at most ``size``."""
+        """Split the sequences, in order, into sets of at most ``size``."""
         window: list[tuple[int, int]] = []
         room = size
         for start, last in self.ranges:
@@ -126,14 +126,16 @@ class Sequences:
             yield Sequences(tuple(window))
 
     def to_json(self, longest: int = 8192) -> list[list[int]] | str:
-        """A list of ``[first, last]``; past ``longest`` bytes one text instead: variable-length differences
-        (seven bits a byte, low first, the top bit meaning "more") of each start and length, zlib, base64.
+        """A list of ``[first, last]``, or one packed string if the list is longer than ``longest`` bytes: differences
+        of starts, and lengths, as variable-length numbers (seven bits a byte, low bits first, the top bit means that
+        another byte follows), compressed with zlib, as base64.
 
         Raises:
-            InvalidValue: for more ranges than :meth:`from_json` reads.
+            InvalidValue: there are more ranges than :meth:`from_json` reads.
         """
         if len(self.ranges) > MOST_RANGES:
-            raise InvalidValue("ranges", len(self.ranges), f"at most {MOST_RANGES} ranges: take fewer messages at once")
+            remedy = f"must be at most {MOST_RANGES}: take fewer messages at once"
+            raise InvalidValue("ranges", len(self.ranges), remedy)
         ranges = [[first, last] for first, last in self.ranges]
         if len(ranges) * 6 <= longest and len(str(ranges)) <= longest:
             return ranges
@@ -151,10 +153,10 @@ class Sequences:
 
     @classmethod
     def from_json(cls, value: object, field: str = "ranges", most: int = MOST_RANGES) -> Sequences:
-        """The reverse. Checks that ranges ascend, never touch, start at 1 or later, and are at most ``most``.
+        """Read the value of :meth:`to_json`: at most ``most`` ranges, ascending from 1, with a gap between any two.
 
         Raises:
-            InvalidValue: for anything else.
+            InvalidValue: the value is anything else.
         """
         pairs: Iterable[object]
         if isinstance(value, str):
@@ -162,7 +164,7 @@ class Sequences:
         elif isinstance(value, list):
             pairs = value
         else:
-            raise InvalidValue(field, type(value).__name__, "a list of [first, last] or its packed text")
+            raise InvalidValue(field, type(value).__name__, "must be a list of [first, last] or a packed string")
         checked: list[tuple[int, int]] = []
         before = -1
         for pair in pairs:
@@ -173,16 +175,17 @@ class Sequences:
                 or not 1 <= pair[0] <= pair[1] <= _LARGEST
                 or pair[0] <= before + 1
             ):
-                raise InvalidValue(field, pair, "ranges are [first, last], ascending from 1, and do not touch")
+                remedy = "ranges must be [first, last], ascending from 1, with a gap between any two"
+                raise InvalidValue(field, pair, remedy)
             if len(checked) >= most:
-                raise InvalidValue(field, "…", f"at most {most} ranges")
+                raise InvalidValue(field, "…", f"must have at most {most} ranges")
             before = pair[1]
             checked.append((pair[0], pair[1]))
         return cls(tuple(checked))
 
 
 def inflated(text: str, most: int) -> bytes:
-    """What a text of zlib and base64 holds, which may be so many bytes. Raises ValueError for anything else."""
+    """Unpack a base64 string of zlib data to at most ``most`` bytes. Raises ValueError for anything else."""
     unzip = zlib.decompressobj()
     try:
         found = unzip.decompress(base64.b64decode(text, validate=True), most)
@@ -197,7 +200,7 @@ def _unpack(text: str, field: str, most: int) -> Iterator[tuple[int, int]]:
     try:
         packed = inflated(text, most * _LONGEST_RANGE)
     except ValueError:
-        raise InvalidValue(field, text[:40], "this is not a packed text of ranges") from None
+        raise InvalidValue(field, text[:40], "this is not a packed string of ranges") from None
     start: int | None = None
     number = shift = before = 0
     for byte in packed:
@@ -215,4 +218,4 @@ def _unpack(text: str, field: str, most: int) -> Iterator[tuple[int, int]]:
             start = None
         number = shift = 0
     if shift or start is not None:
-        raise InvalidValue(field, text[:40], "this text of ranges is cut")
+        raise InvalidValue(field, text[:40], "this packed string of ranges is incomplete")

@@ -1,4 +1,4 @@
-"""Times and durations as the server writes and counts them: RFC 3339, and integer nanoseconds."""
+"""Times and durations in the server's formats: RFC 3339 and integer nanoseconds."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8})(?:\.([0-9]{1,9}))?(Z
 
 
 def nanoseconds(duration: timedelta) -> int:
-    """Exact, unlike ``total_seconds() * 10**9``."""
+    """A duration in nanoseconds, exactly, unlike ``total_seconds() * 10**9``."""
     return ((duration.days * 86_400 + duration.seconds) * 1_000_000 + duration.microseconds) * 1_000
 
 
 def time_nanoseconds(text: str) -> int:
-    """RFC 3339 as nanoseconds since 1970, nothing cut: claims compare creation times exactly.
+    """Convert RFC 3339 to nanoseconds since 1970 without loss, because claims compare creation times exactly.
 
-    Raises ValueError for anything else, a time without a zone included.
+    Raises ValueError for anything else, including a time without a time zone.
     """
     if (time := _TIME.fullmatch(text)) is None:
         raise ValueError("not an RFC 3339 time")

@@ -1,4 +1,4 @@
-"""Request tracing: what is asked of the JetStream API, and what comes back. After nats.go's ``ClientTrace``."""
+"""Tracing of requests to the JetStream API and of their answers, after nats.go's ``ClientTrace``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RequestSent:
-    """A request, before it leaves. Credentials are in none: they travel in CONNECT, which is not traced."""
+    """A request that is about to be sent. It contains no credentials: these are in CONNECT, which is not traced."""
 
     subject: str
     data: bytes = field(repr=False)
@@ -23,10 +23,11 @@ class RequestSent:
 
 @dataclass(frozen=True)
 class ResponseReceived:
-    """The answer to the request on ``subject``. It may hold a stored message: ``repr`` shows neither data nor headers.
+    """The answer to the request on ``subject``. ``repr`` shows neither data nor headers, because the answer may contain
+    a stored message.
 
-    status:   0, or the code of an answer without a body: 404, 503 when nobody listens.
-    seconds:  since the request.
+    status:   0, or the code of an answer without a body: 404, or 503 if nothing listens on the subject.
+    seconds:  time since the request.
     """
 
     subject: str
@@ -44,8 +45,8 @@ class ResponseReceived:
 class Trace:
     """Callbacks for each request of a :class:`~jetstream_client.context.JetStream`.
 
-    They are called in the event loop, so they must be quick. One that raises is logged with its traceback and changes
-    nothing: a request that was answered stays answered. A request that is not answered in time has no response.
+    They are called in the event loop, so they must be quick. An exception in a callback is logged with its traceback
+    and does not affect the request. A request that is not answered in time has no ``ResponseReceived``.
     """
 
     request_sent: Callable[[RequestSent], object] | None = None
@@ -57,4 +58,4 @@ class Trace:
             if callback is not None:
                 callback(event)
         except Exception:
-            log.exception("a trace callback failed at %r", event)
+            log.exception("a trace callback failed for %r", event)
