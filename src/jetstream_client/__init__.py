@@ -18,13 +18,15 @@ __all__ = ["ConnectionSettings", "RequestSent", "ResponseReceived", "Trace", "co
 
 @asynccontextmanager
 async def connect(settings: ConnectionSettings, *, trace: Trace | None = None) -> AsyncIterator[JetStream]:
-    """A JetStream context on a connection of its own, closed at the end. ``trace`` sees its requests.
+    """A JetStream context on a new connection, which is closed at the end of the block.
 
-    nats-py is imported here and not before, so that a Spark executor can use the bulk connection without it.
+    nats-py is imported only here, so that a Spark executor can use the bulk connection without it.
+
+    trace:  callbacks for every request, see :class:`Trace`. Default None.
 
     Raises:
-        ConnectionFailed: unreachable within ``settings.connect_timeout``.
-        AuthenticationFailed, TlsNotOffered: at once, without a second attempt.
+        ConnectionFailed: no server was reachable within ``settings.connect_timeout`` seconds.
+        AuthenticationFailed, TlsFailed: at once, without another attempt.
     """
     from jetstream_client.context import JetStream
     from jetstream_client.wire.control import Connection

@@ -1,4 +1,4 @@
-"""Requests of the JetStream API, and what its servers can do: what the context and all that it makes send through."""
+"""Requests to the JetStream API, and which of them its servers support. Contexts, streams and consumers use this."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PATIENCE_STEP = 0.1  # seconds between two attempts of a patient request
 
 
 class Api:
-    """One JetStream on a connection. ``settings``: the connection's, unless the context has options of its own."""
+    """One JetStream on a connection. ``settings`` are the connection's, unless the context has other options."""
 
     def __init__(
         self, connection: Connection, *, settings: ConnectionSettings | None = None, trace: Trace | None = None
@@ -45,10 +45,10 @@ class Api:
         self.connection = connection
         self.settings = settings or connection.settings
         self.trace = trace or Trace()
-        self._level = ("", 0)  # the server's version, and the API level as far as it had to be asked for
+        self._level = ("", 0)  # the connected server's version, and the API level that was last found out for it
 
     async def request(self, subject: str, data: bytes = b"", *, headers: Headers | None = None) -> Reply:
-        """One request and its answer, traced. Raises as :meth:`Connection.request`."""
+        """Send one request and return its answer, with tracing. Raises what :meth:`Connection.request` raises."""
         clock = asyncio.get_running_loop()
         start = clock.time()
         self.trace.tell(RequestSent(subject, data))
@@ -65,15 +65,16 @@ class Api:
         patience: float = 0,
         headers: Headers | None = None,
     ) -> Any:
-        """One request of the JetStream API, e.g. ``STREAM.INFO.ORDERS``; the decoded answer.
+        """Send a request of the JetStream API, e.g. ``STREAM.INFO.ORDERS``. Returns the decoded answer.
 
-        patience: seconds during which a lost connection, a missing leader and an unanswered request are tried again.
-                  Only for requests that may be repeated.
-        headers:  for example ``{"Nats-Required-Api-Level": "2"}``: an older server from 2.12 on refuses it then.
+        patience: seconds during which the request is repeated if the connection is lost, a leader is missing or no
+                  answer arrives. Default 0. Only for requests that may be repeated.
+        headers:  for example ``{"Nats-Required-Api-Level": "2"}``, with which a server of a lower level refuses the
+                  request, if it is nats-server 2.12 or newer.
 
         Raises:
-            ApiError: or a subclass, the server's refusal.
-            JetStreamNotEnabled: nobody answers the API.
+            ApiError: or a subclass: the server refused the request.
+            JetStreamNotEnabled: no server answers the API.
             RequestTimeout, ConnectionLost: see :meth:`Connection.request`.
         """
         clock = asyncio.get_running_loop()
@@ -90,7 +91,9 @@ class Api:
                 await self.connection.pause(_PATIENCE_STEP)
 
     async def configure(self, request: str, body: Mapping[str, Any], wanted: Config, *, pedantic: bool = False) -> Any:
-        """A request that configures a stream or consumer; ``wanted`` are the fields that the caller asks for.
+        """Send a request that configures a stream or consumer.
+
+        wanted: the fields that the caller sets.
 
         Raises:
             ServerTooOld: a wanted field is known to need a newer server; nothing was sent.
@@ -108,11 +111,11 @@ class Api:
             raise InvalidRequest(error.code, error.err_code, found) from None
 
     async def require(self, needed: Requirement | None) -> None:
-        """Raises ServerTooOld when the servers are known to lack this.
+        """Raises ServerTooOld if the servers are known to lack what is needed.
 
-        What ``$JS.API.INFO`` says counts: the server that this is connected to may be another than the one that
-        answers. Where nobody answers it, the one that this is connected to decides; or, through an import of some
-        requests only, the one that gets the request.
+        The answer to ``$JS.API.INFO`` decides, because the connected server need not be the one that answers. Without
+        an answer, the version of the connected server decides. With another API prefix or domain, where only some
+        requests may be imported, the request is sent without an answer, and the server that gets it decides.
         """
         if needed is None:
             return
@@ -127,7 +130,7 @@ class Api:
             raise needed.error(version if here else f"a server of API level {self._level[1]}")
 
     async def account_info(self) -> AccountInfo:
-        """Memory, storage, streams, consumers, their limits, and the API level."""
+        """The account's memory, storage, streams and consumers, their limits, and the API level."""
         return AccountInfo.parse(await self.api("INFO"))
 
 

@@ -1,4 +1,4 @@
-"""The JetStream context: the way to streams, consumers and publishing."""
+"""The JetStream context: streams, consumers and publishing start from here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class JetStream(Publishing):
-    """What :func:`jetstream_client.connect` gives. :meth:`with_options`: another on its connection."""
+    """A JetStream context. :func:`jetstream_client.connect` opens one, and :meth:`with_options` derives another."""
 
     def with_options(
         self,
@@ -32,13 +32,13 @@ class JetStream(Publishing):
         request_timeout: float | None = None,
         trace: Trace | None = None,
     ) -> JetStream:
-        """Another context on the same connection.
+        """Another context on the same connection. Options that are not set keep their values.
 
-        domain, api_prefix:  one of them: another JetStream, see :class:`ConnectionSettings`.
-        request_timeout:     seconds for one answer of the API.
-        trace:               see :class:`Trace`.
+        domain, api_prefix:  set one of them to use another JetStream, see :class:`ConnectionSettings`.
+        request_timeout:     seconds to wait for one answer of the API.
+        trace:               callbacks for every request, see :class:`Trace`.
 
-        What is not given stays as it is here. Raises InvalidValue.
+        Raises InvalidValue.
         """
         options: dict[str, Any] = {}
         if domain is not None or api_prefix is not None:
@@ -48,46 +48,48 @@ class JetStream(Publishing):
         return JetStream(self.connection, settings=replace(self.settings, **options), trace=trace or self.trace)
 
     def stream(self, name: str) -> Stream:
-        """A handle, without a round trip. Raises InvalidValue for a name that JetStream forbids."""
+        """A handle for a stream, without a request. Raises InvalidValue for a name that JetStream forbids."""
         return Stream(self, name)
 
     async def get_stream(self, name: str) -> Stream:
-        """A handle to one that is there. Raises StreamNotFound."""
+        """A handle for an existing stream. Raises StreamNotFound."""
         stream = Stream(self, name)
         await stream.info()
         return stream
 
     async def create_stream(self, config: configs.Config, *, pedantic: bool = False) -> Stream:
-        """Create; an equal one that exists is fine.
+        """Create a stream. This succeeds also if the stream exists with the same configuration.
 
-        config:   the server's own JSON (nats-server ``StreamConfig``); durations as ``timedelta`` or nanoseconds, times
-                  as ``datetime`` with a zone or RFC 3339. A mirror's or source's ``domain`` is its ``external.api``.
-        pedantic: values that the server would silently change to fit each other are an ApiError, 10157 (2.11).
+        config:   the server's JSON (nats-server ``StreamConfig``). Durations are ``timedelta`` or nanoseconds, times
+                  are ``datetime`` with a time zone or RFC 3339. The ``domain`` of a mirror or source is sent as its
+                  ``external.api``.
+        pedantic: if True, the server refuses values that it would otherwise change silently to fit each other
+                  (ApiError 10157, nats-server 2.11). Default False.
 
         Raises:
-            StreamNameInUse: one with another configuration exists.
+            StreamNameInUse: the stream exists with another configuration.
             InvalidStreamConfig: the server does not allow the configuration.
             ServerTooOld, InvalidRequest: the server does not know a field.
-            InvalidValue: what JetStream forbids in names and subjects; nothing was sent.
+            InvalidValue: JetStream forbids a name or subject; nothing was sent.
         """
         wanted = configs.check_stream_config(config)
         answer = await self.configure(f"STREAM.CREATE.{wanted['name']}", wanted, wanted, pedantic=pedantic)
         return Stream(self, wanted["name"], StreamInfo(answer))
 
     async def update_stream(self, config: configs.Config, *, remove: Iterable[str] = ()) -> Stream:
-        """Change the given fields of the stream that ``config["name"]`` names and no other, see :meth:`Stream.update`.
+        """Change the given fields of the stream ``config["name"]``, and no other field, see :meth:`Stream.update`.
 
         Raises:
-            StreamNotFound: there is none; it is not created.
+            StreamNotFound: the stream does not exist; it is not created.
         """
         stream = Stream(self, configs.check_stream_config(config)["name"])
         await stream.update(config, remove=remove)
         return stream
 
     async def create_or_update_stream(self, config: configs.Config) -> tuple[Stream, configs.Difference | None]:
-        """Make the stream as wanted: create it, or update what differs and leave every other field as it is.
+        """Create the stream, or update the fields that differ from ``config`` and no other field.
 
-        Returns the stream and the difference that was updated: ``{}`` when nothing differed, ``None`` when created.
+        Returns the stream and the changes: ``{}`` if nothing differed, ``None`` if the stream was created.
 
         Raises: as :meth:`create_stream` and :meth:`update_stream`.
         """
@@ -102,7 +104,8 @@ class JetStream(Publishing):
         return stream, changes
 
     async def get_or_create_stream(self, config: configs.Config) -> Stream:
-        """The stream as it is, or else created. What it is configured as is not looked at: see ``cached_info``.
+        """The existing stream, or a new one. The configuration of an existing stream is not compared with ``config``:
+        see ``cached_info``.
 
         Raises: as :meth:`create_stream`, but never StreamNameInUse.
         """
@@ -112,32 +115,32 @@ class JetStream(Publishing):
         except StreamNotFound:
             try:
                 return await self.create_stream(config)
-            except StreamNameInUse:  # somebody else was faster
+            except StreamNameInUse:  # another client was faster
                 return await self.get_stream(name)
 
     async def delete_stream(self, name: str) -> None:
-        """With all its messages and consumers. Raises StreamNotFound."""
+        """Delete a stream with all its messages and consumers. Raises StreamNotFound."""
         await self.stream(name).delete()
 
     async def stream_names(self, *, subject: str | None = None) -> AsyncIterator[str]:
-        """The names of all streams, page by page (1,024 each); with ``subject`` of those whose subjects overlap it."""
+        """The names of all streams, in pages of 1,024. ``subject``: only streams whose subjects overlap it."""
         async for name in listing.items(self, "STREAM.NAMES", "streams", _listening(subject)):
             yield str(name)
 
     async def list_streams(self, *, subject: str | None = None) -> AsyncIterator[StreamInfo]:
-        """The state of all streams, page by page (256 each); with ``subject`` of those whose subjects overlap it.
+        """The state of all streams, in pages of 256. ``subject``: only streams whose subjects overlap it.
 
         Raises:
-            ListingIncomplete: at the end, in a cluster: the leaders of some did not answer.
+            ListingIncomplete: after the last stream, if the leaders of some streams in a cluster did not answer.
         """
         async for info in listing.items(self, "STREAM.LIST", "streams", _listening(subject)):
             yield StreamInfo(info)
 
     async def stream_name_by_subject(self, subject: str) -> str:
-        """The stream that listens on the subject. Of a wildcard the first: :meth:`stream_names` has all of them.
+        """The stream that listens on the subject. For a wildcard, the first one: :meth:`stream_names` lists all.
 
         Raises:
-            StreamNotFound: none listens on it.
+            StreamNotFound: no stream listens on it.
         """
         listening = {"subject": check_filter(subject, "subject")}
         for name in (await self.api("STREAM.NAMES", listening)).get("streams") or ():
@@ -145,7 +148,7 @@ class JetStream(Publishing):
         raise StreamNotFound(404, 10059, f"no stream listens on {subject!r}")
 
     def consumer(self, stream: str, name: str) -> Consumer:
-        """A handle, without a round trip. Raises InvalidValue for a name that JetStream forbids."""
+        """A handle for a consumer, without a request. Raises InvalidValue for a name that JetStream forbids."""
         return self.stream(stream).consumer(name)
 
     async def get_consumer(self, stream: str, name: str) -> Consumer:

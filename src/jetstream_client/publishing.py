@@ -1,4 +1,4 @@
-"""Publishing from a JetStream context: one message, many without waiting for each, and batches."""
+"""Publishing with a JetStream context: single messages, many messages without waiting for each answer, and batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Publishing(Api):
-    """What :class:`JetStream` can do to publish."""
+    """The publishing methods of :class:`JetStream`."""
 
     async def publish(
         self,
@@ -45,20 +45,21 @@ class Publishing(Api):
     ) -> PubAck:
         """Publish one message and wait for the stream's answer.
 
-        headers: are copied. One that contradicts an option is refused.
-        timeout: seconds for the answer, by default ``settings.request_timeout`` (5 s).
-        retry_attempts, retry_wait: how often, and after how many seconds, it is sent again when nobody listens: a
-                 stream has no leader for a moment. 2 and 0.25 s, as in nats.go; 0: not again, or at once.
+        headers: headers of the message, which are copied. A header that contradicts an option is refused.
+        timeout: seconds to wait for the answer. Default ``settings.request_timeout`` (5 s).
+        retry_attempts: how many times the message is sent again if no stream answers, which happens while a stream has
+                 no leader. Default 2, as in nats.go.
+        retry_wait: seconds before each of these attempts. Default 0.25, as in nats.go.
         options: see :class:`PublishOptions`.
 
         Raises:
-            InvalidValue: a subject, header or option that can be refused before anything is sent.
+            InvalidValue: a subject, header or option is invalid; nothing was sent.
             ServerTooOld: the server is too old for an option; nothing was sent.
             NoStreamResponse: no stream listens on the subject.
-            WrongDomain: the connection has a domain, and a stream of another one was the first to answer.
-            WrongStream, WrongLastSequence, WrongLastMessageId: what was expected is not so.
-            ApiError: or another subclass, the stream refused it.
-            RequestTimeout, ConnectionLost: it may have been stored. Publish it again with the same ``msg_id``.
+            WrongDomain: the connection has a domain, and a stream of another domain was the first to answer.
+            WrongStream, WrongLastSequence, WrongLastMessageId: an expectation was not met.
+            ApiError: or another subclass: the stream refused the message.
+            RequestTimeout, ConnectionLost: the message may be stored. Publish it again with the same ``msg_id``.
         """
         check_count("retry_attempts", retry_attempts, 0)
         check_seconds("retry_wait", retry_wait, zero=True)
@@ -87,7 +88,7 @@ class Publishing(Api):
         on_ack: OnAck | None = None,
     ) -> AsyncIterator[AsyncPublisher]:
         """A separate :class:`AsyncPublisher` with these settings. The end of the block waits until every message is
-        answered, and closes it; a block that ends with an exception closes it without waiting."""
+        answered, and closes the publisher. A block that ends with an exception closes it without waiting."""
         publisher = AsyncPublisher(
             self,
             max_pending=max_pending,
@@ -112,10 +113,10 @@ class Publishing(Api):
         retry_wait: float = RETRY_WAIT,
         **options: Unpack[PublishOptions],
     ) -> PublishFuture:
-        """Send one message, and get a future of the stream's answer: :meth:`AsyncPublisher.publish`.
+        """Send one message, and return a future of the stream's answer: :meth:`AsyncPublisher.publish`.
 
-        At most 4,000 are without an answer at a time, and each waits for it for at most 30 s; :meth:`publisher` takes
-        other values, and handlers for answers and errors.
+        At most 4,000 messages can be unanswered at a time, and each waits for its answer for at most 30 s. With
+        :meth:`publisher`, both limits can be set, and handlers for answers and errors.
         """
         return await self._publisher.publish(
             subject, data, headers=headers, retry_attempts=retry_attempts, retry_wait=retry_wait, **options
@@ -123,39 +124,42 @@ class Publishing(Api):
 
     @property
     def publish_async_pending(self) -> int:
-        """Messages of :meth:`publish_async` without an answer."""
+        """Number of messages of :meth:`publish_async` without an answer."""
         return self._publisher.pending
 
     async def publish_async_complete(self, timeout: float | None = None) -> None:
-        """Wait until all of :meth:`publish_async` are answered: :meth:`AsyncPublisher.complete`."""
+        """Wait until all messages of :meth:`publish_async` are answered: :meth:`AsyncPublisher.complete`."""
         await self._publisher.complete(timeout)
 
     async def publish_async_close(self) -> None:
-        """Stop listening for answers to :meth:`publish_async`: what has none fails as :class:`PublisherClosed`, and may
-        be stored. Publishing again afterwards is fine."""
+        """Stop listening for answers to :meth:`publish_async`. Unanswered messages fail with :class:`PublisherClosed`,
+        and may be stored. Publishing again afterwards is possible."""
         publisher: AsyncPublisher | None = vars(self).pop("_publisher", None)
         if publisher is not None:
             await publisher.close()
 
     @asynccontextmanager
     async def batch(self, batch_id: str | None = None, *, max_messages: int = MAX_MESSAGES) -> AsyncIterator[Batch]:
-        """An atomic batch: all of its messages are stored, or none. The stream needs ``allow_atomic`` (2.12).
+        """An atomic batch: all of its messages are stored, or none. The stream needs ``allow_atomic`` (server 2.12).
 
-        batch_id:     up to 64 bytes; random by default.
-        max_messages: how many it may have: 1,000, unless the server's ``max_batch_size`` is another.
+        batch_id:     up to 64 bytes. Default: a random id.
+        max_messages: the largest number of messages. Default 1,000, which is the server's default ``max_batch_size``.
 
-        The block has to end with :meth:`Batch.commit` or :meth:`Batch.discard`; an exception discards it, too.
+        The block must end with :meth:`Batch.commit` or :meth:`Batch.discard`. An exception also discards the batch.
 
         Raises:
-            ServerTooOld: before anything is sent.
-            JetStreamError: at the end of the block: neither committed nor discarded.
+            ServerTooOld: the server does not support atomic batches; nothing was sent.
+            JetStreamError: at the end of the block, if the batch was neither committed nor discarded.
         """
         batch = Batch(self, batch_id, max_messages)
         try:
             await self.require(requirements.ATOMIC_BATCHES)
             yield batch
             if not batch.ended:
-                raise JetStreamError(f"batch {batch.id} was neither committed nor discarded: nothing of it is stored")
+                raise JetStreamError(
+                    f"batch {batch.id} was neither committed nor discarded, so none of its messages is stored: end the "
+                    "block with commit() or discard()"
+                )
         finally:
             await batch.close()
 
@@ -171,13 +175,15 @@ class Publishing(Api):
     ) -> PubAck:
         """Publish all of the messages or none, as one atomic batch: :meth:`batch`.
 
-        messages: ``(subject, data)`` or ``(subject, data, headers)``. Each is checked before the first is sent.
-        expected_stream: of every message.
-        expected_last_sequence: of the stream, before the batch.
+        messages: ``(subject, data)`` or ``(subject, data, headers)``. All are checked before the first is sent.
+        expected_stream: the stream that must store every message.
+        expected_last_sequence: the last sequence of the stream before the batch.
+        batch_id, max_messages: see :meth:`batch`.
+        timeout: seconds to wait for the last answer. Default ``settings.request_timeout`` (5 s).
 
         Raises:
-            InvalidValue: a message, none at all, or more than ``max_messages``. Nothing was sent.
-            As :meth:`Batch.add` and :meth:`Batch.commit`. Unless it says otherwise nothing is stored.
+            InvalidValue: a message is invalid, or there is none, or more than ``max_messages``. Nothing was sent.
+            As :meth:`Batch.add` and :meth:`Batch.commit`. Unless it says otherwise, nothing is stored.
         """
         check_count("max_messages", max_messages)
         if timeout is not None:
@@ -186,12 +192,14 @@ class Publishing(Api):
         options: PublishOptions = {"expected_stream": expected_stream, "expected_last_sequence": expected_last_sequence}
         for message in messages:
             if not isinstance(message, tuple | list) or len(message) not in (2, 3):
-                raise InvalidValue("messages", type(message).__name__, "(subject, data) or (subject, data, headers)")
+                remedy = "each must be (subject, data) or (subject, data, headers)"
+                raise InvalidValue("messages", type(message).__name__, remedy)
             if len(checked) == max_messages:
-                raise InvalidValue("messages", f"more than {max_messages}", "an atomic batch has no more: make several")
+                remedy = "use several atomic batches, or raise max_messages if the server allows it"
+                raise InvalidValue("messages", f"more than {max_messages}", remedy)
             headers = message[2] if len(message) == 3 else {}
             checked.append(await outgoing(self, message[0], message[1], headers, options))
-            options["expected_last_sequence"] = None  # only the first message's
+            options["expected_last_sequence"] = None  # only for the first message
         async with self.batch(batch_id, max_messages=max_messages) as batch:
             for each in checked:
                 await batch.append(each)
@@ -199,14 +207,14 @@ class Publishing(Api):
 
     @asynccontextmanager
     async def fast_batch(self) -> AsyncIterator[FastBatch]:
-        """A fast-ingest batch: any number of messages, few answers. The stream needs ``allow_batched`` (2.14).
+        """A fast-ingest batch: any number of messages, few answers. The stream needs ``allow_batched`` (server 2.14).
 
-        For very many, ``publish.bulk.publish_fast`` is faster. The block has to end with :meth:`FastBatch.commit`; what
-        was added is stored also if it does not.
+        For very many messages, ``publish.bulk.publish_fast`` is faster. The block must end with
+        :meth:`FastBatch.commit`. Without it, messages may be stored nevertheless.
 
         Raises:
-            ServerTooOld: before anything is sent.
-            JetStreamError: at the end of the block: it was not committed.
+            ServerTooOld: the server does not support fast-ingest batches; nothing was sent.
+            JetStreamError: at the end of the block, if the batch was not committed.
         """
         await self.require(requirements.FAST_BATCHES)
         window = FastWindow(self.connection.new_inbox(), self.settings.domain)
@@ -217,20 +225,23 @@ class Publishing(Api):
             try:
                 yield batch
                 if not batch.ended:
-                    raise JetStreamError(f"batch {batch.id} was not committed: how much of it is stored is not known")
+                    raise JetStreamError(
+                        f"batch {batch.id} was not committed, and it is unknown how many of its messages are stored: "
+                        "end the block with commit()"
+                    )
             finally:
                 self.connection.when_lost.discard(batch.lost)
                 keeper.cancel()
 
     async def route(self, subject: str, data: bytes = b"", *, headers: Headers | None = None) -> Route:
-        """Where this message would go: which streams would get it. Nothing is stored or delivered (nats-server 2.11).
+        """Find the streams that would get this message. Nothing is stored or delivered (nats-server 2.11).
 
-        What a stream would say to its headers and size is not tried.
+        Whether a stream would accept the message's headers and size is not checked.
 
         Raises:
-            ServerTooOld: before anything is sent: the server would store it.
+            ServerTooOld: the server does not support tracing, and would store the message; nothing was sent.
             InvalidValue: as :meth:`publish`.
-            RequestTimeout, PermissionDenied, ConnectionLost: not every server on the way has answered.
+            RequestTimeout, PermissionDenied, ConnectionLost: not every server on the way answered.
         """
         return await routes.find(self, subject, data, headers)
 

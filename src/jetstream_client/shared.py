@@ -1,4 +1,4 @@
-"""One connection for everybody who works in the same event loop with the same settings: the triggers of a triggerer."""
+"""Connections that are shared by all users of one event loop with the same settings, such as a triggerer's triggers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ConnectionSettings, Shared]] = WeakKeyDictionary()
-"""By the settings themselves, whose ``repr`` shows no secret."""
+"""The keys are the settings themselves, whose ``repr`` shows no secret."""
 
 
 def share(settings: ConnectionSettings) -> Use:
-    """The JetStream context of this event loop and these settings, for ``async with``. Its connection is made by the
-    first user and closed with the last. One that has ended for good is replaced for whoever comes after; those who have
-    it find :attr:`Connection.ended`.
+    """The shared JetStream context of this event loop and these settings, for ``async with``.
+
+    The first user opens its connection, and the last one closes it. A connection that has ended for good is replaced
+    for new users; existing users see :attr:`Connection.ended`.
 
     Entering raises:
-        ConnectionFailed, AuthenticationFailed, TlsNotOffered, TlsFailed: to everybody who waited for the connection.
+        ConnectionFailed, AuthenticationFailed, TlsNotOffered, TlsFailed: for every user that waited for the connection.
     """
     return Use(settings)
 
@@ -34,8 +35,8 @@ def share(settings: ConnectionSettings) -> Use:
 class Use:
     """One user of a shared connection, from entering to leaving.
 
-    No generator: `airflow dags test` ends the loop of a trigger without cleaning up, and asyncio then closes all
-    generators at once. One that waits inside another is told twice, and both complain
+    This is not a generator: `airflow dags test` ends the loop of a trigger without cleaning up, and asyncio then closes
+    all generators at once. A generator that waits inside another would be closed twice, and both would log an error
     (``BaseEventLoop.shutdown_asyncgens``).
     """
 
@@ -65,19 +66,20 @@ class Use:
 
 
 class Shared:
-    """A connection and how many use it. It lives in a task of its own: no user's cancellation strikes the others."""
+    """A connection and the number of its users. It has a separate task, so that cancelling one user does not affect the
+    others."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         loop = asyncio.get_running_loop()
         self.users = 0
         self._unused = asyncio.Event()
         self._opened: asyncio.Future[JetStream] = loop.create_future()
-        # Without the first user's context variables: Airflow finds the log of a trigger by them.
+        # The first user's context variables are left out, because Airflow uses them to choose the log of a trigger.
         self._kept = loop.create_task(self._keep(settings), context=Context())
 
     @property
     def ended(self) -> bool:
-        """Of no use to whoever comes now: it could not be made, or ended for good."""
+        """Whether new users need another connection: this one could not be opened, or has ended for good."""
         if self._kept.done():
             return True
         return self._opened.done() and (
@@ -85,13 +87,13 @@ class Shared:
         )
 
     async def context(self) -> JetStream:
-        """The connection's, when it is made. Raises what kept it from being made."""
+        """Wait for the connection, and return its context. Raises the error if it could not be opened."""
         return await asyncio.shield(self._opened)
 
     async def close(self) -> None:
         self._unused.set()
         if not self._opened.done():
-            self._kept.cancel()  # nobody waits for it any more
+            self._kept.cancel()  # no user waits for the connection
         await asyncio.wait([self._kept])
 
     async def _keep(self, settings: ConnectionSettings) -> None:
@@ -101,9 +103,9 @@ class Shared:
                 await self._unused.wait()
         except Exception as error:
             if self._opened.done():
-                log.exception("closing a shared connection to %s", ", ".join(settings.servers))
+                log.exception("closing the shared connection to %s failed", ", ".join(settings.servers))
             else:
                 self._opened.set_exception(error)
-                self._opened.exception()  # its users may be gone
+                self._opened.exception()  # marks it as retrieved: the users may be gone
         finally:
             self._opened.cancel()

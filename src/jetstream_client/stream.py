@@ -1,4 +1,4 @@
-"""A stream: its state and configuration, purging, stored messages, its consumers."""
+"""A stream: its state, configuration, stored messages and consumers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """A handle: :meth:`JetStream.stream` makes one without a round trip, :meth:`JetStream.get_stream` with one."""
+    """A handle for a stream. :meth:`JetStream.stream` returns one without a request, and :meth:`JetStream.get_stream`
+    checks that the stream exists."""
 
     def __init__(self, js: JetStream, name: str, info: StreamInfo | None = None) -> None:
         self.js = js
         self.name = check_stream_name(name)
         self.cached_info = info
-        """What the last :meth:`info`, :meth:`update` or creation through this handle answered, without a round trip."""
+        """The state at the last :meth:`info`, :meth:`update` or creation with this handle, or None."""
 
     def __repr__(self) -> str:
         return f"<Stream {self.name}>"
@@ -41,15 +42,16 @@ class Stream:
     async def info(
         self, *, deleted: bool = False, subjects_filter: str | None = None, patience: float = 0
     ) -> StreamInfo:
-        """Fresh.
+        """Request the current state.
 
-        deleted:          ``state["deleted"]`` lists the sequences that are missing between first and last, if any are.
-        subjects_filter:  ``state["subjects"]`` holds the number of messages of each subject that matches, of all pages
-                          (the server gives 100,000 subjects at a time). ``>`` for all of them.
+        deleted:          if True, ``state["deleted"]`` lists the sequences that are missing between the first and the
+                          last one, if there are any. Default False.
+        subjects_filter:  ``state["subjects"]`` contains the number of messages for each subject that matches this
+                          filter; ``>`` matches all subjects. The server sends 100,000 subjects at a time.
         patience:         see :meth:`JetStream.api`.
 
         Raises:
-            StreamNotFound: there is none.
+            StreamNotFound: the stream does not exist.
         """
         body: dict[str, Any] = {}
         if deleted:
@@ -74,16 +76,16 @@ class Stream:
         return info
 
     async def update(self, config: configs.Config, *, remove: Iterable[str] = ()) -> StreamInfo:
-        """Change the given fields and no other: the current configuration is read, merged and written.
+        """Change the given fields and no other field: read the current configuration, merge, and write it.
 
-        A field inside another one, such as ``placement.cluster``, leaves its neighbours as they are; a list is new.
-        Two updates at the same moment can undo each other: JetStream has no revision of a configuration.
+        A nested field, such as ``placement.cluster``, does not change its neighbours; a list is replaced. Two
+        concurrent updates can undo each other, because JetStream has no revision of a configuration.
 
-        remove:  fields that go back to the server's default. ``remove=["mirror"]`` makes a mirror a stream of its own
-                 (nats-server 2.12); ``remove=["metadata"]`` with a new ``metadata`` leaves nothing of the old one.
+        remove:  fields to reset to the server's default. ``remove=["mirror"]`` turns a mirror into an independent
+                 stream (nats-server 2.12); ``remove=["metadata"]`` with a new ``metadata`` drops all old entries.
 
         Raises:
-            StreamNotFound: there is none.
+            StreamNotFound: the stream does not exist.
             InvalidStreamConfig: the server does not allow the change.
             ServerTooOld, InvalidRequest: the server does not know a field.
         """
@@ -96,27 +98,28 @@ class Stream:
         return self.cached_info
 
     async def delete(self) -> None:
-        """With all its messages and consumers. Raises StreamNotFound."""
+        """Delete the stream with all its messages and consumers. Raises StreamNotFound."""
         await self.js.api(f"STREAM.DELETE.{self.name}")
         self.cached_info = None
 
     async def purge(self, *, subject: str | None = None, sequence: int | None = None, keep: int | None = None) -> int:
-        """Remove messages; returns how many.
+        """Remove messages. Returns how many were removed.
 
-        subject:  only those that match this filter.
-        sequence: only those below it (not including it).
-        keep:     all but the last so many. Not together with ``sequence``.
+        subject:  remove only messages that match this filter.
+        sequence: remove only messages below this sequence.
+        keep:     keep the last so many messages. Not together with ``sequence``.
 
-        0 is refused for both: the server takes it for "not given" and purges everything.
+        0 is refused for both, because the server ignores it and purges everything.
 
         Raises:
             PurgeFailed: for example because of ``deny_purge``.
         """
         if sequence is not None and keep is not None:
-            raise InvalidValue("keep", keep, "give sequence or keep, not both")
+            raise InvalidValue("keep", keep, "set sequence or keep, not both")
         for name, number in (("sequence", sequence), ("keep", keep)):
             if number is not None and (type(number) is not int or number < 1):
-                raise InvalidValue(name, number, "the server takes 0 for everything; give 1 or more, or leave it out")
+                remedy = "must be 1 or more, because the server purges everything for 0: to do that, leave it out"
+                raise InvalidValue(name, number, remedy)
         if subject is not None:
             check_filter(subject, "subject")
         given = {"filter": subject, "seq": sequence, "keep": keep}
@@ -133,20 +136,21 @@ class Stream:
         start_time: datetime | str | None = None,
         direct: bool = False,
     ) -> StoredMessage:
-        """One stored message.
+        """Get one stored message.
 
-        sequence:         the one with this sequence; with ``next_by_subject`` the first from there on.
-        next_by_subject:  the first whose subject matches this filter, from the stream's beginning if nothing else says.
-        last_by_subject:  the last whose subject matches this filter.
-        start_time:       the first that was stored then or later (nats-server 2.11).
-        direct:           by direct get (the stream needs ``allow_direct``): any replica answers, and it may be behind
-                          its leader. Without it the leader answers.
+        sequence:         the message with this sequence; with ``next_by_subject``, the first match from there on.
+        next_by_subject:  the first message whose subject matches this filter, from the beginning of the stream unless
+                          ``sequence`` or ``start_time`` is set.
+        last_by_subject:  the last message whose subject matches this filter.
+        start_time:       the first message that was stored at this time or later (nats-server 2.11).
+        direct:           if True, use direct get (the stream needs ``allow_direct``): any replica answers, and may lag
+                          behind its leader. Default False: the leader answers.
 
         Raises:
-            MessageNotFound: there is none.
-            DirectGetDisabled: ``direct``, and the stream does not allow it.
-            ServerTooOld: ``start_time`` before nats-server 2.11.
-            InvalidValue: a choice that contradicts itself.
+            MessageNotFound: there is no such message.
+            DirectGetDisabled: ``direct`` is set, and the stream does not allow it.
+            ServerTooOld: ``start_time`` is set, and the server is older than nats-server 2.11.
+            InvalidValue: the parameters contradict each other.
         """
         body = stored.selection(sequence, next_by_subject, last_by_subject, start_time)
         if start_time is not None:
@@ -158,12 +162,12 @@ class Stream:
     async def get_data(
         self, sequence: int | None = None, *, next_by_subject: str | None = None, last_by_subject: str | None = None
     ) -> bytes:
-        """The data of one stored message by direct get, without its headers and place: less to send (nats-server 2.12).
+        """Get the data of one stored message by direct get, without headers and metadata (nats-server 2.12).
 
-        The choices are those of :meth:`get_message`.
+        The parameters are those of :meth:`get_message`.
 
         Raises:
-            ServerTooOld: before nats-server 2.12.
+            ServerTooOld: the server is older than nats-server 2.12.
             MessageNotFound, DirectGetDisabled, InvalidValue: as :meth:`get_message`.
         """
         body = stored.selection(sequence, next_by_subject, last_by_subject)
@@ -178,16 +182,19 @@ class Stream:
         next_by_subject: str | None = None,
         start_time: datetime | str | None = None,
     ) -> AsyncIterator[StoredMessage]:
-        """Stored messages in order, by batched direct get (ADR-31, nats-server 2.11): no consumer is created.
+        """Get stored messages in order, by batched direct get (ADR-31, nats-server 2.11), without a consumer.
 
-        From ``sequence`` or ``start_time`` on, those that match ``next_by_subject``; ``count`` at most, by default all
-        there are. With none of them the whole stream. What is stored while the pages are read may come, too.
+        Without parameters, the whole stream. Messages that are stored while the pages are read may be included.
+
+        sequence, start_time:  where to begin: at this sequence or time. Default: the beginning of the stream.
+        count:                 the largest number of messages. Default: all.
+        next_by_subject:       only messages whose subject matches this filter.
 
         Raises:
-            ServerTooOld: before nats-server 2.11.
+            ServerTooOld: the server is older than nats-server 2.11.
             DirectGetDisabled: the stream does not allow direct get.
-            RequestTimeout, ConnectionLost: not everything arrived. :func:`jetstream_client.read.direct.read`
-                resumes by itself.
+            RequestTimeout, ConnectionLost: not everything arrived. :func:`jetstream_client.read.direct.read` would
+                resume automatically.
         """
         if sequence is None and start_time is None:
             sequence = 1
@@ -202,9 +209,10 @@ class Stream:
         up_to_sequence: int | None = None,
         up_to_time: datetime | str | None = None,
     ) -> AsyncIterator[StoredMessage]:
-        """The last message of each subject that matches one of these filters, by sequence (ADR-31, nats-server 2.11).
+        """Get the last message of each subject that matches one of these filters, ordered by sequence (ADR-31,
+        nats-server 2.11). All messages are the state of one moment.
 
-        ``up_to_sequence`` or ``up_to_time``: as it was then. All of it is the state of one moment.
+        up_to_sequence, up_to_time:  ignore messages that were stored after this sequence or time.
 
         Raises:
             TooManyResults: more than 1,024 subjects match.
@@ -213,16 +221,16 @@ class Stream:
         return stored.batch(self, stored.last_selection(subjects, up_to_sequence, up_to_time), None)
 
     async def delete_message(self, sequence: int) -> None:
-        """Remove one message; its bytes stay on the disk until their block is rewritten.
+        """Delete one message. Its bytes stay on the disk until their block is rewritten.
 
         Raises:
-            SequenceNotFound: it was deleted before.
-            MessageDeleteFailed: the stream begins after it or ends before it, or because of ``deny_delete``.
+            SequenceNotFound: the message was deleted before.
+            MessageDeleteFailed: the sequence is outside the stream, or the stream has ``deny_delete``.
         """
         await self._delete(sequence, {"no_erase": True})
 
     async def secure_delete_message(self, sequence: int) -> None:
-        """Remove one message and overwrite its bytes on the disk, which is slow. Raises as :meth:`delete_message`."""
+        """Delete one message and overwrite its bytes on the disk, which is slow. Raises as :meth:`delete_message`."""
         await self._delete(sequence, {})
 
     async def _delete(self, sequence: int, how: dict[str, Any]) -> None:
@@ -233,17 +241,17 @@ class Stream:
                 raise ValueError
 
     def consumer(self, name: str) -> Consumer:
-        """A handle, without a round trip."""
+        """A handle for a pull consumer, without a request."""
         return Consumer(self.js, self.name, name)
 
     async def get_consumer(self, name: str) -> Consumer:
-        """A handle to one that is there. Raises ConsumerNotFound, StreamNotFound."""
+        """A handle for an existing pull consumer. Raises ConsumerNotFound, StreamNotFound."""
         consumer = self.consumer(name)
         await consumer.info()
         return consumer
 
     def push_consumer(self, name: str) -> PushConsumer:
-        """A push consumer's handle, without a round trip. Create it with a ``deliver_subject``."""
+        """A handle for a push consumer, without a request. Create such a consumer with a ``deliver_subject``."""
         return PushConsumer(self.js, self.name, name)
 
     def ordered_consumer(
@@ -254,36 +262,37 @@ class Stream:
         push: bool = False,
         name_prefix: str | None = None,
     ) -> OrderedConsumer:
-        """Every message of the stream once and in order, without acknowledgements; no round trip before it is used.
+        """An ordered consumer, which gets every message once and in order, without acknowledgements. It is created on
+        the server when it is first used.
 
         config:     where to begin and what to leave out: ``deliver_policy``, ``opt_start_seq``, ``opt_start_time``,
                     ``filter_subject``, ``filter_subjects``, ``headers_only``, ``replay_policy``, ``inactive_threshold``
-                    (5 minutes), ``metadata``.
-        max_resets: how often in a row it is created again without a message between; None: without end.
-        push:       let the server push, with flow control and heartbeats, instead of pulling.
-        name_prefix: the consumers behind it are named ``<prefix>_1``, ``<prefix>_2`` and so on, each a new one. A
-                    number that is taken is skipped. Random by default.
+                    (default 5 minutes), ``metadata``.
+        max_resets: how many times in a row it may be recreated without receiving a message. Default None: no limit.
+        push:       if True, the server pushes messages, with flow control and heartbeats. Default False: pull.
+        name_prefix: its consumers are named ``<prefix>_1``, ``<prefix>_2`` and so on, a new name for each. Numbers in
+                    use are skipped. Default: a random prefix.
 
         Raises:
-            InvalidValue: another field of a consumer's configuration, or a prefix that JetStream forbids in names.
+            InvalidValue: ``config`` contains another field, or JetStream forbids the prefix in names.
         """
         return OrderedConsumer(self, config, max_resets, push, name_prefix)
 
     async def create_consumer(self, config: configs.Config, *, pedantic: bool = False) -> Consumer:
-        """Create a consumer. It is no error if an identical one exists.
+        """Create a consumer. This succeeds also if the consumer exists with the same configuration.
 
-        config:   the server's own JSON (nats-server ``ConsumerConfig``), with two defaults of the NATS clients:
-                  ``ack_policy`` is ``explicit``, where the server's own default ``none`` would take each message for
-                  processed when it is sent; and without ``name`` or ``durable_name`` the consumer gets a random name.
+        config:   the server's JSON (nats-server ``ConsumerConfig``), with two defaults of the NATS clients. The
+                  ``ack_policy`` is ``explicit``, because with the server's default ``none`` each message counts as
+                  processed when it is sent. Without ``name`` or ``durable_name`` the consumer gets a random name.
         pedantic: see :meth:`JetStream.create_stream`.
 
         Raises:
-            ConsumerAlreadyExists: one with another configuration exists.
+            ConsumerAlreadyExists: the consumer exists with another configuration.
             ConsumerCreateFailed, ApiError: the server does not allow the configuration.
             ServerTooOld, InvalidRequest: the server does not know a field.
-            StreamNotFound: there is no such stream.
+            StreamNotFound: the stream does not exist.
         """
-        # Always with a name: permissions are given for the request's subject, where the filter comes behind the name.
+        # Always with a name, because permissions apply to the request's subject, where the filter follows the name.
         defaults = {"ack_policy": "explicit", "name": secrets.token_hex(8)}
         wanted = defaults | configs.check_consumer_config(config)
         request, body = consumer_request(self.name, wanted, "create")
@@ -294,17 +303,17 @@ class Stream:
         """Change the given fields of the consumer that ``name`` or ``durable_name`` names, see :meth:`Consumer.update`.
 
         Raises:
-            ConsumerNotFound: there is none; it is not created.
+            ConsumerNotFound: the consumer does not exist; it is not created.
         """
         consumer = self.consumer(configs.consumer_name(config))
         await consumer.update(config, remove=remove)
         return consumer
 
     async def create_or_update_consumer(self, config: configs.Config) -> tuple[Consumer, configs.Difference | None]:
-        """Make the consumer as wanted: create it, or update what differs and leave every other field as it is.
+        """Create the consumer, or update the fields that differ from ``config`` and no other field.
 
-        As :meth:`JetStream.create_or_update_stream`. Without ``name`` or ``durable_name`` it is always created. An
-        existing consumer keeps its ``ack_policy``, unless the configuration names another, which the server refuses.
+        Returns and raises as :meth:`JetStream.create_or_update_stream`. Without ``name`` or ``durable_name`` a consumer
+        is always created. An existing consumer keeps its ``ack_policy``: the server refuses to change it.
         """
         wanted = configs.check_consumer_config(config)
         if "name" not in wanted:
@@ -319,9 +328,9 @@ class Stream:
         return consumer, changes
 
     async def get_or_create_consumer(self, config: configs.Config) -> Consumer:
-        """The consumer as it is, or else created: as :meth:`JetStream.get_or_create_stream`.
+        """The existing consumer, or a new one, like :meth:`JetStream.get_or_create_stream`.
 
-        Without ``name`` or ``durable_name`` it is always created.
+        Without ``name`` or ``durable_name`` a consumer is always created.
         """
         wanted = configs.check_consumer_config(config)
         if "name" not in wanted:
@@ -332,24 +341,24 @@ class Stream:
         except ConsumerNotFound:
             try:
                 return await self.create_consumer(wanted)
-            except ConsumerAlreadyExists:  # somebody else was faster
+            except ConsumerAlreadyExists:  # another client was faster
                 return await self.get_consumer(name)
 
     async def delete_consumer(self, name: str) -> None:
-        """Raises ConsumerNotFound."""
+        """Delete a consumer. Raises ConsumerNotFound."""
         await self.consumer(name).delete()
 
     async def consumer_names(self) -> AsyncIterator[str]:
-        """The names of all consumers, page by page (1,024 each). Raises StreamNotFound."""
+        """The names of all consumers, in pages of 1,024. Raises StreamNotFound."""
         async for name in listing.items(self.js, f"CONSUMER.NAMES.{self.name}", "consumers"):
             yield str(name)
 
     async def list_consumers(self) -> AsyncIterator[ConsumerInfo]:
-        """The state of all consumers, page by page (256 each).
+        """The state of all consumers, in pages of 256.
 
         Raises:
-            StreamNotFound.
-            ListingIncomplete: at the end, in a cluster: the leaders of some did not answer.
+            StreamNotFound: the stream does not exist.
+            ListingIncomplete: after the last consumer, if the leaders of some consumers in a cluster did not answer.
         """
         async for info in listing.items(self.js, f"CONSUMER.LIST.{self.name}", "consumers"):
             yield ConsumerInfo(info)
