@@ -1,9 +1,9 @@
-"""Where the acknowledgements of a consumer go, so that they reach this consumer and no other of the same name.
+"""The subject of a consumer's acknowledgements, chosen so that they reach no other consumer of the same name.
 
-``$JS.ACK.<stream>.<consumer>.…`` reaches every consumer of that name that hears the account: across a leaf node those
-of both domains. ``$JS.ACK.<domain>.<account hash>.<stream>.<consumer>.…`` reaches one. nats-server listens on both
-since 2.14, and writes the second into its own replies with the feature flag ``js_ack_fc_v2`` (``ackSubjOld`` and
-``ackSubj`` in its ``server/consumer.go``). So a client that knows domain and account may always use the second.
+``$JS.ACK.<stream>.<consumer>.…`` reaches every consumer of that name in the account: across a leaf node, those of both
+domains. ``$JS.ACK.<domain>.<account hash>.<stream>.<consumer>.…`` reaches only one. nats-server has listened on both
+since 2.14, and uses the second form in its own reply subjects with the feature flag ``js_ack_fc_v2`` (``ackSubjOld``
+and ``ackSubj`` in its ``server/consumer.go``). So a client that knows domain and account can always use the second.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ if TYPE_CHECKING:
     from jetstream_client.wire.protocol import AckSubject, Reply
 
 FOUND_WITHIN = 15.0
-"""Seconds until the address must be found: a failover took up to 8, and a leaf node connects again after 1."""
+"""Seconds to find the address in. A failover took up to 8 s, and a leaf node reconnects after 1 s."""
 _USER_INFO = "$SYS.REQ.USER.INFO"
 _ANSWERED_WITHIN = 1.0
 _PAUSE = 0.2
 NO_MESSAGE = 1 << 62
-"""A sequence that no stream reaches."""
+"""A sequence that is higher than that of any real message."""
 _DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _HASH = re.compile(r"[0-9A-Za-z]{8}")
 
 
 class AckAddress(NamedTuple):
-    """Of one consumer. ``domain`` and ``account`` (the hash of its name) are empty for JetStream without a domain."""
+    """The acknowledgement address of one consumer. ``domain`` and ``account`` (the hash of the account's name) are
+    empty without a JetStream domain."""
 
     stream: str
     consumer: str
@@ -45,26 +46,28 @@ class AckAddress(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What the acknowledgement subjects of all its messages begin with."""
+        """Beginning of the acknowledgement subjects of all messages of the consumer."""
         place = f"{self.domain}.{self.account}." if self.domain else ""
         return f"$JS.ACK.{place}{self.stream}.{self.consumer}"
 
     @classmethod
     def parse(cls, prefix: object) -> AckAddress:
-        """The reverse of :attr:`prefix`. Raises InvalidValue."""
+        """Parse a :attr:`prefix`. Raises InvalidValue."""
         words = prefix.split(".") if isinstance(prefix, str) else []
         if words[:2] != ["$JS", "ACK"] or len(words) not in (4, 6):
-            raise InvalidValue("ack_prefix", prefix, "$JS.ACK.[<domain>.<account hash>.]<stream>.<consumer>")
+            remedy = "must have the form $JS.ACK.[<domain>.<account hash>.]<stream>.<consumer>"
+            raise InvalidValue("ack_prefix", prefix, remedy)
         stream, consumer = check_stream_name(words[-2]), check_consumer_name(words[-1])
         if len(words) == 4:
             return cls(stream, consumer)
         domain, account = check_stream_name(words[2], "domain"), words[3]
         if domain == "_" or not _HASH.fullmatch(account):
-            raise InvalidValue("ack_prefix", prefix, "a domain and the eight letters and digits of an account")
+            remedy = "must contain a domain and an account hash of eight letters and digits"
+            raise InvalidValue("ack_prefix", prefix, remedy)
         return cls(stream, consumer, domain, account)
 
     def covers(self, delivery: AckSubject) -> bool:
-        """Whether a delivered message is this consumer's, by its reply subject; nine tokens name no domain."""
+        """Whether this consumer delivered a message with this reply subject. Nine tokens do not name a domain."""
         same = (delivery.stream, delivery.consumer) == (self.stream, self.consumer)
         if delivery.tokens == 9:
             return same
@@ -72,26 +75,29 @@ class AckAddress(NamedTuple):
 
 
 def account_hash(name: str) -> str:
-    """As nats-server computes it for reply subjects: ``getHash`` in its ``server/events.go``."""
+    """The hash of an account's name in reply subjects: ``getHash`` in nats-server's ``server/events.go``."""
     return "".join(_DIGITS[byte % len(_DIGITS)] for byte in hashlib.sha256(name.encode()).digest()[:8])
 
 
 async def find(stream: Stream, consumer: str, *, patience: float = 0) -> AckAddress:
-    """The address of a consumer that exists. Asks the servers, and believes only what the consumer itself confirms.
+    """Find the address of an existing consumer. The consumer itself must confirm it.
 
-    The stream's INFO names the domain; without one, the plain form stays. ``$SYS.REQ.USER.INFO`` is answered by the
-    connected server and over leaf nodes by one of each domain, with the account that the connection has there: a leaf
-    node may bind another one than its own. An "in progress" for no message must then be answered by the consumer.
+    The stream's INFO names the domain; without a domain, the form with nine tokens is used. ``$SYS.REQ.USER.INFO`` is
+    answered by the connected server and, over leaf nodes, by one server of each domain, each with the account of this
+    connection there: a leaf node may bind another account than its own. Then the consumer must answer an in-progress
+    acknowledgement that belongs to no message.
+
+    patience:  see :meth:`JetStream.api`.
 
     Raises:
-        AddressUnknown: no answer from that domain, or no consumer at that address.
-        PermissionDenied: this user may not acknowledge there.
-        StreamNotFound: there is no such stream.
+        AddressUnknown: no server of the domain answered, or no consumer answered at the address.
+        PermissionDenied: the user may not acknowledge there.
+        StreamNotFound: the stream does not exist.
     """
     js = stream.js
     domain = (await stream.info(patience=patience)).domain
     if js.settings.domain and domain != js.settings.domain:
-        raise AddressUnknown(js.settings.domain, f"stream {stream.name!r} says that it is in domain {domain!r}")
+        raise AddressUnknown(js.settings.domain, f"stream {stream.name!r} is in domain {domain!r}")
     if not domain:
         return AckAddress(stream.name, consumer)
     clock = asyncio.get_running_loop().time
@@ -109,8 +115,8 @@ async def find(stream: Stream, consumer: str, *, patience: float = 0) -> AckAddr
                 if await _answers(js, address):
                     return address
                 problem = (
-                    f"no consumer listens on {address.prefix}.>: it needs nats-server 2.14, "
-                    f"and the JetStream of this connection must be of account {account!r} there"
+                    f"no consumer listens on {address.prefix}.>: use nats-server 2.14 or newer, with the JetStream of "
+                    f"account {account!r} in that domain"
                 )
         except (ConnectionLost, RequestTimeout) as error:
             problem = str(error)
@@ -120,7 +126,7 @@ async def find(stream: Stream, consumer: str, *, patience: float = 0) -> AckAddr
 
 
 async def _account(js: JetStream, domain: str) -> str | None:
-    """The account of this connection in a domain, as a server there knows it."""
+    """The account of this connection in a domain, as a server of the domain reports it."""
     found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def receive(reply: Reply) -> None:
@@ -128,7 +134,7 @@ async def _account(js: JetStream, domain: str) -> str | None:
             answer: Any = json.loads(reply.data)
             there, account = answer["server"].get("domain"), answer["data"]["account"]
         except (ValueError, TypeError, KeyError, AttributeError):
-            return  # nobody listens, or somebody answers who is no server
+            return  # nothing listens, or something answers that is not a server
         if there == domain and isinstance(account, str) and not found.done():
             found.set_result(account)
 
@@ -143,6 +149,7 @@ async def _account(js: JetStream, domain: str) -> str | None:
 
 
 async def _answers(js: JetStream, address: AckAddress) -> bool:
-    """Whether a consumer hears this address. It is told that work on no message goes on, which changes nothing."""
+    """Whether a consumer listens on this address. The in-progress acknowledgement of a nonexistent message changes
+    nothing."""
     reply = await js.connection.request(f"{address.prefix}.1.{NO_MESSAGE}.0.0.0", IN_PROGRESS)
     return not reply.status

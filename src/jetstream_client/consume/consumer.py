@@ -1,4 +1,4 @@
-"""A consumer: its state, and fetching from it (ADR-13, ADR-37). Consuming without end: ``consume``."""
+"""A pull consumer: its state, and reading from it (ADR-13, ADR-37)."""
 
 from __future__ import annotations
 
@@ -45,26 +45,27 @@ if TYPE_CHECKING:
 
 
 class Consumer:
-    """A pull consumer's handle; :meth:`Stream.consumer` makes one without a round trip, ``get_consumer`` with one.
+    """A handle for a pull consumer. :meth:`Stream.consumer` returns one without a request, and ``get_consumer`` checks
+    that the consumer exists.
 
-    Reading from it, by how much is wanted at once:
+    There are three ways to read from it:
 
     * :meth:`next`, :meth:`fetch`, :meth:`fetch_bytes`, :meth:`fetch_no_wait`: one batch, as a list;
     * :meth:`pull`: one batch, as it arrives;
     * :meth:`messages`, :meth:`consume`: without end.
 
-    They raise, each as its own class, what ends a pull otherwise than by "nothing there":
+    If a pull ends for another reason than "no messages", they raise
 
-        ConsumerDeleted: the consumer or its stream was deleted, or is not there.
-        ConsumerIsPushBased: it has a ``deliver_subject``.
-        PullLimitExceeded: more messages, seconds or bytes than the consumer allows to one request; TooManyPulls,
-            MaxBytesExceeded are kinds of it.
-        InvalidValue: a priority for a consumer without priority groups, which the server would ignore.
-        BadPullRequest, PinLost: priority groups.
-        LeadershipChanged: the leader is another one now, or there is none.
-        HeartbeatMissed: nothing was heard for two heartbeats (10 s by default): the server or the way to it is gone.
+        ConsumerDeleted: the consumer or its stream does not exist, or was deleted.
+        ConsumerIsPushBased: the consumer has a ``deliver_subject``.
+        PullLimitExceeded: a request exceeds the messages, seconds or bytes that the consumer allows. Its subclasses are
+            TooManyPulls and MaxBytesExceeded.
+        InvalidValue: a priority is set and the consumer has no priority groups, so the server would ignore it.
+        BadPullRequest, PinLost: the priority group is invalid, or another client is pinned.
+        LeadershipChanged: the consumer has a new leader, or none.
+        HeartbeatMissed: nothing arrived for two heartbeats (10 s by default): the server or the network has failed.
         ConnectionLost: not connected at this moment.
-        PermissionDenied: the account may not pull.
+        PermissionDenied: the user may not pull.
         PullError: any other status, with its code and description.
     """
 
@@ -73,88 +74,91 @@ class Consumer:
         self.stream = check_stream_name(stream)
         self.name = check_consumer_name(name)
         self.cached_info = info
-        """What the last :meth:`info`, :meth:`update` or creation through this handle answered, without a round trip."""
-        self._pins: dict[str, str] = {}  # priority group → the id with which this client is pinned
+        """The state at the last :meth:`info`, :meth:`update` or creation with this handle, or None."""
+        self._pins: dict[str, str] = {}  # priority group → the id of this client's pin
 
     def __repr__(self) -> str:
         return f"<Consumer {self.name} of {self.stream}>"
 
     async def info(self, *, patience: float = 0) -> ConsumerInfo:
-        """Fresh. Raises ConsumerNotFound, StreamNotFound."""
+        """Request the current state. ``patience``: see :meth:`JetStream.api`.
+
+        Raises ConsumerNotFound, StreamNotFound.
+        """
         answer = await self.js.api(f"CONSUMER.INFO.{self.stream}.{self.name}", patience=patience)
         self.cached_info = ConsumerInfo(answer)
         return self.cached_info
 
     async def update(self, config: configs.Config, *, remove: Iterable[str] = ()) -> ConsumerInfo:
-        """Change the given fields and no other, as :meth:`Stream.update`.
+        """Change the given fields and no other field, like :meth:`Stream.update`.
 
-        ``filter_subjects`` takes the place of ``filter_subject``, and the reverse. The ``ack_policy`` stays as it is
-        unless it is given.
+        ``filter_subjects`` replaces ``filter_subject``, and the reverse. The ``ack_policy`` is kept unless it is given.
 
         Raises:
-            ConsumerNotFound: there is none; it is not created.
+            ConsumerNotFound: the consumer does not exist; it is not created.
             ConsumerCreateFailed: the server does not allow the change.
             ServerTooOld, InvalidRequest: the server does not know a field.
         """
         wanted = configs.check_consumer_config(config)
         if wanted.get("name", self.name) != self.name:
-            raise InvalidValue("config['name']", wanted["name"], f"the consumer's name is {self.name!r}, and stays")
+            raise InvalidValue("config['name']", wanted["name"], f"the consumer's name {self.name!r} cannot be changed")
         current = (await self.info()).config
         if "pause_until" in configs.difference(current, wanted):
-            raise InvalidValue("config['pause_until']", wanted["pause_until"], "the server ignores it in an update")
+            remedy = "the server ignores it in an update: call pause() or resume()"
+            raise InvalidValue("config['pause_until']", wanted["pause_until"], remedy)
         merged = configs.merge(current, wanted, remove) | {"name": self.name}
         request, body = consumer_request(self.stream, merged, "update")
         self.cached_info = ConsumerInfo(await self.js.configure(request, body, wanted))
         return self.cached_info
 
     async def delete(self) -> None:
-        """Raises ConsumerNotFound."""
+        """Delete the consumer. Raises ConsumerNotFound."""
         await self.js.api(f"CONSUMER.DELETE.{self.stream}.{self.name}")
         self.cached_info = None
 
     async def pause(self, until: datetime) -> PauseState:
-        """Deliver nothing until then, whoever asks; waiting pulls keep waiting. A time that is past resumes.
+        """Deliver nothing to any client until this time. Waiting pulls keep waiting. A time in the past ends a pause.
 
         Raises:
-            InvalidValue: no time, which the server would take for a resume, or one without a zone.
-            ServerTooOld: before nats-server 2.11.
-            ConsumerNotFound: there is no such consumer.
+            InvalidValue: ``until`` is not a time, which would end a pause, or has no time zone.
+            ServerTooOld: the server is older than nats-server 2.11.
+            ConsumerNotFound: the consumer does not exist.
         """
         if not isinstance(until, datetime | str):
-            raise InvalidValue("until", until, "give a datetime with a zone")
+            raise InvalidValue("until", until, "must be a datetime with a time zone")
         body = configs.normalise({"pause_until": until})
         await self.js.require(requirements.PAUSE)
         return PauseState(await self.js.api(f"CONSUMER.PAUSE.{self.stream}.{self.name}", body))
 
     async def resume(self) -> PauseState:
-        """End a pause; nothing happens without one. Raises ServerTooOld before 2.11, ConsumerNotFound."""
+        """End a pause, if there is one. Raises ServerTooOld before nats-server 2.11, ConsumerNotFound."""
         await self.js.require(requirements.PAUSE)
         return PauseState(await self.js.api(f"CONSUMER.PAUSE.{self.stream}.{self.name}"))
 
     async def unpin(self, group: str) -> None:
-        """End the pin of a ``pinned_client`` priority group: the server picks another client (ADR-42).
+        """End the pin of a ``pinned_client`` priority group, so that the server picks another client (ADR-42).
 
         Raises:
-            ServerTooOld: before nats-server 2.11.
-            ConsumerNotFound: there is no such consumer.
-            ApiError: it has no such group.
+            ServerTooOld: the server is older than nats-server 2.11.
+            ConsumerNotFound: the consumer does not exist.
+            ApiError: the consumer has no such group.
         """
         await self.js.require(requirements.UNPIN)
         await self.js.api(f"CONSUMER.UNPIN.{self.stream}.{self.name}", {"group": group})
 
     async def reset(self, sequence: int | None = None) -> int:
-        """The server's own reset: deliver again from the acknowledgement floor, or from a stream sequence on; the
-        sequence from which it does.
+        """Reset the consumer on the server: deliver again from the acknowledgement floor, or from a stream sequence on.
+        Returns the sequence from which it delivers.
 
-        Not for a consumer that claims are taken from: acknowledgements on their way would be taken for those of the
-        new deliveries, and messages swallowed. For those use
-        :func:`jetstream_handoff.reset.reset`, which waits for them and fences the claims.
+        Do not use this for a consumer that claims are taken from: acknowledgements that are still on their way would
+        count for the new deliveries, and messages would be lost. Use :func:`jetstream_handoff.reset.reset`, which waits
+        for these acknowledgements and supersedes the claims.
 
         Raises:
-            InvalidValue: a sequence below 1.
-            ServerTooOld: before nats-server 2.14.
-            ApiError: 10204, a sequence that the consumer's ``deliver_policy`` does not reach.
-            ConsumerNotFound: there is no such consumer.
+            InvalidValue: the sequence is below 1.
+            ServerTooOld: the server is older than nats-server 2.14.
+            ApiError: 10204, the consumer's ``deliver_policy`` does not allow the sequence.
+            ConsumerNotFound: the consumer does not exist.
         """
         body = None if sequence is None else {"seq": check_sequence(sequence)}
         await self.js.require(requirements.RESET)
@@ -169,14 +173,16 @@ class Consumer:
         heartbeat: float | None = None,
         priority: Priority | None = None,
     ) -> list[Message]:
-        """Up to ``batch`` messages: ends when they are there or ``max_wait`` seconds (30) are over.
+        """Fetch up to ``batch`` messages. Returns when they have arrived, or after ``max_wait`` seconds (default 30).
 
-        ``heartbeat``: seconds between the server's idle heartbeats, at most half of ``max_wait``; 5 or less.
+        heartbeat:  seconds between the server's idle heartbeats, at most half of ``max_wait``. Default: 5, or 0.4 times
+                    ``max_wait`` if that is less.
+        priority:   for a consumer with priority groups.
 
         Raises:
-            PullError: its class says why the pull failed, see :class:`Consumer`. The messages that had arrived before
-                are in its attribute ``messages``: unless they are answered, they are delivered again after
-                ``ack_wait``. So they are in every other error of this package that a fetch raises.
+            PullError: its class says why the pull failed, see :class:`Consumer`. This and every other error of this
+                package has the messages that had arrived before in its attribute ``messages``. Unless they are
+                answered, they are redelivered after ``ack_wait``.
         """
         async with self.pull(batch, expires=max_wait, heartbeat=heartbeat, priority=priority) as pull:
             return await pull._all()
@@ -189,11 +195,12 @@ class Consumer:
         heartbeat: float | None = None,
         priority: Priority | None = None,
     ) -> list[Message]:
-        """Messages of at most ``max_bytes`` in all: ends when the next one would not fit or ``max_wait`` seconds (30)
-        are over. A message counts with its subject, reply subject (50 to 150 bytes) and headers.
+        """Fetch messages of at most ``max_bytes`` in total. Returns when the next message would not fit, or when
+        ``max_wait`` seconds (default 30) have passed. The size of a message includes its subject, reply subject (50 to
+        150 bytes) and headers.
 
         Raises:
-            MaxBytesExceeded: the first message alone is larger.
+            MaxBytesExceeded: the first message is larger.
             PullError: as :meth:`fetch`.
         """
         check_count("max_bytes", max_bytes)
@@ -202,10 +209,10 @@ class Consumer:
             return await pull._all()
 
     async def fetch_no_wait(self, batch: int, *, priority: Priority | None = None) -> list[Message]:
-        """Up to ``batch`` messages of those that can be delivered now.
+        """Fetch up to ``batch`` messages that can be delivered now, without waiting for others.
 
         Raises:
-            PullError: as :meth:`fetch`. HeartbeatMissed after ``request_timeout``.
+            PullError: as :meth:`fetch`; HeartbeatMissed after ``request_timeout``.
         """
         silence = self.js.settings.request_timeout
         window = self._window(batch, expires=silence, heartbeat=silence / 2, no_wait=True, priority=priority)
@@ -213,7 +220,7 @@ class Consumer:
             try:
                 return await pull._all()
             except HeartbeatMissed:
-                # Past max_ack_pending the server neither serves nor ends such a request (consumer.go: processWaiting).
+                # At max_ack_pending the server neither serves nor ends such a request (consumer.go: processWaiting).
                 info = await self.info()
                 if 0 < info.config.get("max_ack_pending", -1) <= info.ack_pending:
                     return pull.received
@@ -222,32 +229,29 @@ class Consumer:
     async def next(
         self, *, max_wait: float = pulls.EXPIRES, heartbeat: float | None = None, priority: Priority | None = None
     ) -> Message:
-        """The next message, within ``max_wait`` seconds (30).
+        """Fetch the next message, within ``max_wait`` seconds (default 30).
 
         Raises:
-            NoMessages: none came.
+            NoMessages: no message arrived.
             PullError: as :meth:`fetch`.
         """
         return await self._first(self._window(1, expires=max_wait, heartbeat=heartbeat, priority=priority))
 
     async def ack_next(self, message: Message, *, max_wait: float = 30.0) -> Message:
-        """Acknowledge a message of this consumer, and pull the next one in the same request (``+NXT``).
-
-        Waits ``max_wait`` seconds at most.
+        """Acknowledge a message of this consumer, and pull the next one in the same request (``+NXT``), within
+        ``max_wait`` seconds (default 30).
 
         Raises:
             InvalidValue: another consumer delivered the message.
-            MessageAlreadyAnswered: it was answered before.
-            NoMessages: it was acknowledged, and nothing came.
+            MessageAlreadyAnswered: the message was answered before.
+            NoMessages: the message was acknowledged, and no other arrived.
             PullError: or another subclass, as :meth:`fetch`.
         """
         delivered_by = message.metadata.stream, message.metadata.consumer
         if delivered_by != (self.stream, self.name):
-            of = "/".join(delivered_by)
-            raise InvalidValue(
-                "message", message.metadata.sequence, f"{self.stream}/{self.name} did not deliver it: {of} did"
-            )
-        with message._answering(InvalidValue, ConnectionLost):  # nothing was sent then
+            remedy = f"pass a message of {self.stream}/{self.name}: {'/'.join(delivered_by)} delivered this one"
+            raise InvalidValue("message", message.metadata.sequence, remedy)
+        with message._answering(InvalidValue, ConnectionLost):  # after these errors nothing was sent
             window = self._window(1, expires=max_wait, heartbeat=None, priority=None)
             return await self._first(window, subject=message.reply, opening=NEXT)
 
@@ -255,13 +259,14 @@ class Consumer:
         async with self._pull(window, subject=subject, opening=opening) as pull:
             for message in await pull._all():
                 return message
-        raise NoMessages(408, f"no message within {window.expires:g} s")
+        raise NoMessages(408, f"no message arrived within {window.expires:g} s")
 
     def messages(self, pulling: pulls.Pulling | None = None, *, on_error: OnError | None = None) -> PullMessages:
-        """Messages without end: an asynchronous iterator and context manager, see :class:`PullMessages`.
+        """Messages without end, as an asynchronous iterator and context manager: see :class:`PullMessages`.
 
-        ``pulling``: how much is asked for and when, 500 messages by default.
-        ``on_error``: is told what the consuming survives; without it the iterator raises that, and can be iterated on.
+        pulling:   how many messages are requested, and when. Default: 500 messages.
+        on_error:  called with errors that consuming survives. Without it the iterator raises them, and iterating may
+                   continue.
         """
         return PullMessages(self, pulling or pulls.Pulling(), on_error)
 
@@ -273,9 +278,12 @@ class Consumer:
         on_error: OnFailure | None = None,
         ack: bool = False,
     ) -> Consuming:
-        """Call ``callback`` with each message, one after the other, without end; see :class:`Consuming`.
+        """Call ``callback`` with one message after the other, without end: see :class:`Consuming`.
 
-        ``ack``: acknowledge a message after its callback has returned, unless the callback has answered it.
+        pulling:   how many messages are requested, and when. Default: 500 messages.
+        on_error:  called with errors that consuming survives, and with exceptions of the callback.
+        ack:       if True, acknowledge a message when its callback returns, unless the callback has answered it.
+                   Default False.
         """
         return Consuming(lambda tell: PullMessages(self, pulling or pulls.Pulling(), tell), callback, on_error, ack=ack)
 
@@ -287,8 +295,8 @@ class Consumer:
         heartbeat: float | None = None,
         priority: Priority | None = None,
     ) -> AbstractAsyncContextManager[Pull]:
-        """A pull of at most ``batch`` messages to be read as they arrive. Leaving it early drops it on the server;
-        what arrives after that comes again when ``ack_wait`` is over."""
+        """A pull of at most ``batch`` messages, which can be read as they arrive. Leaving the block early ends the pull
+        on the server. Messages that arrive later are redelivered after ``ack_wait``."""
         return self._pull(self._window(batch, expires=expires, heartbeat=heartbeat, priority=priority))
 
     def _window(self, wanted: int, **how: Any) -> pulls.PullWindow:
@@ -312,11 +320,11 @@ class Consumer:
 
     @property
     def _requests(self) -> str:
-        """The subject that takes pulls."""
+        """The subject for pull requests."""
         return f"{self.js.settings.prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.name}"
 
     async def _unanswered(self, error: NoResponders) -> PullError:
-        """Nobody listens: the consumer is gone, or it has no leader at the moment."""
+        """Why nothing listens for pull requests: the consumer does not exist, or has no leader at this moment."""
         try:
             await self.info(patience=self.js.settings.request_timeout)
         except (ConsumerNotFound, StreamNotFound) as gone:
@@ -324,16 +332,16 @@ class Consumer:
         return LeadershipChanged(error.status, "no responders: the consumer had no leader")
 
     async def _check_priority(self, priority: Priority | None) -> None:
-        """Raises InvalidValue for a consumer without groups. Where it cannot be asked, the pull itself says why."""
+        """Raises InvalidValue if the consumer has no groups. If INFO fails, the pull itself raises the error."""
         if priority is None or (self.cached_info is not None and self.cached_info.config.get("priority_groups")):
             return
         with suppress(ApiError, PermissionDenied, RequestTimeout, ConnectionLost):
             if not (await self.info()).config.get("priority_groups"):
-                remedy = f"consumer {self.name!r} of {self.stream!r} has no priority_groups: leave it out, or update it"
+                remedy = f"consumer {self.name!r} of stream {self.stream!r} has no priority_groups: leave priority out"
                 raise InvalidValue("priority", priority, remedy)
 
     def _pinned(self, window: pulls.PullWindow, reply: Reply, priority: Priority) -> None:
-        """A message of a ``pinned_client`` group says with which id its client is pinned."""
+        """Remember the id of this client's pin, which messages of a ``pinned_client`` group contain."""
         for pin in reply.headers.get("Nats-Pin-Id", ())[-1:]:
             self._pins[priority.group] = window.pin = pin
 
@@ -345,7 +353,7 @@ class Consumer:
 def consumer_request(stream: str, config: dict[str, Any], action: str) -> tuple[str, dict[str, Any]]:
     """Request and body of ``CONSUMER.CREATE`` with the action ``create`` or ``update`` (``CreateConsumerRequest``).
 
-    Name and filter stand in the subject, where permissions can be given for them.
+    Name and filter are part of the subject, so that permissions can be set for them.
     """
     tokens = ["CONSUMER.CREATE", stream, config["name"]]
     if config.get("filter_subject"):

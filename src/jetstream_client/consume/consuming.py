@@ -1,4 +1,4 @@
-"""Consuming without end: pulled messages, and a callback that gets them one after the other (ADR-37)."""
+"""Consuming without end: pulled messages, and a callback that is called with one after the other (ADR-37)."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 
 Callback = Callable[[Message], Awaitable[object]]
 OnFailure = Callable[[Exception], object]
-"""Is told what the consuming survives, what ends it, and the exceptions of a callback."""
+"""Called with errors that consuming survives, the error that ends it, and exceptions of the message callback."""
 
 
 class PullMessages(Subscribed):
-    """:class:`Messages` of a pull consumer: drives a :class:`~jetstream_client.consume.pull_window.ConsumeWindow`."""
+    """:class:`Messages` of a pull consumer, driving a :class:`~jetstream_client.consume.pull_window.ConsumeWindow`."""
 
     def __init__(self, consumer: Consumer, pulling: Pulling, on_error: OnError | None) -> None:
         super().__init__(consumer.js, on_error)
         self._consumer = consumer
         self._priority = pulling.priority
-        largest = consumer.js.connection.max_payload + (64 << 10)  # and its subjects
+        largest = consumer.js.connection.max_payload + (64 << 10)  # with its subjects
         self._window = ConsumeWindow(pulling, now=self._clock(), smallest_bound=largest)
         self._subject = consumer._requests
         self._silence_allowed = self._window.silence_allowed
@@ -57,7 +57,7 @@ class PullMessages(Subscribed):
             return
         try:
             self._window.on_status(inbox_number(reply.subject), reply.status, reply.description, reply.headers, now)
-            self._something.set()  # there may be room to ask for more
+            self._something.set()  # there may be room to request more
         except JetStreamError as error:
             if isinstance(error, PinLost) and self._priority:
                 self._consumer._unpinned(self._window, self._priority)
@@ -77,7 +77,7 @@ class PullMessages(Subscribed):
                 reply = self._inbox.subject(number)
                 await self._js.connection.publish(self._subject, json.dumps(body).encode(), reply=reply)
             except ConnectionLost:
-                self._window.on_unsent()  # silence will tell, unless the connection is back before
+                self._window.on_unsent()  # raises HeartbeatMissed later, unless the connection is restored before
                 return
 
     def _on_read(self, message: Message) -> None:
@@ -96,13 +96,13 @@ class PullMessages(Subscribed):
 
 
 class Consuming:
-    """A callback that is called with each message, one after the other, while this context lasts.
+    """Calls a callback with one message after the other, until the end of this context.
 
     ``async with consumer.consume(callback) as consuming: await consuming.closed()``
 
-    What the consuming survives goes to ``on_error``, or to the log. An exception of the callback goes there, too, and
-    its message stays unanswered; without an ``on_error`` it ends the consuming. What ends it is raised by
-    :meth:`closed`, :meth:`drain` and the end of the context.
+    ``on_error`` is called with errors that consuming survives; without it they are logged. It is also called with an
+    exception of the callback, whose message stays unanswered; without ``on_error`` such an exception ends the
+    consuming. The error that ends it is raised by :meth:`closed`, :meth:`drain` and the end of the context.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class Consuming:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Raises PermissionDenied, ConnectionLost; ConsumingMisused if it is under way."""
+        """Begin. Raises PermissionDenied, ConnectionLost, and ConsumingMisused if it is already running."""
         if self._task is not None and not self._task.done():
-            raise ConsumingMisused("this consuming is under way already: make another one with consume()")
+            raise ConsumingMisused("this consuming is already running: call consume() again for another one")
         self._messages = self._make(self._tell)
         await self._messages.__aenter__()
         self._task = asyncio.create_task(self._run(self._messages))
@@ -147,9 +147,9 @@ class Consuming:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def stop(self) -> list[Message]:
-        """No callback after the one that is running now; what had been delivered and was not handed to one.
+        """Stop after the callback that is running now. Returns delivered messages that were not passed to a callback.
 
-        Unless answered, it is delivered again after ``ack_wait``.
+        Unless answered, they are redelivered after ``ack_wait``.
         """
         left = await self._messages.stop() if self._messages else []
         if self._task and not self._in_callback:
@@ -157,9 +157,9 @@ class Consuming:
         return left
 
     async def drain(self) -> None:
-        """End it on the server, and wait until callbacks were called with all that had been delivered.
+        """End consuming on the server, and wait until callbacks were called with all delivered messages.
 
-        A callback may ask for it, too: then it returns at once, and the callbacks follow.
+        A callback may call this too. It then returns at once, and the callbacks for the other messages follow.
         """
         if self._messages:
             await self._messages.drain()
@@ -167,10 +167,10 @@ class Consuming:
             await self.closed()
 
     async def closed(self) -> None:
-        """Wait for the end. Raises what ended it, if it was not stopped; ConsumingMisused in a callback, which would
-        wait for itself."""
+        """Wait for the end. Raises the error that ended consuming, if it was not stopped, and ConsumingMisused in a
+        callback, which would wait for itself."""
         if self._in_callback:
-            raise ConsumingMisused("a callback cannot wait for the end of the consuming that calls it")
+            raise ConsumingMisused("a callback cannot wait for the end of the consuming that calls it: use stop()")
         if self._task:
             await asyncio.shield(self._task)
 

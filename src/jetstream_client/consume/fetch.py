@@ -1,4 +1,4 @@
-"""One batch of a pull consumer, as it arrives (ADR-13)."""
+"""A single pull: one batch of messages, read as they arrive (ADR-13)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Pull:
-    """A running pull: drives a :class:`~jetstream_client.consume.pull_window.PullWindow` on an own inbox."""
+    """A running pull, which drives a :class:`~jetstream_client.consume.pull_window.PullWindow` on a separate inbox."""
 
     def __init__(self, consumer: Consumer, window: PullWindow, *, subject: str = "", opening: bytes = b"") -> None:
-        """``subject``, ``opening``: where requests go, if not to the consumer, and what precedes them."""
+        """``subject``: of the requests, by default the consumer's. ``opening``: bytes in front of each request."""
         self._clock = asyncio.get_running_loop().time
         self._consumer = consumer
         self._window = window
@@ -40,21 +40,21 @@ class Pull:
 
     @property
     def ended(self) -> bool:
-        """Nothing more will come."""
+        """Whether nothing more will arrive."""
         return self._window.idle and not self._arrived and self._failed is None
 
     @property
     def silence(self) -> float:
-        """The longest time in seconds so far without a message or heartbeat. No message that has arrived was on its way
-        for longer, unless the way is so slow that messages keep arriving all the time."""
+        """Seconds of the longest period without a message or heartbeat. No message that has arrived was on its way for
+        longer, unless the network is so slow that messages keep arriving all the time."""
         return self._window.longest_silence
 
     async def receive(self, wait: float = 1.0) -> list[Message]:
-        """What has arrived; ``[]`` when nothing does within ``wait`` seconds or the pull has ended.
+        """Messages that have arrived; ``[]`` if none arrives within ``wait`` seconds, or if the pull has ended.
 
         Raises:
-            PullError, PermissionDenied: the pull failed, after everything that came before was given.
-            ConnectionEnded: likewise, and so will every other on this connection.
+            PullError, PermissionDenied: the pull failed. Messages that arrived before it were returned first.
+            ConnectionEnded: the pull failed, and so will every other pull on this connection.
         """
         check_seconds("wait", wait, zero=True)
         if not self._arrived and self._failed is None and not self._window.idle:
@@ -70,7 +70,8 @@ class Pull:
         return messages
 
     async def _arrival(self, wait: float) -> None:
-        """Until something arrives or the time is over. Heartbeats do not wake it: a thousand may wait in one loop."""
+        """Wait until something arrives or the time is over. Heartbeats do not wake it, because a thousand pulls may
+        wait in one loop."""
         self._something.clear()
         now = self._clock()
         end = now + wait
@@ -85,12 +86,12 @@ class Pull:
             now = self._clock()
 
     async def stop(self) -> list[Message]:
-        """End the pull on the server, and receive what it had sent before it knew: nothing stays on the way."""
+        """End the pull on the server, and receive what it had sent before, so that no message stays on its way."""
         if self.inbox is not None:
             await self.inbox.drain()
         messages = self._take_in()
         while self._arrived:
-            self._failed = None  # a status behind which more has arrived
+            self._failed = None  # more has arrived after this error
             messages += self._take_in()
         if self._failed is not None and not messages:
             await self._fail()

@@ -1,4 +1,4 @@
-"""A consumer's lag: what is not delivered yet, and what is delivered and not acknowledged."""
+"""The lag of a consumer: messages that are not delivered yet, and messages that are not acknowledged."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from jetstream_client.context import JetStream
 
 PATIENCE = 60.0
-"""Seconds without an answer of the server, before that is an error."""
+"""Seconds without an answer of the server after which measuring fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Messages not delivered yet, and those delivered and not acknowledged: what is claimed is among them."""
+    """Number of messages not delivered yet (``pending``), and of messages delivered and not acknowledged, which include
+    those in claims (``unacknowledged``)."""
 
     pending: int
     unacknowledged: int
@@ -33,10 +34,10 @@ class Lag:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Of a consumer's lag: it is to be ``below`` a number of messages, or ``above`` one.
+    """A condition on a consumer's lag: it must be ``below`` a number of messages, or ``above`` one.
 
     Raises:
-        InvalidValue: none of them or both, a negative number, ``below=0``, or a name that JetStream forbids.
+        InvalidValue: neither or both are set, a number is negative, ``below`` is 0, or JetStream forbids a name.
     """
 
     stream: str
@@ -48,11 +49,11 @@ class Bound:
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
         if (self.below is None) == (self.above is None):
-            raise InvalidValue("below, above", (self.below, self.above), "give one of them")
+            raise InvalidValue("below, above", (self.below, self.above), "set one of the two")
         if self.below is not None and self.below < 1:
-            raise InvalidValue("below", self.below, "give 1 (nothing is left) or more")
+            raise InvalidValue("below", self.below, "must be 1 (no messages are left) or more")
         if self.above is not None and self.above < 0:
-            raise InvalidValue("above", self.above, "give 0 (there is something) or more")
+            raise InvalidValue("above", self.above, "must be 0 (there are messages) or more")
 
     def __str__(self) -> str:
         return f"below {self.below}" if self.below is not None else f"above {self.above}"
@@ -61,13 +62,14 @@ class Bound:
         return lag.total < self.below if self.below is not None else lag.total > (self.above or 0)
 
     async def measure(self, js: JetStream) -> Lag | None:
-        """The lag if it is within the bound now. Raises StreamNotFound, ConsumerNotFound."""
+        """The current lag if it meets the condition, else None. Raises StreamNotFound, ConsumerNotFound."""
         info = await js.stream(self.stream).consumer(self.consumer).info(patience=PATIENCE)
         lag = Lag(info.pending, info.ack_pending)
         return lag if self.holds(lag) else None
 
     async def wait(self, js: JetStream, seconds: float, every: float) -> Lag | None:
-        """Measure every so many seconds, once at least; None when the lag was never within the bound."""
+        """Measure at intervals of ``every`` seconds for up to ``seconds``, at least once. Returns the lag that meets
+        the condition, or None."""
         clock = asyncio.get_running_loop().time
         end = clock() + seconds
         while True:

@@ -1,4 +1,4 @@
-"""A delivered message and the ways to answer it (ADR-15; ``processAck`` in nats-server's ``server/consumer.go``)."""
+"""A delivered message and its answers (ADR-15; ``processAck`` in nats-server's ``server/consumer.go``)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SIZE = re.compile("[0-9]{1,10}")  # bytes of one message
 
 
 def nak(delay: timedelta | None = None) -> bytes:
-    """The body of a negative acknowledgement; with a delay the server keeps the message that long.
+    """The body of a negative acknowledgement (NAK). The server redelivers the message after ``delay``, by default at
+    once.
 
-    Raises InvalidValue: of a delay that it cannot read the server knows only that the message is refused, and delivers
-    it at once.
+    Raises InvalidValue for a delay that the server cannot read, because it would ignore it and redeliver at once.
     """
     if delay is None:
         return b"-NAK"
@@ -37,37 +37,37 @@ def nak(delay: timedelta | None = None) -> bytes:
 
 
 def term(reason: str = "") -> bytes:
-    """The body that ends a message's deliveries; the reason goes into the server's advisory. Raises InvalidValue."""
+    """The body that terminates a message. The server's advisory contains the reason. Raises InvalidValue."""
     if not isinstance(reason, str):
-        raise InvalidValue("reason", reason, "give a text")
+        raise InvalidValue("reason", reason, "must be a string")
     return f"+TERM {reason}".strip().encode()
 
 
 class Message:
     """One delivery of a consumer. Its ``repr`` does not show the payload.
 
-    It can be answered once: by :meth:`ack`, :meth:`double_ack`, :meth:`Consumer.ack_next`, :meth:`nak` or
-    :meth:`term`. An answer that failed may be given again. All answers raise
+    It can be answered once, with :meth:`ack`, :meth:`double_ack`, :meth:`Consumer.ack_next`, :meth:`nak` or
+    :meth:`term`. An answer that failed may be repeated. All of them raise
 
-        MessageAlreadyAnswered: it was answered before.
+        MessageAlreadyAnswered: the message was answered before.
         ConnectionLost: not connected at this moment; nothing was sent.
 
-    subject:  where it was published.
-    data:     the payload; ``b""`` for an empty one and with the consumer's ``headers_only``.
+    subject:  subject on which the message was published.
+    data:     payload; ``b""`` if it is empty, or if the consumer has ``headers_only``.
     headers:  every name with all its values, in order.
-    metadata: :class:`~jetstream_client.wire.protocol.AckSubject`: stream, consumer, sequence (of the stream),
-              consumer_sequence, delivered (how often, from 1), pending (how many come after it), timestamp, domain.
-    reply:    the subject that takes the answers.
-    counted:  bytes of subject, reply subject, headers and data: what the server counts where bytes bound a pull.
+    metadata: :class:`~jetstream_client.wire.protocol.AckSubject`: stream, consumer, sequence (in the stream),
+              consumer_sequence, delivered (number of deliveries), pending (messages after this one), timestamp, domain.
+    reply:    subject for the answers.
+    counted:  bytes of subject, reply subject, headers and data, which the server counts in a pull limited by bytes.
 
     Raises:
-        NotJetStreamMessage: made of something that no consumer delivered.
+        NotJetStreamMessage: no consumer delivered the message.
     """
 
     def __init__(self, connection: Connection, reply: Reply) -> None:
         self._connection = connection
         self.answered = False
-        """Whether it was acknowledged, refused or ended by this object."""
+        """Whether this object has acknowledged, negatively acknowledged or terminated the message."""
         self.subject = reply.subject
         self.reply = reply.reply
         self.headers = reply.headers
@@ -80,48 +80,52 @@ class Message:
 
     @property
     def size(self) -> int:
-        """Bytes of the payload; for a consumer with ``headers_only`` what the server says that it would be."""
-        # A publisher may have set the header as well: the server's own is the last one.
+        """Bytes of the payload. For a consumer with ``headers_only``, the size that the server states."""
+        # A publisher may have set the same header. The server's is the last one.
         stated = self.headers.get("Nats-Msg-Size", [""])[-1]
         return int(stated) if not self.data and _SIZE.fullmatch(stated) else len(self.data)
 
     @property
     def timestamp(self) -> datetime:
-        """When the stream stored it."""
+        """When the stream stored the message."""
         return datetime.fromtimestamp(self.metadata.timestamp / 1e9, UTC)
 
     async def ack(self) -> None:
-        """Acknowledge, unconfirmed: the answer may get lost on the way."""
+        """Acknowledge without confirmation: the acknowledgement may get lost."""
         await self._answer(ACK)
 
     async def double_ack(self) -> None:
         """Acknowledge and wait for the server's confirmation.
 
         Raises:
-            RequestTimeout: no confirmation within ``request_timeout``; it may have been acknowledged.
-            JetStreamError: nobody confirms: the consumer is gone.
+            RequestTimeout: no confirmation within ``request_timeout``; the message may be acknowledged.
+            JetStreamError: nothing listens for acknowledgements: the consumer no longer exists, or has no leader.
         """
         with self._answering(BaseException):
             if (await self._connection.request(self.reply, ACK)).status:
-                raise JetStreamError(f"nobody confirms message {self.metadata.sequence}: is the consumer gone?")
+                of = f"consumer {self.metadata.consumer!r} of stream {self.metadata.stream!r}"
+                raise JetStreamError(
+                    f"the acknowledgement of message {self.metadata.sequence} was not confirmed, because no server "
+                    f"answers for {of}: check that it exists"
+                )
 
     async def nak(self, delay: timedelta | None = None) -> None:
-        """Ask for redelivery, at once or after ``delay``. Raises InvalidValue for a negative one."""
+        """Negatively acknowledge: ask for redelivery, at once or after ``delay``, which must not be negative."""
         await self._answer(nak(delay))
 
     async def in_progress(self) -> None:
-        """Restart ``ack_wait``: the work goes on. May be repeated, until the message is answered."""
+        """Send an in-progress acknowledgement, which restarts ``ack_wait``. May be repeated until the answer."""
         if self.answered:
             raise MessageAlreadyAnswered(self.metadata.stream, self.metadata.sequence)
         await self._connection.answer(self.reply, IN_PROGRESS)
 
     async def term(self, reason: str = "") -> None:
-        """Never deliver again; the reason goes into the server's advisory."""
+        """Terminate: the message is never redelivered. The server's advisory contains the reason."""
         await self._answer(term(reason))
 
     @contextmanager
     def _answering(self, *unanswered: type[BaseException]) -> Iterator[None]:
-        """While an answer is being sent. After an exception of ``unanswered`` another one may be given."""
+        """Wrap the sending of an answer. After one of the ``unanswered`` exceptions it may be repeated."""
         if self.answered:
             raise MessageAlreadyAnswered(self.metadata.stream, self.metadata.sequence)
         self.answered = True

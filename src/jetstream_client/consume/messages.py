@@ -1,4 +1,4 @@
-"""Messages without end: an iterator of what arrives on a subscription, and how it is stopped (ADR-37)."""
+"""Messages without end: an iterator over the messages that arrive on a subscription (ADR-37)."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OnError = Callable[[JetStreamError], object]
-"""Is told what the consuming survives, and what ends it."""
+"""Called with errors that consuming survives, and with the error that ends it."""
 
 INTERRUPTIONS = (ConnectionLost, DeliveriesMissed, HeartbeatMissed, LeadershipChanged, RequestTimeout, SlowConsumer)
-"""Errors after which messages may be missing, or nothing is asked for any more."""
+"""Errors after which messages may be missing, or no request is outstanding."""
 PASSING_ERRORS = (*INTERRUPTIONS, PinLost, ProtocolError, TooManyPulls)
-"""Errors that consuming survives, as long as the connection can come back."""
+"""Errors that consuming survives, as long as the connection can be restored."""
 RETRY_WAIT = 0.25
-"""Seconds after such an error before more is asked for."""
+"""Seconds between such an error and the next request."""
 CHECK_EVERY = 1.0
 """Seconds between two checks of the connection while nothing arrives."""
 TO_STOP = 0.5
-"""Seconds that stopping waits for what the server had sent before it knew. A server that is frozen sends nothing."""
+"""Seconds that stopping waits for messages that the server has sent already. A frozen server sends nothing."""
 ROOM = 0.1
-"""Seconds that arrivals get to be read after the event loop was busy with something else, before silence is silence."""
+"""Seconds to read what has arrived while the event loop was busy, before a missing heartbeat counts."""
 
 
 def passes(error: JetStreamError) -> bool:
@@ -61,16 +61,16 @@ class Messages(ABC):
     """An asynchronous iterator of messages, and a context manager that stops it.
 
     ``async with consumer.messages() as messages: async for message in messages: …``. Several tasks may iterate over
-    one. Breaking out, or the end of the context, leaves what has arrived unread and unacknowledged: it is delivered
-    again after ``ack_wait``. :meth:`stop` returns it, :meth:`drain` hands it out first.
+    the same object. After leaving the loop or the context, messages that had arrived stay unread and unacknowledged,
+    and are redelivered after ``ack_wait``. :meth:`stop` returns them, and after :meth:`drain` they can still be read.
 
     Iterating raises
 
-        HeartbeatMissed, LeadershipChanged, RequestTimeout, ProtocolError (somebody sent what is no delivery): consuming
-            survives these. Without an ``on_error`` they are raised, and one may iterate on. A connection that comes
-            back within two heartbeats raises nothing.
-        PermissionDenied, ConsumerDeleted, PullError and its other kinds: these end it.
-        ConnectionEnded: the connection has ended for good; what had arrived is delivered again.
+        HeartbeatMissed, LeadershipChanged, RequestTimeout, ProtocolError (something arrived that is not a delivery):
+            consuming survives these. They are raised only without ``on_error``, and iterating may continue. A
+            connection that is restored within two heartbeats raises nothing.
+        PermissionDenied, ConsumerDeleted, PullError and its other subclasses: these end consuming.
+        ConnectionEnded: the connection has ended for good. Messages that had arrived are redelivered.
     """
 
     async def __aenter__(self) -> Self:
@@ -79,7 +79,7 @@ class Messages(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         if left := await self.stop():
-            log.info("%d messages had arrived and were not read: what needs an answer is delivered again", len(left))
+            log.info("%d messages arrived and were not read: they are redelivered if they need an answer", len(left))
 
     def __aiter__(self) -> Self:
         return self
@@ -88,7 +88,7 @@ class Messages(ABC):
     async def __anext__(self) -> Message: ...
 
     async def next(self, max_wait: float | None = None) -> Message | None:
-        """The next message; None when there is none within ``max_wait`` seconds, or after the end."""
+        """The next message. None after the end, or if none arrives within ``max_wait`` seconds (default: no limit)."""
         if max_wait is not None:
             check_seconds("max_wait", max_wait, zero=True)
         try:
@@ -101,39 +101,40 @@ class Messages(ABC):
 
     @abstractmethod
     async def stop(self) -> list[Message]:
-        """End it on the server and hand out nothing more; what had been delivered and not handed out. May be repeated.
+        """End consuming on the server and end the iteration. Returns delivered messages that were not read. May be
+        repeated.
 
-        Returns within half a second, also when the server does not answer. Unless answered, the messages are delivered
-        again after ``ack_wait``, and so is what arrives later.
+        It takes at most half a second, even if the server does not answer. Unless answered, the messages are
+        redelivered after ``ack_wait``, and so are messages that arrive later.
         """
 
     @abstractmethod
     async def drain(self) -> None:
-        """End it on the server; iterating hands out what had been delivered, and ends then."""
+        """End consuming on the server. The iteration continues with the delivered messages, and ends after them."""
 
     @abstractmethod
     async def _start(self) -> None: ...
 
 
 class Subscribed(Messages):
-    """:class:`Messages` that arrive on a subscription of this object."""
+    """:class:`Messages` that arrive on this object's subscription."""
 
     def __init__(self, js: JetStream, on_error: OnError | None) -> None:
         check_handler("on_error", on_error)
         self._js = js
         self._on_error = on_error
-        self._arrived: deque[Message | JetStreamError | str] = deque()  # a text: a subject to be answered in its turn
+        self._arrived: deque[Message | JetStreamError | str] = deque()  # str: a subject to be answered in its turn
         self._something = asyncio.Event()
         self._stack = AsyncExitStack()
         self._inbox: Inbox | None = None
         self._opening = asyncio.Lock()
         self._opened = False
         self._ended = False  # nothing more arrives
-        self._closed = False  # nothing more is handed out
+        self._closed = False  # nothing more is returned
         self._clock = asyncio.get_running_loop().time
         self._reconnects = js.connection.reconnects
         self._paused_until = 0.0
-        self._subject = ""  # which the server must allow
+        self._subject = ""  # needs a permission
         self._silence_allowed = math.inf  # seconds
 
     async def __anext__(self) -> Message:
@@ -142,7 +143,7 @@ class Subscribed(Messages):
         while not self._closed:
             try:
                 if not self._ended:
-                    self._js.connection.check_open()  # what has arrived could not be acknowledged
+                    self._js.connection.check_open()  # or messages would be returned that cannot be acknowledged
                     if not self._arrived or self._wants():
                         await self._keep_requesting()
                 if self._arrived:
@@ -186,7 +187,7 @@ class Subscribed(Messages):
 
     async def _end(self, within: float | None) -> None:
         if not self._ended and self._inbox is not None and self._js.connection.is_connected:
-            # What the server had sent before it knew arrives; without a connection nothing can.
+            # Messages that the server has sent already arrive here; without a connection none can.
             with suppress(ConnectionLost, RequestTimeout):
                 await self._inbox.drain(within)
         self._ended = True
@@ -197,7 +198,7 @@ class Subscribed(Messages):
             await self._stack.aclose()
 
     def _survives(self, error: JetStreamError) -> bool:
-        """Whether iterating goes on after this error; raises it where nobody is told but the iterator."""
+        """Whether iterating continues after this error. Without ``on_error`` it raises an error that is survived."""
         if self._on_error is not None:
             self._on_error(error)
         if not passes(error):
@@ -212,7 +213,7 @@ class Subscribed(Messages):
         return True
 
     async def _next_arrived(self) -> Message | None:
-        """None for a subject that was to be answered in its turn."""
+        """The next message, or None after answering a subject in its turn."""
         item = self._arrived.popleft()
         if isinstance(item, JetStreamError):
             raise await self._explained(item)
@@ -233,7 +234,7 @@ class Subscribed(Messages):
             await self._request_more()
 
     async def _wait(self) -> None:
-        """Until something arrives, CHECK_EVERY seconds at most. Raises HeartbeatMissed, PermissionDenied."""
+        """Wait until something arrives, at most CHECK_EVERY seconds. Raises HeartbeatMissed, PermissionDenied."""
         self._something.clear()
         patience = self._remaining()
         with suppress(TimeoutError):
@@ -250,24 +251,24 @@ class Subscribed(Messages):
         """Subscribe, in ``_stack``."""
 
     def _wants(self) -> bool:
-        """Whether there is room for more although something waits unread."""
+        """Whether to request more although messages wait unread."""
         return False
 
     @abstractmethod
     async def _request_more(self) -> None:
-        """Ask the server for more, where it has to be asked."""
+        """Request more messages, if the server needs requests."""
 
     @abstractmethod
     def _on_read(self, message: Message) -> None:
-        """A message is handed out."""
+        """Record that a message is returned."""
 
     @abstractmethod
     def _interrupted(self) -> None:
-        """What was asked for before is lost."""
+        """Record that all outstanding requests are lost."""
 
     @abstractmethod
     def _remaining(self) -> float:
-        """Seconds until silence means that the server is gone."""
+        """Seconds until HeartbeatMissed, if nothing arrives."""
 
     async def _explained(self, error: JetStreamError) -> JetStreamError:
         return error

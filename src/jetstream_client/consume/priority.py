@@ -1,4 +1,4 @@
-"""Priority groups of a pull consumer: who of several clients is served (ADR-42; nats-server 2.11, prioritized 2.12)."""
+"""Priority groups, which decide what clients a pull consumer serves (ADR-42; nats-server 2.11, prioritized 2.12)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from jetstream_client.quantities import check_count
 
 @dataclass(frozen=True, slots=True)
 class Priority:
-    """What a pull says to a consumer with ``priority_groups``.
+    """The priority of a pull from a consumer with ``priority_groups``.
 
-    group:           one of the consumer's groups.
-    min_pending:     ``overflow``: be served only while at least so many messages wait to be delivered,
-    min_ack_pending: ``overflow``: or at least so many are delivered and unacknowledged. 0: not given.
-    level:           ``prioritized``: 0 (served first, the server's default) to 9.
+    group:           name of one of the consumer's groups.
+    min_pending:     for ``overflow``: serve this pull only while at least so many messages wait to be delivered.
+                     Default 0: not set.
+    min_ack_pending: for ``overflow``: or while at least so many messages are delivered and unacknowledged. Default 0:
+                     not set.
+    level:           for ``prioritized``: 0 (served first) to 9. Default 0.
 
-    A ``pinned_client`` consumer serves one client of the group: the pin's id comes with its messages and is sent back
-    by the same :class:`~jetstream_client.consume.consumer.Consumer`.
+    A ``pinned_client`` consumer serves one client of the group. Its messages contain the id of the pin, which the same
+    :class:`~jetstream_client.consume.consumer.Consumer` sends with its pulls.
 
     Raises:
-        InvalidValue: no group, a negative number, a level above 9.
+        InvalidValue: the group is empty, a number is negative, or the level is above 9.
     """
 
     group: str
@@ -32,14 +34,14 @@ class Priority:
 
     def __post_init__(self) -> None:
         if not isinstance(self.group, str) or not self.group:
-            raise InvalidValue("group", self.group, "name one of the consumer's priority_groups")
+            raise InvalidValue("group", self.group, "must be one of the consumer's priority_groups")
         for name in ("min_pending", "min_ack_pending"):
             check_count(name, getattr(self, name), 0)
         if check_count("level", self.level, 0) > 9:
-            raise InvalidValue("level", self.level, "give 0 (first) to 9")
+            raise InvalidValue("level", self.level, "must be from 0 (served first) to 9")
 
     def request(self, pin: str) -> dict[str, Any]:
-        """The fields of a pull request. ``pin``: the id that this client was given, if any."""
+        """The fields of a pull request. ``pin``: the id of this client's pin, or an empty string."""
         fields = {
             "group": self.group,
             "min_pending": self.min_pending,

@@ -1,6 +1,6 @@
-"""Pulling from a consumer: what is outstanding, what a status line means, when to ask again. No I/O.
+"""Pulling from a consumer: counts outstanding messages, reads status lines, and decides when to request more. No I/O.
 
-Pull requests and their status lines: ADR-13, consuming without end: ADR-37, priority groups: ADR-42, and
+Sources: ADR-13 (pull requests and status lines), ADR-37 (consuming without end), ADR-42 (priority groups), and
 ``processNextMsgRequest``, ``nextWaiting`` and ``processWaiting`` in nats-server's ``server/consumer.go``.
 """
 
@@ -23,47 +23,49 @@ from jetstream_client.errors import (
 from jetstream_client.quantities import check_count, check_seconds
 
 LARGEST_REQUEST = 10_000
-"""Messages in one request. At most one and a half times this is outstanding, in three requests of MAX_BYTES or less:
-past 64 MiB of unread data the server would cut the connection as a slow consumer (its ``max_pending``). Pulls that
-share a connection share this, too: a hundred waiting sensors may be served in the same moment."""
+"""Messages in one request, at most. Up to one and a half times as many are outstanding, in three requests of MAX_BYTES
+or less, because the server closes a connection with 64 MiB of unread data as a slow consumer (its ``max_pending``).
+Pulls on one connection share this number, because a hundred waiting sensors may be served at the same moment."""
 FEWEST = 50
-"""Messages in one request, however many pulls share the connection: a thousand of them still fit, and one of them that
-has a lot to fetch is not slowed down by those that only wait."""
+"""Messages in one request, at least, however many pulls share the connection. A thousand pulls still fit, and a pull
+that has many messages to fetch is not slowed down by pulls that only wait."""
 MAX_BYTES = 8 << 20
 BESIDE_PAYLOAD = 8 << 10
-"""Bytes of a message beside its headers and data: subject and reply subject, each shorter than a line of the protocol
-(``max_control_line``, 4 KiB)."""
+"""Bytes of a message in addition to its headers and data: subject and reply subject, each shorter than a line of the
+protocol (``max_control_line``, 4 KiB)."""
 EXPIRES = 30.0
-"""Seconds that a request waits on the server. nats.go: DefaultExpires."""
+"""Seconds that a request waits on the server, as nats.go's DefaultExpires."""
 HEARTBEAT = 5.0
-"""Seconds between idle heartbeats of a fetch; two missed are an error. nats.go: the same."""
+"""Seconds between idle heartbeats of a fetch, as in nats.go. Two missed heartbeats are an error."""
 LONGEST_HEARTBEAT = 30.0
-"""Seconds, of consuming. nats.go: half of the expiry, and at most this."""
+"""Seconds between idle heartbeats of consuming, at most. As in nats.go, the default is half of the expiry."""
 MAX_MESSAGES = 500
-"""Messages that consuming keeps asked for or unread. nats.go: DefaultMaxMessages."""
+"""Messages that consuming keeps requested or unread, as nats.go's DefaultMaxMessages."""
 MANY = 1_000_000
-"""Messages in a request that bytes bound. nats.go's number."""
+"""Messages in a request that is limited by bytes, as in nats.go."""
 
 _COUNT = re.compile("[0-9]{1,18}")
-_REMEMBERED = 16  # requests whose size is known when they end
+_REMEMBERED = 16  # requests whose size is remembered until they end
 
 
 @dataclass(frozen=True, slots=True)
 class Pulling:
-    """How consuming pulls (ADR-37); the defaults are nats.go's.
+    """How consuming pulls (ADR-37). The defaults are those of nats.go.
 
-    max_messages: messages that are asked for or wait unread, 500. 1 is a work queue: one message at a time.
-    max_bytes:    bytes instead of messages, as the server counts them: subject, reply subject, headers and data.
-                  Beside ``max_messages``: what one request may bring.
-    expires:      seconds that a request waits on the server, 30; it is renewed without end.
-    heartbeat:    seconds between the server's idle heartbeats; half of ``expires``, and at most 30 (5 for an ordered
-                  consumer). After two missed ones a pull counts as lost.
-    threshold:    messages (or bytes, where those count) from which down more is asked for; half of the maximum.
-    stop_after:   messages after which the consuming ends, and more than which are not asked for; None: without end.
-    priority:     for a consumer with priority groups.
+    max_messages: messages that are requested or wait unread, at most. Default 500. With 1, the consumer is a work
+                  queue that gets one message at a time.
+    max_bytes:    limits bytes instead of messages. The server counts subject, reply subject, headers and data. If
+                  ``max_messages`` is set too, this limits one request.
+    expires:      seconds that a request waits on the server before it is renewed. Default 30.
+    heartbeat:    seconds between the server's idle heartbeats. Default: half of ``expires``, and at most 30 (5 for an
+                  ordered consumer). After two missed heartbeats a pull counts as lost.
+    threshold:    request more when so many messages (or bytes, if these are limited) or fewer are requested or unread.
+                  Default: half of the maximum.
+    stop_after:   messages after which consuming ends; no more are requested. Default None: no limit.
+    priority:     for a consumer with priority groups. Default None.
 
     Raises:
-        InvalidValue: a value that the server or this window cannot work with.
+        InvalidValue: a value is invalid for the server or for this client.
     """
 
     max_messages: int | None = None
@@ -79,7 +81,7 @@ class Pulling:
             if (value := getattr(self, name)) is not None:
                 check_count(name, value)
         if self.threshold is not None and check_count("threshold", self.threshold, 0) >= self.limit:
-            raise InvalidValue("threshold", self.threshold, f"give 0 to {self.limit - 1}: below the maximum")
+            raise InvalidValue("threshold", self.threshold, f"must be below the maximum: 0 to {self.limit - 1}")
         check_request(self.expires, self.heartbeat, self.priority)
 
     @property
@@ -88,30 +90,31 @@ class Pulling:
 
     @property
     def limit(self) -> int:
-        """Messages, or :attr:`by_bytes`."""
+        """The maximum, in messages or (with :attr:`by_bytes`) in bytes."""
         return self.max_messages or self.max_bytes or MAX_MESSAGES
 
 
 def check_request(expires: float, heartbeat: float | None, priority: Priority | None) -> None:
-    """Raises InvalidValue for what the server would answer with 400, or a timer could not wait for."""
+    """Raises InvalidValue for values that the server would refuse with 400, or that are too long for a timer."""
     check_seconds("expires", expires)
     if heartbeat is not None and check_seconds("heartbeat", heartbeat) > expires / 2:
-        raise InvalidValue("heartbeat", heartbeat, f"give seconds above 0 and at most {expires / 2:g}, half of expires")
+        raise InvalidValue("heartbeat", heartbeat, f"must be at most {expires / 2:g} seconds, which is half of expires")
     if priority is not None and not isinstance(priority, Priority):
-        raise InvalidValue("priority", priority, "give a Priority")
+        raise InvalidValue("priority", priority, "must be a Priority")
 
 
 class PullWindow:
-    """The accounting of one fetch of at most ``wanted`` messages.
+    """Counts the messages of one fetch of at most ``wanted`` messages.
 
-    The driver sends what :meth:`next_request` returns with the reply ``<inbox>.<number>``, and reports every message
-    and every status line. The server serves its open requests in turns and a message does not say which one brought
-    it, so what is outstanding is one sum; a request that ends early says how many it did not bring.
+    The driver sends the requests of :meth:`next_request` with the reply subject ``<inbox>.<number>``, and reports every
+    message and every status line. The server serves open requests in turns, and a message does not name its request, so
+    outstanding messages are one sum. A request that ends early states how many messages it did not deliver.
 
-    expires, heartbeat: seconds, of every request. largest_request: messages.
-    max_bytes: of one request; a bound of ours (None), or the caller's, which ends the fetch.
-    no_wait:   ask for what is there.
-    largest_message: bytes of one message that fits the bound of a request, however many share the connection.
+    expires, heartbeat: seconds, for every request.
+    largest_request: messages in one request, at most.
+    max_bytes: bytes of one request. If the caller sets it, the fetch ends at this limit; None uses a default limit.
+    no_wait:   request only messages that can be delivered now.
+    largest_message: bytes of one message; a request's limit is never smaller, however many pulls share the connection.
     """
 
     def __init__(
@@ -134,29 +137,29 @@ class PullWindow:
         self._once = max_bytes is not None
         self._max_bytes = max_bytes or MAX_BYTES
         self._largest_message = largest_message
-        self._undivided = self._once  # the bound of bytes is not shared
-        self._bytes = 0  # that a fetch of bytes has brought
+        self._undivided = self._once  # whether the limit of bytes is not divided among the pulls of the connection
+        self._bytes = 0  # received by a fetch that is limited by bytes
         self._no_wait = no_wait
         self.priority = priority
         self._outstanding = 0
-        self._requested: dict[int, int] = {}  # request number → messages asked for
+        self._requested: dict[int, int] = {}  # request number → requested messages
         self._number = 0
         self._heard = now
         self.longest_silence = 0.0
-        """Seconds between two messages or heartbeats, or a request and the first of them. It can be longer than
-        :attr:`silence_allowed`: of a process that was stopped, or an event loop that was busy."""
+        """Longest time in seconds between two messages or heartbeats, or between a request and the first of them. It
+        can exceed :attr:`silence_allowed` if the process was stopped or the event loop was busy."""
         self._ended = False
         self.pin = ""
-        """The ``Nats-Pin-Id`` that this client was last given (ADR-42); goes with every request."""
+        """The last ``Nats-Pin-Id`` that this client got (ADR-42). It is sent with every request."""
 
     @property
     def missing(self) -> int:
-        """How many messages are neither here nor asked for."""
+        """Number of wanted messages that have neither arrived nor been requested."""
         return self._wanted - self._outstanding
 
     @property
     def idle(self) -> bool:
-        """Nothing is outstanding: everything came, or every request has ended."""
+        """Whether nothing is outstanding, because everything has arrived or every request has ended."""
         return self._outstanding <= 0
 
     @property
@@ -165,7 +168,7 @@ class PullWindow:
         return 2 * self._heartbeat
 
     def next_request(self, now: float, among: int = 1) -> tuple[int, dict[str, Any]] | None:
-        """The number and body of a request that should be sent now, if any. ``among`` pulls share the connection."""
+        """Number and body of a request to send now, or None. ``among`` is the number of pulls on the connection."""
         if self._ended or self.missing <= 0 or (self._number and self._once):
             return None
         largest = MANY if self._once else max(FEWEST, self._largest // among)
@@ -191,21 +194,22 @@ class PullWindow:
         return self._number, body
 
     def on_messages(self, count: int, now: float, size: int = 0) -> None:
-        """So many have arrived. ``size``: their bytes as the server counts them, needed where bytes bound the pull."""
+        """Record arrived messages. ``size``: their bytes as the server counts them, needed if the pull is limited by
+        bytes."""
         self.on_heartbeat(now)
         self._wanted -= count
         self._outstanding = max(0, self._outstanding - count)
         self._bytes += size
         if self._once and self._bytes >= self._max_bytes:
-            self._outstanding = 0  # a request that is filled to the byte ends without a word
+            self._outstanding = 0  # a request that is filled to the last byte ends without a status line
 
     def on_status(
         self, number: int, status: int, description: str, headers: Mapping[str, Sequence[str]], now: float
     ) -> None:
-        """A status line for request ``number``. Returns when it is harmless.
+        """Record a status line for request ``number``. Returns if the line only means "no more messages now".
 
         Raises:
-            PullError: its class for this line, for every line that does not mean "no more now".
+            PullError: the subclass for any other line.
         """
         self.on_heartbeat(now)
         if status == 100:
@@ -220,14 +224,14 @@ class PullWindow:
         elif not isinstance(error, BatchCompleted | MaxBytesExceeded):
             raise error
         if requested is None:
-            return  # of a request from before an interruption
+            return  # the request was sent before an interruption
         left = _count(headers, "Nats-Pending-Messages", requested)
         self._closed(left, _count(headers, "Nats-Pending-Bytes", 0))
         if isinstance(error, MaxBytesExceeded) and left >= requested:
             self._on_too_large(number, MaxBytesExceeded(status, f"{description} of {self._max_bytes}"))
 
     def on_heartbeat(self, now: float) -> None:
-        """The server is there."""
+        """Record that something arrived from the server."""
         self.longest_silence = max(self.longest_silence, now - self._heard)
         self._heard = now
 
@@ -240,10 +244,10 @@ class PullWindow:
     def _on_too_large(self, number: int, error: MaxBytesExceeded) -> None:  # noqa: ARG002
         if self._undivided or self._max_bytes <= self._largest_message:
             raise error
-        self._undivided = True  # larger than the server takes today
+        self._undivided = True  # the message was stored when the server's max_payload was larger
 
     def _learn(self, description: str) -> bool:
-        """The consumer's own limit takes the place of ours."""
+        """Adopt the consumer's limit of bytes, if the line states one below ours. Returns whether it does."""
         limit, _, stated = description.lower().rpartition(" of ")
         if (
             self._once
@@ -256,7 +260,7 @@ class PullWindow:
         return True
 
     def check_heartbeat(self, now: float) -> None:
-        """Raises HeartbeatMissed when requests are outstanding and nothing was heard for two heartbeats."""
+        """Raises HeartbeatMissed if requests are outstanding and nothing arrived for two heartbeats."""
         silence = now - self._heard
         if not self.idle and silence > self.silence_allowed:
             raise HeartbeatMissed(silence)
@@ -267,23 +271,24 @@ class PullWindow:
 
 
 class ConsumeWindow(PullWindow):
-    """The accounting of consuming without end (ADR-37): what is outstanding or waits unread is filled up to the
-    maximum of :class:`Pulling` whenever it has fallen to the threshold.
+    """Counts the messages of consuming without end (ADR-37). When the number of outstanding and unread messages falls
+    to the threshold of :class:`Pulling`, it requests as many as are missing from the maximum.
 
-    The driver also reports what it hands out (:meth:`on_read`), so a slow reader is not sent more than the maximum.
+    The driver also reports every message that is read (:meth:`on_read`), so that a slow reader does not get more than
+    the maximum.
     """
 
     def __init__(self, pulling: Pulling, *, now: float, smallest_bound: int = 0) -> None:
-        """``smallest_bound``: bytes of the largest message that can come; our bound of a request is not below it."""
+        """``smallest_bound``: bytes of the largest possible message; the default limit of a request is not smaller."""
         heartbeat = pulling.heartbeat or min(LONGEST_HEARTBEAT, pulling.expires / 2)
-        self._left = pulling.stop_after or 2**62  # to hand out
+        self._left = pulling.stop_after or 2**62  # messages to be read
         super().__init__(self._left, now=now, expires=pulling.expires, heartbeat=heartbeat, priority=pulling.priority)
         self._by_bytes = pulling.by_bytes
         self._limit = pulling.limit
         self._threshold = pulling.limit // 2 if pulling.threshold is None else pulling.threshold
         self._max_bytes = pulling.max_bytes or max(MAX_BYTES, smallest_bound)
         self._unread = 0
-        self._full = 0  # the last request that asked for all of max_bytes
+        self._full = 0  # number of the last request for all of max_bytes
         self._blocked = False
 
     @property
@@ -292,13 +297,13 @@ class ConsumeWindow(PullWindow):
 
     @property
     def wants(self) -> bool:
-        """There is something to ask for."""
+        """Whether to request more now."""
         kept = self._kept
         return kept <= (0 if self._blocked else self._threshold) and (self._by_bytes or kept < self._left)
 
     @property
     def complete(self) -> bool:
-        """All that was wanted was handed out."""
+        """Whether ``stop_after`` messages were read."""
         return self._left <= 0
 
     def next_request(self, now: float, among: int = 1) -> tuple[int, dict[str, Any]] | None:  # noqa: ARG002
@@ -322,16 +327,16 @@ class ConsumeWindow(PullWindow):
         self._unread += counted
 
     def on_read(self, size: int) -> None:
-        """One message was handed out."""
+        """Record that one message was read."""
         self._unread -= size if self._by_bytes else 1
         self._left -= 1
 
     def on_unsent(self) -> None:
-        """The request could not be sent."""
+        """Record that the request could not be sent."""
         self._outstanding = 0
 
     def on_interruption(self, now: float) -> None:
-        """The requests are lost, with the connection, the leader or the server: ask again."""
+        """Record that all requests are lost, with the connection, the leader or the server."""
         self._outstanding = 0
         self._requested.clear()
         self._heard = now
@@ -345,7 +350,7 @@ class ConsumeWindow(PullWindow):
     def _on_too_large(self, number: int, error: MaxBytesExceeded) -> None:
         if not self._by_bytes or number == self._full:
             raise error
-        self._blocked = True  # it fits when everything else is read
+        self._blocked = True  # the message will fit when all others are read
 
     def _learn(self, description: str) -> bool:
         return not self._by_bytes and super()._learn(description)

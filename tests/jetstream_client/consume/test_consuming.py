@@ -356,7 +356,7 @@ async def test_a_consuming_that_is_under_way_is_not_begun_again(stream: Stream, 
     consuming = consumer.consume(note, ack=True)
     for number in (1, 2):  # but when it has ended
         async with consuming:
-            with pytest.raises(ConsumingMisused, match="under way"):
+            with pytest.raises(ConsumingMisused, match="already running"):
                 await consuming.__aenter__()
             await publish(stream, 1)
             await until(partial(read, number))
