@@ -91,7 +91,7 @@ def test_gets_the_message_that_was_asked_for(
         ({"sequence": 0}, "1 or more"),
         ({"sequence": True}, "1 or more"),
         ({"sequence": "one"}, "1 or more"),
-        ({"sequence": 1, "last_by_subject": "a"}, "not together"),
+        ({"sequence": 1, "last_by_subject": "a"}, "not both"),
         ({"sequence": 1, "start_time": "2026-01-01T00:00:00Z"}, "not both"),
         ({"next_by_subject": "a..b"}, "empty token"),
         ({"start_time": "2026-01-01"}, "start_time='2026-01-01'.*zone"),

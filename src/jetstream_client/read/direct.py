@@ -1,8 +1,8 @@
 """Reading stored messages by direct get: any sequences, without a consumer, resumed after a lost connection.
 
-Batched direct get is ADR-31; what its answers look like was seen on nats-server 2.15.1. Several things there shape this
-file: deleted sequences are skipped without a word, ``up_to_seq`` is ignored beside ``seq`` and ``batch``, a replica may
-lag behind its leader, and unread answers past 64 MiB make the server cut the connection.
+Batched direct get is ADR-31; its answers were observed on nats-server 2.15.1. Four facts shape this file: deleted
+sequences are skipped silently, ``up_to_seq`` is ignored together with ``seq`` and ``batch``, a replica may lag behind
+its leader, and the server closes a connection with more than 64 MiB of unread answers.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
 
 BATCH = 2_000
-"""Messages in one request, at most. Larger ones leave the processor's caches: 10,000 were read a third slower."""
+"""Messages in one request, at most. Larger answers exceed the processor's caches: 10,000 were read a third slower."""
 MAX_BYTES = 8 << 20
-"""Bytes of one answer; the server goes past it by one message at most."""
+"""Bytes of one answer. The server exceeds this by one message at most."""
 OUTSTANDING = 2 * MAX_BYTES
-"""Bytes that the server may have on its way, and that may wait here for those before them, together."""
+"""Bytes, at most, that are outstanding, or have arrived and wait for earlier messages."""
 NEAR = 8
-"""Unwanted messages between two wanted ones that are cheaper to read and drop than to ask twice: about 4 µs each
-against 25 µs for another request, measured on one machine."""
+"""Unwanted messages between two wanted ones, up to which reading and dropping them is cheaper than another request:
+about 4 µs for each message against 25 µs for a request, measured on one machine."""
 ENOUGH = 100
-"""Messages of one answer that tell how densely the stream is filled there."""
+"""Messages in one answer that are enough to estimate how densely the stream is filled there."""
 
 
 class _Segment:
-    """A span of sequences; ``next`` moves as its messages arrive. At most one request for it is on its way."""
+    """A range of sequences, with at most one outstanding request. ``next`` advances as its messages arrive."""
 
     def __init__(self, next_sequence: int, last: int, gaps: bool) -> None:
         self.next = next_sequence
         self.last = last
-        self.gaps = gaps  # whether it has sequences that are not wanted
+        self.gaps = gaps  # whether it contains unwanted sequences
         self.arrived: list[RawMessage] = []
-        self.size = 0  # bytes that wait in arrived
-        self.request = 0  # the number of the request on its way, 0 for none
-        self.start = 0  # its first sequence, the messages asked for and answered, and the bytes it may bring
-        self.count = 0
-        self.answered = 0
-        self.cost = 0
+        self.size = 0  # bytes in arrived
+        self.request = 0  # number of the outstanding request, 0 for none
+        self.start = 0  # its first sequence
+        self.count = 0  # messages that it requests
+        self.answered = 0  # messages that have answered it
+        self.cost = 0  # bytes that it may bring
 
     @property
     def complete(self) -> bool:
@@ -70,14 +70,14 @@ class _Segment:
 
 
 class DirectWindow:
-    """The accounting of reading ``wanted``. No I/O.
+    """Decides which requests read the ``wanted`` sequences, and sorts the answers. No I/O.
 
-    The driver sends each :meth:`next_request` with the reply ``<inbox>.<number>``, reports every frame, and takes what
-    is there in order. Requests are sized by what was seen: no more messages than one answer's bytes held, and no more
-    than the span has, where most of it was deleted.
+    The driver sends each :meth:`next_request` with the reply subject ``<inbox>.<number>``, reports every frame, and
+    takes the messages in order. The size of a request follows earlier answers: it has at most the number of messages
+    that fitted into one answer, and fewer if most of the range was deleted.
 
-    With ``subject``, a filter, ``wanted`` is what is asked for, and what the filter leaves out is not missing; only the
-    end of each span is, if nothing came from there: a replica may not have it yet.
+    With a filter ``subject``, sequences that it excludes are not missing. Only the end of each range counts as missing
+    if no message arrived from there, because a replica may not have it yet.
     """
 
     def __init__(self, wanted: Sequences, subject: str | None = None, density: float = 1.0) -> None:
@@ -88,10 +88,10 @@ class DirectWindow:
         self._number = 0
         self._missing: list[tuple[int, int]] = []
         self._batch = BATCH
-        self._density = density  # messages for each sequence
+        self._density = density  # messages per sequence
         self._largest = 1 << 20
         self.last_sequence = 0
-        """The last one taken."""
+        """The last sequence that was taken."""
 
     @property
     def done(self) -> bool:
@@ -99,18 +99,18 @@ class DirectWindow:
 
     @property
     def missing(self) -> Sequences:
-        """Wanted sequences that were skipped: the leader must confirm that they are gone."""
+        """Wanted sequences that were skipped. The leader must confirm that they were removed."""
         return Sequences.from_ranges(self._missing) & self._wanted
 
     def restart(self, max_payload: int) -> None:
-        """On a new connection: what was outstanding is asked for again, from where it had come to."""
+        """Prepare for a new connection: request the rest of everything that was outstanding."""
         self._largest = max_payload
         for segment in self._outstanding.values():
             segment.request = 0
         self._outstanding.clear()
 
     def next_request(self) -> tuple[int, bytes] | None:
-        """The number and body of a request that should be sent now, if any."""
+        """Number and body of a request to send now, or None."""
         room = OUTSTANDING
         for position, segment in enumerate(self._segments):
             room -= segment.size
@@ -142,11 +142,12 @@ class DirectWindow:
         return self._number, json.dumps(request).encode()
 
     def on_frames(self, frames: Iterable[Frame], skip: int) -> bool:
-        """Account for answers; whether any was one. ``skip``: the characters of their subjects before the number of the
-        request.
+        """Record frames. Returns whether any of them answers a request.
+
+        skip:  bytes in front of the request's number in a frame's subject.
 
         Raises:
-            JetStreamError: the server refuses a request, or answers out of order.
+            JetStreamError: the server refused a request, or answered out of order.
         """
         answered = False
         try:
@@ -164,7 +165,7 @@ class DirectWindow:
                 sequence = message.sequence
                 if sequence != segment.next:
                     if sequence < segment.next:
-                        raise JetStreamError(f"direct get answered with sequence {sequence} after {segment.next - 1}")
+                        raise JetStreamError(f"direct get answered out of order: {sequence} after {segment.next - 1}")
                     if segment.next <= segment.last and self._subject is None:
                         self._missing.append((segment.next, min(sequence - 1, segment.last)))
                 segment.next = sequence + 1
@@ -173,13 +174,13 @@ class DirectWindow:
                     segment.arrived.append(message)
                     segment.size += len(frame.data) + len(header)
         except (ValueError, IndexError):
-            raise ProtocolError("direct get answered with what is no message of a stream") from None
+            raise ProtocolError("the answer to a direct get is not a stored message") from None
         return answered
 
     def _on_status(self, number: int, segment: _Segment, status: int, description: str) -> None:
         if status == 204 and segment.answered:
             covered = segment.next - segment.start
-            if segment.answered < segment.count:  # cut by max_bytes, or the stream's end
+            if segment.answered < segment.count:  # ended by max_bytes, or by the end of the stream
                 self._batch = segment.answered
             else:
                 self._batch = min(BATCH, 2 * self._batch)
@@ -190,9 +191,9 @@ class DirectWindow:
                 self._missing.append((segment.next, segment.last))
                 segment.next = segment.last + 1
         elif status in PASSING:
-            raise JetStreamNotEnabled(status, 0, description or "nobody answers direct gets at this moment")
+            raise JetStreamNotEnabled(status, 0, description or "no server answers direct gets at this moment")
         else:
-            raise JetStreamError(f"direct get: {status} {description}")
+            raise JetStreamError(f"the server refused a direct get: {status} {description}")
         segment.request = 0
         del self._outstanding[number]
 
@@ -220,18 +221,22 @@ def read(
     subject: str | None = None,
     density: float = 1.0,
 ) -> Iterator[RawMessages]:
-    """The wanted messages of a stream, in batches, ascending. Blocking. What only the leader had comes last.
+    """Read the wanted messages of a stream in batches, in ascending order. Messages that only the leader had come last.
 
-    subject:  a filter; the wanted messages are those that pass it, and of the others none is missing.
-    density:  what share of the wanted sequences is expected to pass.
+    This call is blocking.
 
-    A lost connection is opened again and reading goes on after the last message, for up to 60 s without progress.
+    created:  creation time of the stream, as in its INFO.
+    subject:  filter; messages that it excludes are not read, and are not missing. Default None.
+    density:  expected share of the wanted sequences that match the filter. Default 1.0.
+
+    After a lost connection, another one is opened and reading continues after the last message, until there is no
+    progress for 60 s.
 
     Raises:
         StreamRecreated: the stream's creation time is not ``created``.
         DirectGetDisabled: the stream does not allow direct get.
-        MessagesMissing: after everything else was given: what the stream's leader does not hold either.
-        ConnectionLost: no progress for 60 s; carries the last sequence.
+        MessagesMissing: raised last: the stream's leader does not have these messages either.
+        ConnectionLost: no progress for 60 s; contains the last sequence.
     """
     window = DirectWindow(wanted, subject, density)
 
@@ -244,7 +249,7 @@ def read(
 
 
 class Progress(Protocol):
-    """How far a reading has come."""
+    """The progress of reading."""
 
     last_sequence: int
 
@@ -261,7 +266,8 @@ def resumed(
     *,
     subject: str | None,
 ) -> Iterator[RawMessages]:
-    """What ``batches`` reads over a connection, and over the next one when that is lost, then what only the leader had.
+    """Read with ``batches`` over one connection after the other until one is not lost, then from the leader what was
+    missing.
 
     Raises: as :func:`read`.
     """
@@ -272,11 +278,11 @@ def resumed(
                 info = StreamInfo(wire.api(f"STREAM.INFO.{stream}"))
                 if info.created != created:
                     raise StreamRecreated(
-                        f"stream {stream!r} was recreated at {info.created}; expected the one of {created}"
+                        f"stream {stream!r} was recreated at {info.created}; expected the one created at {created}"
                     )
                 for batch in batches(wire, info):
                     yield batch
-                    attempts.reached(progress.last_sequence)  # after it: the reader's own pauses do not count
+                    attempts.reached(progress.last_sequence)  # after the yield: the caller's time does not count
                 found, lost = _confirm(wire, stream, progress.missing, subject or ">")
                 if found:
                     yield RawMessages.of(found)
@@ -297,10 +303,10 @@ def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[RawMessa
     skip = len(inbox) + 1
     answered = time.monotonic()
     while True:
-        # First: a connection may have been lost between the last message of a request and the word that it ended.
+        # Take first: the previous connection may have been lost after the last message, before its final status.
         if batch := window.take():
             yield RawMessages.of(batch)
-            answered = time.monotonic()  # after it: the reader's own pauses do not count
+            answered = time.monotonic()  # after the yield: the caller's time does not count
         if window.done:
             return
         while request := window.next_request():
@@ -309,11 +315,11 @@ def _batches(wire: Wire, stream: str, window: DirectWindow) -> Iterator[RawMessa
         if window.on_frames(wire.receive(ANSWERED_WITHIN), skip):
             answered = time.monotonic()
         elif time.monotonic() - answered > ANSWERED_WITHIN:
-            raise RequestTimeout(f"what arrives answers no direct get of stream {stream!r}")
+            raise RequestTimeout(f"direct gets of stream {stream!r} were not answered for {ANSWERED_WITHIN:g} s")
 
 
 def stream_info(wire: Wire, stream: str) -> StreamInfo:
-    """Raises StreamNotFound, and DirectGetDisabled for a stream that cannot be read."""
+    """The state of a stream. Raises StreamNotFound, and DirectGetDisabled if it cannot be read by direct get."""
     info = StreamInfo(wire.api(f"STREAM.INFO.{stream}"))
     _check_allowed(stream, info)
     return info
@@ -325,7 +331,7 @@ def _check_allowed(stream: str, info: StreamInfo) -> None:
 
 
 def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple[list[RawMessage], Sequences]:
-    """Ask the leader for what a replica may not have had yet: what was found, and what is gone."""
+    """Ask the leader for messages that a replica may not have had yet: those that it has, and the missing sequences."""
     found: list[RawMessage] = []
     for first, last in missing.ranges:
         sequence = first
@@ -336,7 +342,7 @@ def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple
                 break
             message = RawMessage.parse(answer)
             if message.sequence < sequence:
-                raise ProtocolError(f"the leader answered with sequence {message.sequence}, asked from {sequence} on")
+                raise ProtocolError(f"the leader answered with sequence {message.sequence}, below {sequence}")
             sequence = message.sequence + 1
             if message.sequence in missing:
                 found.append(message)
@@ -344,12 +350,12 @@ def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple
 
 
 def _message(header: bytes, data: bytes) -> RawMessage:
-    """Split what the server appended to the user's headers: stream, subject, sequence, time, pending, last sequence."""
+    """Parse the lines that the server appends to the publisher's: stream, subject, sequence, time and more."""
     start = header.rfind(b"Nats-Stream: ")
     lines = header[start:].split(b"\r\n", 4)
     if start < 0 or not lines[2].startswith(b"Nats-Sequence: ") or not lines[3].startswith(b"Nats-Time-Stamp: "):
-        raise JetStreamError("direct get answered without a sequence")
-    # As header_lines, which to call takes as long.
+        raise JetStreamError("the answer to a direct get has no sequence")
+    # Like header_lines; calling it would double the time.
     plain = header.startswith(FIRST_LINE) and header.endswith(b"\r\n", 0, start)
     own = header[len(FIRST_LINE) : start] if plain else header_lines(header[:start])
     fields = (int(lines[2][15:]), lines[1][14:], lines[3][17:], own, data)
@@ -357,7 +363,7 @@ def _message(header: bytes, data: bytes) -> RawMessage:
 
 
 def _near(wanted: Sequences) -> deque[_Segment]:
-    """Ranges with the small gaps between them closed."""
+    """The wanted ranges, joined across small gaps."""
     segments: deque[_Segment] = deque()
     for first, last in wanted.ranges:
         if segments and first - segments[-1].last - 1 <= NEAR:

@@ -1,4 +1,4 @@
-"""Messages as a stream holds them: decoded, or as bulk reading hands them on, undecoded and many of them as columns."""
+"""Stored messages: decoded, or undecoded for bulk reading, which passes many of them as columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jetstream_client.wire.protocol import decode_headers, header_lines
 
 @dataclass(frozen=True)
 class StoredMessage:
-    """A message as its stream holds it. ``time`` is when it was stored: RFC 3339, with the server's nanoseconds."""
+    """A stored message. ``time`` is when it was stored, as RFC 3339 with the server's nanoseconds."""
 
     subject: str
     sequence: int
@@ -27,7 +27,7 @@ class StoredMessage:
 class RawMessage(NamedTuple):
     """A stored message, undecoded.
 
-    ``time`` is RFC 3339, or nanoseconds since 1970 in digits; ``header`` holds the user's lines, or is empty.
+    ``time`` is RFC 3339, or nanoseconds since 1970 as digits. ``header`` contains the publisher's lines, or is empty.
     """
 
     sequence: int
@@ -38,7 +38,7 @@ class RawMessage(NamedTuple):
 
     @classmethod
     def parse(cls, answer: Any) -> RawMessage:
-        """From an answer to ``STREAM.MSG.GET``. Raises ProtocolError."""
+        """Parse an answer to ``STREAM.MSG.GET``. Raises ProtocolError."""
         with promised("the answer to STREAM.MSG.GET"):
             message = answer["message"]
             block, data = (base64.b64decode(message.get(name, "")) for name in ("hdrs", "data"))
@@ -46,7 +46,7 @@ class RawMessage(NamedTuple):
             return cls(int(message["seq"]), subject, time, header_lines(block[:-2]), data)
 
     def decoded(self) -> StoredMessage:
-        """With texts for the subject and the headers; what is no UTF-8 there is replaced."""
+        """The message with subject and headers as strings. Bytes that are not UTF-8 are replaced."""
         headers = decode_headers(b"\r\n" + self.header)
         return StoredMessage(
             self.subject.decode("utf-8", "replace"), self.sequence, self.time.decode(), headers, self.data
@@ -55,8 +55,8 @@ class RawMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RawMessages:
-    """At least one message, as columns of one length: no object for each, which somebody would have to make, and
-    Python's garbage collector to go through. Iteration makes them."""
+    """At least one message, as columns of equal length. Without an object for each message, there is less to create and
+    less for Python's garbage collector to scan. Iterating creates the objects."""
 
     sequences: Sequence[int]
     subjects: Sequence[bytes]
@@ -70,7 +70,7 @@ class RawMessages:
 
     @classmethod
     def joined(cls, parts: Sequence[RawMessages]) -> RawMessages:
-        """One after the other, as one."""
+        """Concatenate several of them."""
         if len(parts) == 1:
             return parts[0]
         columns = ((part.sequences, part.subjects, part.times, part.headers, part.data) for part in parts)

@@ -1,7 +1,7 @@
-"""Stored messages: what a stream holds, read by sequence, subject or time, from its leader or by direct get.
+"""Reading stored messages by sequence, subject or time, from the stream's leader or by direct get.
 
-``STREAM.MSG.GET`` asks the leader. Direct get (ADR-31) is answered by any replica, or a mirror, and may be behind.
-Many messages on a connection for bulk, resumed when that is lost, are :mod:`~jetstream_client.read.direct`'s.
+``STREAM.MSG.GET`` asks the leader. Any replica or a mirror can answer a direct get (ADR-31), and may lag behind the
+leader. :mod:`~jetstream_client.read.direct` reads many messages over a bulk connection, and resumes after its loss.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     from jetstream_client.wire.protocol import Reply
 
 MAX_BYTES = 8 << 20
-"""Bytes of one answer; the server goes past it by one message at most."""
+"""Bytes of one answer. The server exceeds this by one message at most."""
 BATCH = 1_000
-"""Messages in one request, at most: the client keeps what it has not been asked for yet."""
+"""Messages in one request, at most, because the client keeps them until the caller reads them."""
 
 _ADDED = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence")
+_LOST = "messages of stream {!r} were lost on their way: read again after the last one"
 _STATUSES: dict[int, type[ApiError]] = {
     404: MessageNotFound,
     408: BadRequest,  # "Bad Request", "Empty Request", "Malformed Request"
@@ -53,14 +54,14 @@ _STATUSES: dict[int, type[ApiError]] = {
 
 
 def direct_message(reply: Reply) -> tuple[StoredMessage, int]:
-    """An answer to a direct get, and the sequence of the message before it in a batch, 0 for the first.
+    """Parse an answer to a direct get: the message, and the sequence of the previous one in the batch (0: none).
 
-    What the server adds are the last values of its headers: the message may have had some of these names itself.
+    The server's values are the last ones of its headers, because the message may have had headers of the same names.
     Raises ProtocolError.
     """
     headers = {name: list(values) for name, values in reply.headers.items()}
     added = {name: headers[name].pop() for name in _ADDED if name in headers}
-    if "Nats-Stream" not in added:  # its line continues one of a publisher who ended the block in the middle of it
+    if "Nats-Stream" not in added:  # the publisher's block ended in the middle of a line, which this line continues
         for values in headers.values():
             if values and "Nats-Stream: " in values[-1]:
                 values.pop()
@@ -69,7 +70,7 @@ def direct_message(reply: Reply) -> tuple[StoredMessage, int]:
         sequence, before = int(added["Nats-Sequence"]), int(added.get("Nats-Last-Sequence", 0))
         return StoredMessage(added["Nats-Subject"], sequence, added["Nats-Time-Stamp"], kept, reply.data), before
     except (KeyError, ValueError):
-        raise ProtocolError("direct get answered with what is no message of a stream") from None
+        raise ProtocolError("the answer to a direct get is not a stored message") from None
 
 
 def selection(
@@ -78,18 +79,17 @@ def selection(
     last_by_subject: str | None = None,
     start_time: datetime | str | None = None,
 ) -> dict[str, Any]:
-    """The checked body of a get. Raises InvalidValue."""
+    """Check the parameters of a get, and return its body. Raises InvalidValue."""
     if last_by_subject is not None:
         for name, value in (("sequence", sequence), ("next_by_subject", next_by_subject), ("start_time", start_time)):
             if value is not None:
-                raise InvalidValue(name, value, "not together with last_by_subject")
+                raise InvalidValue(name, value, f"set {name} or last_by_subject, not both")
         return {"last_by_subj": check_filter(last_by_subject, "last_by_subject")}
     if sequence is not None and start_time is not None:
-        raise InvalidValue("start_time", start_time, "give sequence or start_time, not both")
+        raise InvalidValue("start_time", start_time, "set sequence or start_time, not both")
     if sequence is None and start_time is None and next_by_subject is None:
-        raise InvalidValue(
-            "sequence", None, "say which message: sequence, next_by_subject, last_by_subject, start_time"
-        )
+        remedy = "select a message: set sequence, next_by_subject, last_by_subject or start_time"
+        raise InvalidValue("sequence", None, remedy)
     body: dict[str, Any] = {}
     if sequence is not None:
         body["seq"] = check_sequence(sequence)
@@ -103,12 +103,12 @@ def selection(
 def last_selection(
     subjects: Iterable[str], up_to_sequence: int | None, up_to_time: datetime | str | None
 ) -> dict[str, Any]:
-    """The checked body of a get of last messages. Raises InvalidValue."""
+    """Check the parameters of a get of last messages, and return its body. Raises InvalidValue."""
     filters = [check_filter(subject, "subjects") for subject in ([subjects] if isinstance(subjects, str) else subjects)]
     if not filters:
-        raise InvalidValue("subjects", filters, "give at least one subject; > stands for all of them")
+        raise InvalidValue("subjects", filters, "must have at least one subject; > matches all subjects")
     if up_to_sequence is not None and up_to_time is not None:
-        raise InvalidValue("up_to_time", up_to_time, "give up_to_sequence or up_to_time, not both")
+        raise InvalidValue("up_to_time", up_to_time, "set up_to_sequence or up_to_time, not both")
     body: dict[str, Any] = {"multi_last": filters}
     if up_to_sequence is not None:
         body["up_to_seq"] = check_sequence(up_to_sequence, "up_to_sequence")
@@ -118,11 +118,11 @@ def last_selection(
 
 
 async def request_direct(stream: Stream, body: Mapping[str, Any]) -> Reply:
-    """The answer to a direct get of one message. Raises MessageNotFound, DirectGetDisabled."""
+    """Request one message by direct get. Raises MessageNotFound, DirectGetDisabled."""
     subject, data = f"{stream.js.settings.prefix}.DIRECT.GET.{stream.name}", json.dumps(body).encode()
     last = body.get("last_by_subj")
     if last is not None and len(body) == 1 and not {"*", ">"}.intersection(last.split(".")):
-        subject, data = f"{subject}.{check_subject(last, 'last_by_subject')}", b""  # permissions can be given for it
+        subject, data = f"{subject}.{check_subject(last, 'last_by_subject')}", b""  # permissions can be set for it
     reply = await stream.js.request(subject, data)
     if reply.status:
         await _refused(stream, reply)
@@ -130,14 +130,14 @@ async def request_direct(stream: Stream, body: Mapping[str, Any]) -> Reply:
 
 
 async def batch(stream: Stream, body: Mapping[str, Any], count: int | None) -> AsyncIterator[StoredMessage]:
-    """Up to ``count`` messages by direct get, all there are without one, in pages.
+    """Up to ``count`` messages by direct get, in pages; all messages if ``count`` is None.
 
-    The next page is asked for when one has been read; between them nothing is held on the server.
+    A page is requested when the previous one has been read. Between pages the server keeps no state.
 
     Raises:
         ServerTooOld, DirectGetDisabled, TooManyResults, TooManyRequests.
-        RequestTimeout: no message within the context's ``request_timeout``.
-        ConnectionLost: messages were lost on their way, so the rest is not what was asked for.
+        RequestTimeout: no message arrived within the context's ``request_timeout``.
+        ConnectionLost: messages were lost on their way, so the result is incomplete.
     """
     await stream.js.require(requirements.BATCHED_DIRECT_GET)
     page, given = dict(body), 0
@@ -152,11 +152,11 @@ async def batch(stream: Stream, body: Mapping[str, Any], count: int | None) -> A
         page.pop("start_time", None)
         page["seq"] = messages[-1].sequence + 1
         if page.pop("up_to_time", None) is not None or "multi_last" in page:
-            page["up_to_seq"] = _int(end, "Nats-UpTo-Sequence")  # the state of one moment on every page
+            page["up_to_seq"] = _int(end, "Nats-UpTo-Sequence")  # so that all pages show the state of one moment
 
 
 async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMessage], Reply]:
-    """The messages of one request and the status that ends them: 204, or 404 for nothing. Traced without them."""
+    """The messages of one request, and the status that ends them: 204, or 404 for none. Only the status is traced."""
     js = stream.js
     subject, data = f"{js.settings.prefix}.DIRECT.GET.{stream.name}", json.dumps(body).encode()
     arrived: asyncio.Queue[Reply] = asyncio.Queue()
@@ -169,18 +169,18 @@ async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMes
         while not (reply := await _next(stream, subject, arrived)).status:
             message, before = direct_message(reply)
             if message.sequence < max(body.get("seq", 1), last + 1) or len(messages) == body["batch"]:
-                raise ProtocolError(f"direct get answered with sequence {message.sequence}, which was not asked for")
+                raise ProtocolError(f"direct get answered with sequence {message.sequence}, which was not requested")
             if before != last:
-                raise ConnectionLost(f"messages of stream {stream.name!r} were lost on their way", last)
+                raise ConnectionLost(_LOST.format(stream.name), last)
             last = message.sequence
             messages.append(message)
     js.trace.tell(ResponseReceived.of(subject, reply, asyncio.get_running_loop().time() - start))
     if reply.status not in (204, 404):
         await _refused(stream, reply)
     if reply.status == 204 and _int(reply, "Nats-Last-Sequence") != last:
-        raise ConnectionLost(f"messages of stream {stream.name!r} were lost on their way", last)
+        raise ConnectionLost(_LOST.format(stream.name), last)
     if reply.status == 204 and not messages:
-        raise ProtocolError("direct get ended a batch that has no message")
+        raise ProtocolError("direct get ended a batch without a message")
     return messages, reply
 
 
@@ -191,7 +191,7 @@ async def _next(stream: Stream, subject: str, arrived: asyncio.Queue[Reply]) -> 
             return await arrived.get()
     except TimeoutError:
         stream.js.connection.check_permitted(subject)
-        raise RequestTimeout(f"no answer on {subject!r} for {seconds:g} s") from None
+        raise RequestTimeout(f"no answer on {subject!r} for {seconds:g} s: try again, or wait longer") from None
 
 
 def _int(reply: Reply, header: str) -> int:
@@ -203,11 +203,11 @@ def _int(reply: Reply, header: str) -> int:
 
 async def _refused(stream: Stream, reply: Reply) -> NoReturn:
     if reply.status == NO_RESPONDERS:
-        # Nobody listens: the stream is gone, or does not allow it, or has no leader at the moment.
+        # Nothing listens: the stream does not exist, does not allow direct get, or has no leader at this moment.
         if not (await stream.info(patience=stream.js.settings.request_timeout)).config.get("allow_direct"):
             raise DirectGetDisabled(stream.name)
         raise JetStreamNotEnabled(
-            reply.status, 0, f"nobody answers direct gets of stream {stream.name!r} at this moment"
+            reply.status, 0, f"no server answers direct gets of stream {stream.name!r} at this moment: try again"
         )
     kind = _STATUSES.get(reply.status, ApiError)
     raise kind(reply.status, 10037 if kind is MessageNotFound else 0, reply.description)
