@@ -112,7 +112,7 @@ class FastBatch:
         except TimeoutError:
             if asyncio.get_running_loop().time() - self._heard > SILENT_FOR:
                 self._api.connection.check_permitted(self._window.subject)
-                self._window.give_up(RequestTimeout(f"no answer for {SILENT_FOR:g} s"))
+                self._window.give_up(RequestTimeout(f"the server did not answer for {SILENT_FOR:g} s"))
 
     async def ping(self) -> None:
         """Ask the server what it has, which keeps the batch open, too."""

@@ -10,26 +10,26 @@ from jetstream_client.wire.answers import decode_answer
 from jetstream_client.wire.protocol import NO_RESPONDERS
 
 RETRY_ATTEMPTS, RETRY_WAIT = 2, 0.25
-"""How often a publish that nobody answers is tried again, and the seconds before each: a stream without a leader."""
+"""Number of further attempts, and seconds before each, if a publish is not answered because a stream has no leader."""
 NOT_PROPOSED = (503, 0)
-"""Codes of a leader's answer that could not propose a message to its replicas, because it is no leader any more
-(``processClusteredInboundMsg`` in nats-server's ``server/jetstream_cluster.go``): nothing was stored."""
+"""Codes in the answer of a leader that could not propose a message to its replicas, because it is no longer the leader
+(``processClusteredInboundMsg`` in nats-server's ``server/jetstream_cluster.go``). Nothing was stored."""
 
 plain_ack = re.compile(rb'\{"stream":"([\w-]+)", ?"seq":([1-9]\d{0,18})(,"duplicate": ?true)?\}', re.ASCII).fullmatch
-"""What servers answer nearly always; anything else is read as JSON."""
+"""Matches nearly every answer of a server. Any other answer is parsed as JSON."""
 DIGITS = 20
-"""More than a sequence has."""
-_integer = re.compile(r"[+-]?\d{1,4000}", re.ASCII).fullmatch  # Python reads no longer ones
+"""More digits than a sequence has."""
+_integer = re.compile(r"[+-]?\d{1,4000}", re.ASCII).fullmatch  # Python does not convert longer ones
 
 
 class PubAck(NamedTuple):
     """The stream's answer to one message, or to a batch.
 
-    seq:        the message's sequence; of a duplicate that of the first; of a batch its last one.
-    duplicate:  the stream has a message with this id, and did not store another.
-    domain:     the JetStream domain of the server that stored it.
-    value:      of a counter, after the increment.
-    batch_id, batch_size:  which batch was committed, and how many messages the server counts in it.
+    seq:        sequence of the message; for a duplicate, that of the first message; for a batch, its last sequence.
+    duplicate:  whether the stream already had a message with this id and did not store another.
+    domain:     JetStream domain of the server that stored the message.
+    value:      value of a counter after the increment.
+    batch_id, batch_size:  id of the committed batch, and the number of messages that the server counts in it.
     """
 
     stream: str
@@ -42,9 +42,9 @@ class PubAck(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes, *, nothing_new: bool = False) -> PubAck:
-        """Raises ApiError for a refusal, ProtocolError for anything that is no PubAck.
+        """Parse an answer. Raises ApiError for a refusal, and ProtocolError for anything that is not a PubAck.
 
-        nothing_new:  it may be of a batch of which everything was stored before: that has the sequence 0.
+        nothing_new:  allow the sequence 0, which a batch has if all its messages were stored before. Default False.
         """
         if plain := plain_ack(data):
             return cls(plain[1].decode(), int(plain[2]), plain[3] is not None)
@@ -65,15 +65,15 @@ class PubAck(NamedTuple):
 
 
 def acknowledged(answer: bytes, subject: str, domain: str | None, status: int = 0) -> PubAck:
-    """The PubAck in what came back for a message that was published on the subject.
+    """The PubAck in the answer to a message that was published on the subject.
 
-    domain: with one only its streams' word counts that the message is stored.
+    domain: if set, only an answer from this domain confirms that the message is stored.
 
     Raises:
-        NoStreamResponse: no stream listens on the subject, or it has no leader at the moment.
-        WrongDomain: a stream of another domain stored it, which says nothing of ours.
-        ApiError: or a subclass, the stream's refusal.
-        ProtocolError: it is no PubAck.
+        NoStreamResponse: no stream listens on the subject, or the stream has no leader at this moment.
+        WrongDomain: a stream of another domain stored the message.
+        ApiError: or a subclass: the stream refused the message.
+        ProtocolError: the answer is not a PubAck.
     """
     if status == NO_RESPONDERS:
         raise NoStreamResponse(subject)

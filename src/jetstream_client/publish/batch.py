@@ -1,7 +1,8 @@
-"""Atomic batches: all of the messages are stored, one behind the other, or none (ADR-50, nats-server 2.12).
+"""Atomic batches: all messages are stored, with consecutive sequences, or none (ADR-50, nats-server 2.12).
 
-The server keeps a batch aside until it is committed. It gives one up for which nothing came for 10 s, takes 1,000
-messages (``max_batch_size`` of its ``jetstream`` limits), and has at most 50 open for a stream and 1,000 in all.
+The server keeps a batch apart until it is committed, and drops it if nothing arrives for 10 s. A batch has at most
+1,000 messages (``max_batch_size`` of the server's ``jetstream`` limits). At most 50 batches of a stream, and 1,000 of a
+server, can be open.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
 
 MAX_MESSAGES = 1_000
 _LONGEST_ID = 64
-_ANSWERED = 100  # messages between two answers that are waited for
+_ANSWERED = 100  # messages between two of the answers that sending waits for
 _RESERVED = ("nats-batch-id", "nats-batch-sequence", "nats-batch-commit")
 
 
 class Batch:
     """An atomic batch that is being sent. Get one from :meth:`JetStream.batch`.
 
-    ``id`` names it in the answers and in the advisories of the server, ``size`` is how many messages were added.
+    ``id`` identifies it in the server's answers and advisories, ``size`` is the number of added messages.
     """
 
     def __init__(self, api: Api, batch_id: str | None, max_messages: int) -> None:
@@ -43,47 +44,47 @@ class Batch:
         self.size = 0
         self._api = api
         self._max_messages = check_count("max_messages", max_messages)
-        self._held: OutgoingMessage | None = None  # the last one, until it is known whether it commits
-        self._subjects: list[str] = []  # of what was sent
+        self._held: OutgoingMessage | None = None  # the last message, which may have to commit the batch
+        self._subjects: list[str] = []  # of the messages that were sent
         self._inbox: Inbox | None = None
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._failure: JetStreamError | None = None
         self.ended = False
-        """Committed or discarded."""
+        """Whether the batch was committed or discarded."""
 
     async def add(
         self, subject: str, data: bytes = b"", *, headers: Headers | None = None, **options: Unpack[PublishOptions]
     ) -> None:
-        """Add a message. It is sent with the next one, or by :meth:`commit`; the first one's answer is waited for.
+        """Add a message. It is sent with the next one, or by :meth:`commit`. The first message waits for an answer.
 
-        Options as for :meth:`JetStream.publish`; ``expected_last_sequence`` for the first message only, and no
-        ``expected_last_msg_id``. What is expected is looked at when the batch is committed, against what the stream
-        held before it.
+        The options are those of :meth:`JetStream.publish`, but ``expected_last_sequence`` only for the first message,
+        and not ``expected_last_msg_id``. Expectations are checked when the batch is committed, against the content of
+        the stream before the batch.
 
         Raises:
-            InvalidValue: the message, or one more than the batch may have. It is not added.
+            InvalidValue: the message is invalid, or the batch is full. The message is not added.
             ServerTooOld: the server is too old for an option.
             BatchesDisabled: the stream has no ``allow_atomic``.
-            TooManyBatches: 50 of the stream, or 1,000 of the server, are open.
-            ApiError: or another subclass: what was sent before was refused, and with it the batch.
-            NoStreamResponse, RequestTimeout, ConnectionLost: the batch is lost, nothing is stored.
+            TooManyBatches: 50 batches of the stream, or 1,000 of the server, are open.
+            ApiError: or another subclass: an earlier message was refused, and with it the batch.
+            NoStreamResponse, RequestTimeout, ConnectionLost: the batch is lost, and nothing is stored.
         """
         if options.get("expected_last_msg_id") is not None:
-            remedy = "the server does not look at it in a batch (err_code 10177)"
+            remedy = "the server does not support it in a batch (err_code 10177): leave it out"
             raise InvalidValue("expected_last_msg_id", options["expected_last_msg_id"], remedy)
         if self.size and options.get("expected_last_sequence") is not None:
-            remedy = "only the first message of a batch expects a sequence of the stream"
+            remedy = "set it only for the first message of a batch"
             raise InvalidValue("expected_last_sequence", options["expected_last_sequence"], remedy)
         await self.append(await outgoing(self._api, subject, data, headers, options))
 
     async def append(self, message: OutgoingMessage) -> None:
-        """Add one that is made already. As :meth:`add`."""
+        """Add a message that is already encoded. Raises as :meth:`add`."""
         self._check_open()
         for name in message.headers:
             if name.lower() in _RESERVED:
-                raise InvalidValue(f"headers[{name!r}]", "…", "the batch sets it")
+                raise InvalidValue(f"headers[{name!r}]", "…", "leave it out, because the batch sets it")
         if self.size == self._max_messages:
-            remedy = f"an atomic batch has at most {self._max_messages} messages: make several, or publish without"
+            remedy = f"the batch may have {self._max_messages} messages: use several, or publish without a batch"
             raise InvalidValue("messages", f"number {self.size + 1}", remedy)
         if self._held is not None:
             await self._send(self._held)
@@ -91,39 +92,39 @@ class Batch:
         self.size += 1
 
     async def commit(self, timeout: float | None = None) -> PubAck:
-        """Store the batch. ``PubAck.seq`` is the last message's sequence, the others lie directly before it.
+        """Store the batch. ``PubAck.seq`` is the last message's sequence; the others come directly before it.
 
-        timeout: seconds for the answer, by default ``settings.request_timeout``.
+        timeout: seconds to wait for the answer. Default ``settings.request_timeout``.
 
         Raises:
-            WrongLastSequence: what a message expected is not so; nothing is stored.
-            BatchIncomplete: a message got lost, or nothing was sent for 10 s; nothing is stored.
-            BatchDuplicate: a message's ``msg_id`` is known; nothing is stored now. All of it was before, if this is a
-                repetition with the ids of the first time.
+            WrongLastSequence: an expectation was not met; nothing is stored.
+            BatchIncomplete: a message was lost, or nothing was sent for 10 s; nothing is stored.
+            BatchDuplicate: the stream has the ``msg_id`` of a message; nothing is stored now. If this repeats a batch
+                with the same ids, the first one was stored completely.
             ApiError: or another subclass; nothing is stored.
-            RequestTimeout, ConnectionLost: it is all stored, or nothing: repeat it with the same ``msg_id`` for each.
+            RequestTimeout, ConnectionLost: all of the batch is stored, or nothing. Repeat it with the same ids.
         """
         if timeout is not None:
             check_seconds("timeout", timeout)
         self._check_open()
         if self._held is None:
-            raise InvalidValue("messages", 0, "a batch has at least one message: add some, or discard it")
+            raise InvalidValue("messages", 0, "a batch needs at least one message: add one, or discard the batch")
         answer = await self._send(self._held, commit=True, timeout=timeout)
         self.ended = True
         return acknowledged(answer, self._held.subject, self._api.settings.domain)
 
     def discard(self) -> None:
-        """Store nothing. The server gives the batch up when it has heard nothing of it for 10 s."""
+        """Store nothing. The server drops the batch when nothing has arrived for 10 s."""
         self.ended = True
 
     def _check_open(self) -> None:
         if self._failure is not None:
             raise self._failure
         if self.ended:
-            raise InvalidValue("batch", self.id, "it was committed or discarded: open another")
+            raise InvalidValue("batch", self.id, "it was committed or discarded before: open another batch")
 
     async def _send(self, message: OutgoingMessage, *, commit: bool = False, timeout: float | None = None) -> bytes:
-        """The answer to the first, to each hundredth and to the last message; empty for the others."""
+        """Send a message. Returns the answer to the first, each hundredth and the last one, and b"" for the others."""
         connection = self._api.connection
         if self._inbox is None:
             await self._api.require(ATOMIC_BATCHES)
@@ -142,7 +143,9 @@ class Batch:
             await connection.publish(message.subject, message.data, self._inbox.subject(number), block)
             return await self._answer(message, number, answer, timeout) if waits else b""
         except BaseException as error:
-            self._failure = error if isinstance(error, JetStreamError) else JetStreamError("sending was cancelled")
+            self._failure = (
+                error if isinstance(error, JetStreamError) else JetStreamError(f"sending batch {self.id} was cancelled")
+            )
             raise
         finally:
             self._answers.pop(number, None)
@@ -156,7 +159,7 @@ class Batch:
                 return await answer
         except TimeoutError:
             self._api.connection.check_permitted(message.subject)
-            text = f"no answer to message {number} of batch {self.id} within {limit:g} s"
+            text = f"no answer to message {number} of batch {self.id} within {limit:g} s: send the batch again"
             raise RequestTimeout(text) from None
 
     def _deliver(self, reply: Reply) -> None:
@@ -172,15 +175,15 @@ class Batch:
                 answer.set_result(reply.data)
 
     def _check(self, number: int, reply: Reply) -> None:
-        """Raises what an answer says, unless it is an empty one or the batch's."""
+        """Raises the error in an answer. An empty answer and the answer of the batch are none."""
         if reply.status == NO_RESPONDERS:
             raise NoStreamResponse(self._subjects[number - 1])
         if reply.data and not (ack := PubAck.parse(reply.data)).batch_id:
-            text = f"message {number} was stored outside of the batch, as sequence {ack.seq} of {ack.stream!r}"
-            raise JetStreamError(text)
+            stored = f"as sequence {ack.seq} of stream {ack.stream!r}"
+            raise JetStreamError(f"message {number} was stored outside the batch, {stored}: does it support batches?")
 
     def _lost(self, error: ConnectionLost) -> None:
-        error.add_note(f"batch {self.id} was not committed before, or its answer is lost")
+        error.add_note(f"batch {self.id} was not committed, or the answer to its commit is lost")
         self._fail(error)
 
     def _fail(self, error: JetStreamError) -> None:
@@ -197,7 +200,7 @@ class Batch:
 
 
 def check_batch_id(value: str) -> str:
-    """Raises InvalidValue for an id that the server refuses, or that is no token of a subject."""
+    """Check and return an id. Raises InvalidValue if the server would refuse it, or it is not a token of a subject."""
     if not isinstance(value, str) or not 1 <= len(value.encode()) <= _LONGEST_ID or set(value) & set(" .*>\t\r\n"):
-        raise InvalidValue("batch_id", value, f"1 to {_LONGEST_ID} bytes without white space and . * >")
+        raise InvalidValue("batch_id", value, f"must be 1 to {_LONGEST_ID} bytes without white space and . * >")
     return value

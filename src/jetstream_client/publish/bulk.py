@@ -1,4 +1,4 @@
-"""Publishing many messages over the bulk connection, accounted for by the window of ``publish``."""
+"""Publishing many messages over the bulk connection."""
 
 from __future__ import annotations
 
@@ -43,10 +43,13 @@ __all__ = ["Publishable", "publish_all", "publish_fast"]
 
 log = logging.getLogger(__name__)
 
-_PAUSE = 0.01  # seconds that a stream gets which had no room
+_PAUSE = 0.01  # seconds before messages that the stream dropped are sent again
 _ELECTION = 0.25  # seconds between two checks whether a stream has a leader
-_BUSY = "the stream had no room for a minute (too many requests): publish less at once, or raise max_buffered_msgs"
-_LEADERLESS = "the stream had no leader for a minute ({}): see that most of its servers run"
+_BUSY = (
+    "the stream dropped messages for a minute (too many requests): publish fewer at a time, or raise the server's "
+    "max_buffered_msgs"
+)
+_LEADERLESS = "the stream had no leader for a minute ({}): check that most of its servers are running"
 
 
 def publish_all(
@@ -62,36 +65,37 @@ def publish_all(
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Published:
-    """Publish everything, each message answered by the stream. Blocking.
+    """Publish all messages, and wait until the stream has answered each of them. Blocking.
 
-    stream:   the stream that must store them; a message on another stream's subject is refused.
-    scope:    with it each message without a ``Nats-Msg-Id`` gets one from scope, content and occurrence. The same call
-              with the same scope stores nothing twice within the stream's duplicate window.
-    since:    where the stream ended before the first attempt (:meth:`Position.current`): with it nothing is stored
-              twice later either. What the stream holds since then is looked for by its ids before the first message,
-              and again when a connection was lost, and not sent again. Where that cannot be found out, the duplicate
-              window is relied on until 10 s before it ends, and then nothing more is sent. Messages need ids: a scope,
-              or their own.
-    first:    this is the first attempt since that position: only a lost connection is a reason to look.
-    accept_duplicates: send nevertheless.
-    headers:  of every message that does not have them itself. They are no part of the content that an id is made of:
-              the same call with others stores nothing twice.
-    progress: called now and then with the number of messages that the stream holds.
-    stop:     asked now and then; True ends the publish as failed.
+    stream:   the stream that must store the messages; a message on another stream's subject is refused. Default None.
+    scope:    if set, each message without a ``Nats-Msg-Id`` gets one, made from scope, content and occurrence. Within
+              the stream's duplicate window, the same call with the same scope stores nothing twice. Default None.
+    since:    end of the stream before the first attempt (:meth:`Position.current`). With it, nothing is stored twice
+              after the duplicate window either: the messages stored since then are found by their ids, before the first
+              message is sent and after a lost connection, and are not sent again. If they cannot be found, sending
+              relies on the duplicate window, and stops 10 s before its end. All messages need ids, from ``scope`` or
+              their headers. Default None.
+    first:    if True, this is the first attempt since that position, so that stored messages are looked for only after
+              a lost connection. Default False.
+    accept_duplicates: if True, send even if messages could be stored twice. Default False.
+    headers:  headers for every message that does not have them. Ids do not depend on them: the same call with other
+              headers stores nothing twice.
+    progress: called repeatedly with the number of messages that the stream holds.
+    stop:     called repeatedly; if it returns True, publishing ends as failed.
 
-    A lost connection is opened again and what was unanswered is sent again, for up to 60 s without progress. Without
-    ``since`` that stores a message twice when the connection was away for longer than the duplicate window. A stream
-    without a leader is waited for as long, with nothing new sent meanwhile; a subject that no stream listens on is
-    refused as soon as the server has said so.
+    After a lost connection, another one is opened and unanswered messages are sent again, until there is no progress
+    for 60 s. Without ``since``, a message is stored twice if this takes longer than the duplicate window. Publishing
+    waits as long for a stream without a leader, and sends nothing new meanwhile. A subject that no stream listens on is
+    refused as soon as the server has confirmed this.
 
-    The stream gets the messages in the order of the input, except those that it dropped at first, having too much to do
-    (429): ``Published.in_order`` says what became of it.
+    The stream gets the messages in the order of the input, except those that it dropped at first because it was
+    overloaded (429): see ``Published.in_order``.
 
     Raises:
-        DuplicatesPossible: before anything is sent: what was stored since the position cannot be found out.
-        PublishFailed: the first message that was not stored, why, and how many were.
+        DuplicatesPossible: it is unknown which messages were stored since the position; nothing was sent.
+        PublishFailed: names the first message that was not stored, the reason, and how many were stored.
         ConnectionFailed: no connection at the start.
-        PermissionDenied: no answers can be listened for, see ``inbox_prefix`` of the settings.
+        PermissionDenied: the user may not subscribe to its inbox, see ``inbox_prefix`` of the settings.
     """
     window = PublishWindow(stream, domain=settings.domain)
     ids = MessageIds(scope) if scope is not None else None
@@ -112,22 +116,23 @@ def publish_fast(
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> PubAck:
-    """Publish everything as one fast-ingest batch (nats-server 2.14, ``allow_batched``). Blocking, on one connection.
+    """Publish all messages as one fast-ingest batch (nats-server 2.14, ``allow_batched``). Blocking, on one connection.
 
-    Faster than :func:`publish_all`, and less is promised: a lost connection ends it, and what had arrived is stored.
-    With a ``scope``, which gives ids, the same call again stores nothing twice within the stream's duplicate window;
-    what it recognises counts. The input has to give a message every 10 s, after which the server gives a batch up.
+    This is faster than :func:`publish_all`, but a lost connection ends it, and messages that had arrived are stored.
+    With a ``scope``, the messages have ids, and repeating the call stores nothing twice within the stream's duplicate
+    window; recognised duplicates count as stored. The input must produce a message every 10 s, because the server drops
+    a batch after 10 s without one.
 
     stream, scope, progress, stop:  see :func:`publish_all`.
 
-    Returns ``batch_size``, how many messages the stream holds, all of them, and ``seq`` of the last one; with an empty
-    input both are 0.
+    Returns a PubAck with ``batch_size``, the number of messages, and ``seq``, the sequence of the last one. Both are 0
+    for an empty input.
 
     Raises:
-        ServerTooOld: before anything is sent.
-        BatchesDisabled: as ``PublishFailed.cause``: the stream has no ``allow_batched``.
-        BatchGap: messages got lost on the way; those before are stored.
-        PublishFailed: the first message that was refused, could not be sent or was not answered.
+        ServerTooOld: the server does not support fast-ingest batches; nothing was sent.
+        BatchGap: messages were lost on their way; earlier ones are stored.
+        PublishFailed: names the first message that was refused, could not be sent or was not answered. Its ``cause`` is
+            BatchesDisabled if the stream has no ``allow_batched``.
         ConnectionFailed, PermissionDenied: see :func:`publish_all`.
     """
     with Wire.open(settings) as wire:
@@ -145,7 +150,7 @@ def publish_fast(
 def _drive_fast(
     wire: Wire, window: FastWindow, feed: Feed, stream: str | None, progress: Callable[[int], None]
 ) -> None:
-    held: list[OutgoingMessage] = []  # the last one: whether it commits is known when there is no next
+    held: list[OutgoingMessage] = []  # the last message, which commits the batch if no other follows
     silent = 0
     pinged = False
     while not window.ended:
@@ -164,7 +169,7 @@ def _drive_fast(
         except RequestTimeout:
             silent += 1
             if silent * PING_AFTER >= SILENT_FOR:
-                window.give_up(RequestTimeout(f"no answer for {SILENT_FOR:g} s"))
+                window.give_up(RequestTimeout(f"the server did not answer for {SILENT_FOR:g} s"))
             wire.send(encode_publish(window.subject, window.ping(), b""))
             continue
         silent = 0
@@ -177,7 +182,7 @@ def _drive_fast(
 
 def _encode_fast(window: FastWindow, message: OutgoingMessage, stream: str | None, last: bool) -> bytes:
     header = message.header
-    if stream and not window.sent:  # the others are of one batch with it
+    if stream and not window.sent:  # the first message decides for the whole batch
         header = encode_headers({**decode_headers(header), "Nats-Expected-Stream": stream})
     return encode_publish(message.subject, window.reply(last=last), message.data, header)
 
@@ -197,14 +202,14 @@ def _receive(wire: Wire, window: PublishWindow, seconds: float) -> None:
 
 
 def _listened(wire: Wire, subject: str, stream: str | None) -> bool:
-    """Whether a stream that nobody answered for may listen on a subject: False when the server knows of none."""
+    """Whether a stream may listen on a subject that was not answered: False if the server knows that none does."""
     try:
         if stream is None:
             return bool(wire.api("STREAM.NAMES", {"subject": subject})["streams"])
         subjects = wire.api(f"STREAM.INFO.{stream}")["config"].get("subjects") or []
     except StreamNotFound:
         return False
-    except (ApiError, PermissionDenied, RequestTimeout):  # it has no leader that could say, or we may not ask
+    except (ApiError, PermissionDenied, RequestTimeout):  # there is no leader to answer, or no permission to ask
         return True
     return any(subject_matches(each, subject) for each in subjects)
 
@@ -227,7 +232,7 @@ def _drive_all(
                     recovery.after_a_loss()
                 with Wire.open(settings) as wire:
                     if not inbox:
-                        inbox = wire.new_inbox()  # the same on each connection: late answers still count
+                        inbox = wire.new_inbox()  # the same on each connection, so that late answers count
                         attempts.reached(-1)
                     wire.subscribe(f"{inbox}.*")
                     for answered in _drive(wire, inbox, window, feed, attempts):
@@ -240,9 +245,9 @@ def _drive_all(
 
 
 def _drive(wire: Wire, inbox: str, window: PublishWindow, feed: Feed, attempts: Attempts) -> Iterator[int]:
-    """Publish over one connection, to the end of the input or until the stream took nothing for too long. Gives how
-    many messages are answered, when that has changed."""
-    window.again()  # they are among the unanswered
+    """Publish over one connection, to the end of the input or until the stream has stored nothing for too long. Yields
+    the number of answered messages whenever it has changed."""
+    window.again()  # these messages are also unanswered
     outgoing = window.unanswered
     while True:
         wire.send(

@@ -1,4 +1,5 @@
-"""The accounting of a fast-ingest batch: many messages, one answer for hundreds (ADR-50, nats-server 2.14). No I/O."""
+"""Keeps track of a fast-ingest batch, in which one answer confirms hundreds of messages (ADR-50, nats-server 2.14). No
+I/O."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.wire.protocol import NO_RESPONDERS, decode_object
 
 PING_AFTER = 2.0
-"""Seconds of silence after which the server is asked what it has: it gives a batch up after 10."""
+"""Seconds of silence after which the server is asked for its state. It drops a silent batch after 10 s."""
 SILENT_FOR = 10.0
-"""Seconds of silence, in spite of that, after which the batch is taken for lost."""
+"""Seconds without any answer after which the batch counts as lost."""
 _START, _APPEND, _COMMIT, _PING = 0, 1, 2, 4
-_OUTSTANDING = 2  # answers: the server works on one lot while the next is on its way (ADR-50)
-_MOST_FLOW = 500  # messages for one answer: streams do not go beyond it
-_FLOW_BYTES = 4 << 20  # of messages for one answer, by the size of the first
+_OUTSTANDING = 2  # answers: the server processes one group of messages while the next one is on its way (ADR-50)
+_MOST_FLOW = 500  # messages for one answer, at most
+_FLOW_BYTES = 4 << 20  # bytes for one answer, estimated by the size of the first message
 
 
 class _Refused(NamedTuple):
@@ -35,28 +36,29 @@ class _Refused(NamedTuple):
 
 
 class FastWindow:
-    """The accounting of one batch. Messages are numbered from 1 in the order of :meth:`add`.
+    """Keeps track of one batch. Messages are numbered from 1 in the order of :meth:`add`.
 
-    The driver listens on :attr:`answers` and sends each message with :meth:`reply`, the last one with ``last``.
+    The driver listens on :attr:`answers` and sends each message with the reply subject :meth:`reply`, with ``last`` for
+    the last message.
     """
 
     def __init__(self, inbox: str, domain: str | None = None) -> None:
         self.id = secrets.token_hex(12)
         self._prefix = f"{inbox}.{self.id}"
         self._domain = domain
-        self._flow = 0  # messages for one answer that the first one asks for
-        self._now = 0  # and that the server grants now; 0: it has not answered yet
-        self._subjects: dict[int, str] = {}  # of what is not confirmed
+        self._flow = 0  # messages for one answer, as the first message requests
+        self._now = 0  # messages for one answer, as the server grants now; 0: it has not answered yet
+        self._subjects: dict[int, str] = {}  # of unconfirmed messages
         self.added = self.sent = self.confirmed = 0
         self.subject = ""
-        """Of the first message: where a ping goes."""
+        """Subject of the first message, which a ping uses too."""
         self._gap: tuple[int, int] | None = None
         self._refused: _Refused | None = None
         self._not_stored: set[int] = set()
         self._unsent: PublishFailed | None = None
         self._ack: PubAck | None = None
         self.ended = False
-        """The server has said its last word."""
+        """Whether the server has answered for the last time."""
 
     @property
     def answers(self) -> str:
@@ -64,12 +66,12 @@ class FastWindow:
 
     @property
     def full(self) -> bool:
-        """Nothing more may be added, beside the one that is held back, before something is confirmed."""
+        """Whether a confirmation is needed before another message is added, apart from the one that is held back."""
         return self.added > self._room
 
     @property
     def busy(self) -> bool:
-        """Nothing more may be sent before something is confirmed. The first message waits for its answer alone."""
+        """Whether a confirmation is needed before another message is sent. The first message must be answered alone."""
         return self.sent >= self._room
 
     @property
@@ -78,12 +80,12 @@ class FastWindow:
 
     @property
     def failed(self) -> bool:
-        """Send no more. What is sent has to be asked for by a ping, unless it has ended."""
+        """Whether to send nothing more. Unless the batch has ended, a ping must ask what was stored."""
         return self.ended or bool(self._gap or self._refused or self._unsent)
 
     @property
     def broken(self) -> bool:
-        """What was sent cannot be committed by a last message."""
+        """Whether the batch cannot be committed by a last message any more."""
         return bool(self._gap or self._refused)
 
     def add(self, message: OutgoingMessage, now: float = 0.0) -> int:  # noqa: ARG002 # as PublishWindow
@@ -95,30 +97,31 @@ class FastWindow:
         return message.size
 
     def fail(self, position: int, subject: str, cause: Exception) -> None:
-        """A message of the input that cannot be sent."""
+        """Record a message of the input that cannot be sent."""
         self._unsent = self._unsent or PublishFailed(position, subject, 0, cause)
 
     def reply(self, *, last: bool = False) -> str:
-        """Where the next message is answered."""
+        """Reply subject of the next message."""
         self.sent += 1
         return self._reply(self.sent, _COMMIT if last else _APPEND if self.sent > 1 else _START)
 
     def ping(self) -> str:
-        """Ask for what the server has. Of a broken batch its end: one message more than there are is a gap to it."""
+        """Reply subject of a ping, which asks for the server's state. It ends a broken batch, because it announces one
+        more message than were sent, which is a gap for the server."""
         return self._reply(self.sent + self.broken, _PING)
 
     def _reply(self, number: int, operation: int) -> str:
         return f"{self._prefix}.{self._flow}.fail.{number}.{operation}.$FI"
 
     def on_answer(self, subject: str, status: int, data: bytes) -> None:
-        """What came on one of the reply subjects. Raises ProtocolError for what no server says."""
+        """Record an answer on one of the reply subjects. Raises ProtocolError if it is invalid."""
         if self.ended:
             return
         words = subject.split(".")
         number = int(words[-3]) if len(words) > 3 and words[-3].isdigit() else 0
         if status == NO_RESPONDERS:
             self._refuse(number, NoStreamResponse(self._subjects.get(number, self.subject)))
-            self.ended = number == 1 or words[-2] == str(_PING)  # it did not begin, or the stream is gone
+            self.ended = number == 1 or words[-2] == str(_PING)  # the batch did not begin, or the stream is deleted
             return
         answer = decode_object(data, "the answer to a fast-ingest batch")
         kind = answer.get("type")
@@ -128,7 +131,7 @@ class FastWindow:
         elif kind == "gap" and not self.broken:
             self._gap = _natural(answer, "last_seq"), _natural(answer, "seq")
         elif kind == "gap":
-            pass  # it follows from what broke it
+            pass  # a consequence of what broke the batch
         elif kind == "err":
             self._refuse(_natural(answer, "seq"), ApiError.from_response(answer.get("error")))
         elif "error" in answer:
@@ -138,10 +141,10 @@ class FastWindow:
 
     def _on_error(self, number: int, error: ApiError) -> None:
         if isinstance(error, BatchUnknown) and self._refused:
-            self.ended = True  # a ping for what the server has given up
+            self.ended = True  # the answer to a ping for a batch that the server has dropped
             return
         self._refuse(number, error)
-        # A first message that is refused opens no batch, and what the server does not know it cannot end.
+        # A refused first message does not open a batch, and the server cannot end a batch that it does not know.
         self.ended = self.ended or number == 1 or isinstance(error, BatchUnknown)
 
     def _on_ack(self, number: int, ack: PubAck) -> None:
@@ -152,7 +155,7 @@ class FastWindow:
             self._ack = ack
             self._confirm(ack.batch_size)
         else:
-            self._refuse(number, ProtocolError("the answer is not the batch's: it was stored outside of it"))
+            self._refuse(number, ProtocolError("it was stored outside the batch: does the stream support batches?"))
 
     def _confirm(self, number: int) -> None:
         for each in range(self.confirmed + 1, min(number, self.sent) + 1):
@@ -165,18 +168,18 @@ class FastWindow:
             self._refused = _Refused(number, cause)
 
     def give_up(self, cause: JetStreamError) -> None:
-        """No answer will come any more."""
+        """Record that no more answers will arrive."""
         if not self.ended:
             self._refuse(self.confirmed + 1, cause)
             self.ended = True
 
     def result(self) -> PubAck:
-        """When it has ended. ``batch_size`` is the number of messages, ``seq`` the last one's sequence.
+        """The result of an ended batch: ``batch_size`` is the number of messages, ``seq`` the last sequence.
 
         Raises:
-            BatchGap: messages got lost.
-            PublishFailed: the first message that was refused or could not be sent. ``stored`` is what the server has
-                confirmed; without its last word (``cause`` is a lost connection) more may be stored.
+            BatchGap: messages were lost.
+            PublishFailed: names the first message that was refused or could not be sent. ``stored`` is the number of
+                messages that the server confirmed. If ``cause`` is a lost connection, more may be stored.
         """
         # nats-server 2.15.1 counts a message whose Nats-Expected-Last-Msg-Id was wrong, and goes on.
         stored = self.confirmed - sum(number <= self.confirmed for number in self._not_stored)
@@ -190,12 +193,12 @@ class FastWindow:
         if self._unsent is not None:
             failure = self._unsent
             raise PublishFailed(failure.position, failure.subject, stored, failure.cause) from failure.cause
-        assert self._ack is not None  # noqa: S101 # the driver asks when it has ended
+        assert self._ack is not None  # noqa: S101 # the driver calls this when the batch has ended
         return self._ack
 
 
 def _natural(answer: dict[str, object], name: str) -> int:
     value = answer.get(name)
     if type(value) is not int or not 0 <= value < 1 << 64:
-        raise ProtocolError(f"the answer to a fast-ingest batch has a {name} that is none")
+        raise ProtocolError(f"the answer to a fast-ingest batch contains an invalid {name}")
     return value

@@ -1,4 +1,4 @@
-"""What a bulk publish takes its messages from: the input, checked one by one and made into outgoing messages."""
+"""The input of a bulk publish: messages are checked one by one and encoded."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from jetstream_client.wire.blocking import Wire
 
 _PAIR = (tuple, list)
-_new = tuple.__new__  # past the constructor of a named tuple, which takes as long as three checks
-_MOST, _MOST_BYTES = 256, 1 << 20  # of messages at one time
-_PASSED_OVER = 4_096  # messages that the stream holds already, at one time
+_new = tuple.__new__  # skips the named tuple's constructor, which takes as long as three checks
+_MOST, _MOST_BYTES = 256, 1 << 20  # of messages in one chunk
+_PASSED_OVER = 4_096  # messages in one chunk that are skipped because the stream holds them already
 
 
 class Feed:
-    """The input as outgoing messages, checked one by one. Ends at the first that cannot be sent."""
+    """The input as outgoing messages. It ends at the first message that cannot be sent."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Feed:
         recovery: Recovery | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        """``headers`` go with every message that does not have them itself; its id does not know of them."""
+        """``headers`` are added to every message that does not have them, and do not change its id."""
         self._messages = enumerate(messages)
         self._position = -1
         self._window = window
@@ -57,19 +57,19 @@ class Feed:
         self.ended = False
 
     def next(self, wire: Wire) -> list[OutgoingMessage]:
-        """What fits into the window now, and may be sent to this server. Each is entered in the window."""
+        """The next messages that fit into the window and may be sent to this server. They are added to the window."""
         chunk: list[OutgoingMessage] = []
         size = taken = 0
         now = time.monotonic()
         largest, recovery = wire.max_payload, self._recovery
-        # None waits, until it is too late, for an input that is slow to give the next.
+        # With a deadline, messages are sent one by one, so that none waits for a slow input until it is too late.
         most = 1 if recovery and recovery.sends_until < math.inf else _MOST
         if self._stop and self._stop() and not self.ended:
             self.ended = True
-            self._window.fail(self._position + 1, "", JetStreamError("publishing was stopped"))
+            self._window.fail(self._position + 1, "", JetStreamError("publishing was stopped by its caller"))
         if self._window.failed:
             self.ended = True
-        # What is stored already is passed over, but never so much at once that the connection would be kept waiting.
+        # Stored messages are skipped, but not so many at a time that the connection would have to wait.
         while (
             not self.ended
             and len(chunk) < most
@@ -83,8 +83,8 @@ class Feed:
                 if recovery and entry is not None:
                     recovery.check_time()
             except JetStreamError as refusal:
-                # The input is made as it is taken: what cannot be made has a position. A connection that was lost while
-                # it was made is not this one's: trying again, publishing would find the input at its end.
+                # The input may be a generator that raises, for example ConnectionLost of another connection. It is
+                # recorded as a failed message: after another attempt, the generator would look like an ended input.
                 self.ended = True
                 self._window.fail(self._position + 1, "", refusal)
                 break
@@ -104,21 +104,20 @@ class Feed:
         subject = ""
         try:
             if not isinstance(message, _PAIR) or len(message) not in (2, 3):
-                raise InvalidValue(
-                    "messages", type(message).__name__, "give (subject, data) or (subject, data, headers)"
-                )
+                remedy = "each must be (subject, data) or (subject, data, headers)"
+                raise InvalidValue("messages", type(message).__name__, remedy)
             subject, data = check_subject(message[0]), message[1]
             if not isinstance(data, bytes):
-                raise InvalidValue("data", type(data).__name__, "give bytes")
+                raise InvalidValue("data", type(data).__name__, "must be bytes")
             if len(message) == 3 and message[2]:
                 header = self._header(subject, data, message[2], wire)
-            elif self._ids is None:  # nearly always there are no headers, and nothing in ours needs a check
+            elif self._ids is None:  # messages nearly always have no headers, and the added ones need no check
                 header = self._plain
             else:
                 header = self._before_id + self._ids.next(subject, data).encode() + self._after_id
             size = len(header) + len(data)
             if size > largest:
-                remedy = f"the server takes at most {largest} bytes with headers (max_payload)"
+                remedy = f"must have at most {largest} bytes including headers, which is the server's max_payload"
                 raise InvalidValue("data", f"{size} bytes", remedy)
         except JetStreamError as refusal:
             self._window.fail(position, subject, refusal)

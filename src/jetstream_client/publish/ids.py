@@ -13,11 +13,11 @@ _find_id = re.compile(rb"(?:^|\r\n)Nats-Msg-Id: *([^\r\n]*)").search
 
 
 class MessageIds:
-    """Ids from content and occurrence: the same messages in any order get the same set of ids.
+    """Makes ids from content and occurrence: the same messages in any order get the same set of ids.
 
-    Two equal messages are two messages: the second occurrence has another id. ``scope`` keeps runs apart; an id begins
-    with a tag of it, so that ids of other scopes are known when they are read. Memory: about 100 bytes a distinct
-    message.
+    Equal messages get different ids, because an id depends on the number of earlier equal messages. ``scope`` separates
+    runs. An id begins with a tag of its scope, so that ids of other scopes can be recognised. Memory: about 100 bytes
+    for each distinct message.
     """
 
     def __init__(self, scope: str) -> None:
@@ -35,11 +35,11 @@ class MessageIds:
         return f"{self._tag}~{text}" if occurrence == 1 else f"{self._tag}~{text}-{occurrence}"
 
     def foreign(self, identity: bytes) -> bool:
-        """Whether an id was made here, but for another scope."""
+        """Whether an id was made by this class, but for another scope."""
         return identity[:_TAG] != self._tag.encode() and _made_here(identity) is not None
 
 
 def message_id(header: bytes) -> bytes:
-    """The ``Nats-Msg-Id`` in an encoded header block or its lines; empty without one."""
+    """The ``Nats-Msg-Id`` in an encoded header block or its lines; empty if there is none."""
     match = _find_id(header)
     return match[1].rstrip() if match else b""

@@ -1,4 +1,4 @@
-"""A message to be published: checked, its options turned into headers, and encoded once."""
+"""A message to be published. It is checked, and its headers and options are encoded once."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from jetstream_client.publish.options import PublishOptions
 
 Headers = Mapping[str, str | Sequence[str]]
-"""Name → value, or several values, each sent as a header of its own."""
+"""Name → value, or several values, each of which is sent as a separate header."""
 Publishable = tuple[str, bytes] | tuple[str, bytes, Headers]
 """Subject and data, or subject, data and headers."""
 
 
 class OutgoingMessage(NamedTuple):
-    """A message as it is sent. ``header`` is an encoded block, empty without headers; ``position`` the message's index
-    among those that are sent together, from 0."""
+    """A message as it is sent. ``header`` is an encoded block, empty without headers. ``position`` is the index of the
+    message among those that are sent together, from 0."""
 
     subject: str
     data: bytes
@@ -32,7 +32,7 @@ class OutgoingMessage(NamedTuple):
 
     @property
     def headers(self) -> dict[str, list[str]]:
-        """Every name with all its values, those of options included."""
+        """Every name with all its values, including the headers of options."""
         return decode_headers(self.header)
 
     @property
@@ -46,7 +46,7 @@ class OutgoingMessage(NamedTuple):
 async def outgoing(
     api: Api, subject: str, data: bytes, headers: Headers | None, options: PublishOptions
 ) -> OutgoingMessage:
-    """A message that the servers understand. Raises InvalidValue, ServerTooOld; nothing was sent."""
+    """Check and encode a message that the servers support. Raises InvalidValue, ServerTooOld; nothing was sent."""
     merged = merged_headers(subject, data, headers, options)
     message = OutgoingMessage(subject, data, encode_headers(merged) if merged else b"")
     await api.require(of_headers(merged))
@@ -56,23 +56,23 @@ async def outgoing(
 def merged_headers(
     subject: str, data: bytes, headers: Headers | None, options: PublishOptions
 ) -> dict[str, tuple[str, ...]]:
-    """Check a message; its headers, with those that its options ask for.
+    """Check a message. Returns its headers together with the headers of its options.
 
-    The caller's headers are copied, never changed. Raises InvalidValue for the first thing that is wrong, and for a
-    header that contradicts an option: both are named.
+    The caller's headers are copied and not changed. Raises InvalidValue for the first invalid value, and for a header
+    that contradicts an option, naming both.
     """
     check_subject(subject)
     if not isinstance(data, bytes):
-        raise InvalidValue("data", type(data).__name__, "give bytes")
+        raise InvalidValue("data", type(data).__name__, "must be bytes")
     if options.get("increment") is not None and data:
-        raise InvalidValue("data", f"{len(data)} bytes", "a counter's message has none: the increment is all")
+        raise InvalidValue("data", f"{len(data)} bytes", "must be empty, because an increment has no data")
     merged = check_headers(headers or {})
     asked = {name: (option, value) for option, name, value in option_headers(options)}
     same = {name.lower(): name for name in merged}
     for name, (option, value) in asked.items():
         given = same.get(name.lower(), name)
         if merged.setdefault(given, (value,)) != (value,) or given != name:
-            remedy = f"{option} asks for {name}: {value}; give one of the two"
+            remedy = f"contradicts {option}, which sets {name}: {value}; set only one of the two"
             raise InvalidValue(f"headers[{given!r}]", ", ".join(merged[given]), remedy)
     return merged
 
@@ -80,14 +80,14 @@ def merged_headers(
 def check_headers(headers: object) -> dict[str, tuple[str, ...]]:
     """A copy, each name with all its values. Raises InvalidValue."""
     if not isinstance(headers, Mapping):
-        raise InvalidValue("headers", type(headers).__name__, "give a mapping of names to texts")
+        raise InvalidValue("headers", type(headers).__name__, "must be a mapping of names to strings")
     return {name: _values(name, values) for name, values in headers.items()}
 
 
 def _values(name: object, values: object) -> tuple[str, ...]:
     several = (values,) if isinstance(values, str) else values
     if not isinstance(name, str) or not isinstance(several, Sequence) or isinstance(several, bytes):
-        raise InvalidValue("headers", name, "a header is a text with a text, or with several")
+        raise InvalidValue("headers", name, "a header must be a string with a string, or with a list of strings")
     if not all(isinstance(value, str) for value in several):
-        raise InvalidValue(f"headers[{name!r}]", "…", "a header's values are texts")
+        raise InvalidValue(f"headers[{name!r}]", "…", "the values of a header must be strings")
     return tuple(several)

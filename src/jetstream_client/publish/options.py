@@ -1,4 +1,4 @@
-"""What a publisher may ask of the stream for one message, and the headers that say so.
+"""The options of a published message, and their headers.
 
 Headers: ``JSMsgId`` and those after it in nats-server's server/stream.go; ADR-43 (TTL), ADR-49 (counters), ADR-51
 (schedules).
@@ -14,22 +14,25 @@ from jetstream_client.publish.schedule import Schedule, Ttl, ttl_text
 
 
 class PublishOptions(TypedDict, total=False):
-    """Keywords of every way to publish. None is the same as not given.
+    """Keyword arguments of all publishing methods. None means that an option is not set. Numbers in parentheses are the
+    versions of nats-server that an option needs.
 
-    msg_id:                 the stream stores it once within its ``duplicate_window``; the repeat is answered with
-                            ``PubAck.duplicate``.
-    expected_stream:        the stream that must get it. Else WrongStream.
-    expected_last_sequence: of the stream, 0 for an empty one that never had a message. Else WrongLastSequence.
-    expected_last_subject_sequence: of the message's subject, 0: the subject has no message. Else WrongLastSequence.
-    expected_last_subject:  the previous one is asked of this subject instead, ``*`` and ``>`` allowed (2.11).
-    expected_last_msg_id:   the id of the stream's last message. Else WrongLastMessageId.
-    rollup:                 "sub": the message replaces all before it on its subject, "all": in the stream. The stream
-                            needs ``allow_rollup_hdrs``.
-    ttl:                    how long the stream keeps it, or "never" to outlive ``max_age``. At least a second,
-                            fractions are rounded up. The stream needs ``allow_msg_ttl`` (2.11).
-    schedule:               the server publishes it later; the stream needs ``allow_msg_schedules`` (2.12, 2.14).
-    increment:              add so much to the subject's counter, any integer; the message has no data,
-                            ``PubAck.value`` is the sum. The stream needs ``allow_msg_counter`` (2.12).
+    msg_id:                 id of the message. Within its ``duplicate_window``, the stream stores one message with this
+                            id, and answers others with ``PubAck.duplicate``.
+    expected_stream:        name of the stream that must store the message. Otherwise WrongStream is raised.
+    expected_last_sequence: last sequence of the stream, 0 if it never had a message. Otherwise WrongLastSequence.
+    expected_last_subject_sequence: last sequence on the message's subject, 0 if there is none. Otherwise
+                            WrongLastSequence.
+    expected_last_subject:  apply ``expected_last_subject_sequence`` to this subject instead, which may have the
+                            wildcards ``*`` and ``>`` (2.11).
+    expected_last_msg_id:   id of the stream's last message. Otherwise WrongLastMessageId.
+    rollup:                 "sub": the message replaces all earlier ones on its subject; "all": in the stream. The
+                            stream needs ``allow_rollup_hdrs``.
+    ttl:                    how long the stream keeps the message, or "never" to keep it beyond ``max_age``. At least
+                            one second; fractions are rounded up. The stream needs ``allow_msg_ttl`` (2.11).
+    schedule:               publish the message later. The stream needs ``allow_msg_schedules`` (2.12, 2.14).
+    increment:              integer to add to the counter on the subject. The message has no data, and ``PubAck.value``
+                            is the sum. The stream needs ``allow_msg_counter`` (2.12).
     """
 
     msg_id: str | None
@@ -45,20 +48,21 @@ class PublishOptions(TypedDict, total=False):
 
 
 def option_headers(options: PublishOptions) -> list[tuple[str, str, str]]:
-    """Option, header and value of each option that was given."""
+    """Option, header and value for each option that is set."""
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - PublishOptions.__annotations__.keys():
         name = min(unknown)
-        remedy = "the stream's answer goes there" if name == "reply" else "publishing has no such option"
+        reply = "leave it out, because the reply subject is needed for the stream's answer"
+        remedy = reply if name == "reply" else "publishing has no such option: leave it out"
         raise InvalidValue(name, given[name], remedy)
     if "expected_last_subject" in given and "expected_last_subject_sequence" not in given:
-        remedy = "say which sequence: expected_last_subject_sequence"
+        remedy = "set expected_last_subject_sequence too"
         raise InvalidValue("expected_last_subject", given["expected_last_subject"], remedy)
     found: list[tuple[str, str, str]] = []
     for option, value in given.items():
         if option == "schedule":
             if not isinstance(value, Schedule):
-                raise InvalidValue("schedule", value, "give a Schedule")
+                raise InvalidValue("schedule", value, "must be a Schedule")
             found += [(f"schedule ({value.when})", name, text) for name, text in value.headers().items()]
         else:
             name, text = _HEADERS[option]
@@ -68,25 +72,25 @@ def option_headers(options: PublishOptions) -> list[tuple[str, str, str]]:
 
 def _text(option: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InvalidValue(option, value, "give a text that is not empty")
+        raise InvalidValue(option, value, "must be a string that is not empty")
     return value
 
 
 def _sequence(option: str, value: Any) -> str:
     if type(value) is not int or not 0 <= value < 1 << 64:
-        raise InvalidValue(option, value, "a sequence is an integer from 0")
+        raise InvalidValue(option, value, "must be a sequence: a whole number, 0 or more")
     return str(value)
 
 
 def _rollup(option: str, value: Any) -> str:
     if value not in ("sub", "all"):
-        raise InvalidValue(option, value, '"sub" replaces what is on the subject, "all" what is in the stream')
+        raise InvalidValue(option, value, 'must be "sub" (replace the subject) or "all" (replace the whole stream)')
     return str(value)
 
 
 def _increment(option: str, value: Any) -> str:
     if type(value) is not int:
-        raise InvalidValue(option, value, "a counter counts integers")
+        raise InvalidValue(option, value, "must be an integer")
     return f"{value:+d}"
 
 

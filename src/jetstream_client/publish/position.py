@@ -1,8 +1,8 @@
-"""Where a publish began, and what of it the stream holds by now.
+"""The position in a stream at which a publish began, and the messages that the stream has stored since.
 
-A stream recognises a repeated ``Nats-Msg-Id`` for its ``duplicate_window`` (``checkMsgId`` in nats-server's
-``server/stream.go``). A position that was recorded before the first message outlives the window: whatever the publish
-stored lies behind it, in whatever order, and carries its id.
+A stream recognises a repeated ``Nats-Msg-Id`` only for its ``duplicate_window`` (``checkMsgId`` in nats-server's
+``server/stream.go``). A position that was recorded before the first message works longer: everything that the publish
+stored has a higher sequence, in any order, and contains its id.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MARGIN = 10.0
-"""Seconds at the end of the duplicate window that are not relied on: messages on their way, and clocks that differ."""
+"""Seconds at the end of the duplicate window that are not used, because of messages on their way and differing clocks.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The end of a stream at one moment. ``created`` is the stream's identity, ``at`` the server's clock (RFC 3339)."""
+    """The end of a stream at one moment. ``created`` identifies the stream, ``at`` is the server's time (RFC 3339)."""
 
     stream: str
     created: str
@@ -55,11 +56,11 @@ class Position:
 
     @classmethod
     def current(cls, settings: ConnectionSettings, stream: str) -> Position:
-        """Where the stream ends now. Blocking.
+        """The current end of the stream. Blocking.
 
         Raises:
-            StreamNotFound: there is none.
-            RequestTimeout: no answer; the account may lack the permission for ``$JS.API.STREAM.INFO.<stream>``.
+            StreamNotFound: the stream does not exist.
+            RequestTimeout: no answer; the user may lack the permission for ``$JS.API.STREAM.INFO.<stream>``.
             ConnectionFailed: no connection.
         """
         info = _info(settings, stream)
@@ -70,18 +71,19 @@ class Position:
 
     @classmethod
     def from_json(cls, value: object) -> Position:
-        """Raises InvalidValue for anything that :meth:`to_json` did not make."""
+        """Read the value of :meth:`to_json`. Raises InvalidValue for anything else."""
         kinds = {"stream": str, "created": str, "last": int, "at": str}
         if not isinstance(value, Mapping) or {name: type(part) for name, part in value.items()} != kinds:
-            raise InvalidValue("position", value, f"a mapping of {', '.join(each.name for each in fields(cls))}")
+            names = ", ".join(each.name for each in fields(cls))
+            raise InvalidValue("position", value, f"must be a mapping with {names}, as Position.to_json() returns it")
         return cls(**value)
 
 
 class Found(NamedTuple):
-    """What :func:`find` found out.
+    """The result of :func:`find`.
 
-    ids:      the message ids that the stream holds, and their sequences.
-    unclear:  why there may have been more; empty when these are all.
+    ids:      message ids that the stream holds, and their sequences.
+    unclear:  why there may have been more messages; empty if these are all.
     age:      seconds since the position, by the server's clock.
     window:   the stream's duplicate window in seconds; 0 for a stream that cannot know the ids.
     """
@@ -93,22 +95,21 @@ class Found(NamedTuple):
 
 
 def find(settings: ConnectionSettings, since: Position, own: MessageIds | None = None) -> Found:
-    """The ids of messages that the stream has stored since a position. Blocking.
+    """Find the ids of messages that the stream has stored since a position. Blocking.
 
-    By direct get where the stream allows it, else, on a stream that keeps what was consumed (retention ``limits``), by
-    an ephemeral consumer that gets headers only. Ids that were made for another scope than ``own`` are left out.
-    Memory: about 200 bytes an id.
+    It reads by direct get if the stream allows it, otherwise, on a stream with ``limits`` retention, with an ephemeral
+    consumer that gets headers only. Ids of other scopes than ``own`` are left out. Memory: about 200 bytes for each id.
 
-    A lost connection is opened again and reading goes on, for up to 60 s without progress.
+    After a lost connection, another one is opened and reading continues, until there is no progress for 60 s.
 
     Raises:
-        RequestTimeout, ApiError: the stream says nothing about itself.
+        RequestTimeout, ApiError: the state of the stream could not be read.
         ConnectionFailed: no connection, or no progress for 60 s.
     """
     try:
         info = _info(settings, since.stream)
     except StreamNotFound:
-        return Found({}, "the stream is not there any more", 0, 0)
+        return Found({}, "the stream no longer exists", 0, 0)
     state, config = info["state"], info["config"]
     age = abs(time_nanoseconds(info["ts"]) - time_nanoseconds(since.at)) / 1e9  # its clock may have been set back
     if info["created"] != since.created:
@@ -116,11 +117,11 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
     window = config.get("duplicate_window", 0) / 1e9
     first, last = since.last + 1, state["last_seq"]
     if last < since.last:
-        return Found({}, f"the stream ends at sequence {last} and ended at {since.last} before", age, 0)
+        return Found({}, f"the stream ends at sequence {last}, but ended at {since.last} before", age, 0)
     there = max(first, state["first_seq"])
     by_direct_get = bool(config.get("allow_direct"))
     if not by_direct_get and config["retention"] != "limits" and there <= last:
-        why = f"a {config['retention']} stream can be read without consuming it by direct get only: set allow_direct"
+        why = f"a {config['retention']} stream can be read only by direct get without consuming it: set allow_direct"
         return Found({}, why, age, window)
     ids: dict[bytes, int] = {}
     unclear, read = "", 0
@@ -131,17 +132,17 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
             if identity and not (own and own.foreign(identity)):
                 ids[identity] = sequence
     except MessagesMissing:
-        pass  # it is the count that tells
+        pass  # the count below shows it
     except (ApiError, ConsumerRefused, PermissionDenied, PullError, RequestTimeout, StreamRecreated) as error:
         unclear = f"sequences {there} to {last} could not be read: {error}"
     if not unclear and read < last - since.last:
         gone = last - since.last - read
-        unclear = f"{gone} of the messages from sequence {first} to {last} are not in the stream any more"
+        unclear = f"{gone} of the messages from sequence {first} to {last} are no longer in the stream"
     return Found(ids, unclear, age, window)
 
 
 class Recovery:
-    """Finding what the stream holds of a publish already, and deciding whether the rest may be sent."""
+    """Finds the messages of a publish that the stream holds already, and decides whether the rest may be sent."""
 
     def __init__(
         self,
@@ -159,10 +160,10 @@ class Recovery:
         self._stored: Mapping[bytes, int] = {}  # by earlier attempts: ids and their sequences
         self._unclear = ""
         self.sends_until = math.inf
-        """When sending ends, by the monotonic clock: later, what was not found could be stored twice."""
+        """When sending must end, by the monotonic clock. Later, messages that were not found could be stored twice."""
 
     def before_the_first(self) -> None:
-        """Find what earlier attempts stored. Raises DuplicatesPossible."""
+        """Find the messages that earlier attempts stored. Raises DuplicatesPossible."""
         now = time.monotonic()
         found = find(self._settings, self._since, self._ids)
         self._stored, self._unclear = found.ids, found.unclear
@@ -170,19 +171,19 @@ class Recovery:
         self.check_time()
 
     def check_time(self) -> None:
-        """Raises DuplicatesPossible when it is too late to send what was not found."""
+        """Raises DuplicatesPossible if it is too late to send messages that were not found."""
         if time.monotonic() > self.sends_until:
             raise DuplicatesPossible(self._since.stream, self._unclear)
 
     def holds(self, position: int, header: bytes) -> bool:
-        """Whether an earlier attempt stored this message: then the window counts it, and it need not be sent."""
+        """Whether an earlier attempt stored this message. If so, the window counts it, and it must not be sent."""
         sequence = self._stored.get(message_id(header)) if self._stored else None
         if sequence:
             self._window.found(position, sequence)
         return bool(sequence)
 
     def after_a_loss(self) -> None:
-        """Take what was stored out of the unanswered. Raises DuplicatesPossible."""
+        """Remove stored messages from the unanswered ones. Raises DuplicatesPossible."""
         if (oldest := self._window.oldest) is None:
             return
         last, sent = oldest
@@ -194,13 +195,13 @@ class Recovery:
             raise DuplicatesPossible(self._since.stream, found.unclear)
 
     def _until(self, found: Found, began: float) -> float:
-        """Until when what was not found may be sent, by the monotonic clock."""
+        """Until when messages that were not found may be sent, by the monotonic clock."""
         if not found.unclear:
             return math.inf
         if self._accept:
             log.warning("stream %s: %s; duplicates are accepted", self._since.stream, found.unclear)
             return math.inf
-        log.warning("stream %s: %s; its duplicate window is relied on", self._since.stream, found.unclear)
+        log.warning("stream %s: %s; relying on its duplicate window", self._since.stream, found.unclear)
         return began + found.window - MARGIN
 
 
@@ -217,13 +218,13 @@ def _stored(
         return
     what = (settings, since.stream, Sequences.from_ranges([(first, last)]), since.created)
     if by_direct_get:
-        with Wire.open(settings) as wire:  # without the permission nobody would answer, and reading would wait for long
+        with Wire.open(settings) as wire:  # without the permission nothing would answer, and reading would wait long
             wire.request(f"{settings.prefix}.DIRECT.GET.{since.stream}", json.dumps({"seq": first}).encode())
     try:
         for batch in direct.read(*what) if by_direct_get else by_consumer.read(*what, headers_only=True):
             yield from zip(batch.sequences, batch.headers, strict=True)
             if batch.sequences[-1] == last:
-                return  # before the leader is asked for each sequence that was skipped: they are gone
+                return  # skipped sequences were removed, so the leader need not be asked for them
     except ConnectionLost as lost:
         if isinstance(lost.__cause__, PullError | RequestTimeout):
             raise lost.__cause__ from None  # the connection works

@@ -1,4 +1,4 @@
-"""Messages that the server publishes later, once or again and again (ADR-51, nats-server 2.12 and 2.14)."""
+"""Messages that the server publishes later, once or repeatedly (ADR-51, nats-server 2.12 and 2.14)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Ttl = timedelta | Literal["never"]
 class Schedule:
     """When the server publishes the message's data on ``target``, a subject of the same stream.
 
-    target:    a literal subject, not the message's own.
-    when:      a ``datetime`` with a zone: once, then (a past one: at once); the scheduling message goes away. A
-               ``timedelta`` of whole seconds: again and again. A text is the server's own: ``"@hourly"`` (``@daily``,
-               ``@weekly``, ``@monthly``, ``@yearly``), or cron with six fields, seconds first: ``"0 30 5 * * mon"``.
-               Once needs nats-server 2.12, everything else 2.14.
-    ttl:       of what is published on ``target``, see :func:`ttl_text`; the stream needs ``allow_msg_ttl``.
-    source:    take data and headers from the last message on this subject instead (2.14).
-    time_zone: of a cron schedule, an IANA name; default UTC (2.14).
-    rollup:    ``"sub"``: what is published replaces what is there on ``target`` (2.14).
+    target:    literal subject that differs from the message's subject.
+    when:      a ``datetime`` with a time zone publishes once, at this time or at once if it is past, and removes the
+               scheduling message (nats-server 2.12). A ``timedelta`` of whole seconds publishes repeatedly. A string
+               has the server's format: ``"@hourly"`` (``@daily``, ``@weekly``, ``@monthly``, ``@yearly``), or cron with
+               six fields, beginning with seconds: ``"0 30 5 * * mon"`` (nats-server 2.14).
+    ttl:       TTL of the messages on ``target``, see :func:`ttl_text`. The stream needs ``allow_msg_ttl``.
+    source:    publish data and headers of the last message on this subject instead (nats-server 2.14).
+    time_zone: IANA name of a cron schedule's time zone; default UTC (nats-server 2.14).
+    rollup:    ``"sub"``: each published message replaces the earlier ones on ``target`` (nats-server 2.14).
 
-    One schedule a subject: a newer message on the subject takes its place, purging the subject ends it. The stream
-    needs ``allow_msg_schedules``.
+    A subject has at most one schedule: a newer message on the subject replaces it, and purging the subject ends it. The
+    stream needs ``allow_msg_schedules``.
 
     Raises:
-        InvalidValue: a time without a zone, an interval that is not of whole seconds, cron without six fields, a time
-            zone without cron, a subject with wildcards.
+        InvalidValue: a time has no time zone, an interval is not in whole seconds, cron does not have six fields, a
+            time zone is set without cron, or a subject has wildcards.
     """
 
     target: str
@@ -48,9 +48,9 @@ class Schedule:
         if self.source is not None:
             check_subject(self.source, "schedule.source")
         if self.rollup not in (None, "sub"):
-            raise InvalidValue("schedule.rollup", self.rollup, 'only "sub"')
+            raise InvalidValue("schedule.rollup", self.rollup, 'must be "sub", or left out')
         if self.time_zone is not None and (not self.time_zone or self._pattern().startswith(("@at ", "@every "))):
-            raise InvalidValue("schedule.time_zone", self.time_zone, "only a cron schedule has a time zone")
+            raise InvalidValue("schedule.time_zone", self.time_zone, "set it only with a cron schedule")
         self.headers()
 
     def headers(self) -> dict[str, str]:
@@ -68,28 +68,28 @@ class Schedule:
         when = self.when
         if isinstance(when, datetime):
             if when.tzinfo is None:
-                raise InvalidValue("schedule.when", when, "a time needs a zone")
+                raise InvalidValue("schedule.when", when, "a time needs a time zone")
             return f"@at {when.astimezone(UTC).isoformat().replace('+00:00', 'Z')}"
         if isinstance(when, timedelta):
             seconds, rest = divmod(nanoseconds(when), 10**9)
             if seconds < 1 or rest:
-                raise InvalidValue("schedule.when", when, "an interval is of whole seconds, at least one")
+                raise InvalidValue("schedule.when", when, "an interval must be in whole seconds, at least one")
             return f"@every {seconds}s"
         if not isinstance(when, str) or not (when.startswith("@") or len(when.split()) == 6):
-            remedy = "give a datetime, a timedelta, @hourly or another name, or cron with six fields, seconds first"
+            remedy = "must be a datetime, a timedelta, a name such as @hourly, or cron with six fields, seconds first"
             raise InvalidValue("schedule.when", when, remedy)
         return when
 
 
 def ttl_text(ttl: Ttl, field: str = "ttl") -> str:
-    """A ``Nats-TTL`` as the server reads it: whole seconds, at least one, or ``never`` (ADR-43).
+    """A ``Nats-TTL`` in the server's format: whole seconds, at least one, or ``never`` (ADR-43).
 
-    The server cuts fractions off (``parseMessageTTL`` in server/stream.go); they are rounded up here, so that no
-    message goes away early. Raises InvalidValue.
+    The server truncates fractions (``parseMessageTTL`` in server/stream.go). They are rounded up here, so that no
+    message expires early. Raises InvalidValue.
     """
     if ttl == "never":
         return "never"
     if not isinstance(ttl, timedelta):
-        raise InvalidValue(field, ttl, 'give a timedelta of at least one second, or "never"')
+        raise InvalidValue(field, ttl, 'must be a timedelta of at least one second, or "never"')
     check_duration(field, ttl, timedelta(seconds=1))
     return f"{-(-nanoseconds(ttl) // 10**9)}s"

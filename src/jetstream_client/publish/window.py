@@ -1,4 +1,4 @@
-"""A bounded window of unanswered messages. No I/O: ``publish.bulk`` drives it."""
+"""A bounded window of unanswered messages, which ``publish.bulk`` drives. No I/O."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from jetstream_client.publish.message import OutgoingMessage
 WINDOW_MESSAGES = 4_096
 WINDOW_BYTES = 8 << 20
 
-_NOTHING = b"\n"  # what no answer begins with
+_NOTHING = b"\n"  # no answer begins with this
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The outcome of a bulk publish. ``first``/``last`` are the lowest and highest stream sequence, 0 for none.
+    """The result of a bulk publish. ``first`` and ``last`` are the lowest and highest stream sequence, 0 for none.
 
-    ``duplicates`` were there before: the stream recognised them, or they were found and not sent. ``in_order``: the
-    stream holds all of them in the order of the input; False when this is not so, or not known to be so.
+    ``duplicates`` is the number of messages that were stored before: the stream recognised them, or they were found and
+    not sent. ``in_order`` is True if all messages are known to be in the stream in the order of the input.
     """
 
     stream: str
@@ -45,20 +45,20 @@ class Published:
 
 
 class _Mark(NamedTuple):
-    """When a message was sent first, and those after it until the next mark."""
+    """When a message, and those after it until the next mark, were first sent."""
 
     position: int
-    last: int  # the highest sequence that was known then: they can only be stored behind it
+    last: int  # the highest known sequence at that time: these messages can only have a higher one
     sent: float
 
 
 class PublishWindow:
-    """The accounting of one bulk publish. The driver asks for answers on ``<inbox>.<position>``.
+    """Keeps track of one bulk publish. The driver sends messages with the reply subject ``<inbox>.<position>``.
 
-    ``unanswered`` is what a new connection must send again; the ids make that safe within the duplicate window.
-    Messages reach the stream in the order of the input, on one connection, unless the stream drops some for having too
-    much to do: these come after what was sent in the meantime (:meth:`again`).
-    With a ``domain`` only its streams' word counts that a message is stored: a subject goes to all that listen on it.
+    ``unanswered`` messages must be sent again on a new connection; their ids make this safe within the duplicate
+    window. On one connection, messages reach the stream in the order of the input, except those that an overloaded
+    stream drops: they are sent again after later ones (:meth:`again`). With a ``domain``, only an answer from this
+    domain confirms a message, because every stream that listens on a subject stores it.
     """
 
     def __init__(
@@ -72,44 +72,43 @@ class PublishWindow:
         self._max_bytes = max_bytes
         self._unanswered: dict[int, OutgoingMessage] = {}
         self._mark = _Mark(0, 0, -1.0)
-        self._marks: deque[_Mark] = deque()  # of all unanswered messages, the oldest's first
+        self._marks: deque[_Mark] = deque()  # of all unanswered messages, oldest first
         self._refused: list[OutgoingMessage] = []
         self._bytes = 0
         self._stored = self._duplicates = self._first = self._last = 0
         self._position = -1
         self._in_order = True
         self._stream = stream or ""
-        self._alike = _NOTHING  # an answer up to its number: all that name the same stream begin so
+        self._alike = _NOTHING  # beginning of an answer up to the sequence, which is the same for all of a stream
         self._domain = domain
-        self._elsewhere: dict[int, str] = {}  # which other domain has stored a position that ours has not
+        self._elsewhere: dict[int, str] = {}  # position → the other domain that has stored it
         self._failure: PublishFailed | None = None
         self.leaderless: JetStreamError | None = None
-        """The answer that said so: no stream listens, or its leader is none any more. None again with the next that is
-        stored. The window is full until then: nothing overtakes what waits."""
+        """The error if no stream listens or its leader has resigned, until the next message is stored. Until then the
+        window is full, so that no message overtakes those that wait."""
 
     @property
     def unanswered(self) -> list[OutgoingMessage]:
-        """Oldest first."""
+        """Unanswered messages, oldest first."""
         return list(self._unanswered.values())
 
     @property
     def oldest(self) -> tuple[int, float] | None:
-        """Of the oldest unanswered message: the sequence behind which it is if it is stored, and when it was sent."""
+        """For the oldest unanswered message: a sequence below its own, if it is stored, and when it was sent."""
         if not self._unanswered:
             return None
         mark = self._oldest_mark()
         return mark.last, mark.sent
 
     def _oldest_mark(self) -> _Mark:
-        """The oldest unanswered message's; those before it are forgotten."""
+        """The mark of the oldest unanswered message. Earlier marks are dropped."""
         position = next(iter(self._unanswered))
         while len(self._marks) > 1 and self._marks[1].position <= position:
             self._marks.popleft()
         return self._marks[0]
 
     def again(self) -> list[OutgoingMessage]:
-        """What the stream dropped because too much came at once, or what found no leader of a stream: unanswered still,
-        to be sent once more."""
+        """Messages to send again, because the stream was overloaded or had no leader. They are still unanswered."""
         refused, self._refused = self._refused, []
         return refused
 
@@ -119,7 +118,7 @@ class PublishWindow:
 
     @property
     def full(self) -> bool:
-        """Nothing more can be sent before there are answers."""
+        """Whether answers are needed before another message is sent."""
         return (
             len(self._unanswered) >= self._limit
             or self._bytes >= self._max_bytes
@@ -128,16 +127,16 @@ class PublishWindow:
 
     @property
     def answered(self) -> int:
-        """Messages that the stream holds: stored now, or before as a duplicate."""
+        """Number of messages that the stream holds, including duplicates."""
         return self._stored + self._duplicates
 
     @property
     def failed(self) -> bool:
-        """A message was refused: send no more, wait for the answers that are due, then ask :meth:`result`."""
+        """Whether a message was refused. Then send nothing more, wait for the other answers, and call :meth:`result`."""
         return self._failure is not None
 
     def add(self, message: OutgoingMessage, now: float = 0.0) -> int:
-        """It is being sent. Returns its size."""
+        """Record a message that is being sent. Returns its size."""
         if now != self._mark.sent or self._last != self._mark.last:
             if self._unanswered:
                 self._oldest_mark()
@@ -151,7 +150,7 @@ class PublishWindow:
         return size
 
     def found(self, position: int, sequence: int) -> None:
-        """The stream holds the message of a position, as a look into it has shown: nothing needs to be sent."""
+        """Record that the stream holds a message, as reading it has shown."""
         if message := self._unanswered.pop(position, None):
             self._bytes -= message.size
             self._stored += 1
@@ -160,11 +159,11 @@ class PublishWindow:
         self._note(position, sequence)
 
     def on_reply(self, position: int, status: int, data: bytes) -> None:
-        """The answer for a position; a second one is ignored."""
+        """Record the answer for a position. A second answer is ignored."""
         message = self._unanswered.get(position)
         if message is None:
             return
-        # Nearly always all but the number is as in the answer before.
+        # Nearly always, an answer differs from the previous one only in the sequence.
         number = data[len(self._alike) : -1]
         if (
             not (status or self._domain)
@@ -179,11 +178,11 @@ class PublishWindow:
             self._on_answer(message, status, data)
 
     def _on_answer(self, message: OutgoingMessage, status: int, data: bytes) -> None:
-        """Any other answer."""
+        """Record any other answer."""
         try:
             ack = acknowledged(data, message.subject, self._domain, status)
         except WrongDomain as elsewhere:
-            self._elsewhere[message.position] = elsewhere.stored  # the answer that counts is another
+            self._elsewhere[message.position] = elsewhere.stored  # wait for the answer of the right domain
         except TooManyRequests:
             self._refused.append(message)
         except JetStreamError as error:
@@ -199,7 +198,7 @@ class PublishWindow:
             self._holds(message, ack.seq, duplicate=ack.duplicate)
 
     def _holds(self, message: OutgoingMessage, sequence: int, *, duplicate: bool) -> None:
-        """The stream has answered that it does."""
+        """Record that the stream holds a message, according to its answer."""
         _, data, header, position = message
         del self._unanswered[position]
         self._bytes -= len(header) + len(data)
@@ -211,7 +210,7 @@ class PublishWindow:
         self._note(position, sequence)
 
     def _note(self, position: int, sequence: int) -> None:
-        if position > self._position and sequence > self._last:  # nearly always
+        if position > self._position and sequence > self._last:  # true nearly always
             self._position, self._last = position, sequence
             self._first = self._first or sequence
             return
@@ -222,7 +221,7 @@ class PublishWindow:
         self._last = max(self._last, sequence)
 
     def _leaderless(self, message: OutgoingMessage, cause: JetStreamError) -> None:
-        """Nothing has stored it: it can be sent again, as long as nothing else is wrong."""
+        """Record that no stream has stored a message. It can be sent again, unless publishing has failed."""
         if self.failed:
             self.refuse(message, cause)
             return
@@ -230,23 +229,23 @@ class PublishWindow:
         self._refused.append(message)
 
     def on_denied(self, denied: PermissionDenied) -> None:
-        """The server will not answer what was published on this subject."""
+        """Record that the server refused every message on this subject."""
         for message in [each for each in self.unanswered if each.subject == denied.subject]:
             self.refuse(message, denied)
 
     def refuse(self, message: OutgoingMessage, cause: Exception) -> None:
-        """It is answered: it is not stored, and will not be."""
+        """Record a message that is not stored and will not be."""
         if self._unanswered.pop(message.position, None):
             self._bytes -= message.size
         self.fail(message.position, message.subject, cause)
 
     def fail(self, position: int, subject: str, cause: Exception) -> None:
-        """A message that cannot be stored. The first one of the input is what :meth:`result` names."""
+        """Record a message that cannot be stored. :meth:`result` names the first one of the input."""
         if self._failure is None or position < self._failure.position:
             self._failure = PublishFailed(position, subject, 0, cause)
 
     def give_up(self, cause: Exception) -> None:
-        """The unanswered messages will not be answered any more."""
+        """Record that unanswered messages will not be answered."""
         for message in self.unanswered:
             there = self._elsewhere.get(message.position)
             wrong = WrongDomain(message.subject, there, self._domain or "") if there is not None else cause
@@ -254,10 +253,10 @@ class PublishWindow:
         self._unanswered.clear()
 
     def result(self) -> Published:
-        """When everything is answered.
+        """The result, when every message is answered.
 
         Raises:
-            PublishFailed: the first message that was refused or unanswered, and how many were stored.
+            PublishFailed: names the first message that was refused or unanswered, and how many were stored.
         """
         if self._failure is not None:
             failure = self._failure
