@@ -1,8 +1,9 @@
-"""Fast-ingest batches on the control connection (ADR-50, nats-server 2.14); in bulk: ``publish.bulk.publish_fast``.
+"""Fast-ingest batches on the control connection (ADR-50, nats-server 2.14). In bulk: ``publish.bulk.publish_fast``.
 
-Not atomic: what arrived before a failure is stored. A batch that lost a message is ended by the server with an answer
-that looks like success, so it has succeeded only if the count in that answer is the number of messages that were sent.
-Batches that go on over gaps (``ok`` in the reply subject) are not offered: their count says nothing.
+They are not atomic: messages that arrived before a failure are stored. The server ends a batch that lost a message with
+an answer that looks like success, so a batch has succeeded only if the count in this answer is the number of messages
+that were sent. Batches that continue after gaps (``ok`` in the reply subject) are not supported, because their count
+does not show the loss.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class FastBatch:
     """A fast-ingest batch on the control connection. Get one from :meth:`JetStream.fast_batch`.
 
-    Messages are stored as they come. While nothing is added the server is told every 2 s that the batch goes on.
+    Messages are stored as they arrive. While none is added, a ping every 2 s keeps the batch open.
     """
 
     def __init__(self, api: Api, window: FastWindow) -> None:
@@ -40,7 +41,7 @@ class FastBatch:
 
     @property
     def size(self) -> int:
-        """Messages that were added."""
+        """Number of messages that were added."""
         return self._window.added
 
     @property
@@ -50,20 +51,21 @@ class FastBatch:
     async def add(
         self, subject: str, data: bytes = b"", *, headers: Headers | None = None, **options: Unpack[PublishOptions]
     ) -> None:
-        """Add a message. It is sent with the next one, or by :meth:`commit`. Waits while the server has enough to do.
+        """Add a message. It is sent with the next one, or by :meth:`commit`. Waits while the server is busy.
 
-        Options as for :meth:`JetStream.publish`. A message whose ``msg_id`` is known counts, and is not stored again.
+        The options are those of :meth:`JetStream.publish`. A message whose ``msg_id`` is in the stream counts as
+        stored, and is not stored again.
 
         Raises:
             InvalidValue, ServerTooOld: the message is not added.
-            PublishFailed: one of those before was refused, or no answer came; the batch has ended.
-            BatchGap: one of those before did not arrive; the batch has ended.
+            PublishFailed: an earlier message was refused, or no answer arrived; the batch has ended.
+            BatchGap: an earlier message did not arrive; the batch has ended.
         """
         if self._window.ended:
             self._window.result()
-            raise InvalidValue("batch", self.id, "it was committed: open another")
+            raise InvalidValue("batch", self.id, "it was committed before: open another batch")
         if options.get("expected_last_msg_id") is not None:
-            remedy = "the server counts the message, stored or not"
+            remedy = "leave it out, because the server counts the message even if it is not stored"
             raise InvalidValue("expected_last_msg_id", options["expected_last_msg_id"], remedy)
         message = await outgoing(self._api, subject, data, headers, options)
         if self._held is not None:
@@ -77,12 +79,12 @@ class FastBatch:
         self._window.add(message)
 
     async def commit(self) -> PubAck:
-        """Send the last message and wait until everything is stored. ``batch_size`` is how many, ``seq`` the last one.
+        """Send the last message and wait until all are stored. ``batch_size`` is their number, ``seq`` the last one.
 
-        Raises: as :meth:`add`; InvalidValue without any message.
+        Raises: as :meth:`add`; InvalidValue if there is no message.
         """
         if self._held is None:
-            raise InvalidValue("messages", 0, "a batch has at least one message")
+            raise InvalidValue("messages", 0, "a batch needs at least one message: add one before the commit")
         held, self._held = self._held, None
         if not self._window.failed:
             await self._send(held, last=True)
@@ -102,7 +104,7 @@ class FastBatch:
             await self._hear(ask=self._window.broken)
 
     async def _hear(self, *, ask: bool = False) -> None:
-        """Wait for something new, for so long that it is time for a ping, or to give up."""
+        """Wait for an answer until it is time for a ping, or to give up. ``ask``: send a ping first."""
         if ask:
             await self.ping()
         self._news.clear()
@@ -115,7 +117,7 @@ class FastBatch:
                 self._window.give_up(RequestTimeout(f"the server did not answer for {SILENT_FOR:g} s"))
 
     async def ping(self) -> None:
-        """Ask the server what it has, which keeps the batch open, too."""
+        """Ask the server for its state, which also keeps the batch open."""
         if self._window.sent and not self._window.ended:
             try:
                 await self._api.connection.publish(self._window.subject, b"", self._window.ping())
@@ -123,7 +125,7 @@ class FastBatch:
                 self._window.give_up(error)
 
     async def keep_open(self) -> None:
-        """Until it is cancelled."""
+        """Send pings until this is cancelled."""
         while not self._window.ended:
             await asyncio.sleep(PING_AFTER)
             await self.ping()

@@ -1,7 +1,7 @@
 """An ordered consumer: every message of a stream once and in order, without acknowledgements (ADR-17).
 
-It is an ephemeral consumer that is created again behind the last message, whenever a delivery is missing, its consumer
-is gone, the leader has changed or the server was restarted.
+It is an ephemeral consumer, which is recreated after the last message whenever a delivery is missing, the consumer no
+longer exists, the leader has changed or the server was restarted.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ CHOICES = frozenset(
         "replay_policy",
     }
 )
-"""Fields of the configuration that are the caller's; the others make the consumer ordered."""
+"""Fields of the configuration that the caller may set. The other fields make the consumer ordered."""
 INACTIVE = 300 * 10**9
-"""Nanoseconds after which the server removes a consumer that nobody reads. nats.go: 5 minutes."""
+"""Nanoseconds after which the server removes a consumer without a reader. 5 minutes, as in nats.go."""
 HEARTBEAT = 5.0
-"""Seconds, pulled or pushed, as in nats.go: what is lost here is noticed by nobody else."""
+"""Seconds, for pulling and pushing, as in nats.go. Without heartbeats a loss would not be noticed."""
 LONGEST_WAIT = 5.0
-"""Seconds between two attempts to create it again, at most; the first one follows at once."""
+"""Seconds between two attempts to recreate the consumer, at most. The first attempt follows at once."""
 
 _CHECK_EVERY = 0.2  # seconds between two checks of a lost connection
 
@@ -79,9 +79,9 @@ _INTERRUPTIONS = (*INTERRUPTIONS, ConsumerDeleted, ConsumerNameInUse, ConsumerNo
 
 
 class OrderedConsumer:
-    """Every message of a stream once and in order; :meth:`Stream.ordered_consumer` makes one without a round trip.
+    """Gets every message of a stream once and in order. :meth:`Stream.ordered_consumer` returns one without a request.
 
-    It is used by one task at a time, and either fetched from or consumed. Messages of it need no answer.
+    Use it in one task at a time, and either fetch or consume. Its messages need no answer.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class OrderedConsumer:
         self._prefix = f"ordered-{secrets.token_hex(8)}"
         if name_prefix is not None:
             self._prefix = check_consumer_name(name_prefix, "name_prefix")
-        self._number = 0  # of its consumers, the last one's
+        self._number = 0  # of the last consumer
         self._config = check_ordered_config({} if config is None else config)
         self._max_resets = None if max_resets is None else check_count("max_resets", max_resets, 0)
         self._push = push
@@ -100,34 +100,35 @@ class OrderedConsumer:
         self._use = ""
         self._busy = False
         self._stream_created = ""
-        self._start = 0  # the sequence from which on messages are expected, once known
+        self._start = 0  # the first expected sequence, once known
         self._consumer: Consumer | None = None
         self._delivered = 0  # consumer sequence of the last message
         self.last_sequence = 0
-        """The stream sequence of the last message that was handed out; 0 before the first."""
+        """Stream sequence of the last message that was returned; 0 before the first."""
 
     def __repr__(self) -> str:
         return f"<OrderedConsumer of {self._stream.name} behind {self.last_sequence}>"
 
     async def info(self) -> ConsumerInfo:
-        """Of the consumer that it has at present, which changes.
+        """State of the current consumer on the server, which changes when it is recreated.
 
         Raises:
-            OrderedConsumerMisused: it has none yet; reading creates it.
-            ConsumerNotFound: it is gone; reading creates another.
+            OrderedConsumerMisused: it does not exist yet; reading creates it.
+            ConsumerNotFound: it no longer exists; reading creates another one.
         """
         if self._consumer is None:
-            raise OrderedConsumerMisused("an ordered consumer has no info before the first message is asked for")
+            raise OrderedConsumerMisused("an ordered consumer has no info before its first use: read a message first")
         return await self._consumer.info()
 
     def messages(self, pulling: pulls.Pulling | None = None, *, on_error: OnError | None = None) -> OrderedMessages:
-        """Messages without end, as :meth:`Consumer.messages`. ``on_error`` is told why it was created again.
+        """Messages without end, like :meth:`Consumer.messages`. ``on_error`` is called with the errors after which the
+        consumer is recreated.
 
         Iterating raises
 
-            StreamNotFound, StreamRecreated: the stream is gone, or another one has its name.
-            OrderedConsumerFailed: created again ``max_resets`` times in a row without a message.
-            OrderedConsumerMisused: used twice at a time, or fetched from before.
+            StreamNotFound, StreamRecreated: the stream does not exist, or another one has its name.
+            OrderedConsumerFailed: recreated ``max_resets`` times in a row without receiving a message.
+            OrderedConsumerMisused: used twice at the same time, or fetched from before.
             PermissionDenied, PullError: refused by the server.
         """
         return OrderedMessages(self, pulling or pulls.Pulling(), on_error)
@@ -135,36 +136,39 @@ class OrderedConsumer:
     def consume(
         self, callback: Callback, pulling: pulls.Pulling | None = None, *, on_error: OnFailure | None = None
     ) -> Consuming:
-        """Call ``callback`` with each message, as :meth:`Consumer.consume`; raises as :meth:`messages`."""
+        """Call ``callback`` with one message after the other, like :meth:`Consumer.consume`.
+
+        Raises: as :meth:`messages`.
+        """
         how = pulling or pulls.Pulling()
         return Consuming(lambda tell: OrderedMessages(self, how, tell), callback, on_error, ack=False)
 
     async def fetch(self, batch: int, *, max_wait: float = pulls.EXPIRES) -> list[Message]:
-        """Up to ``batch`` messages: ends when they are there or ``max_wait`` seconds (30) are over.
+        """Fetch up to ``batch`` messages. Returns when they have arrived, or after ``max_wait`` seconds (default 30).
 
         Raises:
-            as :meth:`messages`; OrderedConsumerMisused: it was consumed from before. What had arrived is in
-            ``messages`` of the error, and counts as handed out.
+            as :meth:`messages`, and OrderedConsumerMisused if it was consumed from before. Messages that had arrived
+            are in ``messages`` of the error, and count as returned.
         """
         check_count("batch", batch)
         return await self._fetch(batch, max_wait, lambda consumer, left, rest: consumer.fetch(left, max_wait=rest))
 
     async def fetch_no_wait(self, batch: int) -> list[Message]:
-        """Up to ``batch`` messages of those that are there. Raises as :meth:`fetch`."""
+        """Fetch up to ``batch`` messages that can be delivered now. Raises as :meth:`fetch`."""
         check_count("batch", batch)
         patience = self._stream.js.settings.request_timeout
         return await self._fetch(batch, patience, lambda consumer, left, _: consumer.fetch_no_wait(left))
 
     async def fetch_bytes(self, max_bytes: int, *, max_wait: float = pulls.EXPIRES) -> list[Message]:
-        """As :meth:`Consumer.fetch_bytes`. Raises as :meth:`fetch`."""
+        """Like :meth:`Consumer.fetch_bytes`. Raises as :meth:`fetch`."""
         check_count("max_bytes", max_bytes)
         return await self._fetch(0, max_wait, lambda consumer, _, rest: consumer.fetch_bytes(max_bytes, max_wait=rest))
 
     async def next(self, *, max_wait: float = pulls.EXPIRES) -> Message:
-        """The next message. Raises NoMessages when none comes within ``max_wait`` seconds; else as :meth:`fetch`."""
+        """Fetch the next message, within ``max_wait`` seconds (default 30). Raises as :meth:`fetch`, and NoMessages."""
         for message in await self.fetch(1, max_wait=max_wait):
             return message
-        raise NoMessages(408, f"no message within {max_wait:g} s")
+        raise NoMessages(408, f"no message arrived within {max_wait:g} s")
 
     async def _fetch(
         self, batch: int, max_wait: float, fetch: Callable[[Consumer, int, float], Awaitable[list[Message]]]
@@ -198,7 +202,7 @@ class OrderedConsumer:
             self._busy = False
 
     async def _receive(self, fetching: Awaitable[list[Message]], messages: list[Message]) -> None:
-        """Append what arrives, also before the fetch fails."""
+        """Append the messages that arrive, including those of a fetch that fails."""
         arrived: Iterable[Message] = ()
         try:
             arrived = await fetching
@@ -212,20 +216,20 @@ class OrderedConsumer:
 
     def _begin(self, use: str) -> None:
         if self._busy:
-            raise OrderedConsumerMisused("an ordered consumer is used once at a time: create another one")
+            raise OrderedConsumerMisused("this ordered consumer is already being read: create another one")
         if self._use not in ("", use):
             raise OrderedConsumerMisused(f"this ordered consumer was used to {self._use}: create another one to {use}")
         self._busy, self._use = True, use
 
     async def _create(self, deliver: Mapping[str, Any] | None = None) -> Consumer:
-        """Another consumer, behind the last message. Raises StreamNotFound, StreamRecreated, ApiError."""
+        """Create a consumer that begins after the last message. Raises StreamNotFound, StreamRecreated, ApiError."""
         js = self._stream.js
         created = (await self._stream.info()).created
         if self._stream_created and created != self._stream_created:
-            raise StreamRecreated(f"stream {self._stream.name!r} was created again: its sequences mean other messages")
+            raise StreamRecreated(f"stream {self._stream.name!r} was recreated: its sequences belong to other messages")
         config = dict(self._config)
         if self._start and (self.last_sequence or config.get("deliver_policy") != "last_per_subject"):
-            # Behind what was read; "new" and "last" mean what they meant when it was first created.
+            # Begin after the last message; "new" and "last" still refer to the moment of the first creation.
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(self._start, self.last_sequence + 1)}
             config.pop("opt_start_time", None)
         config |= deliver or {}
@@ -237,19 +241,19 @@ class OrderedConsumer:
         return self._consumer
 
     async def _new(self, config: dict[str, Any]) -> ConsumerInfo:
-        """A consumer that nobody has read from: that of an earlier reader with the same prefix may still exist, and
-        creating an equal one is no error."""
+        """Create a consumer that has not been read. The consumer of an earlier reader with the same prefix may still
+        exist, and creating an equal one would succeed."""
         while True:
             self._number += 1
             config["name"] = f"{self._prefix}_{self._number}"
             with suppress(ConsumerNameInUse):
                 request = consumer_request(self._stream.name, config, "create")
                 info = ConsumerInfo(await self._stream.js.api(*request))
-                if self._push or not (info.counter or info.raw.get("num_waiting")):  # pushed to a subject of ours
+                if self._push or not (info.counter or info.raw.get("num_waiting")):  # its deliver_subject is unique
                     return info
 
     def _follow(self, message: Message) -> None:
-        """The next one. Raises DeliveriesMissed when there is a gap before it."""
+        """Check that this is the next message. Raises DeliveriesMissed if messages are missing before it."""
         meta = message.metadata
         if (
             self._consumer is None
@@ -262,10 +266,10 @@ class OrderedConsumer:
         self._resets = 0
 
     async def _reset(self, error: JetStreamError) -> None:
-        """Give the consumer up; wait the longer the more often in a row. Raises the error, OrderedConsumerFailed."""
+        """Drop the consumer, and wait longer after each attempt in a row. Raises the error, OrderedConsumerFailed."""
         if not self._stream_created:
-            raise error  # it never was there
-        log.info("ordered consumer of %s is created again behind %d: %s", self._stream.name, self.last_sequence, error)
+            raise error  # it never existed
+        log.info("recreating the ordered consumer of %s after %d: %s", self._stream.name, self.last_sequence, error)
         await self._drop()
         if not self._stream.js.connection.is_connected:
             await asyncio.sleep(_CHECK_EVERY)  # no attempt can be made
@@ -273,16 +277,17 @@ class OrderedConsumer:
         self._resets += 1
         if self._max_resets is not None and self._resets > self._max_resets:
             raise OrderedConsumerFailed(
-                f"created again {self._max_resets} times without a message between, and then: {error}"
+                f"the ordered consumer of stream {self._stream.name!r} was recreated {self._max_resets} times without "
+                f"receiving a message: {error}"
             ) from error
         if self._resets > 1:
             await asyncio.sleep(min(LONGEST_WAIT, 0.1 * 2 ** min(self._resets, 10)))
 
     async def _drop(self) -> None:
-        """Nobody reads the present consumer any more."""
+        """Delete the current consumer."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            # Not waited for: what is gone need not be deleted.
+            # Without waiting for an answer: it does not matter if the consumer is already deleted.
             js = self._stream.js
             with suppress(ConnectionLost):
                 request = f"{js.settings.prefix}.CONSUMER.DELETE.{consumer.stream}.{consumer.name}"
@@ -290,20 +295,19 @@ class OrderedConsumer:
 
 
 def interrupts(error: JetStreamError) -> bool:
-    """Whether an ordered consumer is created again after this error."""
+    """Whether an ordered consumer is recreated after this error."""
     if isinstance(error, ConnectionEnded):
         return False
     return isinstance(error, _INTERRUPTIONS) or (isinstance(error, ApiError) and error.code in (429, 500, 503))
 
 
 def check_ordered_config(config: object) -> dict[str, Any]:
-    """What the caller may choose, checked, with what makes a consumer ordered. Raises InvalidValue."""
+    """Check the caller's fields, and add those that make a consumer ordered. Raises InvalidValue."""
     wanted = configs.check_consumer_config(config)
     for name in wanted:
         if name not in CHOICES:
-            raise InvalidValue(
-                f"config[{name!r}]", wanted[name], f"an ordered consumer takes {', '.join(sorted(CHOICES))}"
-            )
+            remedy = f"leave it out: an ordered consumer accepts only {', '.join(sorted(CHOICES))}"
+            raise InvalidValue(f"config[{name!r}]", wanted[name], remedy)
     filtered = "filter_subject" in wanted or wanted.get("filter_subjects")
     if wanted.get("deliver_policy") == "last_per_subject" and not filtered:
         wanted["filter_subject"] = ">"  # the server refuses this policy without a filter
@@ -318,7 +322,7 @@ def check_ordered_config(config: object) -> dict[str, Any]:
 
 
 class OrderedMessages(Messages):
-    """:class:`~jetstream_client.consume.messages.Messages` of an ordered consumer, across its consumers."""
+    """:class:`~jetstream_client.consume.messages.Messages` of an ordered consumer, however often it is recreated."""
 
     def __init__(self, ordered: OrderedConsumer, pulling: pulls.Pulling, on_error: OnError | None) -> None:
         self._ordered = ordered

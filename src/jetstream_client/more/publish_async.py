@@ -1,8 +1,8 @@
-"""Publishing without waiting for each answer: one future a message, in a bounded number.
+"""Publishing without waiting for each answer: one future for each message, in a limited number.
 
-After nats.go's ``PublishAsync``. Nothing waits for ever: a slot becomes free when the stream answers, when it has not
-for ``ack_timeout``, when the connection is lost, when the message is refused before it is sent, and when the caller
-cancels the future.
+After nats.go's ``PublishAsync``. Nothing waits without end: a slot becomes free when the stream answers, after
+``ack_timeout`` without an answer, when the connection is lost, when the message is refused before it is sent, and when
+the caller cancels the future.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 4_000
-"""Messages without an answer, as in nats.go and nats-py."""
+"""Messages without an answer, at most, as in nats.go and nats-py."""
 ACK_TIMEOUT = 30.0
-"""Seconds, as in async-nats: a stream whose leader changes answers after several."""
+"""Seconds, as in async-nats. A stream whose leader changes answers after several seconds."""
 
-_CLOSED = "this publisher was closed, nothing was sent: open another one"
+_CLOSED = "the message was not sent because the publisher was closed: open another one"
 
 OnError = Callable[[OutgoingMessage, Exception], object]
 OnAck = Callable[[OutgoingMessage, PubAck], object]
 
 
 class PublishFuture(asyncio.Future[PubAck]):
-    """The stream's answer to come. Awaited it gives the :class:`PubAck`, or raises what :meth:`JetStream.publish` does.
+    """A future of the stream's answer. Awaiting it returns the :class:`PubAck`, or raises as :meth:`JetStream.publish`.
 
-    ``message`` is what was sent. ``exception()`` is the error once it is done. Cancelling it frees its slot; the
-    message may be stored nevertheless.
+    ``message`` is the message that was sent. When the future is done, ``exception()`` returns the error. Cancelling it
+    frees its slot; the message may be stored nevertheless.
     """
 
     def __init__(self, message: OutgoingMessage, free: Callable[[], object], attempts: int, wait: float) -> None:
         super().__init__()
         self.message = message
         self._free = free
-        self._attempts = attempts  # that are left when nobody answers
+        self._attempts = attempts  # that are left if no stream answers
         self._wait = wait
 
     def cancel(self, msg: Any = None) -> bool:
@@ -70,15 +70,16 @@ class PublishFuture(asyncio.Future[PubAck]):
 
 
 class AsyncPublisher:
-    """Get one from :meth:`JetStream.publisher`, or use the context's own: :meth:`JetStream.publish_async`.
+    """Publishes without waiting for each answer. Get one from :meth:`JetStream.publisher`, or use the one of the
+    context with :meth:`JetStream.publish_async`.
 
-    max_pending:   how many messages may be without an answer.
-    stall_timeout: seconds that :meth:`publish` waits for a slot. None: as long as it takes, which ``ack_timeout``
-                   bounds. 0: not at all.
-    ack_timeout:   seconds for each answer.
-    on_error:      called with the message and its error when it fails. Without one, asyncio logs an error that nobody
-                   has asked its future for.
-    on_ack:        called with the message and its :class:`PubAck` when it is stored.
+    max_pending:   messages that may be without an answer. Default 4,000.
+    stall_timeout: seconds that :meth:`publish` waits for a slot; 0 does not wait. Default None: until a slot is free,
+                   which ``ack_timeout`` limits.
+    ack_timeout:   seconds to wait for each answer. Default 30.
+    on_error:      called with the message and its error when publishing fails. Without it, asyncio logs an error that
+                   was not retrieved from its future.
+    on_ack:        called with the message and its :class:`PubAck` when the message is stored.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class AsyncPublisher:
 
     @property
     def pending(self) -> int:
-        """Messages without an answer."""
+        """Number of messages without an answer."""
         return len(self._pending)
 
     async def publish(
@@ -123,14 +124,14 @@ class AsyncPublisher:
         retry_wait: float = RETRY_WAIT,
         **options: Unpack[PublishOptions],
     ) -> PublishFuture:
-        """Send one message. Returns when it is sent, and before it is answered.
+        """Send one message. Returns when it is sent, before it is answered.
 
-        retry_attempts, retry_wait: as :meth:`JetStream.publish`, within ``ack_timeout``.
+        The parameters are those of :meth:`JetStream.publish`. All attempts must fit into ``ack_timeout``.
 
         Raises:
-            InvalidValue, ServerTooOld: as :meth:`JetStream.publish`; a ``reply`` subject is one of the former.
+            InvalidValue, ServerTooOld: as :meth:`JetStream.publish`. A ``reply`` subject is an InvalidValue.
             TooManyPending: no slot became free within ``stall_timeout``; nothing was sent.
-            PublisherClosed: after :meth:`close`; nothing was sent.
+            PublisherClosed: the publisher was closed; nothing was sent.
             ConnectionLost: not connected at this moment; nothing was sent.
         """
         check_count("retry_attempts", retry_attempts, 0)
@@ -147,15 +148,15 @@ class AsyncPublisher:
             await self._api.connection.publish(subject, data, inbox.subject(number), message.header)
         except BaseException:
             if not future.cancel():
-                future.exception()  # it failed meanwhile, and the caller is told that it was not sent
+                future.exception()  # marks it as retrieved: it failed meanwhile, and this call raises the other error
             raise
         return future
 
     async def complete(self, timeout: float | None = None) -> None:
-        """Wait until no message is without an answer, those that are published meanwhile included.
+        """Wait until every message is answered, including those that are published meanwhile.
 
-        It says nothing about success: ask the futures, or give ``on_error``. At most ``ack_timeout`` after the last
-        publish, so ``timeout`` seconds are only a shorter limit. Raises RequestTimeout.
+        It does not report failures: check the futures, or set ``on_error``. It takes at most ``ack_timeout`` after the
+        last publish; ``timeout`` sets a shorter limit in seconds. Raises RequestTimeout.
         """
         if timeout is not None:
             check_seconds("timeout", timeout, zero=True)
@@ -164,10 +165,11 @@ class AsyncPublisher:
                 while self._pending:
                     await asyncio.wait(list(self._pending.values()))
         except TimeoutError:
-            raise RequestTimeout(f"{self.pending} messages have no answer after {timeout:g} s") from None
+            text = f"{self.pending} messages have no answer after {timeout:g} s: wait longer"
+            raise RequestTimeout(text) from None
 
     async def close(self) -> None:
-        """End it: nothing more is published, and no answer is listened for. What has none fails: PublisherClosed."""
+        """Close the publisher, and stop listening for answers. Unanswered messages fail with PublisherClosed."""
         self._closed = True
         self._api.connection.when_lost.discard(self._lost)
         inbox, self._inbox = self._inbox, None
@@ -199,7 +201,7 @@ class AsyncPublisher:
         return self._inbox
 
     def _free(self, number: int) -> PublishFuture | None:
-        """Give its slot to the next message at once. None if it was done before."""
+        """Free the slot of a message. Returns its future, or None if it was freed before."""
         future = self._pending.pop(number, None)
         if future is not None:
             self._timers.pop(number).cancel()
@@ -249,7 +251,7 @@ class AsyncPublisher:
         self._fail(number, error)
 
     def _lost(self, error: ConnectionLost) -> None:
-        """The answers of before will not come, and what was sent may be stored or not."""
+        """Fail all messages: their answers will not arrive, and they may be stored or not."""
         self._give_up(type(error), f"no answer from the stream, the message may be stored: {error}")
 
     def _give_up(self, kind: type[JetStreamError], what: str) -> None:
@@ -274,7 +276,7 @@ class AsyncPublisher:
         future.set_exception(error)
         if self._on_error is None:
             return
-        future.exception()  # the handler has it
+        future.exception()  # marks it as retrieved: the handler gets it
         try:
             self._on_error(future.message, error)
         except Exception:

@@ -1,6 +1,6 @@
-"""A push consumer: the server sends to its ``deliver_subject``, whoever listens there reads.
+"""A push consumer, whose messages the server sends to its ``deliver_subject``.
 
-Idle heartbeats and flow control: ADR-15, and ``sendIdleHeartbeat``, ``sendFlowControl`` in nats-server's
+Sources: ADR-15 (idle heartbeats and flow control), and ``sendIdleHeartbeat`` and ``sendFlowControl`` in nats-server's
 ``server/consumer.go``.
 """
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from jetstream_client.wire.protocol import Reply
 
 MOST_UNREAD = 512 << 10
-"""Messages that wait unread; more are dropped, which is SlowConsumer. nats.go's DefaultSubPendingMsgsLimit."""
+"""Messages that wait unread, at most. More are dropped (SlowConsumer). nats.go's DefaultSubPendingMsgsLimit."""
 MOST_UNREAD_BYTES = 256 << 20
 HEARTBEATS_MISSED = 2
 _FLOW_CONTROL = "$JS.FC."
-"""How the subject begins on which the server waits for a slow reader's answer. Others are not answered: anybody may
-publish what looks like a flow control message, and would have this client publish where he may not."""
+"""Beginning of the subjects of flow control, on which a slow reader answers the server. Other subjects are not
+answered: any client could send a message that looks like flow control, and so make this client publish for it."""
 
 
 class PushConsumer:
-    """A push consumer's handle; :meth:`Stream.push_consumer` makes one without a round trip.
+    """A handle for a push consumer. :meth:`Stream.push_consumer` returns one without a request.
 
-    Its ``deliver_group`` makes it a queue group: several clients share the messages. With ``idle_heartbeat`` a silent
-    server is noticed, with ``flow_control`` the server waits for a slow reader; both are best switched on.
+    With a ``deliver_group``, several clients share the messages. With ``idle_heartbeat``, a silent server is noticed.
+    With ``flow_control``, the server waits for a slow reader. Setting the last two is recommended.
     """
 
     def __init__(self, js: JetStream, stream: str, name: str) -> None:
@@ -52,32 +52,32 @@ class PushConsumer:
         return f"<PushConsumer {self.name} of {self.stream}>"
 
     async def info(self, *, patience: float = 0) -> ConsumerInfo:
-        """Fresh. Raises ConsumerNotFound, StreamNotFound."""
+        """Request the current state. Raises ConsumerNotFound, StreamNotFound."""
         return await self._consumer.info(patience=patience)
 
     async def delete(self) -> None:
-        """Raises ConsumerNotFound."""
+        """Delete the consumer. Raises ConsumerNotFound."""
         await self._consumer.delete()
 
     def messages(self, *, on_error: OnError | None = None) -> PushMessages:
-        """Messages without end, as :meth:`Consumer.messages`.
+        """Messages without end, like :meth:`Consumer.messages`.
 
         The first use raises
 
-            ConsumerNotFound, StreamNotFound: there is none.
-            ConsumerIsPullBased: it has no ``deliver_subject``.
-            ConsumerIsBound: somebody else listens, and it is no queue group.
-            PermissionDenied: the account may not listen there.
+            ConsumerNotFound, StreamNotFound: the consumer or the stream does not exist.
+            ConsumerIsPullBased: the consumer has no ``deliver_subject``.
+            ConsumerIsBound: another client listens, and the consumer has no ``deliver_group``.
+            PermissionDenied: the user may not subscribe to the ``deliver_subject``.
 
-        and iterating, beside what :class:`~jetstream_client.consume.messages.Messages` says,
+        In addition to the errors of :class:`~jetstream_client.consume.messages.Messages`, iterating raises
 
-            DeliveriesMissed: the server has delivered what did not arrive. Not noticed in a queue group.
+            DeliveriesMissed: deliveries did not arrive. This is not noticed with a ``deliver_group``.
             SlowConsumer: messages were dropped because 524,288 messages or 256 MiB waited unread.
         """
         return PushMessages(self.js, self._bound, on_error)
 
     def consume(self, callback: Callback, *, on_error: OnFailure | None = None, ack: bool = False) -> Consuming:
-        """Call ``callback`` with each message, as :meth:`Consumer.consume`."""
+        """Call ``callback`` with one message after the other, like :meth:`Consumer.consume`."""
         return Consuming(lambda tell: PushMessages(self.js, self._bound, tell), callback, on_error, ack=ack)
 
     async def _bound(self) -> dict[str, Any]:
@@ -92,8 +92,8 @@ class PushConsumer:
 class PushMessages(Subscribed):
     """:class:`~jetstream_client.consume.messages.Messages` of a push consumer.
 
-    config:  the consumer's configuration, or what gives it: where it delivers, to which group, its heartbeats.
-    created: is awaited once that is listened to.
+    config:  the consumer's configuration, or a function that returns it.
+    created: called when the subscription is in place, and awaited. Default None.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class PushMessages(Subscribed):
             stalled = reply.headers.get("Nats-Consumer-Stalled", [""])[0]
             answer = reply.reply or stalled
             if answer.startswith(_FLOW_CONTROL):
-                self._put(answer)  # in its turn: the server goes on when what came before is read
+                self._put(answer)  # answered in its turn: the server continues when earlier messages are read
             last = reply.headers.get("Nats-Last-Consumer", ["0"])[0]
             self._arrived_up_to(int(last) if last.isdecimal() and len(last) < 20 else 0)
         elif reply.status:
@@ -144,7 +144,7 @@ class PushMessages(Subscribed):
             self._unread_bytes += reply.size
 
     def _arrived_up_to(self, last: int) -> None:
-        """Everything up to this delivery should be here; before the first one there may have been other listeners."""
+        """Check that all deliveries up to this one have arrived. Before the first one, others may have listened."""
         if 0 < self._last < last and not self._queue and not self._dropped:
             self._put(DeliveriesMissed(self._last, last))
             self._last = last

@@ -1,4 +1,4 @@
-"""Where a message would go: the servers' own message tracing (ADR-41, nats-server 2.11), with nothing delivered."""
+"""Where a message would go, by the servers' message tracing (ADR-41, nats-server 2.11). Nothing is delivered."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from jetstream_client.publish.message import Headers
     from jetstream_client.wire.protocol import Reply
 
-_NO_TRACE = "a trace of a message is not what nats-server promises"
+_NO_TRACE = "the trace of a message is invalid: a field is missing or has an invalid value"
 
 
 @dataclass(frozen=True)
 class Route:
-    """``raw`` is what each server on the way said (nats-server ``MsgTraceEvent``), the first is the nearest."""
+    """``raw`` contains the report of each server on the way (nats-server ``MsgTraceEvent``), the nearest one first."""
 
     raw: list[dict[str, Any]] = field(repr=False)
     streams: list[str]
-    """Those that would get it."""
+    """Streams that would get the message."""
     refused: list[str]
-    """Why it would not get on somewhere, in the servers' words."""
+    """Reasons for which a server would not pass it on, in the servers' words."""
 
     @classmethod
     def parse(cls, raw: list[dict[str, Any]]) -> Route:
-        """Raises ProtocolError."""
+        """Parse the servers' reports. Raises ProtocolError."""
         try:
             events = [event for each in raw for event in each["events"]]
             streams = [str(event["stream"]) for event in events if event["type"] == "js"]
@@ -41,7 +41,7 @@ class Route:
 
 
 def onward(said: dict[str, Any]) -> int:
-    """How many servers it went on to from this one, each of which says something, too. Raises ProtocolError."""
+    """Number of servers to which this one passed the message; each of them sends a report too. Raises ProtocolError."""
     hops = said.get("hops", 0)
     if type(hops) is not int or hops < 0:
         raise ProtocolError(_NO_TRACE)
@@ -49,7 +49,7 @@ def onward(said: dict[str, Any]) -> int:
 
 
 def came_on(said: dict[str, Any]) -> bool:
-    """Whether the message came to this server from another one."""
+    """Whether this server got the message from another one."""
     try:
         return "Nats-Trace-Hop" in said["request"]["header"]
     except (KeyError, TypeError):
@@ -57,7 +57,7 @@ def came_on(said: dict[str, Any]) -> bool:
 
 
 async def find(api: Api, subject: str, data: bytes, headers: Headers | None) -> Route:
-    """Raises RequestTimeout, PermissionDenied, InvalidValue, ServerTooOld."""
+    """Trace a message. Raises RequestTimeout, PermissionDenied, InvalidValue, ServerTooOld."""
     await api.require(MESSAGE_TRACING)
     connection = api.connection
     arrived: asyncio.Queue[Reply] = asyncio.Queue()
@@ -72,12 +72,13 @@ async def find(api: Api, subject: str, data: bytes, headers: Headers | None) -> 
                 while not begun or len(said) < expected:
                     said.append(decode_object((await arrived.get()).data, "a trace of a message"))
                     expected += onward(said[-1])
-                    begun = begun or not came_on(said[-1])  # one farther on may be heard first
+                    begun = begun or not came_on(said[-1])  # reports of more distant servers may arrive first
         except TimeoutError:
             connection.check_permitted(subject)
-            raise RequestTimeout(f"{len(said)} of {expected} servers said where {subject!r} goes") from None
+            text = f"only {len(said)} of {expected} servers reported the route of {subject!r}: try again"
+            raise RequestTimeout(text) from None
     route = Route.parse(said)
     if route.refused:
-        await connection.flush()  # a permission that lacks is said on the side
+        await connection.flush()  # a missing permission is not reported as an answer
         connection.check_permitted(subject)
     return route

@@ -159,8 +159,8 @@ class Batch:
                 return await answer
         except TimeoutError:
             self._api.connection.check_permitted(message.subject)
-            text = f"no answer to message {number} of batch {self.id} within {limit:g} s: send the batch again"
-            raise RequestTimeout(text) from None
+            text = f"no answer to message {number} of batch {self.id} within {limit:g} s"
+            raise RequestTimeout(f"{text}: repeat the batch with the same message ids") from None
 
     def _deliver(self, reply: Reply) -> None:
         number = inbox_number(reply.subject)
@@ -175,12 +175,14 @@ class Batch:
                 answer.set_result(reply.data)
 
     def _check(self, number: int, reply: Reply) -> None:
-        """Raises the error in an answer. An empty answer and the answer of the batch are none."""
+        """Raises the error in an answer that is neither empty nor the answer to the whole batch."""
         if reply.status == NO_RESPONDERS:
             raise NoStreamResponse(self._subjects[number - 1])
         if reply.data and not (ack := PubAck.parse(reply.data)).batch_id:
-            stored = f"as sequence {ack.seq} of stream {ack.stream!r}"
-            raise JetStreamError(f"message {number} was stored outside the batch, {stored}: does it support batches?")
+            raise JetStreamError(
+                f"message {number} was stored outside the batch, as sequence {ack.seq} of stream {ack.stream!r}: check "
+                "that its server supports atomic batches (nats-server 2.12)"
+            )
 
     def _lost(self, error: ConnectionLost) -> None:
         error.add_note(f"batch {self.id} was not committed, or the answer to its commit is lost")

@@ -155,7 +155,7 @@ class FastWindow:
             self._ack = ack
             self._confirm(ack.batch_size)
         else:
-            self._refuse(number, ProtocolError("it was stored outside the batch: does the stream support batches?"))
+            self._refuse(number, ProtocolError("it was stored outside the batch, by a server without such batches"))
 
     def _confirm(self, number: int) -> None:
         for each in range(self.confirmed + 1, min(number, self.sent) + 1):

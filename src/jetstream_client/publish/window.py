@@ -132,7 +132,7 @@ class PublishWindow:
 
     @property
     def failed(self) -> bool:
-        """Whether a message was refused. Then send nothing more, wait for the other answers, and call :meth:`result`."""
+        """Whether a message was refused. Then send nothing more, wait for the other answers and call :meth:`result`."""
         return self._failure is not None
 
     def add(self, message: OutgoingMessage, now: float = 0.0) -> int:
