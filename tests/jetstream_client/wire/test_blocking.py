@@ -106,7 +106,7 @@ def test_a_server_that_hangs_is_a_lost_connection(serve: Serve, monkeypatch: pyt
             connection.receive(0.05)  # our own pause is not its silence
         os.kill(server.pid, signal.SIGSTOP)
         try:
-            with pytest.raises(ConnectionLost, match="does not answer"):
+            with pytest.raises(ConnectionLost, match="did not answer a PING"):
                 connection.receive(5)
         finally:
             os.kill(server.pid, signal.SIGCONT)
