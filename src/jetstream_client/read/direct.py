@@ -165,7 +165,7 @@ class DirectWindow:
                 sequence = message.sequence
                 if sequence != segment.next:
                     if sequence < segment.next:
-                        raise JetStreamError(f"direct get answered out of order: {sequence} after {segment.next - 1}")
+                        raise JetStreamError(f"direct get answered with sequence {sequence} after {segment.next - 1}")
                     if segment.next <= segment.last and self._subject is None:
                         self._missing.append((segment.next, min(sequence - 1, segment.last)))
                 segment.next = sequence + 1
