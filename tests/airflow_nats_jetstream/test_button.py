@@ -172,7 +172,10 @@ WHO: dict[str, Case] = {
         lambda s, _: {"servers": s.url("nkey", "plain"), "nkey_secret": changed(s.nkey.seed)},
         "nkey_secret='…': the seed's checksum is wrong",
     ),
-    "no seed": (lambda s, _: {"servers": s.accounts, "nkey_secret": SECRET}, "nkey_secret='…': the seed.*SU.*path"),
+    "no seed": (
+        lambda s, _: {"servers": s.accounts, "nkey_secret": SECRET},
+        "nkey_secret='…': a user's seed.*SU.*path",
+    ),
     "seed for nobody": (
         lambda s, _: {"servers": s.url("token", "plain"), "nkey_secret": s.nkey.seed},
         "it sent no nonce to sign",
