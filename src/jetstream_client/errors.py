@@ -702,8 +702,8 @@ class AddressUnknown(JetStreamError):
 
     def __init__(self, domain: str, problem: str) -> None:
         super().__init__(
-            f"acknowledgements in domain {domain!r} could reach another consumer of the same name: {problem}. Or "
-            "connect to a server of that domain with the account that has the stream"
+            f"acknowledgements in domain {domain!r} could reach another consumer of the same name: {problem}. "
+            "Alternatively, connect to a server of that domain with the account that has the stream"
         )
         self.domain = domain
         self.problem = problem
