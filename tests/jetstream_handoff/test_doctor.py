@@ -161,7 +161,7 @@ async def test_no_server(settings: ConnectionSettings) -> None:
     sections = await find(replace(settings, servers=url, connect_timeout=0.5))
     (found,) = to_do(sections)
     assert found.startswith(f"{url}: no NATS server reachable at {url} within 0.5 s")
-    assert "check servers and port" in found
+    assert "check the addresses and ports" in found
     assert {each.text for title in sections if title != "Connection" for each in sections[title]} == {
         "there is no connection"
     }
