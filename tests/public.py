@@ -365,9 +365,14 @@ def others(entry: Entry) -> Iterator[str]:
     """The docstrings that may describe parameters or fields of this one, too."""
     if kind := entry.kind or entry.owner:
         yield from (documentation(each) for each in ours(kind))
-    for _, name in _ROLE.findall(entry.doc):
-        if target := target_of(name, entry):
-            yield target.doc
+    seen, following = {entry.name}, [entry]
+    for each in following:
+        for _, name in _ROLE.findall(each.doc):
+            target = target_of(name, each)
+            if target is not None and target.name not in seen:
+                seen.add(target.name)
+                following += [target] if target.kind is None else []
+                yield target.doc
 
 
 def facts(entry: Entry) -> Said:
@@ -381,10 +386,12 @@ def facts(entry: Entry) -> Said:
 
 
 def undescribed(entry: Entry) -> list[str]:
-    """The public parameters that no docstring describes."""
-    described = {name for name, text in facts(entry).fields.items() if text}
+    """The public parameters and attributes that no docstring describes."""
+    found = facts(entry)
+    more = attributes(entry.kind, found) if entry.kind else {}
+    described = {name for name, text in (found.fields | more).items() if text}
     mentioned = {name for doc in (entry.doc, *others(entry)) for name in re.findall(r"``(\w+)(?:\(\))?``", doc)}
-    return [name for name in parameters(entry) if name not in described | mentioned]
+    return [name for name in (*parameters(entry), *more) if name not in described | mentioned]
 
 
 def target_of(name: str, entry: Entry) -> Entry | None:
@@ -425,14 +432,17 @@ def wrapped(text: str, begin: str = "") -> str:
 
 
 def prose(paragraph: str, entry: Entry, page: str) -> Iterator[str]:
-    """A list stays a list, and what is indented is code."""
+    """A list stays a list. What is indented is a list of errors, or else code."""
     if re.match(r"[*-] ", paragraph):
         yield "\n".join(wrapped(markdown(each[2:], entry, page), "- ") for each in items(paragraph))
         return
     text, _, code = paragraph.partition("\n    ")
     yield wrapped(markdown(text, entry, page).removesuffix(":" if text.endswith("::") else ""))
-    if code:
-        yield f"```\n{textwrap.dedent(f'    {code}').strip()}\n```"
+    code = textwrap.dedent(f"    {code}").strip()
+    if code and all(map(_FIELD.match, items(code))):
+        yield errors(items(code), entry, page)
+    elif code:
+        yield f"```\n{code}\n```"
 
 
 def listed(found: dict[str, str], entry: Entry, page: str) -> str:
@@ -455,13 +465,13 @@ def errors(raises: list[str], entry: Entry, page: str) -> str:
     return "\n".join(wrapped(markdown(line, entry, page), "- ") for line in lines)
 
 
-def attributes(kind: type, found: Said, given: dict[str, Any]) -> dict[str, str]:
-    """Fields that are no parameters, and properties, with their descriptions."""
-    own = {name: found.fields.get(name, "") for name in fields(kind)}
-    for name, value in members(kind):
-        if isinstance(value, property | cached_property):
-            own[name] = documentation(value) or found.fields.get(name, "")
-    return {name: text for name, text in own.items() if text and name not in given}
+def attributes(kind: type, found: Said) -> dict[str, str]:
+    """Fields and properties with their descriptions. Those of operators and errors are not for their users."""
+    if is_configured(kind) or issubclass(kind, BaseException):
+        return {}
+    properties = {name: value for name, value in members(kind) if isinstance(value, property | cached_property)}
+    own = {name: documentation(value) for name, value in properties.items()}
+    return {name: own.get(name) or found.fields.get(name, "") for name in (*fields(kind), *properties)}
 
 
 def section(entry: Entry, page: str) -> Iterator[str]:
@@ -476,9 +486,10 @@ def section(entry: Entry, page: str) -> Iterator[str]:
     more_of_airflow = entry.kind and is_configured(entry.kind)
     names = [*given, *(said(entry.doc, set()).fields if more_of_airflow else ())]
     if described := {name: found.fields[name] for name in names if found.fields.get(name)}:
-        yield listed(described, entry, page)
-    if entry.kind and not is_configured(entry.kind) and (more := attributes(entry.kind, found, given)):
-        yield f"Attributes:\n\n{listed(more, entry, page)}"
+        yield f"Parameters:\n\n{listed(described, entry, page)}"
+    more = attributes(entry.kind, found) if entry.kind else {}
+    if shown := {name: text for name, text in more.items() if text and name not in given}:
+        yield f"Attributes:\n\n{listed(shown, entry, page)}"
     if found.raises:
         yield f"Raises:\n\n{errors(found.raises, entry, page)}"
 

@@ -1,4 +1,4 @@
-"""The reference of everything public: the committed pages are up to date."""
+"""The reference of everything public: no parameter is without a description, and the committed pages are up to date."""
 
 import inspect
 from importlib import import_module
@@ -8,7 +8,9 @@ import pytest
 from airflow.sdk import BaseOperator
 
 from airflow_nats_jetstream.get_provider_info import get_provider_info
-from tests.public import FOLDER, PACKAGES, PAGES, Entry, rendered, said, signature, targets, undescribed
+from tests.public import FOLDER, PACKAGES, PAGES, Entry, everything, rendered, said, signature, targets, undescribed
+
+ENTRIES = [entry for found in everything().values() for entry in found]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -18,6 +20,14 @@ def test_the_page_is_what_the_docstrings_say(page: str) -> None:
 
 def test_no_other_page_is_there() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == set(PAGES)
+
+
+def test_everything_public_has_a_docstring() -> None:
+    assert [entry.name for entry in ENTRIES if not entry.doc] == []
+
+
+def test_every_public_parameter_is_described() -> None:
+    assert [f"{entry.name}: {name}" for entry in ENTRIES for name in undescribed(entry)] == []
 
 
 def is_for_a_dag(value: Any) -> bool:

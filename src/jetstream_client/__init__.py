@@ -22,7 +22,8 @@ async def connect(settings: ConnectionSettings, *, trace: Trace | None = None) -
 
     nats-py is imported only here, so that a Spark executor can use the bulk connection without it.
 
-    trace:  callbacks for every request, see :class:`Trace`. Default None.
+    settings:  the servers, and how to connect to them.
+    trace:     callbacks for every request, see :class:`Trace`. Default None.
 
     Raises:
         ConnectionFailed: no server was reachable within ``settings.connect_timeout`` seconds.

@@ -16,13 +16,17 @@ _LIMITS = ("max_memory", "max_storage", "max_streams", "max_consumers")
 
 @dataclass(frozen=True)
 class AccountLimits:
-    """The limits of the account; -1 means no limit. ``raw`` contains the less common ones (``max_ack_pending``, …)."""
+    """The limits of the account; -1 means no limit. ``raw`` contains the less common ones (``max_ack_pending``, …).
+
+    max_memory:     bytes in memory streams.
+    max_storage:    bytes in file streams.
+    max_streams:    number of streams.
+    max_consumers:  number of consumers.
+    """
 
     raw: dict[str, Any] = field(repr=False)
     max_memory: int
-    """Bytes."""
     max_storage: int
-    """Bytes."""
     max_streams: int
     max_consumers: int
 
@@ -30,14 +34,19 @@ class AccountLimits:
 @dataclass(frozen=True)
 class AccountInfo:
     """The answer to ``INFO`` (nats-server ``JetStreamAccountStats``). Numbers are totals of all tiers, ``raw`` is the
-    server's answer."""
+    server's answer.
+
+    limits:     limits of the account.
+    memory:     bytes of messages in memory streams.
+    storage:    bytes of messages in file streams.
+    streams:    number of streams.
+    consumers:  number of consumers.
+    """
 
     raw: dict[str, Any] = field(repr=False)
     limits: AccountLimits
     memory: int
-    """Bytes of messages in memory streams."""
     storage: int
-    """Bytes of messages in file streams."""
     streams: int
     consumers: int
 

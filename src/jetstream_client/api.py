@@ -48,7 +48,12 @@ class Api:
         self._level = ("", 0)  # the connected server's version, and the API level that was last found out for it
 
     async def request(self, subject: str, data: bytes = b"", *, headers: Headers | None = None) -> Reply:
-        """Send one request and return its answer, with tracing. Raises what :meth:`Connection.request` raises."""
+        """Send one request and return its answer, with tracing. Raises what :meth:`Connection.request` raises.
+
+        subject:  subject of the request.
+        data:     body of the request. Default: empty.
+        headers:  headers of the request. Default None.
+        """
         clock = asyncio.get_running_loop()
         start = clock.time()
         self.trace.tell(RequestSent(subject, data))
@@ -65,8 +70,10 @@ class Api:
         patience: float = 0,
         headers: Headers | None = None,
     ) -> Any:
-        """Send a request of the JetStream API, e.g. ``STREAM.INFO.ORDERS``. Returns the decoded answer.
+        """Send a request of the JetStream API. Returns the decoded answer.
 
+        request:  its subject without the prefix, for example ``STREAM.INFO.ORDERS``.
+        payload:  body of the request, sent as JSON. Default None: an empty body.
         patience: seconds during which the request is repeated if the connection is lost, a leader is missing or no
                   answer arrives. Default 0. Only for requests that may be repeated.
         headers:  for example ``{"Nats-Required-Api-Level": "2"}``, with which a server of a lower level refuses the

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 
 class JetStream(Publishing):
-    """A JetStream context. :func:`jetstream_client.connect` opens one, and :meth:`with_options` derives another."""
+    """A JetStream context. :func:`jetstream_client.connect` opens one, and :meth:`with_options` derives another.
+
+    The methods for consumers are also methods of a :class:`Stream`. Here their first parameter is ``stream``, the name
+    of the stream that the consumer belongs to.
+    """
 
     def with_options(
         self,
@@ -48,11 +52,11 @@ class JetStream(Publishing):
         return JetStream(self.connection, settings=replace(self.settings, **options), trace=trace or self.trace)
 
     def stream(self, name: str) -> Stream:
-        """A handle for a stream, without a request. Raises InvalidValue for a name that JetStream forbids."""
+        """A handle for the stream ``name``, without a request. Raises InvalidValue if JetStream forbids the name."""
         return Stream(self, name)
 
     async def get_stream(self, name: str) -> Stream:
-        """A handle for an existing stream. Raises StreamNotFound."""
+        """A handle for the existing stream ``name``. Raises StreamNotFound."""
         stream = Stream(self, name)
         await stream.info()
         return stream
@@ -119,7 +123,7 @@ class JetStream(Publishing):
                 return await self.get_stream(name)
 
     async def delete_stream(self, name: str) -> None:
-        """Delete a stream with all its messages and consumers. Raises StreamNotFound."""
+        """Delete the stream ``name`` with all its messages and consumers. Raises StreamNotFound."""
         await self.stream(name).delete()
 
     async def stream_names(self, *, subject: str | None = None) -> AsyncIterator[str]:
@@ -137,7 +141,7 @@ class JetStream(Publishing):
             yield StreamInfo(info)
 
     async def stream_name_by_subject(self, subject: str) -> str:
-        """The stream that listens on the subject. For a wildcard, the first one: :meth:`stream_names` lists all.
+        """The stream that listens on ``subject``. For a wildcard, the first one: :meth:`stream_names` lists all.
 
         Raises:
             StreamNotFound: no stream listens on it.
@@ -148,7 +152,7 @@ class JetStream(Publishing):
         raise StreamNotFound(404, 10059, f"no stream listens on {subject!r}")
 
     def consumer(self, stream: str, name: str) -> Consumer:
-        """A handle for a consumer, without a request. Raises InvalidValue for a name that JetStream forbids."""
+        """A handle for the consumer ``name``, without a request. Raises InvalidValue if JetStream forbids the name."""
         return self.stream(stream).consumer(name)
 
     async def get_consumer(self, stream: str, name: str) -> Consumer:

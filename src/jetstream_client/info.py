@@ -19,6 +19,7 @@ class Info:
 
     @property
     def config(self) -> dict[str, Any]:
+        """The configuration, with the server's field names; durations are integer nanoseconds."""
         return dict(self.raw["config"])
 
     @property
@@ -116,7 +117,7 @@ class ConsumerInfo(Info):
 
 @dataclass(frozen=True)
 class PauseState:
-    """The server's answer to a pause or resume. Raises ProtocolError if a required field is missing."""
+    """The answer to a pause or resume; ``raw`` is all of it. Raises ProtocolError if a required field is missing."""
 
     raw: dict[str, Any] = field(repr=False)
 

@@ -45,6 +45,8 @@ class Publishing(Api):
     ) -> PubAck:
         """Publish one message and wait for the stream's answer.
 
+        subject: where to publish.
+        data:    payload. Default: empty.
         headers: headers of the message, which are copied. A header that contradicts an option is refused.
         timeout: seconds to wait for the answer. Default ``settings.request_timeout`` (5 s).
         retry_attempts: how many times the message is sent again if no stream answers, which happens while a stream has
@@ -235,6 +237,8 @@ class Publishing(Api):
 
     async def route(self, subject: str, data: bytes = b"", *, headers: Headers | None = None) -> Route:
         """Find the streams that would get this message. Nothing is stored or delivered (nats-server 2.11).
+
+        subject, data, headers:  as for :meth:`publish`.
 
         Whether a stream would accept the message's headers and size is not checked.
 

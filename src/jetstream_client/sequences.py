@@ -35,12 +35,12 @@ class Sequences:
 
     @classmethod
     def of(cls, sequences: Iterable[int]) -> Sequences:
-        """Make a set from single sequences in any order; repeated ones count once."""
+        """Make a set from single ``sequences`` in any order; repeated ones count once."""
         return cls.from_ranges((sequence, sequence) for sequence in sorted(sequences))
 
     @classmethod
     def from_ranges(cls, ranges: Iterable[tuple[int, int]]) -> Sequences:
-        """Make a set from inclusive ranges in any order, which may overlap or touch."""
+        """Make a set from inclusive ``ranges`` in any order, which may overlap or touch."""
         joined: list[tuple[int, int]] = []
         for first, last in sorted(ranges):
             if joined and first <= joined[-1][1] + 1:
@@ -51,14 +51,17 @@ class Sequences:
 
     @property
     def count(self) -> int:
+        """Number of sequences."""
         return sum(last - first + 1 for first, last in self.ranges)
 
     @property
     def first(self) -> int:
+        """The lowest sequence; the set must not be empty."""
         return self.ranges[0][0]
 
     @property
     def last(self) -> int:
+        """The highest sequence; the set must not be empty."""
         return self.ranges[-1][1]
 
     def __bool__(self) -> bool:
@@ -153,7 +156,8 @@ class Sequences:
 
     @classmethod
     def from_json(cls, value: object, field: str = "ranges", most: int = MOST_RANGES) -> Sequences:
-        """Read the value of :meth:`to_json`: at most ``most`` ranges, ascending from 1, with a gap between any two.
+        """Read ``value``, which :meth:`to_json` returned: at most ``most`` ranges, ascending from 1, with a gap between
+        any two. Errors name it ``field``.
 
         Raises:
             InvalidValue: the value is anything else.

@@ -81,6 +81,7 @@ class Stream:
         A nested field, such as ``placement.cluster``, does not change its neighbours; a list is replaced. Two
         concurrent updates can undo each other, because JetStream has no revision of a configuration.
 
+        config:  the fields to change, as for :meth:`JetStream.create_stream`.
         remove:  fields to reset to the server's default. ``remove=["mirror"]`` turns a mirror into an independent
                  stream (nats-server 2.12); ``remove=["metadata"]`` with a new ``metadata`` drops all old entries.
 
@@ -212,6 +213,7 @@ class Stream:
         """Get the last message of each subject that matches one of these filters, ordered by sequence (ADR-31,
         nats-server 2.11). All messages are the state of one moment.
 
+        subjects:                    filters, with or without wildcards.
         up_to_sequence, up_to_time:  ignore messages that were stored after this sequence or time.
 
         Raises:
@@ -221,7 +223,7 @@ class Stream:
         return stored.batch(self, stored.last_selection(subjects, up_to_sequence, up_to_time), None)
 
     async def delete_message(self, sequence: int) -> None:
-        """Delete one message. Its bytes stay on the disk until their block is rewritten.
+        """Delete the message with this ``sequence``. Its bytes stay on the disk until their block is rewritten.
 
         Raises:
             SequenceNotFound: the message was deleted before.
@@ -241,17 +243,17 @@ class Stream:
                 raise ValueError
 
     def consumer(self, name: str) -> Consumer:
-        """A handle for a pull consumer, without a request."""
+        """A handle for the pull consumer ``name``, without a request."""
         return Consumer(self.js, self.name, name)
 
     async def get_consumer(self, name: str) -> Consumer:
-        """A handle for an existing pull consumer. Raises ConsumerNotFound, StreamNotFound."""
+        """A handle for the existing pull consumer ``name``. Raises ConsumerNotFound, StreamNotFound."""
         consumer = self.consumer(name)
         await consumer.info()
         return consumer
 
     def push_consumer(self, name: str) -> PushConsumer:
-        """A handle for a push consumer, without a request. Create such a consumer with a ``deliver_subject``."""
+        """A handle for the push consumer ``name``, without a request. It was created with a ``deliver_subject``."""
         return PushConsumer(self.js, self.name, name)
 
     def ordered_consumer(
@@ -314,6 +316,8 @@ class Stream:
 
         Returns and raises as :meth:`JetStream.create_or_update_stream`. Without ``name`` or ``durable_name`` a consumer
         is always created. An existing consumer keeps its ``ack_policy``: the server refuses to change it.
+
+        config:  as for :meth:`create_consumer`.
         """
         wanted = configs.check_consumer_config(config)
         if "name" not in wanted:
@@ -331,6 +335,8 @@ class Stream:
         """The existing consumer, or a new one, like :meth:`JetStream.get_or_create_stream`.
 
         Without ``name`` or ``durable_name`` a consumer is always created.
+
+        config:  as for :meth:`create_consumer`.
         """
         wanted = configs.check_consumer_config(config)
         if "name" not in wanted:
@@ -345,7 +351,7 @@ class Stream:
                 return await self.get_consumer(name)
 
     async def delete_consumer(self, name: str) -> None:
-        """Delete a consumer. Raises ConsumerNotFound."""
+        """Delete the consumer ``name``. Raises ConsumerNotFound."""
         await self.consumer(name).delete()
 
     async def consumer_names(self) -> AsyncIterator[str]:

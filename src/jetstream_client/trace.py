@@ -15,7 +15,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RequestSent:
-    """A request that is about to be sent. It contains no credentials: these are in CONNECT, which is not traced."""
+    """A request that is about to be sent. It contains no credentials: these are in CONNECT, which is not traced.
+
+    subject:  subject of the request.
+    data:     body of the request. ``repr`` does not show it.
+    """
 
     subject: str
     data: bytes = field(repr=False)
@@ -23,9 +27,11 @@ class RequestSent:
 
 @dataclass(frozen=True)
 class ResponseReceived:
-    """The answer to the request on ``subject``. ``repr`` shows neither data nor headers, because the answer may contain
-    a stored message.
+    """The answer to a request. ``repr`` shows neither data nor headers: the answer may contain a stored message.
 
+    subject:  subject of the request.
+    data:     body of the answer.
+    headers:  headers of the answer, with all their values.
     status:   0, or the code of an answer without a body: 404, or 503 if nothing listens on the subject.
     seconds:  time since the request.
     """
@@ -47,6 +53,9 @@ class Trace:
 
     They are called in the event loop, so they must be quick. An exception in a callback is logged with its traceback
     and does not affect the request. A request that is not answered in time has no ``ResponseReceived``.
+
+    request_sent:       called with each request before it is sent. Default None.
+    response_received:  called with each answer. Default None.
     """
 
     request_sent: Callable[[RequestSent], object] | None = None

@@ -54,8 +54,9 @@ class Consumer:
     * :meth:`pull`: one batch, as it arrives;
     * :meth:`messages`, :meth:`consume`: without end.
 
-    If a pull ends for another reason than "no messages", they raise
+    If a pull ends for another reason than "no messages", they raise one of these errors.
 
+    Raises:
         ConsumerDeleted: the consumer or its stream does not exist, or was deleted.
         ConsumerIsPushBased: the consumer has a ``deliver_subject``.
         PullLimitExceeded: a request exceeds the messages, seconds or bytes that the consumer allows. Its subclasses are
@@ -93,6 +94,9 @@ class Consumer:
         """Change the given fields and no other field, like :meth:`Stream.update`.
 
         ``filter_subjects`` replaces ``filter_subject``, and the reverse. The ``ack_policy`` is kept unless it is given.
+
+        config:  the fields to change, as for :meth:`Stream.create_consumer`.
+        remove:  fields to reset to the server's default.
 
         Raises:
             ConsumerNotFound: the consumer does not exist; it is not created.
@@ -136,7 +140,7 @@ class Consumer:
         return PauseState(await self.js.api(f"CONSUMER.PAUSE.{self.stream}.{self.name}"))
 
     async def unpin(self, group: str) -> None:
-        """End the pin of a ``pinned_client`` priority group, so that the server picks another client (ADR-42).
+        """End the pin of a ``pinned_client`` priority ``group``, so that the server picks another client (ADR-42).
 
         Raises:
             ServerTooOld: the server is older than nats-server 2.11.
@@ -147,8 +151,8 @@ class Consumer:
         await self.js.api(f"CONSUMER.UNPIN.{self.stream}.{self.name}", {"group": group})
 
     async def reset(self, sequence: int | None = None) -> int:
-        """Reset the consumer on the server: deliver again from the acknowledgement floor, or from a stream sequence on.
-        Returns the sequence from which it delivers.
+        """Reset the consumer on the server: deliver again from the acknowledgement floor, or from the stream sequence
+        ``sequence`` on. Returns the sequence from which it delivers.
 
         Do not use this for a consumer that claims are taken from: acknowledgements that are still on their way would
         count for the new deliveries, and messages would be lost. Use :func:`jetstream_handoff.reset.reset`, which waits
@@ -238,8 +242,8 @@ class Consumer:
         return await self._first(self._window(1, expires=max_wait, heartbeat=heartbeat, priority=priority))
 
     async def ack_next(self, message: Message, *, max_wait: float = 30.0) -> Message:
-        """Acknowledge a message of this consumer, and pull the next one in the same request (``+NXT``), within
-        ``max_wait`` seconds (default 30).
+        """Acknowledge ``message``, which this consumer delivered, and pull the next one in the same request
+        (``+NXT``), within ``max_wait`` seconds (default 30).
 
         Raises:
             InvalidValue: another consumer delivered the message.
@@ -296,7 +300,10 @@ class Consumer:
         priority: Priority | None = None,
     ) -> AbstractAsyncContextManager[Pull]:
         """A pull of at most ``batch`` messages, which can be read as they arrive. Leaving the block early ends the pull
-        on the server. Messages that arrive later are redelivered after ``ack_wait``."""
+        on the server. Messages that arrive later are redelivered after ``ack_wait``.
+
+        ``expires`` is the ``max_wait`` of :meth:`fetch`; ``heartbeat`` and ``priority`` are the same.
+        """
         return self._pull(self._window(batch, expires=expires, heartbeat=heartbeat, priority=priority))
 
     def _window(self, wanted: int, **how: Any) -> pulls.PullWindow:

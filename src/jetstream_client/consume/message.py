@@ -120,7 +120,7 @@ class Message:
         await self._connection.answer(self.reply, IN_PROGRESS)
 
     async def term(self, reason: str = "") -> None:
-        """Terminate: the message is never redelivered. The server's advisory contains the reason."""
+        """Terminate: the message is never redelivered. The server's advisory contains the ``reason``."""
         await self._answer(term(reason))
 
     @contextmanager

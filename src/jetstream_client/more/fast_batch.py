@@ -46,6 +46,7 @@ class FastBatch:
 
     @property
     def ended(self) -> bool:
+        """Whether the batch was committed or has failed."""
         return self._window.ended
 
     async def add(

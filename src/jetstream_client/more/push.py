@@ -52,7 +52,7 @@ class PushConsumer:
         return f"<PushConsumer {self.name} of {self.stream}>"
 
     async def info(self, *, patience: float = 0) -> ConsumerInfo:
-        """Request the current state. Raises ConsumerNotFound, StreamNotFound."""
+        """Request the current state: :meth:`Consumer.info`."""
         return await self._consumer.info(patience=patience)
 
     async def delete(self) -> None:

@@ -21,13 +21,16 @@ _NO_TRACE = "the trace of a message is invalid: a field is missing or has an inv
 
 @dataclass(frozen=True)
 class Route:
-    """``raw`` contains the report of each server on the way (nats-server ``MsgTraceEvent``), the nearest one first."""
+    """Where a message would go.
+
+    raw:      report of each server on the way (nats-server ``MsgTraceEvent``), the nearest one first.
+    streams:  names of the streams that would get the message.
+    refused:  reasons for which a server would not pass it on, in the servers' words.
+    """
 
     raw: list[dict[str, Any]] = field(repr=False)
     streams: list[str]
-    """Streams that would get the message."""
     refused: list[str]
-    """Reasons for which a server would not pass it on, in the servers' words."""
 
     @classmethod
     def parse(cls, raw: list[dict[str, Any]]) -> Route:

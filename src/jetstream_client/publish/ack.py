@@ -25,6 +25,7 @@ _integer = re.compile(r"[+-]?\d{1,4000}", re.ASCII).fullmatch  # Python does not
 class PubAck(NamedTuple):
     """The stream's answer to one message, or to a batch.
 
+    stream:     name of the stream that stored the message.
     seq:        sequence of the message; for a duplicate, that of the first message; for a batch, its last sequence.
     duplicate:  whether the stream already had a message with this id and did not store another.
     domain:     JetStream domain of the server that stored the message.

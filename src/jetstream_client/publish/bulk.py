@@ -67,6 +67,8 @@ def publish_all(
 ) -> Published:
     """Publish all messages, and wait until the stream has answered each of them. Blocking.
 
+    settings: the servers, and how to connect to them.
+    messages: ``(subject, data)`` or ``(subject, data, headers)`` for each.
     stream:   the stream that must store the messages; a message on another stream's subject is refused. Default None.
     scope:    if set, each message without a ``Nats-Msg-Id`` gets one, made from scope, content and occurrence. Within
               the stream's duplicate window, the same call with the same scope stores nothing twice. Default None.

@@ -47,7 +47,13 @@ MARGIN = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The end of a stream at one moment. ``created`` identifies the stream, ``at`` is the server's time (RFC 3339)."""
+    """The end of a stream at one moment.
+
+    stream:   name of the stream.
+    created:  when the stream was created, which identifies it.
+    last:     its last sequence.
+    at:       the server's time (RFC 3339).
+    """
 
     stream: str
     created: str
@@ -58,6 +64,8 @@ class Position:
     def current(cls, settings: ConnectionSettings, stream: str) -> Position:
         """The current end of the stream. Blocking.
 
+        settings:  the servers, and how to connect to them.
+
         Raises:
             StreamNotFound: the stream does not exist.
             RequestTimeout: no answer; the user may lack the permission for ``$JS.API.STREAM.INFO.<stream>``.
@@ -67,11 +75,12 @@ class Position:
         return cls(stream, info["created"], info["state"]["last_seq"], info["ts"])
 
     def to_json(self) -> dict[str, Any]:
+        """The position as a JSON value."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: object) -> Position:
-        """Read the value of :meth:`to_json`. Raises InvalidValue for anything else."""
+        """Read ``value``, which :meth:`to_json` returned. Raises InvalidValue for anything else."""
         kinds = {"stream": str, "created": str, "last": int, "at": str}
         if not isinstance(value, Mapping) or {name: type(part) for name, part in value.items()} != kinds:
             names = ", ".join(each.name for each in fields(cls))

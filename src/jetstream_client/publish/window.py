@@ -26,10 +26,14 @@ _NOTHING = b"\n"  # no answer begins with this
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The result of a bulk publish. ``first`` and ``last`` are the lowest and highest stream sequence, 0 for none.
+    """The result of a bulk publish.
 
-    ``duplicates`` is the number of messages that were stored before: the stream recognised them, or they were found and
-    not sent. ``in_order`` is True if all messages are known to be in the stream in the order of the input.
+    stream:       name of the stream.
+    stored:       number of messages that were stored now.
+    duplicates:   number of messages that were stored before: the stream recognised them, or they were found and not
+                  sent.
+    first, last:  the lowest and highest stream sequence, 0 for none.
+    in_order:     True if all messages are known to be in the stream in the order of the input.
     """
 
     stream: str
@@ -41,6 +45,7 @@ class Published:
 
     @property
     def count(self) -> int:
+        """Number of messages, stored now or before."""
         return self.stored + self.duplicates
 
 

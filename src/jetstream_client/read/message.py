@@ -15,7 +15,14 @@ from jetstream_client.wire.protocol import decode_headers, header_lines
 
 @dataclass(frozen=True)
 class StoredMessage:
-    """A stored message. ``time`` is when it was stored, as RFC 3339 with the server's nanoseconds."""
+    """A stored message.
+
+    subject:   the subject that it was published on.
+    sequence:  stream sequence.
+    time:      when it was stored, as RFC 3339 with the server's nanoseconds.
+    headers:   names with all their values.
+    data:      payload.
+    """
 
     subject: str
     sequence: int

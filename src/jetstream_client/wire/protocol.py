@@ -148,6 +148,15 @@ class AckSubject(NamedTuple):
     It has nine tokens, ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>``, or
     eleven and more, with domain (``_``: no domain) and account hash after ``ACK`` (ADR-15, server flag
     ``js_ack_fc_v2``).
+
+    stream, consumer:   names of the stream and the consumer.
+    delivered:          how many times the message was delivered, from 1.
+    sequence:           stream sequence of the message.
+    consumer_sequence:  consumer sequence of this delivery.
+    timestamp:          when the stream stored the message, in nanoseconds since 1970.
+    pending:            number of messages that wait for their first delivery.
+    domain:             JetStream domain; empty if there is none.
+    account:            hash of the account's name; empty in a subject of nine tokens.
     """
 
     stream: str
@@ -156,11 +165,9 @@ class AckSubject(NamedTuple):
     sequence: int
     consumer_sequence: int
     timestamp: int
-    """Nanoseconds since 1970 at which the stream stored the message."""
     pending: int
     domain: str = ""
     account: str = ""
-    """The hash of the account's name; empty in a subject of nine tokens."""
     tokens: int = 9
 
     @classmethod

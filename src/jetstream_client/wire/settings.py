@@ -232,7 +232,7 @@ class ConnectionSettings:
 
     @classmethod
     def from_json(cls, text: str) -> ConnectionSettings:
-        """Read what :meth:`to_json` wrote. Raises InvalidValue, which does not show the JSON."""
+        """Read ``text``, which :meth:`to_json` wrote. Raises InvalidValue, which does not show it."""
         try:
             values = json.loads(text)
             if "servers" in values and not isinstance(values["servers"], str):
@@ -243,7 +243,8 @@ class ConnectionSettings:
 
     @classmethod
     def from_environment(cls, connection: str) -> ConnectionSettings:
-        """The settings of an Airflow connection id, from its environment variable, see :func:`environment_name`.
+        """The settings of the Airflow connection with the id ``connection``, from its environment variable, see
+        :func:`environment_name`.
 
         The variable contains the JSON of :meth:`to_json`, or the absolute path of a file with this JSON. On a cluster,
         the executors can have such a file while the task that starts the job has the JSON.
