@@ -14,6 +14,10 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]*))?\)")
 SHOWN = {"read-results": "dags/orders_to_table.py", "test-a-dag": "tests/how_to/test_a_dag.py"}
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+PROSE, CODE = 100, 88
+"""Columns: a diff of prose stays readable, and nobody scrolls sideways to read code."""
+PSEUDO_CODE = "docs/handoff.md"
+LATER = {"README.md", "docs/quickstart.md", "docs/comparison.md"}
 
 
 class Link(NamedTuple):
@@ -78,3 +82,29 @@ def test_a_page_shows_the_code_of_its_file(page: str, path: str) -> None:
     blocks = re.findall(r"^```(?:python\n(?!from )|sql\n(?=insert ))(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert len(blocks) > 3
     assert [each for each in blocks if each not in file and textwrap.indent(each, "    ") not in file] == []
+
+
+def long_lines(page: Path) -> Iterator[str]:
+    """Lines of prose and code with too many columns. Tables, diagrams and words that cannot be broken are left out."""
+    language: str | None = None
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if fence := re.match(r" *```(\w*)", line):
+            language = fence[1] if language is None else None
+        elif language is None:
+            if len(line) > PROSE and not re.match(r"\||<|\[\w+\]: |\s*(?:[-*]|\d+\.)?\s*\S+$", line):
+                yield f"{number}: {len(line)} columns of prose"
+        elif len(line) > CODE and language != "mermaid" and page != ROOT / PSEUDO_CODE:
+            yield f"{number}: {len(line)} columns of code"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_are_as_long_as_they_may_be(page: Path) -> None:
+    if str(page.relative_to(ROOT)) not in LATER:
+        assert list(long_lines(page)) == []
+
+
+def test_a_long_line_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    word, code = "w" * 101, "x = " + "1" * 90
+    page.write_text(f"a {word}\n{word}\n- {word}\n| {word} | b |\n```python\n{code}\n```\n```mermaid\n{code}\n```\n")
+    assert list(long_lines(page)) == ["1: 103 columns of prose", "6: 94 columns of code"]
