@@ -1,4 +1,4 @@
-"""How an attack is repeated: a few seeded cases in `make test`, a hundred thousand and more in `make fuzz`."""
+"""Repeating an attack: a few seeded cases in `make test`, a hundred thousand or more in `make fuzz`."""
 
 import functools
 import inspect
@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 
 SEED = int(os.environ.get("SEED") or 0)
 CASES = int(os.environ.get("CASES") or 0)
-"""How many cases all attacks of the run make together; 0: the short, derandomised form of `make test`."""
+"""Number of cases of all attacks in a run together; 0: the short, derandomised form of `make test`."""
 _SHORT = 60
 _HANG = timedelta(seconds=10)
-"""Longer for one case is a hang. Most take a millisecond, and the machine may be busy with other tests."""
+"""A case that takes longer hangs. Most take a millisecond, but the machine may be busy with other tests."""
 
 WEIGHTS: list[float] = []
-"""One for each attack that was collected."""
+"""The weight of each collected attack."""
 counted = 0
 
 
 def attack(
     *arguments: st.SearchStrategy[Any], weight: float = 1, **keywords: st.SearchStrategy[Any]
 ) -> Callable[[Callable[..., None]], Callable[[], None]]:
-    """As Hypothesis's ``given``; each attack makes an equal share of the run's cases, times ``weight``."""
+    """Like Hypothesis's ``given``. Each attack makes an equal share of the run's cases, times ``weight``."""
 
     def decorate(test: Callable[..., None]) -> Callable[[], None]:
         WEIGHTS.append(weight)
@@ -39,7 +39,7 @@ def attack(
         case.__name__, case.__qualname__, case.__module__ = test.__name__, test.__qualname__, test.__module__
 
         def run() -> None:
-            # How many attacks there are is known only now, when all have been collected.
+            # The number of attacks is known only now, when all have been collected.
             share = CASES / sum(WEIGHTS) if CASES else _SHORT
             limits = settings(
                 max_examples=math.ceil(share * weight),

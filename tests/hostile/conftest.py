@@ -1,4 +1,4 @@
-"""The end of a fuzzing run: how many cases it made, with which seed."""
+"""The end of a fuzzing run: the number of its cases, and its seed."""
 
 import pytest
 
@@ -14,4 +14,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.exitstatus == pytest.ExitCode.OK and attack.counted < attack.CASES:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED  # fewer cases than asked for is not what was asked for
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED  # a run with fewer cases than requested has failed

@@ -1,4 +1,4 @@
-"""Avro payloads that nobody's schema wrote: each row is a record or a reason, in bounded memory and time."""
+"""Avro payloads that no writer produced: each row is a record or a reason, in bounded memory and time."""
 
 import io
 import json
@@ -73,7 +73,7 @@ def encoded(row: dict[str, Any]) -> bytes:
 
 
 def number(value: int) -> bytes:
-    """As Avro writes one."""
+    """A number in Avro's encoding."""
     value = value << 1 if value >= 0 else (-value << 1) - 1
     digits = b""
     while value > 0x7F:
@@ -106,7 +106,7 @@ def test_any_bytes_are_a_record_or_a_reason(payloads: list[bytes | None]) -> Non
     assert len(rows) == len(payloads)
     for row in rows:
         assert (row["value"] is None) != (row["reason"] is None)
-    # No NaN is equal to itself: the text is.
+    # NaN does not equal itself, but its string does.
     assert [repr(rows_of([payload])[0]) for payload in payloads] == [repr(row) for row in rows]
 
 
@@ -166,7 +166,7 @@ for item in ({**record, "fields": [x]}, ["null", {**record, "fields": wide}]):
 
 
 def test_an_array_does_not_grow_without_bound() -> None:
-    """Of 12 MB came 2.4 GiB."""
+    """Without a limit, 12 MB became 2.4 GiB."""
     ran = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True)
     assert all(int(grown) < 400 for grown in ran.stdout.split()), ran.stdout
 
@@ -177,12 +177,12 @@ def test_many_messages_are_not_objects_at_the_same_time() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     column = Records(json.dumps(schema)).decoded(pa.array([payload] * 40, pa.binary()))
     assert column.field("reason").null_count == 40
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 120 << 10  # KiB; at once they took 200 MiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 120 << 10  # KiB; all at once they took 200 MiB
 
 
 @pytest.mark.parametrize("kind", ["bytes", "fixed"])
 def test_a_long_decimal_takes_no_time(kind: str) -> None:
-    """One of 100 KB took ten seconds, and one of 1 MiB a quarter of an hour."""
+    """A decimal of 100 KB took ten seconds, and one of 1 MiB a quarter of an hour."""
     size = 1 << 20
     base = {"type": "fixed", "name": "F", "size": size} if kind == "fixed" else {"type": "bytes"}
     field = {"name": "d", "type": {**base, "logicalType": "decimal", "precision": 10, "scale": 2}}

@@ -1,4 +1,4 @@
-"""Claims as anybody could write them into XCom: the claim that was written, or `ClaimInvalid`."""
+"""Claims as any task could write them into XCom: reading gives the written claim, or `ClaimInvalid`."""
 
 import json
 from typing import Any

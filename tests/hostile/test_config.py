@@ -1,4 +1,4 @@
-"""Configurations that an author, or a templated field, can come up with."""
+"""Configurations that a DAG author or a templated field could produce."""
 
 import json
 from datetime import UTC, datetime, timedelta

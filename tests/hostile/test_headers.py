@@ -1,5 +1,5 @@
-"""Header blocks and subjects that any publisher can store, on the real server: every message arrives, on every way to
-read it, with its own headers and nobody else's."""
+"""Header blocks and subjects that any publisher can store, on a real server: every way of reading returns each message
+with its headers, and no others."""
 
 import base64
 import json
@@ -37,13 +37,13 @@ Line = st.builds(
     st.sampled_from([*NAMES, " ", "ä", ""]),
     st.sampled_from(["503", "404", " 409", "-5", "x", "9" * 30, "Consumer Deleted", "", "²", "\n", "ä: b"]),
 ).map(str.encode)
-# What the block is cut at, before and after which there are whole lines, or none.
+# Where a block can be cut, before or after complete lines, or without any.
 Line = Line | st.binary(max_size=8) | st.sampled_from([b"", b"junk", b"\r", b"\n", b":", b"tenant: a"])
 First = st.sampled_from([b"NATS/1.0", b"NATS/1.0 503", b"NATS/1.0 204 EOB", b"NATS/1.0 404 None", b"", b"junk: a"])
 End = st.sampled_from([b"\r\n\r\n", b"\r\n", b"", b"\r", b"\n", b"\r\n\r\n\r\n", b" x", b" XYZ"])
 Block = st.one_of(
     st.lists(Line, max_size=4).map(lambda lines: b"\r\n".join([b"NATS/1.0", *lines, b"", b""])),
-    # Not one byte: nats-server 2.15.1 ends when it delivers that to a consumer with headers_only (SECURITY.md).
+    # Not one byte: nats-server 2.15.1 crashes when it delivers that to a consumer with headers_only (SECURITY.md).
     st.builds(
         lambda first, lines, end: b"\r\n".join([first, *lines]) + end, First, st.lists(Line, max_size=4), End
     ).filter(lambda block: len(block) > 1),
@@ -57,20 +57,20 @@ Message = st.tuples(Subject, Block, st.sampled_from([b"", b"x"]))
 
 ATTACKER, TAIL = b"NATS/1.0\r\ntenant: attacker\r\n", b"NATS/1.0\r\nx: 1\r\n\r\ny: 2\r\n\r\n"
 KNOWN = [
-    # What stopped a reader for good, before anything else was tried,
+    # Cases that stopped a reader for good,
     [b"NATS/1.0"],
     [b"NATS/1.0\r\nStatus: 503\r\n\r\n"],
     [b"NATS/1.0\r\nStatus: 409\r\nDescription: Consumer Deleted\r\n\r\n"],
     [b"NATS/1.0\r\nNats-Msg-Size: x\r\n\r\n"],
     [b"NATS/1.0\r\nNats-Msg-Size: -5\r\n\r\n"],
-    # a status that the server keeps, and ends with a line of its own,
+    # a status that the server keeps and completes with its lines,
     [b"NATS/1.0 503"],
     [b"NATS/1.0 503 XYZ"],
     [b"NATS/1.0 100 XYZ"],
     [b"NATS/1.0 409 Consumer Deleted XYZ"],
     [b"", b"NATS/1.0 204 XYZ"],
     [b"", b"NATS/1.0 404 XYZ"],
-    # what moved headers from one row to another, and what no row could be made of.
+    # cases that moved headers between rows, and cases that could not become a row.
     [ATTACKER, b"NATS/1.0\r\ntenant: victim\r\n\r\n", TAIL],
     [b"NATS/1.0\r\nA: 1\r\n"],
     [b"NATS/1.0\r\njunk\r\njunk2\r\n\r\n"],
@@ -80,8 +80,8 @@ Headers = list[tuple[str, list[str]]] | None
 
 
 def own(block: bytes) -> Headers:
-    """What parsing a stored block alone gives; nothing of a line that does not end before the block's last two bytes:
-    the server writes over them."""
+    """The result of parsing a stored block alone, without a line that does not end before the last two bytes, because
+    the server overwrites them."""
     lines = block[:-2].split(b"\r\n")[1:-1]
     headers: dict[str, list[str]] = {}
     for name, colon, value in (line.decode("utf-8", "replace").partition(":") for line in lines):
@@ -91,7 +91,7 @@ def own(block: bytes) -> Headers:
 
 
 def publish(wire: Wire, stream: str, subject: bytes, block: bytes, data: bytes) -> bool:
-    """Past every check of this client. Whether it is stored: some blocks the server refuses."""
+    """Publish without the client's checks. Returns whether it was stored: the server refuses some blocks."""
     inbox = wire.new_inbox()
     sid = wire.subscribe(inbox)
     line = b"%b.%b %b" % (stream.encode(), subject, inbox.encode())

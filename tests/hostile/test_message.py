@@ -1,4 +1,4 @@
-"""Deliveries with any reply subject and any headers, and the answers of a publish and of the API."""
+"""Deliveries with any reply subject and headers, and any answers to a publish and of the API."""
 
 import json
 from typing import Any
@@ -61,7 +61,7 @@ def test_a_delivery_has_a_size_and_a_time_or_is_refused(reply: str, headers: dic
 def test_a_publisher_cannot_say_how_large_its_message_is(said: str, data: bytes) -> None:
     reply = Reply("s", "$JS.ACK.S.c.1.2.3.4.5", 0, "", {"Nats-Msg-Size": [said]}, data)
     assert Message(None, reply).size == len(data)  # type: ignore[arg-type]
-    # headers_only: the server's own header comes last.
+    # headers_only: the server's header is the last one.
     reply = reply._replace(headers={"Nats-Msg-Size": [said, "12"]}, data=b"")
     assert Message(None, reply).size == 12  # type: ignore[arg-type]
 
@@ -102,7 +102,7 @@ def test_answers_for_any_position_are_counted_once(answers: list[tuple[int, int,
 def test_any_error_object_is_an_api_error(error: Any) -> None:
     refusal = ApiError.from_response(error)
     assert type(refusal.code) is type(refusal.err_code) is int
-    assert len(str(refusal)) < 12_000  # a number may be as long as Python reads one
+    assert len(str(refusal)) < 12_000  # a number may be as long as Python can read
 
 
 @attack(changed(ERROR).map(encoded) | Json.map(encoded) | st.binary(max_size=60) | st.just(DEEP))

@@ -1,4 +1,4 @@
-"""Certificates, keys and ``.creds`` of any text: an answer in linear time, and nothing of the text in an error."""
+"""Certificates, keys and ``.creds`` of any content: a result in linear time, and no error shows the content."""
 
 import time
 
@@ -22,7 +22,7 @@ Piece = st.sampled_from(
 Repeated = st.builds(lambda piece, times: piece * times, Piece, st.sampled_from([1, 1, 2, 5, 500, 5_000]))
 Hostile = st.lists(Repeated, min_size=1, max_size=8).map(lambda pieces: "-----BEGIN" + "".join(pieces))
 SLOW = 2.0
-"""Seconds of processor time. The longest texts have 2 million letters, of which each is looked at a few times."""
+"""Seconds of processor time. The longest inputs have 2 million characters, each of which is read a few times."""
 
 
 @attack(Hostile, st.sampled_from(["CERTIFICATE", "PRIVATE KEY"]))

@@ -59,7 +59,7 @@ def in_parts(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def fed(parts: list[bytes]) -> tuple[list[Frame | ServerLine], bool]:
-    """The frames, and whether it ended as no protocol."""
+    """The frames, and whether parsing ended with ProtocolError."""
     parser = Parser(max_payload=1_000)
     frames: list[Frame | ServerLine] = []
     for part in parts:
@@ -90,7 +90,7 @@ def test_a_mutated_stream_is_the_same_wherever_it_is_cut(stream: bytes, cuts: li
     frames, broken = fed([stream])
     cut_frames, cut_broken = fed(in_parts(stream, [min(cut, len(stream)) for cut in cuts]))
     assert cut_broken == broken
-    # What comes in the same read as the error is dropped with the connection; what came before it was delivered.
+    # Frames in the same read as the error are dropped with the connection; earlier ones were delivered.
     assert broken or cut_frames == frames
 
 
@@ -125,7 +125,7 @@ def test_what_does_not_end_takes_no_more_memory_than_came(start: bytes) -> None:
 
 @pytest.mark.parametrize("start", [b"INFO ", b"MSG a 1 60000000\r\n"])
 def test_bytes_one_by_one_are_not_copied_each_time(start: bytes) -> None:
-    # A parser that joins and searches all it has each time needs half a minute for this.
+    # A parser that joins and searches all its bytes each time needs half a minute for this.
     parser = Parser()
     parser.feed(start)
     begin = time.process_time()
@@ -202,5 +202,5 @@ def test_a_time_is_read_or_refused(text: str) -> None:
         return
     assert text[4] == "-"
     assert "T" in text
-    assert text.strip()[-1] == "Z" or text[-6] in "+-"  # a time without a zone would depend on the machine's
+    assert text.strip()[-1] == "Z" or text[-6] in "+-"  # a time without a time zone would depend on the machine
     assert isinstance(nanoseconds, int)

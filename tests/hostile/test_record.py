@@ -1,4 +1,4 @@
-"""The ledger's record and receipts as somebody else could have written them."""
+"""The ledger's record and receipts, as another client could have written them."""
 
 import base64
 import json
@@ -64,7 +64,7 @@ def test_a_record_works_or_is_refused(value: Any) -> None:
     except LedgerInvalid as error:
         assert len(str(error)) < 500  # noqa: PT017 - most cases end here, and may
         return
-    # What the ledger does with every record that it has read:
+    # What the ledger does with every record that it reads:
     record.new_life(INFO)
     noted = record.note(INFO).tidied(INFO)
     json.dumps(noted.to_json()).encode()
@@ -76,7 +76,7 @@ def test_a_record_works_or_is_refused(value: Any) -> None:
     poison(record.failures, 2)
     assert all(1 <= len(entry.owner) <= 16 for entry in record.open.values())
     assert all(entry.taken_by is not None for entry in record.open.values())
-    # What was not understood would be lost when the record is written again.
+    # Anything that was not understood would be lost when the record is written again.
     assert Record.from_json(record.to_json()) == record
 
 

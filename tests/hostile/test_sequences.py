@@ -1,4 +1,4 @@
-"""The packed form of sequences: what unpacks is what was packed, and a small text never becomes a large one."""
+"""The packed form of sequences: unpacking restores them, and a short string never becomes a large set."""
 
 import base64
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Both connections against a server that is none: bounded time and memory, and an error of ours."""
+"""Both connections against an imposter instead of a server: bounded time and memory, and an error of this package."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ Play = Callable[[socket.socket], None]
 
 
 class Imposter:
-    """Accepts on loopback and plays its part on every connection, until it is closed."""
+    """Accepts connections on loopback and acts as told on each of them, until it is closed."""
 
     def __init__(self, play: Play) -> None:
         self._play = play
@@ -193,7 +193,7 @@ def test_the_bulk_connection_ends_in_time(imposter: Callable[[Play], ConnectionS
             Wire.open(settings)
         bounded(error.value, begin, memory)
 
-    with ThreadPoolExecutor(len(REFUSED)) as threads:  # at once: most of them take the whole time limit
+    with ThreadPoolExecutor(len(REFUSED)) as threads:  # concurrently, because most of them take the whole time limit
         ends = {play.__name__: threads.submit(attacked, play) for play in REFUSED}
     assert {name: error for name, end in ends.items() if (error := end.exception())} == {}
 
@@ -222,7 +222,7 @@ def greet(connection: socket.socket) -> None:
 
 
 def floods(text: bytes) -> Play:
-    """Accepts, and then says the same for ever, without reading."""
+    """Accepts connections, and then sends the same without end, without reading."""
 
     def play(connection: socket.socket) -> None:
         greet(connection)

@@ -1,4 +1,4 @@
-"""Connections as a form, an API or a variable can hold them; a secret in the wrong field is not shown."""
+"""Connections as a form, an API or a variable can contain them; a secret in the wrong field is not shown."""
 
 import contextlib
 import json
@@ -99,7 +99,7 @@ def test_any_extra(extra: Any) -> None:
 def test_any_fields(extra: Any) -> None:
     for name, value in extra.items():
         if value == SECRET and name in ("servers", "domain", "api_prefix", "ledger", "tls_hostname"):
-            return  # names, which errors and logs show
+            return  # names that errors and logs show
     settled(json.dumps(extra))
 
 

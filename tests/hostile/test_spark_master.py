@@ -1,4 +1,4 @@
-"""Whatever answers at the address of a Spark master: errors of this package, in time, in little memory."""
+"""Any server at the address of a Spark master: errors of this package, in bounded time and memory."""
 
 import asyncio
 import gzip

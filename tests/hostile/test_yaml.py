@@ -1,4 +1,4 @@
-"""Configurations as YAML of any text: refused or read, never larger than what was written."""
+"""Configurations as any YAML: refused or read, and never larger than they were written."""
 
 import json
 from typing import Any
@@ -70,7 +70,7 @@ Text = st.lists(Piece | st.text(max_size=3), max_size=30).map("".join)
 
 
 def size(value: Any) -> int:
-    """Characters of the value with everything that it refers to written out."""
+    """Number of characters of the value with all references expanded."""
     if isinstance(value, dict):
         return 2 + sum(size(key) + size(each) for key, each in value.items())
     if isinstance(value, list | set | tuple):
@@ -98,7 +98,7 @@ def test_any_depth(deep: int, piece: str) -> None:
 
 @attack(Json)
 def test_any_json_is_yaml(value: Any) -> None:
-    """What one of the two refuses the other may read: numbers of thousands of digits, keys that are there twice."""
+    """Some values are refused by one parser and read by the other: very long numbers, and keys that occur twice."""
     text = json.dumps(value)
     found = parsed(text)
     assert found is None or size(found) <= 2 * len(text) + 4

@@ -1,4 +1,4 @@
-"""Values that nobody expected: JSON of any shape, good values with one thing changed, numbers past every limit."""
+"""Unexpected values: JSON of any shape, valid values with one change, numbers beyond every limit."""
 
 import copy
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 DEEP = b"[" * 100_000
-"""JSON deeper than Python's stack."""
+"""JSON that is nested deeper than Python's stack."""
 
 Numbers = (
     st.integers(-3, 3)
@@ -24,7 +24,7 @@ Json: st.SearchStrategy[Any] = st.recursive(
 
 
 def changed(good: Any) -> st.SearchStrategy[Any]:
-    """The value with one of its parts replaced, removed or added, at any depth."""
+    """The value with one part replaced, removed or added, at any depth."""
 
     @st.composite
     def build(draw: st.DrawFn) -> Any:

@@ -1,4 +1,4 @@
-"""Three nats-servers that are one cluster, for what has a leader."""
+"""A cluster of three nats-servers, for tests of leaders."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +9,7 @@ from demo.service import free_port
 
 
 class Cluster:
-    """A context manager; the nodes are killed at its end."""
+    """Starts the nodes as a context manager, and kills them at the end."""
 
     def __init__(self, folder: Path) -> None:
         routes = [free_port() for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The ladder: servers, settings, a JetStream context."""
+"""Fixtures from servers to settings to a JetStream context."""
 
 import json
 import secrets
@@ -18,7 +18,7 @@ from tests.jetstream_client.servers import Ask, Authority, Serve
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Start a server with a configuration; all are stopped at the end."""
+    """Start a server with a configuration. All servers are stopped at the end."""
     servers: list[NatsServer] = []
 
     def start(config: str) -> NatsServer:
@@ -65,7 +65,7 @@ def settings(nats_server: NatsServer) -> ConnectionSettings:
 
 @pytest.fixture
 async def ask(settings: ConnectionSettings) -> AsyncIterator[Ask]:
-    """The server by itself, past this client: one raw request of the JetStream API, the decoded answer."""
+    """Ask the server without this client: one raw request of the JetStream API, and its decoded answer."""
     connection = await nats.connect(settings.servers[0])
 
     async def request(subject: str, body: object = None) -> Any:
@@ -84,13 +84,13 @@ async def js(settings: ConnectionSettings) -> AsyncIterator[JetStream]:
 
 @pytest.fixture
 def name() -> str:
-    """Of a stream that nobody else has."""
+    """A stream name that no other test uses."""
     return f"S{secrets.token_hex(4)}"
 
 
 @pytest.fixture
 async def stream(js: JetStream, name: str) -> AsyncIterator[Stream]:
-    """One that listens on everything below its name; a test may delete it."""
+    """A stream that listens on all subjects below its name. A test may delete it."""
     stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
     yield stream
     if name in ((await js.api("STREAM.NAMES"))["streams"] or ()):

@@ -1,4 +1,4 @@
-"""`make leader`: the node that leads a consumer is killed while it is consumed from; half a minute."""
+"""`make leader`: kills the node that leads a consumer while it is consumed from. Takes half a minute."""
 
 from pathlib import Path
 

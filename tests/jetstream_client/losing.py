@@ -7,7 +7,7 @@ from jetstream_client.wire.parser import Run
 
 
 def lose_a_delivery(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """From now on one delivery gets lost. Its place among those that arrive together is in the list then."""
+    """Lose one delivery from now on. The list then has its index among those that arrive together."""
     receive_runs = Wire.receive_runs
     lost: list[int] = []
 

@@ -1,4 +1,4 @@
-"""A way to a server that can go wrong: answers that get lost, and connections that end."""
+"""A proxy to a server that loses answers and ends connections."""
 
 import math
 import socket
@@ -9,11 +9,11 @@ from typing import Self
 
 
 class Proxy:
-    """Forwards connections to a port on 127.0.0.1. A context manager.
+    """Forwards connections to a port on 127.0.0.1, as a context manager.
 
-    cut_after:  so many bytes of answers, and the connections are cut once.
-    stall_at:   the first connection that sends these bytes stalls: neither they nor anything after them arrives.
-    altered:    called with what the server says; what it returns arrives instead.
+    cut_after:  cut the connections once, after so many bytes of answers.
+    stall_at:   stall the first connection on which the client sends these bytes: they and later bytes do not arrive.
+    altered:    called with the server's data; what it returns arrives instead.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Proxy:
         self._close()
 
     def mute(self) -> None:
-        """What the server says from now on is lost, until :meth:`cut`."""
+        """Lose everything that the server sends from now on, until :meth:`cut`."""
         self.muted = True
 
     def cut(self) -> None:
-        """End all connections; the next ones are sound."""
-        self.cuts += 1  # first: another thread looks at it
+        """End all connections. Later connections work."""
+        self.cuts += 1  # first, because another thread reads it
         self._close()
         self.muted = False
 
@@ -68,7 +68,7 @@ class Proxy:
                 self._sockets.append(client)
                 server = socket.create_connection(("127.0.0.1", self._target))
                 self._sockets.append(server)
-                if self._listening.fileno() < 0:  # it ended meanwhile
+                if self._listening.fileno() < 0:  # it has ended in the meantime
                     self._close()
                     return
                 threading.Thread(target=self._forward, args=(client, server), daemon=True).start()

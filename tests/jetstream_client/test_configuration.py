@@ -1,4 +1,4 @@
-"""Configurations: every field arrives as it was given, an update changes what is asked for and nothing else."""
+"""Configurations: every field arrives unchanged, and an update changes the requested fields only."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -45,7 +45,7 @@ STREAM: dict[str, Any] = {
     "metadata": {"team": "blue", "tier": "1"},
     "allow_msg_ttl": True,
 }
-"""25 fields that go together, and with each of these:"""
+"""25 fields that are valid together, and together with each of these:"""
 STREAM_FIELDS: list[dict[str, Any]] = [
     {"retention": "interest"},
     {"retention": "workqueue"},
@@ -94,7 +94,7 @@ CONSUMER: dict[str, Any] = {
     "priority_policy": "pinned_client",
     "priority_timeout": 30 * SECOND + 1,
 }
-"""25 fields that go together, and each of these on a consumer of its own:"""
+"""25 fields that are valid together, and each of these on a separate consumer:"""
 CONSUMER_FIELDS: list[dict[str, Any]] = [
     {"deliver_policy": "all"},
     {"deliver_policy": "last"},
@@ -114,7 +114,7 @@ CONSUMER_FIELDS: list[dict[str, Any]] = [
 
 
 def filled(config: Any, name: str) -> Any:
-    """With the stream's name for each ``{}``."""
+    """The configuration with the stream's name instead of each ``{}``."""
     if isinstance(config, dict):
         return {field: filled(value, name) for field, value in config.items() if value is not None}
     if isinstance(config, list):
@@ -123,7 +123,7 @@ def filled(config: Any, name: str) -> Any:
 
 
 def found(config: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """What the server has of the wanted fields, without the metadata that it adds itself."""
+    """The server's values of the wanted fields, without the metadata that it adds."""
     return {field: own(config.get(field)) if field == "metadata" else config.get(field) for field in wanted}
 
 
@@ -154,7 +154,7 @@ async def test_every_consumer_field_arrives(js: JetStream, ask: Ask, name: str) 
 
 
 async def test_an_update_of_a_stream_changes_one_field(js: JetStream, ask: Ask, name: str) -> None:
-    """Made past this client, with fields that it has no word for, nested ones among them."""
+    """The stream is created without this client, with fields that it does not know, including nested ones."""
     made = await ask(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **filled(STREAM, name)})
     assert len(STREAM) > 20
     before = made["config"]
@@ -163,12 +163,12 @@ async def test_an_update_of_a_stream_changes_one_field(js: JetStream, ask: Ask, 
     await js.create_or_update_stream({"name": name, "max_age": timedelta(milliseconds=3_600_001)})
     expected = before | {"description": "new", "max_age": 3_600_001_000_000}
     assert (await ask(f"STREAM.INFO.{name}"))["config"] == expected
-    # Inside a field, too.
+    # The same holds for nested fields.
     await js.update_stream({"name": name, "consumer_limits": {"max_ack_pending": 60}, "metadata": {"tier": "2"}})
     config = (await ask(f"STREAM.INFO.{name}"))["config"]
     assert config["consumer_limits"] == {"inactive_threshold": 60 * SECOND + 1, "max_ack_pending": 60}
     assert own(config["metadata"]) == {"team": "blue", "tier": "2"}
-    # What is removed goes back to the default.
+    # A removed field has its default again.
     await js.stream(name).update({"metadata": {"only": "this"}}, remove=["metadata", "placement", "max_msg_size"])
     config = (await ask(f"STREAM.INFO.{name}"))["config"]
     assert (own(config["metadata"]), config["max_msg_size"], "placement" in config) == ({"only": "this"}, -1, False)
@@ -213,7 +213,7 @@ def test_what_is_newer_than_this_client_survives() -> None:
 
 
 async def test_a_pedantic_server_changes_nothing_by_itself(js: JetStream, ask: Ask, name: str) -> None:
-    """Else it would make the duplicate window as short as the age, and the consumer's limits its stream's."""
+    """Otherwise it would shorten the duplicate window to the age, and the consumer's limits to the stream's."""
     config = {"name": name, "subjects": [f"{name}.>"], "max_age": SECOND}
     limits = {"max_ack_pending": 10, "inactive_threshold": 5 * SECOND}
     with pytest.raises(ApiError, match="duplicate window cannot be bigger than max age") as refused:
@@ -245,7 +245,7 @@ def test_a_domain_is_an_external_api() -> None:
     wanted = check_stream_config(config)
     assert wanted["mirror"] == {"name": "M", "external": far}
     assert wanted["sources"] == [{"name": "T", "external": far}]
-    assert config["mirror"] == {"name": "M", "domain": "far"}  # the caller's is left alone
+    assert config["mirror"] == {"name": "M", "domain": "far"}  # the caller's configuration is not changed
     for wrong in (
         {"mirror": {"name": "M", "domain": "far", "external": far}},
         {"mirror": {"name": "M", "domain": "f ar"}},
@@ -302,7 +302,7 @@ async def test_an_unknown_field_is_named_with_the_server(js: JetStream, ask: Ask
 async def test_a_server_that_is_too_old_is_named_before_anything_is_sent(
     tmp_path: Path, version: str, stream: dict[str, str], consumer: dict[str, str]
 ) -> None:
-    """It would take the request and forget the field without a word."""
+    """The server would accept the request and drop the field silently."""
     server = NatsServer(tmp_path, program=older_program(version))
     server.start()
     try:
@@ -341,7 +341,7 @@ async def test_a_server_that_is_too_old_is_named_before_anything_is_sent(
 
 
 async def test_the_level_of_the_jetstream_that_is_asked_decides(tmp_path: Path) -> None:
-    """Not the version of the server that this is connected to: a domain may be on another one."""
+    """The version of the connected server does not decide, because a domain may be on another server."""
     port = free_port()
     hub = f'server_name: hub, jetstream {{ domain: hub }}, leafnodes {{ listen: "127.0.0.1:{port}" }}'
     remote = f'{{ url: "nats-leaf://127.0.0.1:{port}" }}'
@@ -378,7 +378,7 @@ async def answers(js: JetStream) -> None:
 
 
 async def test_what_2_10_does_not_have(tmp_path: Path) -> None:
-    """It would answer a batch with one message and no end."""
+    """The server would answer a batch with one message and without an end."""
     server = NatsServer(tmp_path, program=older_program("2.10.26"))
     server.start()
     try:

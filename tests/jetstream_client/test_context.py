@@ -1,4 +1,4 @@
-"""The context: account, domain, time-outs, tracing; streams and consumers, one by one and listed."""
+"""The context: account, domain, time limits, tracing, streams and consumers, and lists of them."""
 
 import asyncio
 import itertools
@@ -47,7 +47,7 @@ async def test_the_account_loses_nothing(js: JetStream, ask: Ask) -> None:
 
 
 async def test_what_the_account_uses(serve: Serve) -> None:
-    """A server of its own, on which nothing else changes."""
+    """A separate server, on which nothing else changes."""
     limits = "max_mem: 10M, max_file: 20M, max_streams: 7, max_consumers: 8"
     user = 'users: [{ user: "a", password: "open" }]'
     server = serve(f"accounts {{ A {{ {user}, jetstream {{ {limits} }} }} }}")
@@ -74,7 +74,7 @@ async def test_what_the_account_uses(serve: Serve) -> None:
 
 
 async def test_an_api_level_can_be_required(js: JetStream, ask: Ask, name: str) -> None:
-    """By the server that acts (nats-server 2.12), whatever the one that this is connected to has."""
+    """The server that acts must have the level (nats-server 2.12), not the connected server."""
     level = (await ask("INFO"))["api"]["level"]
     await js.api("INFO", headers={"Nats-Required-Api-Level": str(level)})
     with pytest.raises(ApiLevelRequired) as refused:
@@ -84,7 +84,7 @@ async def test_an_api_level_can_be_required(js: JetStream, ask: Ask, name: str) 
 
 
 async def test_domain_prefix_and_time_out(serve: Serve) -> None:
-    """Three ways to one JetStream, and one to none."""
+    """Three contexts reach the same JetStream, and one reaches none."""
     server = serve("jetstream { domain: hub }\nping_interval: 60")
     async with connect(ConnectionSettings(servers=server.url)) as js:
         await js.create_stream({"name": "S", "subjects": ["s"]})
@@ -96,7 +96,7 @@ async def test_domain_prefix_and_time_out(serve: Serve) -> None:
             await js.with_options(domain="elsewhere").account_info()
         with pytest.raises(InvalidValue, match="not both"):
             js.with_options(domain="hub", api_prefix="$JS.hub.API")
-        # Somebody listens, and does not answer.
+        # A subscriber listens and does not answer.
         async with js.connection.listen("SILENT.INFO", lambda _: None):
             start = asyncio.get_running_loop().time()
             with pytest.raises(RequestTimeout):
@@ -105,7 +105,7 @@ async def test_domain_prefix_and_time_out(serve: Serve) -> None:
 
 
 async def test_the_jetstream_of_another_account(serve: Serve) -> None:
-    """By an import under a prefix of its own. INFO is not among it, so no level can be asked for."""
+    """It is imported under another prefix without INFO, so its level is unknown."""
     server = serve("""accounts {
         A { jetstream: enabled, users: [{ user: a, password: open }]
             exports: [{ service: "$JS.API.STREAM.>", response: stream }] }
@@ -127,7 +127,7 @@ async def test_the_jetstream_of_another_account(serve: Serve) -> None:
 
 
 async def test_patience_tries_again(js: JetStream, name: str) -> None:
-    """Here where nobody answers; a leader that is missing is the same."""
+    """Here nothing answers; a missing leader is handled in the same way."""
     asked: list[RequestSent] = []
     nowhere = js.with_options(api_prefix=f"{name}.NOWHERE", trace=Trace(asked.append))
     for patience, most in ((0.0, 1), (0.5, 60)):
@@ -255,7 +255,7 @@ async def test_consumers_are_made_got_and_deleted(js: JetStream, ask: Ask, name:
 
 
 async def test_a_consumer_is_explicit_unless_the_caller_says_otherwise(js: JetStream, ask: Ask, name: str) -> None:
-    """As in nats.go, nats.rs and nats-py: the server would take each message for processed when it is sent."""
+    """As in nats.go, nats.rs and nats-py: for the server's default, each message is processed when it is sent."""
     stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
 
     async def policies() -> dict[str, str]:
@@ -277,7 +277,7 @@ async def test_a_consumer_is_explicit_unless_the_caller_says_otherwise(js: JetSt
     given = explicit | {"none": "none", "all": "all", ordered._consumer.name: "none"}
     assert await policies() == given
 
-    # The default is for a new consumer: one that exists keeps what it has.
+    # The default applies to new consumers: an existing one keeps its policy.
     await stream.update_consumer({"durable_name": "none", "description": "new"})
     assert (await stream.create_or_update_consumer({"durable_name": "all", "description": "new"}))[1] is not None
     assert (await stream.get_or_create_consumer({"durable_name": "none"})).name == "none"
@@ -322,7 +322,7 @@ async def test_permissions_can_be_given_for_the_filter_of_a_consumer_without_a_n
 
 
 async def test_an_update_that_the_server_refuses_says_which(js: JetStream, ask: Ask, name: str) -> None:
-    """What the server filled in according to the old value is not sent with the new one, and refused in its place."""
+    """A default that depended on the old value is not sent with the new value, or it would be refused instead."""
     stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
     await stream.create_consumer({"durable_name": "pushed", "deliver_subject": f"to.{name}"})
     await stream.create_consumer({"durable_name": "c", "deliver_policy": "by_start_sequence", "opt_start_seq": 3})
@@ -343,13 +343,13 @@ async def test_an_update_does_not_keep_what_the_server_derived_from_a_value_that
 ) -> None:
     stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
     assert (await stream.info()).config["duplicate_window"] == 120 * 10**9
-    for seconds in (30, 10):  # longer than both: what the server made of the age before
+    for seconds in (30, 10):  # shorter than the window, which the server sets: its default, then the previous age
         await stream.update({"max_age": timedelta(seconds=seconds)})
         assert (await ask(f"STREAM.INFO.{name}"))["config"]["duplicate_window"] == seconds * 10**9
     await stream.update({"max_age": timedelta(hours=1), "duplicate_window": timedelta(minutes=5)})
     await stream.update({"max_age": timedelta(minutes=10)})
     assert (await ask(f"STREAM.INFO.{name}"))["config"]["duplicate_window"] == 300 * 10**9
-    with pytest.raises(InvalidStreamConfig, match="duplicates window"):  # which was asked for
+    with pytest.raises(InvalidStreamConfig, match="duplicates window"):  # the requested one
         await stream.update({"max_age": timedelta(minutes=1)})
 
     consumer = await stream.create_consumer({"durable_name": "c", "backoff": [timedelta(seconds=1)]})
@@ -363,7 +363,7 @@ async def test_an_update_does_not_keep_what_the_server_derived_from_a_value_that
 
 
 async def test_an_update_makes_nothing(js: JetStream, ask: Ask, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when it is deleted between the reading and the writing."""
+    """Not even if it is deleted between reading and writing."""
     stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
     consumer = await stream.create_consumer({"durable_name": "c"})
     info = consumer.info
@@ -380,7 +380,7 @@ async def test_an_update_makes_nothing(js: JetStream, ask: Ask, name: str, monke
 
 
 async def test_who_was_slower_gets_what_is_there(js: JetStream, ask: Ask, name: str) -> None:
-    """All ask before one of them has created it, each with a configuration of its own."""
+    """All of them ask before one has created it, each with another configuration."""
     subjects = [f"{name}.>"]
     streams = await asyncio.gather(
         *(js.get_or_create_stream({"name": name, "subjects": subjects, "max_msgs": each}) for each in range(1, 6))
@@ -396,7 +396,7 @@ async def test_who_was_slower_gets_what_is_there(js: JetStream, ask: Ask, name: 
 
 
 async def test_lists_are_complete(tmp_path: Path) -> None:
-    """More than a page of each: 256 states, 1,024 names."""
+    """There is more than one page of each: 256 states, 1,024 names."""
 
     def stream(name: str) -> dict[str, Any]:
         return {"name": name, "storage": "memory"}
@@ -421,7 +421,7 @@ async def test_lists_are_complete(tmp_path: Path) -> None:
             asked: list[RequestSent] = []
             async for _ in js.with_options(trace=Trace(asked.append)).list_streams():
                 break
-            assert len(asked) == 1  # a page is asked for when the one before it has been read
+            assert len(asked) == 1  # a page is requested when the previous one has been read
     finally:
         server.stop()
 
@@ -432,7 +432,7 @@ async def create(js: JetStream, request: str, names: list[str], body: Callable[[
 
 
 def test_a_list_that_lacks_something_says_so() -> None:
-    """What the server could not ask takes its place in the page: 250 items of 256 are not the end of 300."""
+    """Items that did not answer the server count in the page: 250 items of 256 are not the end of 300."""
     pager = Pager("STREAM.LIST", {"subject": "a.>"})
     streams = [{"config": {"name": f"S{number}"}} for number in range(298)]
     first = {"total": 300, "offset": 0, "limit": 256, "streams": streams[:254], "missing": ["B"], "offline": {"A": "…"}}
@@ -461,7 +461,7 @@ def test_a_list_that_lacks_something_says_so() -> None:
     ],
 )
 async def test_a_page_that_leads_nowhere(js: JetStream, name: str, more: dict[str, Any]) -> None:
-    """A stranger answers on the prefix."""
+    """Another client answers on the prefix."""
     answer = json.dumps({"total": 300, "offset": 0, "limit": 256, "streams": [], **more}).encode()
     asked: asyncio.Queue[str] = asyncio.Queue()
 
@@ -492,7 +492,7 @@ async def test_a_page_that_leads_nowhere(js: JetStream, name: str, more: dict[st
 async def test_a_list_that_never_ends(
     js: JetStream, name: str, total: Callable[[int], int], which: Callable[[int], int], said: str
 ) -> None:
-    """A stranger answers on the prefix."""
+    """Another client answers on the prefix."""
     asked: asyncio.Queue[str] = asyncio.Queue()
 
     async def answering() -> None:

@@ -1,4 +1,4 @@
-"""Publishing and reading in another domain than the connected server's, which holds a stream of the same name."""
+"""Publishing and reading in another domain than that of the connected server, which has a stream of the same name."""
 
 import asyncio
 import secrets
@@ -30,19 +30,19 @@ def domains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Domains]:
 
 @pytest.fixture
 async def sides(domains: Domains) -> AsyncIterator[list[JetStream]]:
-    """The hub and the leaf node, each asked at its own server."""
+    """The hub and the leaf node, each through a connection to its server."""
     async with connect(domains.settings("hub")) as hub, connect(domains.settings("leaf")) as leaf:
         yield [hub, leaf]
 
 
 @pytest.fixture
 async def name(sides: list[JetStream]) -> str:
-    """A stream in both domains. Of ``<name>.both.>`` both take everything, of ``<name>.hub.>`` only the hub's."""
+    """A stream in both domains. Both listen on ``<name>.both.>``, and only the hub's on ``<name>.hub.>``."""
     name = f"S{secrets.token_hex(4)}"
     for js, side in zip(sides, ("hub", "leaf"), strict=True):
         subjects = [f"{name}.both.>", f"{name}.{side}.>"]
         await js.create_stream({"name": name, "subjects": subjects, "allow_direct": True})
-    async with asyncio.timeout(30):  # the leaf node hears of the hub's interest, and nobody hears when it has
+    async with asyncio.timeout(30):  # the leaf node learns of the hub's interest at an unknown moment
         while not (await sides[1].route(f"{name}.hub.a")).streams:  # noqa: ASYNC110 # a server has no event
             await asyncio.sleep(0.05)
     return name
@@ -67,7 +67,7 @@ async def stored(sides: list[JetStream], name: str) -> list[int]:
 
 
 async def until_stored(sides: list[JetStream], name: str, expected: list[int]) -> None:
-    """A server that stores beside the one which answered has its own queue, and nobody hears when it is empty."""
+    """Another server than the one that answered may store the message later, without any notice."""
     async with asyncio.timeout(30):
         while (now := await stored(sides, name)) != expected:
             assert all(count <= most for count, most in zip(now, expected, strict=True)), now

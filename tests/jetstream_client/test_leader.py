@@ -1,4 +1,4 @@
-"""Three nodes: the leader of a consumer steps down while it is consumed from. That it dies: ``leader_dies.py``."""
+"""Three nodes: the leader of a consumer steps down while it is consumed from. ``leader_dies.py`` kills the leader."""
 
 import asyncio
 from pathlib import Path
@@ -21,7 +21,7 @@ PULLING = Pulling(max_messages=50, expires=10, heartbeat=2)
 
 async def create(js: JetStream) -> Stream:
     async with asyncio.timeout(60):
-        while True:  # the cluster has to find itself first
+        while True:  # the cluster needs time to form
             try:
                 return await js.create_stream({"name": "S", "subjects": ["S"], "num_replicas": 3})
             except (ApiError, RequestTimeout):
@@ -45,7 +45,7 @@ async def test_a_leader_that_steps_down_is_said_and_loses_nothing(tmp_path: Path
 
 
 async def consume(cluster: Cluster, *, dies: bool) -> None:
-    """Consume, in order and acknowledging, while the consumer's leader steps down, and then ``dies``."""
+    """Consume, with an ordered consumer and with acknowledgements, while the leader steps down, and then ``dies``."""
     async with connect(ConnectionSettings(servers=cluster.url, request_timeout=0.3)) as js:
         stream = await create(js)
         consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
@@ -83,7 +83,7 @@ async def consume(cluster: Cluster, *, dies: bool) -> None:
                 await publish(600)
                 await asyncio.to_thread(cluster.named(old).start)
                 await until(lambda: whole(stream), 60)
-                # An ordered consumer lives on one node alone, and is lost with it.
+                # An ordered consumer exists on one node only, and is lost with it.
                 cluster.named((await in_order.info()).raw["cluster"]["leader"]).kill()
                 await publish(800)
         assert ordered == list(range(1, len(received) + 1))

@@ -1,4 +1,4 @@
-"""Names and subjects: what is refused before the server sees it, and what a filter covers."""
+"""Names and subjects: invalid ones are refused before the server gets them, and filters match as on the server."""
 
 import pytest
 

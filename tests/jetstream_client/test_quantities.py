@@ -25,7 +25,7 @@ Call = Callable[[Stream, Any], Awaitable[object]]
 
 
 async def made(_: object) -> None:
-    """What was refused when it was made has not come this far."""
+    """For values that are refused when they are created, before this call."""
 
 
 async def enter(context: AbstractAsyncContextManager[object]) -> None:
@@ -114,7 +114,7 @@ CASES = [
 async def test_a_number_that_could_never_work_is_refused_at_once(
     stream: Stream, field: str, call: Call, wrong: list[Any]
 ) -> None:
-    await stream.js.require(ATOMIC_BATCHES)  # asked once
+    await stream.js.require(ATOMIC_BATCHES)  # requested once
     sent = stream.js.connection._client.stats["out_msgs"]
     for value in wrong:
         with pytest.raises(InvalidValue) as refused:
@@ -169,7 +169,7 @@ async def test_only_a_coroutine_function_can_consume(stream: Stream) -> None:
         for consumer in consumers:
             with pytest.raises(InvalidValue, match=r"callback=.*async def"):
                 consumer.consume(wrong)
-    for wrong in (note, "note", Noting([]).method):  # nobody would await it
+    for wrong in (note, "note", Noting([]).method):  # it would not be awaited
         for consumer in consumers:
             with pytest.raises(InvalidValue, match="on_error="):
                 consumer.consume(note, on_error=wrong)
@@ -211,7 +211,7 @@ async def test_handlers_of_a_publisher_are_called_and_not_awaited(stream: Stream
 
 
 async def test_an_answer_that_the_server_could_not_read_is_not_sent(stream: Stream) -> None:
-    """It would deliver the message again at once, as if no delay had been given."""
+    """The server would redeliver the message at once, as if there were no delay."""
     consumer = await stream.create_consumer({"durable_name": "c"})
     await publish(stream, 1)
     message = await consumer.next()
@@ -230,7 +230,7 @@ async def test_an_answer_that_the_server_could_not_read_is_not_sent(stream: Stre
 
 
 async def test_what_stands_for_nothing_is_not_taken_for_everything(stream: Stream) -> None:
-    """None would resume a paused consumer, and find any stream."""
+    """None would resume a paused consumer, and match any stream."""
     consumer = await stream.create_consumer({"durable_name": "c"})
     await consumer.pause(datetime.now(UTC) + timedelta(minutes=5))
     wrong: Any

@@ -40,7 +40,7 @@ COMING = DOCS / "coming-from-nats.md"
 
 @pytest.fixture(scope="module")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """Snippets use plain names; nobody else's streams may listen to the same subjects."""
+    """Snippets use plain names, so no other streams may listen on the same subjects."""
     server = NatsServer(tmp_path_factory.mktemp("reference"))
     server.start()
     yield server
@@ -65,7 +65,7 @@ SHARED = {
     *("configure", "require"),  # of a context
     *("append", "parse", "close", "keep_open", "deliver", "lost", "js", "tokens", "by_bytes", "limit"),
 }
-"""What the client's own files use of each other."""
+"""Names that the client's files use among themselves."""
 
 
 NOUNS = [

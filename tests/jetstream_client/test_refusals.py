@@ -33,7 +33,7 @@ REFUSALS: list[tuple[int, type[ApiError], Callable[[JetStream, str], Awaitable[A
     (10003, errors.BadRequest, lambda js, name: js.api(f"STREAM.PURGE.{name}", {"seq": 1, "keep": 1})),
     (10116, ApiError, lambda js, name: js.create_consumer(name, {"backoff": [1, 2], "max_deliver": 1})),
 ]
-"""Error code, class, and what the server refuses by it. The last has no class of its own."""
+"""Error code, class, and a request that the server refuses with it. The last code has no separate class."""
 
 
 async def test_each_refusal_has_its_class(js: JetStream, ask: Ask, name: str) -> None:
@@ -48,7 +48,7 @@ async def test_each_refusal_has_its_class(js: JetStream, ask: Ask, name: str) ->
         assert (type(error.value), error.value.err_code) == (kind, err_code)
         assert error.value.code >= 400
         assert error.value.description in str(error.value)
-    # What was refused has changed nothing.
+    # A refused request has changed nothing.
     assert (await ask(f"STREAM.INFO.{name}"))["state"]["messages"] == 2
     assert (await ask(f"CONSUMER.NAMES.{name}"))["consumers"] == ["c"]
 

@@ -1,4 +1,4 @@
-"""When a message leaves a stream: interest, work queues, limits, markers. The raw API is asked.
+"""When a message leaves a stream: interest, work queues, limits, markers. The raw API is queried.
 
 The walk-through of docs/how-to/interest-retention.md runs in test_reference.py.
 """
@@ -26,7 +26,7 @@ async def state(ask: Ask, stream: str) -> tuple[int, int, int]:
 
 
 async def test_interest_of_a_late_consumer_and_of_one_that_goes(js: JetStream, ask: Ask, name: str) -> None:
-    """A consumer is interested in what is still there, and in nothing that is gone."""
+    """A consumer counts as interest in messages that still exist, and not in removed ones."""
     stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], "retention": "interest"})
     await js.publish(f"{name}.a")
     first = await stream.create_consumer({"durable_name": "first", "ack_policy": "explicit"})
@@ -45,7 +45,7 @@ async def test_interest_of_a_late_consumer_and_of_one_that_goes(js: JetStream, a
 
 
 async def test_deliveries_that_are_used_up_release_nothing(js: JetStream, ask: Ask, name: str) -> None:
-    """Whatever documents say: the message stays, and no consumer shows it any more."""
+    """Contrary to the documentation, the message stays, and no consumer shows it any longer."""
     stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], "retention": "interest"})
     config = {"durable_name": "c", "ack_policy": "explicit", "max_deliver": 1, "ack_wait": timedelta(milliseconds=100)}
     consumer = await stream.create_consumer(config)
@@ -137,7 +137,7 @@ async def test_limits(js: JetStream, ask: Ask, name: str, limit: dict[str, Any],
 
 
 async def test_the_age_of_a_subject_leaves_a_marker(js: JetStream, ask: Ask, name: str) -> None:
-    """Which outlives what it marks by its own TTL; a message's TTL is at least as long as it."""
+    """The marker outlives the message by its TTL, and a message's TTL is at least as long."""
     config = {"name": name, "subjects": [f"{name}.>"], "max_age": SECOND, "duplicate_window": SECOND}
     marking = {"subject_delete_marker_ttl": 3600 * SECOND, "allow_rollup_hdrs": True}
     stream = await js.create_stream({**config, **marking, "allow_msg_ttl": True, "allow_direct": True})

@@ -1,4 +1,4 @@
-"""One connection for all who share it, asked of the server: how many there are, and until when."""
+"""Shared connections: the server shows how many there are, and how long."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ BOB = "{ user: bob, password: b }"
 
 
 class Monitored:
-    """A server that says who is connected, and takes another list of users while it runs."""
+    """A server that reports its connections, and whose list of users can be changed while it runs."""
 
     def __init__(self, serve: Serve) -> None:
         self._http = free_port()
@@ -46,7 +46,7 @@ class Monitored:
         return int((await self._ask("connz"))["num_connections"])
 
     async def slow_consumers(self) -> int:
-        """How many connections the server has cut because they did not read what it had for them."""
+        """Number of connections that the server has closed because they read too slowly."""
         return int((await self._ask("varz"))["slow_consumers"])
 
     async def _ask(self, page: str) -> Any:
@@ -93,7 +93,7 @@ async def test_equal_settings_share_one_connection_that_ends_with_its_last_user(
     async with share(monitored.bob):
         await monitored.count(2)
     await monitored.count(1)
-    users[0].cancel()  # who made it goes first
+    users[0].cancel()  # the user that opened it leaves first
     await asyncio.wait([users[0]])
     assert await monitored.connected() == 1
     async with share(monitored.ada) as js:
@@ -116,7 +116,7 @@ async def test_it_ends_when_all_who_waited_for_it_are_gone() -> None:
 
 
 def test_a_loop_that_ends_first_ends_it_without_a_word(monitored: Monitored, caplog: pytest.LogCaptureFixture) -> None:
-    """As `airflow dags test` runs a trigger: it takes the event, ends the loop, and never cleans up."""
+    """`airflow dags test` runs a trigger like this: it takes the event, ends the loop, and never cleans up."""
     left = []
 
     @asynccontextmanager
@@ -154,7 +154,7 @@ async def test_one_that_dies_is_replaced(monitored: Monitored) -> None:
         with pytest.raises(ConnectionLost):
             await before.account_info()
         await monitored.users(ADA)
-        await until(lambda: before.connection.is_connected)  # for who has waited
+        await until(lambda: before.connection.is_connected)  # for the user that has waited
         async with share(monitored.ada) as after, share(monitored.ada) as same:
             assert after is same
             assert after is not before
@@ -188,7 +188,7 @@ async def test_a_lost_one_comes_back_by_itself(mortal: NatsServer) -> None:
 
 
 async def test_what_it_logs_is_not_its_first_users(mortal: NatsServer) -> None:
-    """Airflow finds the log of a trigger by a context variable."""
+    """Airflow chooses the log of a trigger by a context variable."""
     user: ContextVar[str] = ContextVar("user")
     seen: set[str] = set()
 
@@ -211,12 +211,12 @@ async def test_what_it_logs_is_not_its_first_users(mortal: NatsServer) -> None:
 
 
 async def test_all_pulls_on_one_connection_may_be_served_while_nobody_reads(monitored: Monitored) -> None:
-    """Together they would be sent 100 MB; past 64 MB the server cuts the connection, and every pull with it."""
+    """Together they would get 100 MB; above 64 MB the server closes the connection, and with it every pull."""
     async with share(monitored.ada) as js:
         stream = await js.create_stream({"name": "BUSY", "subjects": ["BUSY"]})
         messages = (("BUSY", b"x" * 4_000) for _ in range(2_000))
         await asyncio.to_thread(publish_all, monitored.ada, messages)
-        config = {"ack_policy": "none"}  # nothing holds the server back
+        config = {"ack_policy": "none"}  # nothing delays the server
         consumers = [await stream.create_consumer({"durable_name": f"c{each}", **config}) for each in range(13)]
         fetches = [asyncio.create_task(each.fetch(2_000, max_wait=120)) for each in consumers]
         await until(lambda: js.connection.pulls == len(fetches))

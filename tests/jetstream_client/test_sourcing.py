@@ -1,4 +1,4 @@
-"""What a stream takes from another one or hands on: mirrors, sources, republishing, transformed subjects."""
+"""Streams that copy from or to others: mirrors, sources, republishing, transformed subjects."""
 
 import base64
 from typing import Any
@@ -10,7 +10,7 @@ from tests.jetstream_client.until import until
 
 
 async def holds(ask: Ask, stream: str, messages: int) -> dict[str, Any]:
-    """What the server says of the stream, once it has so many messages."""
+    """The server's state of the stream, once it has so many messages."""
     found: list[dict[str, Any]] = []
 
     async def there() -> bool:
@@ -44,13 +44,13 @@ async def test_a_mirror_and_a_source_say_how_far_they_are(js: JetStream, ask: As
     [source] = (await copy.info()).sources
     assert (source["name"], source["lag"], source.keys()) == (name, 0, found["sources"][0].keys())
     assert [await stored(ask, copy.name, each) for each in (1, 2)] == [(f"only.{name}", b"a")] * 2
-    # Promoted, it goes on where the other one was.
+    # After its promotion it continues where the other stream was.
     await mirror.update({"subjects": [f"{mirror.name}.>"]}, remove=["mirror"])
     assert (await js.publish(f"{mirror.name}.own")).seq == 4
 
 
 async def test_a_source_that_consumes_what_it_takes(js: JetStream, ask: Ask, name: str) -> None:
-    """From a work queue, by a durable consumer that the server makes, or one of our own (nats-server 2.14)."""
+    """The source is a work queue, read with a durable consumer of the server or of the test (nats-server 2.14)."""
     queue = await js.create_stream({"name": name, "subjects": [f"{name}.>"], "retention": "workqueue"})
     for _ in range(3):
         await js.publish(f"{name}.a")

@@ -1,4 +1,4 @@
-"""Streams on a real server: created, changed and purged as asked, and nothing else."""
+"""Streams on a real server: created, changed and purged as requested, without other changes."""
 
 from datetime import timedelta
 
@@ -57,7 +57,7 @@ async def test_purge_returns_the_count(js: JetStream, name: str) -> None:
     for number in range(10):
         await js.publish(f"{name}.{number % 2}", b"x")
     assert await stream.purge(subject=f"{name}.0") == 5
-    assert await stream.purge(sequence=5) == 2  # 2 and 4 are left below it
+    assert await stream.purge(sequence=5) == 2  # 2 and 4 remain below it
     assert await stream.purge(keep=2) == 1
     assert (await stream.info()).state["messages"] == 2
     for wrong in ({"sequence": 0}, {"keep": 0}, {"sequence": 1, "keep": 1}, {"subject": "a..b"}):

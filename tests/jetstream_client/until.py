@@ -1,14 +1,14 @@
-"""Waiting for what happens soon, on however slow a machine."""
+"""Waiting for something that happens soon, even on a slow machine."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 SOON = 15.0
-"""Seconds in which what happens at once has surely happened."""
+"""Seconds within which something immediate happens, even on a slow machine."""
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], within: float = SOON) -> None:
-    """Raises TimeoutError."""
+    """Wait until the condition holds. Raises TimeoutError."""
     async with asyncio.timeout(within):
         while True:
             met = condition()

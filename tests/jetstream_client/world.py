@@ -12,14 +12,14 @@ from tests.jetstream_client.servers import PASSWORD, TOKEN, Authority, Nkey, Ope
 KINDS = ("none", "user", "token", "nkey", "credentials", "verify", "verify_and_map")
 MODES = ("plain", "tls", "handshake first")
 COMBINATIONS = [(kind, mode) for kind in KINDS for mode in MODES if mode != "plain" or not kind.startswith("verify")]
-"""A certificate is shown over TLS only."""
+"""Certificates work over TLS only."""
 WRONG = "wrong-5e1c"
 
 Fields = dict[str, Any]
 
 
 class World:
-    """Keys and certificates, and a server for each way in and each mode of TLS."""
+    """Keys, certificates, and a server for each kind of authentication and each mode of TLS."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
@@ -58,7 +58,7 @@ class World:
         return {"tls_ca": self.authority.ca.read_text(), "tls_handshake_first": mode == "handshake first"}
 
     def who(self, kind: str) -> Fields:
-        """The settings that the kind's server accepts."""
+        """The settings that the server of this kind accepts."""
         return {
             "none": {},
             "user": {"user": "airflow", "password": PASSWORD},
@@ -68,7 +68,7 @@ class World:
         }.get(kind) or (presented(self.certificate) if kind.startswith("verify") else {})
 
     def strangers(self, kind: str) -> dict[str, tuple[Fields, str]]:
-        """Settings that the kind's server must refuse, and what the error must say."""
+        """Settings that the server of this kind must refuse, and what the error must say."""
         mine, now = self.operator.credentials(self.user), int(time.time())
         foreign, ours = self.stranger.issue("airflow"), self.authority
         certificate = "set tls_certificate and tls_private_key"

@@ -242,7 +242,8 @@ class AsyncPublisher:
     def _unanswered(self, number: int) -> None:
         subject = self._pending[number].message.subject
         error: Exception = RequestTimeout(
-            f"no answer on {subject!r} within {self._ack_timeout:g} s; the message may be stored"
+            f"no answer on {subject!r} within {self._ack_timeout:g} s; the message may be stored: publish it again "
+            "with the same msg_id"
         )
         try:
             self._api.connection.check_permitted(subject)

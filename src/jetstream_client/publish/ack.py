@@ -53,15 +53,15 @@ class PubAck(NamedTuple):
         stream, seq = answer.get("stream"), answer.get("seq")
         duplicate, domain = answer.get("duplicate", False), answer.get("domain", "")
         if not (isinstance(stream, str) and stream):
-            raise ProtocolError("the answer to a publish is no PubAck")
+            raise ProtocolError("the answer to a publish is not a PubAck")
         least = 0 if nothing_new and "batch" in answer else 1
         if not (type(seq) is int and least <= seq < 1 << 64):
             raise ProtocolError(f"the answer to a publish has an impossible sequence: {str(seq)[:DIGITS]}")
         batch, size, value = answer.get("batch", ""), answer.get("count", 0), answer.get("val")
         if not (isinstance(duplicate, bool) and isinstance(domain, str) and isinstance(batch, str)):
-            raise ProtocolError("the answer to a publish is no PubAck")
+            raise ProtocolError("the answer to a publish is not a PubAck")
         if not (type(size) is int and size >= 0 and (value is None or (isinstance(value, str) and _integer(value)))):
-            raise ProtocolError("the answer to a publish is no PubAck")
+            raise ProtocolError("the answer to a publish is not a PubAck")
         return cls(stream, seq, duplicate, domain, None if value is None else int(value), batch, size)
 
 

@@ -198,7 +198,7 @@ def _int(reply: Reply, header: str) -> int:
     try:
         return int(reply.headers[header][-1])
     except (KeyError, ValueError):
-        raise ProtocolError(f"direct get ended without {header}") from None
+        raise ProtocolError(f"the last answer to a direct get has no valid {header}") from None
 
 
 async def _refused(stream: Stream, reply: Reply) -> NoReturn:

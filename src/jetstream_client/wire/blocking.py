@@ -253,7 +253,7 @@ class Wire:
                     raise _Nothing  # noqa: TRY301 - like _gather
                 self._gather(self._frames, deadline)
         except _Nothing:
-            raise RequestTimeout(f"no answer on {subject!r} within {limit:g} s") from None
+            raise RequestTimeout(f"no answer on {subject!r} within {limit:g} s: try again, or wait longer") from None
         finally:
             with contextlib.suppress(ConnectionLost):
                 self.unsubscribe(sid)

@@ -1,4 +1,4 @@
-"""Pulling from a real server: every way a pull ends is told apart."""
+"""Pulling from a real server: each way in which a pull ends has a different result."""
 
 import asyncio
 import dataclasses
@@ -69,7 +69,7 @@ async def test_bytes_bound_a_request_not_the_fetch(stream: Stream) -> None:
 
 
 async def test_a_large_fetch_that_bytes_cut_into_requests_comes_whole(stream: Stream) -> None:
-    """It is more than one request may ask for. Two are open, served in turns, and each ends early: at its bytes."""
+    """The fetch needs several requests. Two are open, are served in turns, and end early at their limit of bytes."""
     consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit", "max_ack_pending": -1})
     await publish(stream, 16_000, size=1_200)
     messages = await consumer.fetch(16_000, max_wait=30)
@@ -82,7 +82,7 @@ async def test_a_fetch_of_bytes_ends_before_the_message_that_does_not_fit(stream
     await publish(stream, 10, size=1_000)
     fetched = await consumer.fetch_bytes(3_500)
     assert [message.metadata.sequence for message in fetched] == [1, 2, 3]
-    # To the byte: the server says nothing then (nats-server's consumer.go: nextWaiting).
+    # Exactly to the byte: then the server sends no status (nats-server's consumer.go: nextWaiting).
     exact = sum(len(each.subject) + len(each.reply) + len(each.data) for each in fetched)
     assert len(await consumer.fetch_bytes(exact)) == 3
     assert len(await consumer.fetch_bytes(100_000, max_wait=0.2)) == 4
@@ -131,7 +131,7 @@ async def test_what_came_before_a_failure_can_be_had(stream: Stream) -> None:
             received += await pull.receive()
         await publish(stream, 1)
         await consumer.delete()
-        await asyncio.sleep(0.3)  # a message and the end are there at once
+        await asyncio.sleep(0.3)  # a message and the end arrive together
         assert [message.metadata.sequence for message in await pull.receive()] == [4]
         with pytest.raises(ConsumerDeleted):
             await pull.receive()
@@ -171,7 +171,7 @@ async def test_what_arrived_before_the_end_of_the_connection_is_handed_over(
     async with AsyncExitStack() as leave:
         js = await leave.enter_async_context(connect(settings))
         async with js.stream(stream.name).consumer("c").pull(5, expires=60) as pull:
-            fetching = asyncio.create_task(pull._all())  # as fetch does
+            fetching = asyncio.create_task(pull._all())  # like fetch
             await publish(stream, 3)
             await until(lambda: len(pull.received) == 3)
             await leave.aclose()
@@ -288,7 +288,7 @@ async def test_a_silent_server_is_noticed_by_its_heartbeat(mortal: NatsServer, o
     consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
     async with consumer.pull(1, expires=60, heartbeat=0.3) as pull:
         start = time.monotonic()
-        assert await pull.receive(1.0) == []  # heartbeats come, and wake nobody
+        assert await pull.receive(1.0) == []  # heartbeats arrive, and wake no task
         assert time.monotonic() - start >= 1.0
         with frozen(mortal), pytest.raises(HeartbeatMissed):
             await asyncio.wait_for(pull.receive(600), SOON)
@@ -354,11 +354,11 @@ def test_pulls_of_one_connection_share_what_may_be_on_its_way() -> None:
     assert asked(1_000) == (50, 1 << 20)
     of_bytes = PullWindow(1_000_000, now=0, largest_request=1_000_000, max_bytes=5_000).next_request(0, 1_000)
     assert of_bytes
-    assert of_bytes[1].items() >= {"batch": 1_000_000, "max_bytes": 5_000}.items()  # its caller's, not ours
+    assert of_bytes[1].items() >= {"batch": 1_000_000, "max_bytes": 5_000}.items()  # the caller's limit is not shared
 
 
 def test_a_message_that_is_larger_than_its_share_is_asked_for_alone() -> None:
-    """It was stored when the server still took larger ones."""
+    """The message was stored when the server allowed larger ones."""
     window = PullWindow(10, now=0, largest_message=1 << 20)
     sizes = []
     for number in (1, 2):

@@ -1,4 +1,4 @@
-"""Consuming without end from a real server: back-pressure, stopping, and every way it is interrupted."""
+"""Consuming without end from a real server: back-pressure, stopping, and every kind of interruption."""
 
 import asyncio
 import gc
@@ -51,14 +51,14 @@ async def state(consumer: Consumer, field: str) -> Any:
 
 
 async def round_trips(consumer: Consumer) -> None:
-    """Time in which the server would have done what it should not do."""
+    """Wait so long that the server would have done what it must not do."""
     for _ in range(5):
         await consumer.info()
 
 
 @asynccontextmanager
 async def asked(stream: Stream) -> AsyncIterator[list[dict[str, Any]]]:
-    """The requests for messages of it, as they come to the server."""
+    """The consumer's pull requests, as they arrive at the server."""
     requests: list[dict[str, Any]] = []
     subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.*"
     async with stream.js.connection.listen(subject, lambda reply: requests.append(json.loads(reply.data))):
@@ -75,7 +75,7 @@ async def test_every_message_comes_once_and_is_acknowledged(stream: Stream, cons
             if len(sequences) == 2_000:
                 break
     assert sequences == list(range(1, 2_001))
-    await until(lambda: state_is(consumer, "num_ack_pending", 0))  # what has arrived is counted a moment later
+    await until(lambda: state_is(consumer, "num_ack_pending", 0))  # arrivals are counted a moment later
     info = await consumer.info()
     assert (info.floor, info.ack_pending, info.pending, info.raw["num_redelivered"]) == (2_000, 0, 0, 0)
     await until(lambda: state_is(consumer, "num_waiting", 0))
@@ -144,7 +144,7 @@ async def test_what_does_not_fit_is_not_asked_for_again_before_there_is_room(
     ):
         for _ in range(21):
             await anext(messages)
-            await consumer.js.connection.round_trip()  # a refusal would be here by now
+            await consumer.js.connection.round_trip()  # a refusal would have arrived by now
     assert 2 <= len(requests) <= 4
 
 
@@ -217,7 +217,7 @@ async def test_draining_hands_out_all_that_was_delivered(stream: Stream, consume
     await publish(stream, 700)
     async with consumer.messages() as messages:
         sequences = [(await anext(messages)).metadata.sequence]
-        await until(lambda: delivered(consumer, 500))  # all that was asked for
+        await until(lambda: delivered(consumer, 500))  # everything that was requested
         await messages.drain()
         async for message in messages:
             sequences.append(message.metadata.sequence)
@@ -233,7 +233,7 @@ async def test_what_is_on_the_way_when_it_ends_is_not_lost(stream: Stream, consu
     settings = stream.js.settings
     async with consumer.messages() as messages:
         await until(lambda: state_is(consumer, "num_waiting", 1))
-        with Wire.open(settings) as wire:  # it blocks the event loop: our connection is not read meanwhile
+        with Wire.open(settings) as wire:  # it blocks the event loop, so the connection is not read meanwhile
             publish_all(settings, [(f"{stream.name}.a", b"")] * 50)
             while wire.api(f"CONSUMER.INFO.{stream.name}.c")["delivered"]["stream_seq"] < 50:
                 pass
@@ -308,7 +308,7 @@ async def test_draining_calls_back_for_all_that_was_delivered(stream: Stream, co
 
 @pytest.mark.parametrize("kind", ["pull", "push", "ordered"])
 async def test_a_callback_may_end_its_own_consuming(stream: Stream, consumer: Consumer, kind: str) -> None:
-    """As in nats.go: to wait for the end of it would be to wait for itself."""
+    """As in nats.go: a callback that waits for the end would wait for itself."""
     await stream.create_consumer({"durable_name": "p", "deliver_subject": f"to.{stream.name}"})
     readers: dict[str, Any] = {
         "pull": consumer,
@@ -335,7 +335,7 @@ async def test_a_callback_may_end_its_own_consuming(stream: Stream, consumer: Co
         async with readers[kind].consume(drain) as consuming:
             await consuming.closed()
         assert drained == list(range(1, len(drained) + 1))
-        assert len(drained) >= 3  # and whatever had been delivered
+        assert len(drained) >= 3  # and everything that had been delivered
         await stream.purge()
         await publish(stream, 5)
         async with readers[kind].consume(wait) as consuming:
@@ -344,7 +344,7 @@ async def test_a_callback_may_end_its_own_consuming(stream: Stream, consumer: Co
 
 
 async def test_a_consuming_that_is_under_way_is_not_begun_again(stream: Stream, consumer: Consumer) -> None:
-    """The first of the two would go on without end."""
+    """Otherwise the first one would continue without end."""
     seen: list[int] = []
 
     async def note(message: Message) -> None:
@@ -354,7 +354,7 @@ async def test_a_consuming_that_is_under_way_is_not_begun_again(stream: Stream, 
         return len(seen) == count
 
     consuming = consumer.consume(note, ack=True)
-    for number in (1, 2):  # but when it has ended
+    for number in (1, 2):  # again after it has ended
         async with consuming:
             with pytest.raises(ConsumingMisused, match="already running"):
                 await consuming.__aenter__()
@@ -482,8 +482,8 @@ async def test_a_server_restarted_in_the_middle_loses_nothing(
             await message.ack()
 
     async with consumer.messages(Pulling(max_messages=100), on_error=told.append) as messages:
-        # All that is asked for waits on the server, and is lost with it: it is asked for again at once, and not after
-        # the two heartbeats, 30 s, in which nothing is heard.
+        # All requests wait on the server and are lost with it. They are sent again at once, not after the
+        # two heartbeats (30 s) without a message.
         assert await messages.next(0.1) is None
         await asyncio.to_thread(mortal.restart)
         await until(lambda: js.connection.is_connected)
@@ -499,7 +499,7 @@ async def test_a_server_restarted_in_the_middle_loses_nothing(
 
 
 async def settled(consumer: Consumer, floor: int) -> bool:
-    """What was acknowledged to a killed server may be delivered again."""
+    """Messages that were acknowledged to a killed server may be redelivered."""
     for message in await consumer.fetch_no_wait(100):
         await message.ack()
     return (await consumer.info()).floor == floor

@@ -1,4 +1,4 @@
-"""Answers to a message, judged by what the consumer says afterwards."""
+"""Answers to a message, judged by the consumer's state afterwards."""
 
 import asyncio
 import secrets

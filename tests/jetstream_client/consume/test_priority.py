@@ -1,4 +1,4 @@
-"""Priority groups on a real server (ADR-42): who is served."""
+"""Priority groups on a real server (ADR-42): which client is served."""
 
 import asyncio
 import secrets
@@ -77,7 +77,7 @@ async def test_one_client_is_pinned_until_it_is_not(stream: Stream, settings: Co
             pin = message.headers["Nats-Pin-Id"][0]
             assert await pinned(consumer) == pin
             assert [(await anext(messages)).metadata.sequence for _ in range(4)] == [2, 3, 4, 5]
-            assert await other.fetch(1, max_wait=0.2, priority=priority) == []  # stands by
+            assert await other.fetch(1, max_wait=0.2, priority=priority) == []  # waits
             standby = asyncio.create_task(other.fetch(1, max_wait=SOON, priority=priority))
             await until(lambda: waits(consumer, 1))
             await other.unpin("g")
@@ -88,13 +88,13 @@ async def test_one_client_is_pinned_until_it_is_not(stream: Stream, settings: Co
                 while not told:
                     await messages.next(0.2)
             assert isinstance(told[0], PinLost)
-            assert await messages.next(0.3) is None  # stands by now
+            assert await messages.next(0.3) is None  # waits now
             await other.unpin("g")
             assert await messages.next(SOON)
             assert await pinned(consumer) not in (pin, new_pin)
         with pytest.raises(PinLost):
             await other.fetch(1, max_wait=2, priority=priority)
-        assert await other.fetch(1, max_wait=0.2, priority=priority) == []  # without the pin that it had
+        assert await other.fetch(1, max_wait=0.2, priority=priority) == []  # without its old pin
 
 
 async def pinned(consumer: Consumer) -> str:
@@ -103,7 +103,7 @@ async def pinned(consumer: Consumer) -> str:
 
 
 async def test_every_way_to_ask_names_the_group(stream: Stream) -> None:
-    """The server refuses who does not."""
+    """The server refuses pulls without a group."""
     consumer = await create(stream, "overflow")
     group = Priority("g")
     assert len(await consumer.fetch_bytes(10_000, max_wait=0.5, priority=group)) == 20
@@ -120,7 +120,7 @@ async def test_every_way_to_ask_names_the_group(stream: Stream) -> None:
 
 
 async def test_a_priority_for_a_consumer_without_groups_is_refused(stream: Stream) -> None:
-    """The server would ignore it, and serve whoever asks."""
+    """The server would ignore it, and serve every client."""
     consumer = await stream.create_consumer({"durable_name": "plain", "ack_policy": "explicit"})
     group = Priority("g")
     refused = pytest.raises(InvalidValue, match=r"priority=.*consumer 'plain' of .* has no priority_groups")
@@ -139,7 +139,7 @@ async def test_a_priority_for_a_consumer_without_groups_is_refused(stream: Strea
             async with handle.consume(note, Pulling(priority=group)):
                 pass
     assert (await consumer.info()).counter == 0
-    # What the handle knows may be old: the server is asked before a refusal.
+    # The handle's state may be outdated, so the server is asked before a refusal.
     await stream.consumer("plain").update({"priority_groups": ["g"], "priority_policy": "overflow"})
     assert len(await consumer.fetch(1, max_wait=SOON, priority=group)) == 1
     with pytest.raises(ConsumerDeleted):

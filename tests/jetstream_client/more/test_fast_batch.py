@@ -1,4 +1,4 @@
-"""Fast-ingest batches: success means that the stream holds as many as were given, on both connections."""
+"""Fast-ingest batches on both connections: after success, the stream has every message."""
 
 import asyncio
 import base64
@@ -41,7 +41,7 @@ Way = Any
 
 @pytest.fixture(params=["wire", "connection"])
 def way(request: pytest.FixtureRequest, settings: ConnectionSettings, js: JetStream) -> Way:
-    """Publish as one batch over the one connection or the other."""
+    """Publish as one batch over one of the two connections."""
 
     async def over_wire(messages: Any, **options: Any) -> PubAck:
         return await asyncio.to_thread(publish_fast, settings, messages, **options)
@@ -170,7 +170,7 @@ async def test_a_lost_message_is_a_gap_and_no_success(js: JetStream, name: str) 
     async with js.fast_batch() as batch:
         for number in range(10):
             if number == 5:
-                batch._window.sent += 1  # as if one had got lost
+                batch._window.sent += 1  # as if one had been lost
                 batch._window.added += 1
                 batch._window._subjects[batch._window.added] = f"{name}.x"
             await batch.add(f"{name}.x", b"%d" % number)
@@ -224,7 +224,7 @@ async def test_a_lost_connection_ends_it_and_what_is_said_to_be_stored_is(serve:
                 with pytest.raises(errors.PublishFailed) as ended:
                     await asyncio.wait_for(committing, 20)
                 assert isinstance(ended.value.cause, errors.ConnectionLost)
-                assert time.monotonic() - began < 9  # long before nothing was heard for 10 s
+                assert time.monotonic() - began < 9  # long before 10 s of silence
 
 
 def window(count: int) -> FastWindow:
@@ -241,7 +241,7 @@ def window(count: int) -> FastWindow:
         [b"not JSON"],
         [b'{"type":"ack","seq":-1,"msgs":5}'],
         [b'{"type":"gap"}'],
-        [b'{"stream":"S","seq":5}'],  # stored outside of the batch
+        [b'{"stream":"S","seq":5}'],  # stored outside the batch
         [b'{"stream":"S","seq":5,"batch":"another","count":3}'],
         [b'{"stream":"S","seq":5,"batch":"ID","count":2}'],
         [b'{"stream":"S","seq":5,"batch":"ID","count":4}'],

@@ -1,4 +1,4 @@
-"""An ordered consumer gives every message once and in order, whatever happens to the consumers behind it."""
+"""An ordered consumer delivers every message once and in order, whatever happens to its consumers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -55,7 +55,7 @@ async def test_a_deleted_consumer_is_replaced_behind_the_last_message(stream: St
         async for message in messages:
             received.append(message.metadata.sequence)
             if len(received) in (50, 120, 200):
-                for name in await names(stream):  # pushed messages may be here before it is replaced
+                for name in await names(stream):  # pushed messages may arrive before it is recreated
                     await stream.consumer(name).delete()
             if len(received) == 200:
                 await publish(stream, 50)
@@ -134,7 +134,7 @@ async def test_new_means_new_when_it_was_made(stream: Stream) -> None:
     assert await ordered.fetch_no_wait(10) == []
     (name,) = await names(stream)
     await stream.consumer(name).delete()
-    await publish(stream, 3)  # while there is none
+    await publish(stream, 3)  # while it does not exist
     assert sequences(await ordered.fetch(3, max_wait=SOON)) == [11, 12, 13]
 
 
@@ -150,7 +150,7 @@ async def test_it_is_used_once_at_a_time_and_in_one_way(stream: Stream) -> None:
     with pytest.raises(OrderedConsumerMisused, match="used to consume"):
         await ordered.fetch(1)
     async with ordered.messages(SMALL) as messages:
-        assert (await anext(messages)).metadata.sequence == 2  # goes on
+        assert (await anext(messages)).metadata.sequence == 2  # it continues
     fetched = stream.ordered_consumer()
     await fetched.fetch(1)
     with pytest.raises(OrderedConsumerMisused, match="used to fetch"):
@@ -163,7 +163,7 @@ async def test_it_is_used_once_at_a_time_and_in_one_way(stream: Stream) -> None:
 
 @pytest.mark.parametrize("filters", [{}, {"filter_subjects": []}], ids=str)
 async def test_the_last_of_each_subject_needs_no_filter(stream: Stream, filters: dict[str, object]) -> None:
-    """The server refuses this policy without one: nats.go gives it every subject."""
+    """The server refuses this policy without a filter, so that nats.go sets one for all subjects."""
     await publish(stream, 9)
     config = {"deliver_policy": "last_per_subject", **filters}
     assert sequences(await stream.ordered_consumer(config).fetch(3)) == [7, 8, 9]
@@ -193,7 +193,7 @@ async def test_its_consumers_are_named_and_numbered(stream: Stream) -> None:
 
 
 async def test_a_name_prefix_that_was_used_before_skips_nothing(stream: Stream) -> None:
-    """The consumer of a reader that was killed stays for five minutes, and has delivered what this one wants, too."""
+    """The consumer of a killed reader exists for five minutes, and has delivered messages that this one wants."""
     await publish(stream, 10)
     assert sequences(await stream.ordered_consumer(name_prefix="audit").fetch(4)) == [1, 2, 3, 4]
     assert await names(stream) == ["audit_1"]
@@ -202,7 +202,7 @@ async def test_a_name_prefix_that_was_used_before_skips_nothing(stream: Stream) 
     other = stream.ordered_consumer({"filter_subject": f"{stream.name}.1"}, name_prefix="audit")
     assert sequences(await other.fetch(3)) == [2, 5, 8]
     assert await names(stream) == ["audit_1", "audit_2", "audit_3"]
-    # Two that begin at the same time do not share one either.
+    # Two readers that begin at the same time do not share a consumer either.
     first, second = (stream.ordered_consumer(name_prefix="both") for _ in range(2))
     for ordered in (first, second):
         await ordered._create()
@@ -272,7 +272,7 @@ async def test_a_restarted_server_loses_nothing_and_repeats_nothing(
     def note(how: str) -> Callable[[Message], Awaitable[None]]:
         async def append(message: Message) -> None:
             received[how].append(message.metadata.sequence)
-            await asyncio.sleep(0.005)  # slow: there is more when the server is killed
+            await asyncio.sleep(0.005)  # slow, so that messages remain when the server is killed
 
         return append
 

@@ -1,4 +1,4 @@
-"""Publishing without waiting: what the stream holds, and that nothing waits for ever."""
+"""Publishing without waiting: the stream has the messages, and nothing waits forever."""
 
 import asyncio
 import base64
@@ -64,7 +64,7 @@ async def test_a_stream_that_comes_late_and_none_at_all(js: JetStream) -> None:
     name = f"A{secrets.token_hex(4)}"
     with pytest.raises(errors.NoStreamResponse):
         await (await js.publish_async(f"{name}.x"))
-    # Three attempts in half a second: the stream is there before the last one, but on a machine that is very slow.
+    # Three attempts in half a second: the stream exists before the last one, except on a very slow machine.
     for _ in range(10):
         late = await js.publish_async(f"{name}.x", b"late")
         await js.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": "memory"})
@@ -96,13 +96,13 @@ async def test_a_full_window_is_waited_for_or_refused(serve: Serve) -> None:
                     for future in lost:
                         future.cancel()
             async with js.publisher(max_pending=2, ack_timeout=0.5) as publisher:
-                futures = [await publisher.publish("F.x", b"waited") for _ in range(6)]  # as answers time out
+                futures = [await publisher.publish("F.x", b"waited") for _ in range(6)]  # until answers time out
                 await publisher.complete()
                 assert publisher.pending == 0
                 assert all(isinstance(future.exception(), errors.RequestTimeout) for future in futures)
             proxy.muted = False
             await js.publish("F.x", b"last")
-    # What was not answered was stored nevertheless, what was refused was not.
+    # Unanswered messages were stored nevertheless, refused ones were not.
     async with connect(ConnectionSettings(servers=server.url)) as js:
         assert await contents(js, "F") == [b"open"] + [b"lost"] * 4 + [b"waited"] * 6 + [b"last"]
 
@@ -113,7 +113,7 @@ async def test_the_error_handler_gets_the_message_back(serve: Serve) -> None:
 
     def note(message: OutgoingMessage, error: Exception) -> None:
         failed.append((message, error))
-        raise ValueError  # is logged, and does no harm
+        raise ValueError  # it is logged, and has no other effect
 
     async with (
         connect(ConnectionSettings(servers=server.url)) as js,
@@ -140,7 +140,7 @@ async def test_a_lost_connection_frees_all_slots_and_publishing_goes_on(serve: S
             pending = [await js.publish_async("R.x", b"%d" % number, msg_id=str(number)) for number in (2, 3)]
             await asyncio.sleep(0.2)  # they reach the server
             proxy.cut()
-            await js.publish_async_complete(20)  # long before the 30 s in which answers are waited for
+            await js.publish_async_complete(20)  # long before the 30 s that it waits for answers
             assert all(isinstance(future.exception(), errors.ConnectionLost) for future in pending)
             deadline = time.monotonic() + 20
             while True:
@@ -191,7 +191,7 @@ async def test_a_forbidden_subject_is_said(serve: Serve) -> None:
 
 
 async def test_a_refused_message_frees_its_slot_at_once(js: JetStream, name: str) -> None:
-    """Nothing runs between the refusal and the next message: there is no other slot for it."""
+    """Nothing runs between the refusal and the next message, which needs the same slot."""
     too_large = b"x" * (js.connection.max_payload + 1)
     async with js.publisher(max_pending=1, stall_timeout=0) as publisher:
         for number in range(1, 4):
@@ -214,7 +214,7 @@ async def test_what_is_stored_is_told(js: JetStream, name: str) -> None:
 
     def note(message: OutgoingMessage, ack: PubAck) -> None:
         told.append((message, ack))
-        raise ValueError  # is logged, and does no harm
+        raise ValueError  # it is logged, and has no other effect
 
     async with js.publisher(on_ack=note, on_error=lambda *what: failed.append(what)) as publisher:
         futures = [await publisher.publish(f"{name}.x", b"%d" % number) for number in range(5)]
@@ -237,7 +237,7 @@ async def test_how_often_and_when_it_is_sent_again_where_nobody_listens(js: JetS
         took.append(clock() - began)
         assert took[-1] >= attempts * wait
     assert took[0] < 20  # at once
-    # The stream comes when the default two attempts would be over.
+    # The stream is created when the default two attempts would be over.
     late = await js.publish_async(f"{name}.x", b"late", retry_attempts=1_000, retry_wait=0.05)
     await asyncio.sleep(0.8)
     await js.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": "memory"})
@@ -266,7 +266,7 @@ async def test_a_publisher_that_was_closed_says_so(serve: Serve) -> None:
         await publisher.close()
         assert publisher.pending == 0
 
-        # The context's own can be closed, too, and is there again when it is needed.
+        # The context's publisher can be closed too, and another one is made when it is needed.
         last = await js.publish_async("C.x")
         await js.publish_async_close()
         assert js.publish_async_pending == 0

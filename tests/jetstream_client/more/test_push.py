@@ -79,9 +79,9 @@ async def acknowledged(consumer: PushConsumer, floor: int) -> bool:
 
 
 async def test_nobody_else_makes_the_client_publish(stream: Stream) -> None:
-    """What looks like the server's flow control would be answered wherever its reply subject says."""
+    """Without a check, messages that imitate flow control would be answered on any reply subject."""
     consumer = await create(stream)
-    forged = b"NATS/1.0 100 FlowControl Request"  # the server takes a status out of a line that ends
+    forged = b"NATS/1.0 100 FlowControl Request"  # the server removes a status from a line that ends
     with Wire.open(stream.js.settings) as wire:
         async with consumer.messages() as messages:
             wire.send(encode_publish(f"to.{stream.name}", f"{stream.name}.forged", b"", forged))
@@ -94,13 +94,13 @@ async def test_nobody_else_makes_the_client_publish(stream: Stream) -> None:
 
 
 async def test_flow_control_is_answered_in_its_turn(stream: Stream) -> None:
-    """The server stops until the reader has got so far: without the answers it would stop for good."""
+    """The server stops until the reader has caught up. Without the answers it would stop for good."""
     consumer = await create(stream, flow_control=True, idle_heartbeat=2 * 10**8, max_ack_pending=-1)
     await publish(stream, 1_000, size=20_000)
     async with consumer.messages() as messages:
         await anext(messages)
         await until(lambda: stalls(consumer))
-        assert (await consumer.info()).pending > 300  # a reader that does not read is not sent everything
+        assert (await consumer.info()).pending > 300  # a reader that does not read does not get everything
         read = [(await asyncio.wait_for(anext(messages), SOON)).metadata.sequence for _ in range(999)]
     assert read == list(range(2, 1_001))
 
@@ -133,7 +133,7 @@ async def test_deliveries_that_did_not_arrive_are_noticed_by_the_heartbeat(strea
     async with consumer.messages(on_error=told.append) as messages:
         await stream.js.publish(f"{stream.name}.a")
         await anext(messages)
-        # Somebody else who listens to the subject acknowledges nothing; our own subscription is cut meanwhile.
+        # Another listener on the subject acknowledges nothing, while this subscription is cut.
         sid = messages._inbox._subscription._id  # type: ignore[union-attr]
         await stream.js.connection._client._send_unsubscribe(sid)
         elsewhere: list[Reply] = []
@@ -143,7 +143,7 @@ async def test_deliveries_that_did_not_arrive_are_noticed_by_the_heartbeat(strea
         subscription = messages._inbox._subscription  # type: ignore[union-attr]
         await stream.js.connection._client._send_subscribe(subscription)
         async with asyncio.timeout(SOON):
-            again = [(await anext(messages)).metadata.sequence for _ in range(2)]  # unacknowledged, so they come again
+            again = [(await anext(messages)).metadata.sequence for _ in range(2)]  # unacknowledged: redelivered
         assert sorted(again) == [1, 2]
     assert next((error.arrived, error.last) for error in told if isinstance(error, DeliveriesMissed)) == (1, 2)
 
@@ -159,7 +159,7 @@ async def test_what_does_not_fit_is_dropped_and_said(stream: Stream, monkeypatch
             await read_all(messages, read)
         assert len(read) < 50 <= len(read) + slow.value.dropped
         async with asyncio.timeout(60):
-            while len(read) < 50:  # what needs an acknowledgement comes again
+            while len(read) < 50:  # messages that need an acknowledgement are redelivered
                 try:
                     message = await anext(messages)
                 except SlowConsumer:
@@ -186,6 +186,6 @@ async def test_what_is_no_push_consumer_is_said_before_anything_is_read(stream: 
         await anext(stream.push_consumer("pull").messages())
     consumer = await create(stream)
     async with consumer.messages():
-        await until(lambda: bound(consumer))  # nats-server says so a moment after it knows of who listens
+        await until(lambda: bound(consumer))  # nats-server reports it a moment after the subscription
         with pytest.raises(ConsumerIsBound):
             await anext(consumer.messages())

@@ -12,7 +12,7 @@ from tests.jetstream_client.servers import Ask, Serve
 
 
 async def test_every_stream_that_listens_and_nothing_stored(js: JetStream, ask: Ask, name: str) -> None:
-    """Nor is it delivered to who listens without JetStream."""
+    """The message is not delivered to plain subscribers either."""
     await js.create_stream({"name": name, "subjects": [f"{name}.>"]})
     heard: list[Any] = []
     async with js.connection.listen(f"{name}.>", heard.append):

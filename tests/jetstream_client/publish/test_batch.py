@@ -1,4 +1,4 @@
-"""Atomic batches: the stream has all of it or nothing, and says why."""
+"""Atomic batches: the stream has all of a batch or nothing, with the reason."""
 
 import asyncio
 import base64
@@ -65,7 +65,7 @@ async def test_a_thousand_and_no_more(js: JetStream, name: str) -> None:
         with pytest.raises(errors.InvalidValue, match="2 messages"):
             await batch.add(f"{name}.x")
         batch.discard()
-    # Whoever says that the server takes more hears what the server says.
+    # With a higher max_messages than the server's, the server's refusal is raised.
     with pytest.raises(errors.BatchTooLarge) as refused:
         await js.publish_batch([(f"{name}.x", b"")] * 1_001, max_messages=2_000)
     assert refused.value.err_code == 10199
@@ -102,7 +102,7 @@ async def test_what_a_batch_cannot_expect(js: JetStream, name: str) -> None:
             await batch.add(f"{name}.x", expected_last_sequence=0)
         with pytest.raises(errors.InvalidValue, match="10177"):
             await batch.add(f"{name}.x", expected_last_msg_id="a")
-        assert (await batch.commit()).batch_size == 1  # what was refused is not in it
+        assert (await batch.commit()).batch_size == 1  # the refused message is not in it
         with pytest.raises(errors.InvalidValue, match="committed"):
             await batch.add(f"{name}.x")
     for batch_id in ("", "x" * 65, "a b", "a.b"):
@@ -136,7 +136,7 @@ async def test_a_stream_without_them_and_too_many_at_once(js: JetStream, name: s
     for _ in range(50):
         async with js.batch() as batch:
             await batch.add(f"{name}.x")
-            await batch.add(f"{name}.x")  # sends the first
+            await batch.add(f"{name}.x")  # this sends the first one
             batch.discard()
     with pytest.raises(errors.TooManyBatches) as refused:
         await js.publish_batch([(f"{name}.x", b""), (f"{name}.x", b"")])
@@ -171,7 +171,7 @@ async def test_a_lost_answer_to_the_commit_and_its_repetition(serve: Serve) -> N
             batch.discard()
         proxy.cut()
         async with connect(settings) as js:
-            with pytest.raises(errors.BatchDuplicate):  # so all of it is there
+            with pytest.raises(errors.BatchDuplicate):  # so all of it is stored
                 await js.publish_batch(messages)
             assert await count(js, "L") == 3
         async with connect(ConnectionSettings(servers=proxy.url, request_timeout=60)) as js:

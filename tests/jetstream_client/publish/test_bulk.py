@@ -1,4 +1,4 @@
-"""Bulk publishing: what the stream holds afterwards is what was given, or the first failure is named."""
+"""Bulk publishing: the stream has every message afterwards, or the first failure is named."""
 
 import asyncio
 import json
@@ -115,7 +115,7 @@ async def test_bad_messages(
 async def test_an_input_that_fails_is_not_taken_for_a_lost_connection(
     settings: ConnectionSettings, stream: Stream, error: JetStreamError
 ) -> None:
-    """It cannot be asked again: publishing would end as if it had been complete."""
+    """A generator cannot be read again: publishing would end as if it had been complete."""
 
     def broken(after: int) -> Iterator[Publishable]:
         yield from numbered(stream, after)
@@ -200,7 +200,7 @@ def test_ids_are_what_they_were() -> None:
 
 
 def test_the_oldest_unanswered_message_knows_what_was_stored_when_it_was_sent() -> None:
-    """It can only be stored behind that: a look into the stream begins there."""
+    """The message can only be stored after that sequence, so searching the stream begins there."""
     window = PublishWindow()
     assert [window.oldest] == [None]
     for position, now in ((0, 1.0), (1, 1.0)):

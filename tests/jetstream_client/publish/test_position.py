@@ -1,4 +1,4 @@
-"""Publishing again, when the stream has forgotten what it holds: the stream says that nothing is there twice."""
+"""Publishing again after the stream has forgotten the ids: no message is stored twice."""
 
 import asyncio
 import json
@@ -31,8 +31,8 @@ from tests.jetstream_client.proxy import Proxy
 from tests.jetstream_client.servers import Serve
 
 SHORTEST = 100_000_000
-"""The shortest duplicate window that the server takes, in nanoseconds."""
-FORGOTTEN = 0.3  # seconds after which it is over, and the server has looked
+"""The shortest duplicate window that the server accepts, in nanoseconds."""
+FORGOTTEN = 0.3  # seconds after which it is over, and the server has checked
 
 PUBLISH = """
 import json, sys, time
@@ -53,7 +53,7 @@ publish_all(ConnectionSettings(servers=sys.argv[1]), messages(), stream=since.st
 
 @pytest.fixture
 async def make(js: JetStream) -> AsyncIterator[Callable[..., Awaitable[Stream]]]:
-    """Creates streams that soon forget ids, and deletes them."""
+    """Create streams that soon forget ids, and delete them at the end."""
     made = []
 
     async def create(**config: Any) -> Stream:
@@ -71,7 +71,7 @@ def forgetful(name: str) -> dict[str, Any]:
 
 
 def numbers(stream: str, each: Iterable[int]) -> Iterator[Publishable]:
-    """Each on a subject of its own."""
+    """Numbered messages, each on a separate subject."""
     for number in each:
         yield f"{stream}.{number}", b"%d" % number
 
@@ -82,7 +82,7 @@ def publish(settings: ConnectionSettings, since: Position, each: Iterable[int], 
 
 
 async def held(stream: Stream) -> dict[int, int]:
-    """How many messages the stream holds of each number."""
+    """How many messages with each number the stream contains."""
     found: dict[str, int] = {}
     while True:
         request = {"subjects_filter": ">", "offset": len(found)}
@@ -113,7 +113,7 @@ async def test_a_killed_process_is_followed_after_the_window(
     settings: ConnectionSettings, make: Callable[..., Awaitable[Stream]], config: dict[str, Any], again: range
 ) -> None:
     stream = await make(**config)
-    publish_all(settings, numbers(stream.name, range(100_000, 100_010)))  # so that it does not begin at the beginning
+    publish_all(settings, numbers(stream.name, range(100_000, 100_010)))  # so that it does not start at the beginning
     since = Position.current(settings, stream.name)
     arguments = [settings.servers[0], json.dumps(since.to_json())]
     with subprocess.Popen([sys.executable, "-c", PUBLISH, *arguments]) as process:  # noqa: ASYNC220 - starts at once
@@ -143,11 +143,11 @@ async def test_what_another_task_publishes_in_between_is_not_ours(
     publish(settings, since, range(3_000))
     theirs.join()
     await asyncio.sleep(FORGOTTEN)
-    assert len(find(settings, since, MessageIds("run")).ids) == 3_000  # theirs are not even kept in memory
+    assert len(find(settings, since, MessageIds("run")).ids) == 3_000  # the ids of others are not even kept in memory
     published = publish(settings, since, range(4_000))
     assert (published.stored, published.duplicates) == (1_000, 3_000)
     assert await held(stream) == once([*range(4_000), *range(10_000, 13_000)])
-    assert publish(settings, since, range(10), scope="third run").stored == 10  # equal, but others
+    assert publish(settings, since, range(10), scope="third run").stored == 10  # equal content, but other messages
 
 
 async def test_ids_of_the_authors_own_are_looked_up_too(
@@ -195,7 +195,7 @@ def test_a_server_killed_while_publishing_doubles_nothing_after_the_window(tmp_p
 
 
 def test_answers_that_never_came_are_found_in_the_stream(nats_server: NatsServer) -> None:
-    """The connection ends when some thousand messages are stored and their answers lost."""
+    """The connection ends when some thousand messages are stored and their answers are lost."""
     name = f"S{secrets.token_hex(4)}"
     settings = ConnectionSettings(servers=nats_server.url)
     with Wire.open(settings) as wire, Proxy(nats_server.port) as proxy:
@@ -222,7 +222,7 @@ async def test_a_connection_lost_while_looking(
     make: Callable[..., Awaitable[Stream]],
     config: dict[str, Any],
 ) -> None:
-    stream = await make(duplicate_window=120 * 10**9, **config)  # publishing is not what is tried here
+    stream = await make(duplicate_window=120 * 10**9, **config)  # publishing is not tested here
     since = Position.current(settings, stream.name)
     publish(settings, since, range(20_000))
     with Proxy(nats_server.port, cut_after=1 << 20) as proxy:
@@ -305,7 +305,7 @@ async def test_what_cannot_be_found_out_is_refused(
     found = await held(stream)
     assert found.keys() == set(range(200))
     if "allow_direct" not in says:
-        assert found == once(range(200))  # what can be seen is not sent again
+        assert found == once(range(200))  # messages that can be read are not sent again
 
 
 async def test_a_first_attempt_is_not_disturbed_by_what_others_publish_and_consume(
@@ -336,7 +336,7 @@ async def test_within_the_window_the_server_knows_the_ids_of_what_is_gone(
 async def test_nothing_is_sent_any_more_when_the_window_ends(
     settings: ConnectionSettings, make: Callable[..., Awaitable[Stream]]
 ) -> None:
-    stream = await make(duplicate_window=11 * 10**9)  # 10 s of it are left to messages on their way
+    stream = await make(duplicate_window=11 * 10**9)  # 10 s of it are reserved for messages on their way
     since = Position.current(settings, stream.name)
     publish(settings, since, range(100))
     await stream.purge()
@@ -372,7 +372,7 @@ async def test_an_account_that_may_not_read(serve: Serve, allow_direct: bool) ->
 
 
 async def test_an_account_whose_pulls_reach_nobody(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It imports what creates a consumer, and not what pulls from it."""
+    """The account imports the request that creates a consumer, and not the one that pulls from it."""
     monkeypatch.setattr(attempts, "RESUMED_WITHIN", 1.0)
     subjects = ("STREAM.INFO.S", "CONSUMER.CREATE.S.>", "CONSUMER.DELETE.S.>")
     exports = ", ".join(f'{{ service: "$JS.API.{each}" }}' for each in subjects)

@@ -1,4 +1,4 @@
-"""Publishing one message: what the stream holds afterwards, and how it refuses. The raw API is asked."""
+"""Publishing one message: the content of the stream, and its refusals, according to the raw API."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ ALL = {"allow_rollup_hdrs": True, "allow_msg_ttl": True, "allow_msg_schedules": 
 
 @pytest.fixture
 async def name(js: JetStream) -> AsyncIterator[str]:
-    """A stream that allows everything that one stream can allow at a time."""
+    """A stream with as many allow_ options as one stream can have."""
     name = f"P{secrets.token_hex(4)}"
     await js.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": "memory", **ALL})
     yield name
@@ -144,7 +144,7 @@ async def test_a_schedule_publishes_once_later(js: JetStream, name: str) -> None
 
 
 async def test_a_schedule_repeats_until_it_is_purged(js: JetStream, name: str) -> None:
-    """Each time with what its source has last."""
+    """Each message has the content of the last one of its source."""
     await js.publish(f"{name}.from", b"old")
     await js.publish(f"{name}.from", b"sampled", headers={"Kind": ["a", "b"]})
     every = Schedule(f"{name}.to", timedelta(seconds=1), source=f"{name}.from")
@@ -359,7 +359,7 @@ async def bulk_fast(js: JetStream, subject: str) -> object:
 async def test_a_subject_that_no_line_has_room_for_is_refused_and_nothing_is_sent(
     nats_server: NatsServer, way: Callable[[JetStream, str], Awaitable[object]]
 ) -> None:
-    """Server and connection take the longest one that is not refused, with the longest subject for the answer."""
+    """Server and connection accept the longest subject that is not refused, with the longest reply subject."""
     name = f"L{secrets.token_hex(4)}"
     longest = f"{name}.".ljust(LONGEST_SUBJECT, "x")
     async with connect(ConnectionSettings(servers=nats_server.url, inbox_prefix="I" * 128)) as js:
@@ -388,7 +388,7 @@ async def test_a_server_with_shorter_lines_is_not_tried_again(serve: Serve) -> N
 async def test_an_impossible_sequence_is_no_success(
     js: JetStream, way: Callable[[JetStream, str], Awaitable[object]], sequence: object
 ) -> None:
-    """Somebody who is no stream answers."""
+    """A client that is not a stream answers."""
     subject = f"stranger.{secrets.token_hex(4)}"
     answer = json.dumps({"stream": "S", "seq": sequence}, separators=(",", ":")).encode()
     with Wire.open(js.settings) as wire, ThreadPoolExecutor(1) as threads:

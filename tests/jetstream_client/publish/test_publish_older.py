@@ -1,4 +1,4 @@
-"""Servers that are too old would store a message and ignore what was asked. Real ones, from wheels."""
+"""Servers that are too old would store a message and ignore its options. They are real, from wheels."""
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta

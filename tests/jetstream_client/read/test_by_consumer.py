@@ -1,4 +1,4 @@
-"""Reading by a consumer that acknowledges nothing: exactly the wanted messages, and nothing left behind."""
+"""Reading with a consumer without acknowledgements: exactly the wanted messages, and no consumer remains."""
 
 import asyncio
 import threading
@@ -69,7 +69,7 @@ async def test_exactly_what_is_wanted(
     assert all(message.subject == b"delivery.%d" % (message.sequence % 3) for message in messages)
     stored = await stream.js.api(f"STREAM.MSG.GET.{stream.name}", {"seq": messages[0].sequence})
     assert int(messages[0].time) == time_nanoseconds(stored["message"]["time"])
-    for _ in range(100):  # its end is told to the server, not waited for
+    for _ in range(100):  # the server is asked to delete it, without waiting
         if not (left := (await stream.info()).state["consumer_count"]):
             break
         await asyncio.sleep(0.05)
@@ -148,7 +148,7 @@ async def test_a_consumer_that_is_refused_in_the_middle_gives_nothing_twice(sett
 BLOCKS = [
     b"",
     b"NATS/1.0\r\nA: 1\r\nB: 2\r\n\r\n",
-    b"NATS/1.0\r\nNats-Msg-Size: 7\r\n\r\n",  # the publisher's own, which stays
+    b"NATS/1.0\r\nNats-Msg-Size: 7\r\n\r\n",  # the publisher's header, which is kept
     b"NATS/1.0\r\nNats-Msg-Size: 7\r\nA: 1\r\nNats-Msg-Size: 9\r\n\r\n",
     b"NATS/1.0\r\nnats-msg-size: 7\r\n\r\n",
     b"NATS/1.0\r\nA: Nats-Msg-Size: 5\r\n\r\n",
@@ -228,13 +228,13 @@ def test_a_header_block_that_ends_the_server_ends_it_once(tmp_path: Path) -> Non
         with Wire.open(settings) as wire:
             config = {"name": "S", "subjects": ["s"], "allow_direct": False}
             wire.api("STREAM.UPDATE.S", config)
-        found = find(settings, Position("S", created, 0, created))  # it reads by a consumer, too
+        found = find(settings, Position("S", created, 0, created))  # it also reads with a consumer
     finally:
         over.set()
         if supervisor.is_alive():
             supervisor.join()
         server.stop()
-    # The server's error, known in 2.15.1: once it is mended, the guard in by_consumer.py can go.
+    # An error of nats-server 2.15.1: when it is fixed, the guard in by_consumer.py can be removed.
     assert restarts == 2
     assert (found.ids, found.unclear) == ({}, "")
     assert received == list(range(1, 40_002))
@@ -245,7 +245,7 @@ ODD = ("gap", "again", "lost", "status", "header", "domain", "nowhere", "short")
 
 @st.composite
 def deliveries(draw: st.DrawFn) -> list[Frame]:
-    """What a consumer delivers from sequence 1 or 3 on, in which one or two things may be as they nearly never are."""
+    """A consumer's deliveries from sequence 1 or 3 on, with up to two rare deviations."""
     count = draw(st.integers(1, 6))
     odd = draw(st.lists(st.tuples(st.integers(0, count - 1), st.sampled_from(ODD)), max_size=2))
     header = draw(st.sampled_from([b"", b"NATS/1.0\r\nA: 1\r\n\r\n"]))
@@ -266,7 +266,7 @@ def deliveries(draw: st.DrawFn) -> list[Frame]:
 
 
 def as_runs(frames: list[Frame]) -> list[Run]:
-    """As they come over the wire."""
+    """The deliveries as they arrive over the connection."""
     verb = b"HMSG" if any(frame.header for frame in frames) else b"MSG"
     arrived = b""
     for frame in frames:
@@ -281,7 +281,7 @@ def as_runs(frames: list[Frame]) -> list[Run]:
 USUAL = [Frame(b"s.a", 1, b"$JS.ACK.S.c.1.%d.%d.170.9" % (each, each), b"", b"data") for each in range(1, 6)]
 
 
-# Seven and eleven tokens, and four and six behind what both have in common.
+# Seven and eleven tokens: four and six after the common beginning.
 UNEVEN = [
     [Frame(b"s.a", 1, reply, b"", b"data") for reply in replies]
     for replies in (

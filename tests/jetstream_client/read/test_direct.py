@@ -193,7 +193,7 @@ def test_refusals_are_errors_and_never_an_end(code: int, error: type[Exception])
 def test_any_interleaving_gives_the_same_in_order(
     stored: set[int], wanted: set[int], longest: int, choices: random.Random
 ) -> None:
-    """Answers cut anywhere, those of several requests mixed, the connection lost now and then."""
+    """Answers are cut anywhere, answers of several requests are mixed, and the connection is lost sometimes."""
     window = direct.DirectWindow(Sequences.of(wanted))
     window.restart(1 << 20)
     answers: dict[int, list[Frame]] = {}
@@ -225,7 +225,7 @@ def test_what_may_be_on_its_way_is_bounded() -> None:
     assert window.next_request() is None
     for sequence in range(
         direct.BATCH + 1, direct.BATCH + 9
-    ):  # the second answer waits for the first, and takes its place
+    ):  # the second answer waits for the first, and uses its share
         arrive(window, 2, answer(sequence, 1 << 20))
     arrive(window, 2, status(204))
     assert window.take() == []

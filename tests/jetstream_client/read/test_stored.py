@@ -1,4 +1,4 @@
-"""A stream's state and stored messages, read, deleted and purged: FEATURES' section 4, judged by the server."""
+"""A stream's state and stored messages, read, deleted and purged (FEATURES, section 4), judged by the server."""
 
 import asyncio
 import base64
@@ -36,7 +36,7 @@ from tests.jetstream_client.servers import Ask
 
 @pytest.fixture
 async def stream(js: JetStream, name: str) -> Stream:
-    """Ten messages on ``<name>.0``, ``.1`` and ``.2`` in turn, the fifth empty, all but it with headers."""
+    """Ten messages on ``<name>.0``, ``.1`` and ``.2`` in turn. The fifth is empty, and the others have headers."""
     stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
     for number in range(10):
         headers = {"Nats-Subject": "its own", "X": f"{number}"} if number != 4 else None
@@ -46,7 +46,7 @@ async def stream(js: JetStream, name: str) -> Stream:
 
 @pytest.mark.parametrize("direct", [False, True])
 async def test_one_message(stream: Stream, ask: Ask, direct: bool) -> None:
-    """Each way to say which, against the server's own answer to the same."""
+    """Each way to select a message, compared with the server's raw answer."""
     name = stream.name
     time = (await ask(f"STREAM.MSG.GET.{name}", {"seq": 7}))["message"]["time"]
     for choice, body in [
@@ -57,7 +57,7 @@ async def test_one_message(stream: Stream, ask: Ask, direct: bool) -> None:
         ({"last_by_subject": f"{name}.1"}, {"last_by_subj": f"{name}.1"}),
         ({"last_by_subject": f"{name}.*"}, {"last_by_subj": f"{name}.*"}),
         ({"start_time": time}, {"start_time": time}),
-        ({"start_time": datetime.fromisoformat(time)}, {"seq": 7}),  # nanoseconds are cut: not later than the message
+        ({"start_time": datetime.fromisoformat(time)}, {"seq": 7}),  # truncated: not later than the message
     ]:
         message = await stream.get_message(**choice, direct=direct)  # type: ignore[arg-type]
         server = (await ask(f"STREAM.MSG.GET.{name}", body))["message"]
@@ -166,7 +166,7 @@ async def test_last_messages_are_of_one_moment_over_all_pages(
 async def test_what_was_lost_on_its_way_is_not_silent(
     stream: Stream, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
-    """Between the server and us, as by a connection that breaks and comes back: one message of the ten, or the last."""
+    """One message of the ten, or the last, is lost on its way, as if the connection had broken and been restored."""
     inbox = stream.js.connection.inbox
 
     def leaking(deliver: Callable[[Reply], None]) -> Any:
@@ -184,7 +184,7 @@ async def test_what_was_lost_on_its_way_is_not_silent(
 
 @pytest.mark.parametrize(("sequence", "before"), [("4", "0"), ("9", "x"), ("-1", "0")])
 async def test_a_batch_that_is_none(js: JetStream, name: str, sequence: str, before: str) -> None:
-    """What a stranger answers, here before what was asked for or with no number, ends at once as an error."""
+    """Another client's answer, here with a lower sequence or without one, is an error at once."""
     headers = {"Nats-Sequence": sequence, "Nats-Last-Sequence": before, "Nats-Subject": "s", "Nats-Time-Stamp": "t"}
     asked: asyncio.Queue[str] = asyncio.Queue()
     async with (
@@ -217,7 +217,7 @@ async def test_a_batch_of_a_server_that_is_gone(tmp_path: Path) -> None:
 
 
 async def test_deleting(stream: Stream, ask: Ask, nats_server: NatsServer) -> None:
-    """The plain deletion leaves the bytes in the block's file, the secure one overwrites them."""
+    """A plain deletion leaves the bytes in the block's file, and a secure deletion overwrites them."""
     sent: list[bytes] = []
     await (
         stream.js.with_options(trace=Trace(lambda event: sent.append(event.data))).stream(stream.name).delete_message(2)
@@ -281,7 +281,7 @@ async def test_info(stream: Stream, ask: Ask) -> None:
 
 
 async def test_subjects_of_all_pages(js: JetStream, name: str) -> None:
-    """The server gives 100,000 at a time."""
+    """The server sends 100,000 at a time."""
     stream = await js.create_stream({"name": name, "subjects": [f"{name}.*"], "storage": "memory"})
     await asyncio.to_thread(publish_all, js.settings, [(f"{name}.{number}", b"") for number in range(100_002)])
     info = await js.with_options(request_timeout=60).stream(name).info(subjects_filter=">")

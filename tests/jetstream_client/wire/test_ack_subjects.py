@@ -1,4 +1,4 @@
-"""Reply subjects of eleven tokens, with domain and account: servers may write them from 2.14 on (``js_ack_fc_v2``)."""
+"""Reply subjects of eleven tokens, with domain and account, which servers may use from 2.14 on (``js_ack_fc_v2``)."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""The loop of reopening and resuming: which errors another attempt follows, and when it gives up."""
+"""The loop of reopening and resuming: the errors after which another attempt follows, and when it gives up."""
 
 import logging
 
@@ -38,7 +38,7 @@ class Clock:
 
 
 def work(errors: list[Exception | None], *, patient: bool = True, every: float = 0, moving: bool = False) -> int:
-    """How many attempts it takes until one meets no error; each lasts ``every`` seconds."""
+    """The number of attempts until one succeeds; each lasts ``every`` seconds."""
     clock = Clock()
     trying = Attempts(lambda: "work was interrupted", patient=patient, clock=clock, sleep=clock.sleep)
     for number, error in enumerate(errors):
@@ -95,7 +95,7 @@ def test_the_patience_ends_without_progress_and_begins_anew_with_it() -> None:
         work(errors, every=within / 10)
     assert lost.value is LOST
     assert work(errors, every=within / 10, moving=True) == 21
-    assert work(errors, every=within, moving=True) == 21  # however long an attempt is, if it moves
+    assert work(errors, every=within, moving=True) == 21  # however long an attempt lasts, if it makes progress
     with pytest.raises(ConnectionLost):
         work(errors, every=within * 1.01)
 

@@ -1,6 +1,6 @@
-"""One matrix: every way to authenticate, every mode of TLS, both connections, right and wrong, on real servers.
+"""A matrix on real servers: every way to authenticate, every mode of TLS, both connections, right and wrong.
 
-The server says who is there (``$SYS.REQ.USER.INFO``). What is wrong is a typed error at once that says what to fix.
+The server reports the user (``$SYS.REQ.USER.INFO``). Wrong settings raise a typed error at once, with a remedy.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ def driver(request: pytest.FixtureRequest) -> str:
 
 
 def entered(driver: str, settings: ConnectionSettings) -> dict[str, Any]:
-    """Connect, and ask the server who we are."""
+    """Connect, and ask the server for the user."""
 
     async def controlled() -> bytes:
         async with connect(settings) as js:
@@ -58,7 +58,7 @@ def entered(driver: str, settings: ConnectionSettings) -> dict[str, Any]:
 
 
 def denied(driver: str, settings: ConnectionSettings, error: type[ConnectionFailed], words: str) -> None:
-    """It fails at once, says what to fix, and shows nothing."""
+    """Check that connecting fails at once, with a remedy and without secrets."""
     start = time.monotonic()
     with pytest.raises(error, match=words) as refused:
         entered(driver, settings)
@@ -133,7 +133,7 @@ def test_tls_that_is_offered_and_not_required_is_taken(world: World, driver: str
     url = f"nats://localhost:{world.server(config).port}"
 
     def tls_version(**fields: Any) -> str:
-        """What the server says of a connection that is open."""
+        """The TLS version that the server reports for an open connection."""
         settings = ConnectionSettings(servers=url, name=f"{driver}-{len(fields)}", **world.who("user"), **fields)
 
         def listed() -> str:
@@ -162,7 +162,7 @@ def test_credentials_may_have_any_line_ends(world: World, driver: str, ends: str
 
 
 def test_certificates_may_have_lost_their_line_ends(world: World, driver: str) -> None:
-    """As pasted into the one line of a masked field."""
+    """This happens when they are pasted into a masked field, which has one line."""
     pasted = {name: text.replace("\n", " ") for name, text in presented(world.certificate).items()}
     for space in ("", " "):
         ca = world.authority.ca.read_text().replace("\n", space)

@@ -37,7 +37,7 @@ Reach = Callable[[str], ConnectionSettings]
 
 @pytest.fixture(params=["plain", "tls"])
 def reach(request: pytest.FixtureRequest, serve: Serve, authority: Authority) -> Reach:
-    """Start a server with a configuration, in plain text and with TLS, and say how to reach it."""
+    """Start a server with a configuration, in plain text or with TLS. Returns the settings to reach it."""
 
     def start(config: str) -> ConnectionSettings:
         if request.param == "plain":
@@ -49,7 +49,7 @@ def reach(request: pytest.FixtureRequest, serve: Serve, authority: Authority) ->
 
 
 def test_more_than_the_sockets_hold_is_sent_and_received(reach: Reach) -> None:
-    # 40 MB come back while 40 MB go out: two sides that only wrote would wait for each other.
+    # 40 MB arrive while 40 MB are sent: two sides that only write would wait for each other.
     with Wire.open(reach("")) as wire:
         inbox = wire.new_inbox()
         wire.subscribe(inbox)
@@ -100,10 +100,10 @@ def test_a_server_that_hangs_is_a_lost_connection(serve: Serve, monkeypatch: pyt
     server = serve("")
     with Wire.open(ConnectionSettings(servers=server.url)) as connection:
         with pytest.raises(RequestTimeout):
-            connection.receive(1)  # nothing to say, but it answers
+            connection.receive(1)  # no message, but it answers PINGs
         time.sleep(0.5)
         with pytest.raises(RequestTimeout):
-            connection.receive(0.05)  # our own pause is not its silence
+            connection.receive(0.05)  # the test's pause is not the server's silence
         os.kill(server.pid, signal.SIGSTOP)
         try:
             with pytest.raises(ConnectionLost, match="did not answer a PING"):
@@ -132,7 +132,7 @@ def test_a_killed_server_is_a_lost_connection(serve: Serve) -> None:
 
 
 def test_what_comes_in_plain_text_before_tls_is_not_believed(authority: Authority) -> None:
-    """Whoever sits in between may add to the server's INFO; TLS then runs with the real server."""
+    """An attacker in the network may add to the server's INFO, while TLS runs with the real server."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(authority.certificate, authority.private_key)
     inbox = "_INBOX.x"

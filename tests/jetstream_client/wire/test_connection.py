@@ -1,4 +1,4 @@
-"""The control connection against real servers: every way in, and every way to be refused."""
+"""The control connection against real servers: everything that is accepted, and everything that is refused."""
 
 import asyncio
 import gc
@@ -26,7 +26,7 @@ from tests.jetstream_client.until import until
 async def pretend(
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[int]:
-    """Something that listens and is no nats-server; its port. Ends when its clients have gone."""
+    """The port of a server that is not a nats-server. It ends when its clients have disconnected."""
     running: set[asyncio.Task[None]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -160,14 +160,14 @@ async def test_who_is_cancelled_while_it_waits_for_a_round_trip_leaves_nothing_b
             assert [type(each) for each in results] == [asyncio.CancelledError] * 2 + [RequestTimeout] * 2
         del flushing, late, results
         gc.collect()
-        for _ in range(5):  # their answers come now
+        for _ in range(5):  # their answers arrive now
             await until(lambda: answers(connection))
         assert connection.reconnects == 0
     assert not caplog.records
 
 
 async def test_a_round_trip_follows_what_was_published_before() -> None:
-    """nats-py writes its PING at once, past what still waits to be sent."""
+    """nats-py writes its PING at once, ahead of pending data."""
     heard: list[bytes] = []
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -212,7 +212,7 @@ async def test_who_is_cancelled_when_it_has_just_connected_leaves_no_connection(
 
 
 async def test_what_was_not_sent_is_not_sent_on_the_next_connection() -> None:
-    """Its callers know that the connection was lost, and the answer to a PING would be taken for a later one's."""
+    """Its callers have got an error, and the answer to a PING would be mistaken for that of a later one."""
     heard: list[list[bytes]] = []
     full = asyncio.Event()
 
@@ -242,7 +242,7 @@ async def test_what_was_not_sent_is_not_sent_on_the_next_connection() -> None:
         full.set()
         await until(lambda: open_.reconnects == 1)
         await open_.flush()
-        assert heard[1] == [b"CONNE", b"PING", b"PING", b"PING"]  # two of connecting, and the last one
+        assert heard[1] == [b"CONNE", b"PING", b"PING", b"PING"]  # two for connecting, and the last one
 
 
 async def answers(connection: Connection) -> bool:
@@ -257,7 +257,7 @@ async def test_who_is_cancelled_as_the_answer_arrives_ends(settings: ConnectionS
     async with Connection.open(settings) as connection:
         await connection.request("$JS.API.INFO")  # the first one subscribes to the inbox
         asking = asyncio.create_task(connection.request("$JS.API.INFO"))
-        await asyncio.sleep(0)  # it has asked, and waits
+        await asyncio.sleep(0)  # it has sent its request, and waits
         (answer,) = connection._client._resp_map.values()
         answer.add_done_callback(lambda _: asking.cancel())
         with pytest.raises(asyncio.CancelledError):
@@ -287,7 +287,7 @@ async def test_who_is_cancelled_while_a_flush_is_queued_ends(
 
 
 async def test_servers_that_info_names_are_not_followed_with_tls(serve: Serve, authority: Authority) -> None:
-    """Anybody between client and server can write into INFO, which comes before TLS, and choose the name to check."""
+    """An attacker in the network can change INFO, which precedes TLS, and so choose the name to check."""
     server = serve(authority.config() + USER)
     attempts: list[str] = []
     way: list[asyncio.StreamWriter] = []

@@ -1,4 +1,4 @@
-"""A credential in a file: read where a connection is made, and again at each reconnect; what is wrong is named."""
+"""A credential in a file: it is read for each connection and reconnect, and errors name what is wrong."""
 
 import asyncio
 import os
@@ -49,7 +49,7 @@ def test_a_file_that_cannot_be_read_is_named_and_not_shown(field: str, tmp_path:
 
 
 def test_only_regular_files_of_a_sensible_size_are_read(tmp_path: Path) -> None:
-    """Nothing that a path can name stops or fills a process."""
+    """No path can block a process or fill its memory."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"x" * (64 * 1024 + 1))
     (tmp_path / "full").write_bytes(b"x" * 64 * 1024)
@@ -64,7 +64,7 @@ def test_only_regular_files_of_a_sensible_size_are_read(tmp_path: Path) -> None:
 
 
 def test_only_files_below_the_allowed_folders_are_read(tmp_path: Path) -> None:
-    """Wherever a link leads; whether a file outside exists cannot be learned."""
+    """This holds for links too, and does not show whether a file outside exists."""
     inside, outside, also = (tmp_path / name for name in ("inside", "outside", "also"))
     for folder in (inside / "deep", outside, also):
         folder.mkdir(parents=True)
@@ -105,7 +105,7 @@ def test_a_link_that_changes_between_check_and_reading_leads_nowhere(
     real = os.open
 
     def exchanged(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if path == "deep":  # checked already, and not opened yet
+        if path == "deep":  # after the check, and before opening
             (inside / "deep").rename(inside / "away")
             (inside / "deep").symlink_to(outside)
         return real(path, flags, mode, dir_fd=dir_fd)
@@ -138,7 +138,7 @@ def test_pem_of_another_kind_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_password_renewed_in_its_file_is_used_at_the_next_reconnect(tmp_path: Path) -> None:
-    """While the file is away, the connection goes on trying."""
+    """While the file is missing, the connection keeps trying."""
 
     def serve(password: str, port: int = 0) -> NatsServer:
         config = f'authorization {{ user: airflow, password: "{password}" }}'
@@ -155,7 +155,7 @@ async def test_a_password_renewed_in_its_file_is_used_at_the_next_reconnect(tmp_
             server.kill()
             file.unlink()
             server = serve("second", server.port)
-            await asyncio.sleep(1)  # several attempts at a server that is there
+            await asyncio.sleep(1)  # several attempts at a running server
             assert js.connection.reconnects == 0
             file.write_text("second\n")
             await until(lambda: js.connection.reconnects == 1)

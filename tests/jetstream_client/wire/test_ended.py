@@ -1,4 +1,4 @@
-"""A connection that has ended for good: whatever waits on it ends at once, and says so."""
+"""A connection that has ended for good: everything that waits on it ends at once, with the right error."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -18,9 +18,9 @@ from tests.jetstream_client.test_shared import BOB, Monitored
 from tests.jetstream_client.until import SOON, until
 
 PATIENT = 600.0
-"""Seconds, longer than any test: whatever returns sooner was ended by the end of the connection."""
+"""Seconds, longer than any test: anything that returns sooner was ended by the end of the connection."""
 IN_TIME = 2.0
-"""Seconds in which everything has to end."""
+"""Seconds within which everything must end."""
 LONG = {"max_wait": PATIENT, "heartbeat": PATIENT / 3}
 PULLING = Pulling(expires=PATIENT)
 
@@ -63,7 +63,7 @@ async def pushed(stream: Stream) -> Any:
 
 
 async def silent(stream: Stream, **config: object) -> str:
-    """A subject of the stream, which does not answer publishers any more."""
+    """A subject of the stream, which no longer answers publishers."""
     await stream.update({"no_ack": True, **config})
     return f"{stream.name}.a"
 
@@ -113,7 +113,7 @@ async def request(stream: Stream) -> None:
 
 
 async def page(stream: Stream) -> None:
-    """Of a stream that stands still, which is not answered."""
+    """Read a page of a stream whose direct gets are not answered."""
     async with stream.js.connection.listen(f"$JS.API.DIRECT.GET.{stream.name}", lambda _: None):
         await stream.update({"allow_direct": False})
         async for _ in stream.get_messages(1):
@@ -150,7 +150,7 @@ async def _after(first: Coroutine[Any, Any, Any], then: Callable[[Any], Coroutin
 
 
 class Waiting:
-    """Everything that can wait, waiting on one connection."""
+    """One of everything that can wait, on one connection."""
 
     def __init__(self, js: JetStream) -> None:
         self.js = js
@@ -171,7 +171,7 @@ class Waiting:
         assert self._ended() == {}
 
     async def end(self) -> dict[str, str]:
-        """How each of them ended, in time."""
+        """How each of them ended, within the time limit."""
         await asyncio.wait(self._tasks.values(), timeout=IN_TIME)
         ended = self._ended()
         for task in self._tasks.values():
@@ -185,7 +185,7 @@ class Waiting:
 
 
 _FAILS_WHEN_LOST = {"publish_async", "slot", "batch", "fast batch"}
-"""Each of these ends as soon as the connection is lost: nobody knows whether it will come back."""
+"""Each of these ends as soon as the connection is lost, because it may never be restored."""
 _WITHOUT_CONSUMER = {"publish", "publish_async", "slot", "batch", "fast batch", "request", "page"}
 
 
@@ -234,7 +234,7 @@ async def test_a_server_that_reads_nothing_does_not_keep_the_block_from_ending(
     async with asyncio.timeout(SOON):
         async with connect(ConnectionSettings(servers=server.url, request_timeout=0.2)) as js:
             leave.enter_context(frozen(server))
-            for _ in range(64):  # more than the socket takes
+            for _ in range(64):  # more than the socket accepts
                 await js.connection.publish("a", b"x" * 500_000)
 
 

@@ -1,4 +1,4 @@
-"""The parser, against bytes cut anywhere and bytes that are no protocol at all."""
+"""The parser, with bytes that are cut anywhere and bytes that are not the protocol."""
 
 import itertools
 

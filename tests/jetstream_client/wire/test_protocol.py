@@ -1,4 +1,4 @@
-"""Commands, header blocks and reply subjects, there and back."""
+"""Commands, header blocks and reply subjects, encoded and decoded."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Settings: contradictions are named, and no secret is shown, whatever goes wrong."""
+"""Settings: contradictions are named, and no error shows a secret."""
 
 import re
 from pathlib import Path
@@ -156,7 +156,7 @@ def test_two_connections_never_share_a_variable() -> None:
     ]
     names = {environment_name(each) for each in others}
     assert len(names) == len(others)
-    assert all(re.fullmatch(r"JETSTREAM_SECRET_\w+", name, re.ASCII) for name in names)  # what a shell can export
+    assert all(re.fullmatch(r"JETSTREAM_SECRET_\w+", name, re.ASCII) for name in names)  # names that a shell can export
 
 
 def test_the_environment_may_name_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_the_environment_may_name_a_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
             ConnectionSettings.from_environment("x")
         assert "hidden" not in str(refused.value)
     assert "JETSTREAM_SECRET_X" in str(refused.value)
-    monkeypatch.setenv("JETSTREAM_SECRET_X", "/hidden")  # a token, pasted into the wrong place
+    monkeypatch.setenv("JETSTREAM_SECRET_X", "/hidden")  # a token in the wrong field
     with pytest.raises(InvalidValue) as refused:
         ConnectionSettings.from_environment("x")
     assert "hidden" not in str(refused.value)
