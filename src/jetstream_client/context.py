@@ -62,7 +62,7 @@ class JetStream(Publishing):
         return stream
 
     async def create_stream(self, config: configs.Config, *, pedantic: bool = False) -> Stream:
-        """Create a stream. This succeeds also if the stream exists with the same configuration.
+        """Create a stream. This also succeeds if the stream exists with the same configuration.
 
         config:   the server's JSON (nats-server ``StreamConfig``). Durations are ``timedelta`` or nanoseconds, times
                   are ``datetime`` with a time zone or RFC 3339. The ``domain`` of a mirror or source is sent as its

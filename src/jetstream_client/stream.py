@@ -110,7 +110,7 @@ class Stream:
         sequence: remove only messages below this sequence.
         keep:     keep the last so many messages. Not together with ``sequence``.
 
-        0 is refused for both, because the server ignores it and purges everything.
+        A ``sequence`` or ``keep`` of 0 is refused, because the server would purge everything.
 
         Raises:
             PurgeFailed: for example because of ``deny_purge``.
@@ -281,7 +281,7 @@ class Stream:
         return OrderedConsumer(self, config, max_resets, push, name_prefix)
 
     async def create_consumer(self, config: configs.Config, *, pedantic: bool = False) -> Consumer:
-        """Create a consumer. This succeeds also if the consumer exists with the same configuration.
+        """Create a consumer. This also succeeds if the consumer exists with the same configuration.
 
         config:   the server's JSON (nats-server ``ConsumerConfig``), with two defaults of the NATS clients. The
                   ``ack_policy`` is ``explicit``, because with the server's default ``none`` each message counts as

@@ -147,8 +147,9 @@ class OrderedConsumer:
         """Fetch up to ``batch`` messages. Returns when they have arrived, or after ``max_wait`` seconds (default 30).
 
         Raises:
-            as :meth:`messages`, and OrderedConsumerMisused if it was consumed from before. Messages that had arrived
-            are in ``messages`` of the error, and count as returned.
+            OrderedConsumerMisused: it was consumed from before.
+            JetStreamError: as :meth:`messages`. Messages that had arrived are in its attribute ``messages``, and count
+                as returned.
         """
         check_count("batch", batch)
         return await self._fetch(batch, max_wait, lambda consumer, left, rest: consumer.fetch(left, max_wait=rest))

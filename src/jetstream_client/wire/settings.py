@@ -196,7 +196,10 @@ class ConnectionSettings:
         return "a client certificate" if self.tls_certificate else "no authentication"
 
     def credential(self, name: str) -> str:
-        """The secret in a field, read from the file if the field names one. Raises InvalidValue."""
+        """The secret in a field, read from the file if the field names one. Raises InvalidValue.
+
+        name:  name of the field, for example ``password``.
+        """
         return credential.read(name, getattr(self, name) or "", self.credential_folders)
 
     def ssl_context(self) -> ssl.SSLContext | None:
