@@ -65,10 +65,10 @@ class JetStreamPublishOperator(StreamOperator):
     8601 string) and ``increment``. See :class:`~jetstream_client.publish.options.PublishOptions`. ``data`` is bytes, a
     string (sent as UTF-8) or any other JSON value (sent as JSON).
 
-    One run of the task stores each message once, no matter how many times the task is retried or cleared. Each message
-    gets a ``Nats-Msg-Id`` made from run, task, content and occurrence. Before the first message is sent, the end of the
-    stream is recorded in the task's state (key ``jetstream_position_<stream>``). A later try reads what the stream has
-    stored since then and sends the rest, or refuses and says why: docs/publishing.md.
+    A task that is retried or cleared does not store again what the same run has stored. Each message gets a
+    ``Nats-Msg-Id`` made from run, task, content and occurrence. Before the first message is sent, the end of the stream
+    is recorded in the task's state (key ``jetstream_position_<stream>``). A later try reads what the stream has stored
+    since then and sends the rest, or refuses and says why. docs/publishing.md lists what is not promised.
 
     Returns ``{"stream", "stored", "duplicates", "first", "last", "in_order"}``: how many messages this try stored and
     how many were stored before, the lowest and the highest stream sequence of both, and whether the stream has them in
