@@ -414,13 +414,14 @@ def link(shown: str, target: Entry | None, page: str) -> str:
 
 
 def markdown(text: str, entry: Entry, page: str) -> str:
-    """The reStructuredText of a docstring: code, and roles, which become links."""
+    """The reStructuredText of a docstring: code, and roles and pages, which become links."""
 
     def role(match: re.Match[str]) -> str:
         short, name = match.groups()
         return link(name.rpartition(".")[2] if short else name.lstrip("."), target_of(name, entry), page)
 
-    return _ROLE.sub(role, text).replace("``", "`")
+    linked = re.sub(r"(?<!`)\bdocs/([\w/-]+\.md)", r"[docs/\1](../../\1)", _ROLE.sub(role, text))
+    return linked.replace("``", "`")
 
 
 def wrapped(text: str, begin: str = "") -> str:
