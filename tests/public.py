@@ -11,6 +11,7 @@ not describe may be described by a base class, by the class of the method, or by
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from functools import cache, cached_property
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, is_typeddict
 
@@ -470,9 +472,26 @@ def attributes(kind: type, found: Said) -> dict[str, str]:
     """Fields and properties with their descriptions. Those of operators and errors are not for their users."""
     if is_configured(kind) or issubclass(kind, BaseException):
         return {}
-    properties = {name: value for name, value in members(kind) if isinstance(value, property | cached_property)}
-    own = {name: documentation(value) for name, value in properties.items()}
-    return {name: own.get(name) or found.fields.get(name, "") for name in (*fields(kind), *properties)}
+    own = {name: text for each in ours(kind) for name, text in notes(each).items()}
+    for name, value in members(kind):
+        if isinstance(value, property | cached_property):
+            own[name] = documentation(value)
+    return {name: own.get(name) or found.fields.get(name, "") for name in (*fields(kind), *own)}
+
+
+def notes(kind: type) -> dict[str, str]:
+    """The strings below attributes, in the body of the class and in ``__init__``."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    functions = (each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "__init__")
+    bodies = [tree.body, *(each.body for each in functions)]
+    found: dict[str, str] = {}
+    for assigned, note in (pair for body in bodies for pair in pairwise(body)):
+        if isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant):
+            for target in getattr(assigned, "targets", [getattr(assigned, "target", None)]):
+                name = getattr(target, "attr", getattr(target, "id", "_"))
+                found |= {} if name.startswith("_") else {name: str(note.value.value)}
+    return found
 
 
 def section(entry: Entry, page: str) -> Iterator[str]:

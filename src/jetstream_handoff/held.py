@@ -41,7 +41,14 @@ class HeldClaim:
 
     def __init__(self, hold: Hold, portal: BlockingPortal, dead_letters: str | None = None) -> None:
         self.claim = claim = hold.claim
-        self.id, self.stream, self.consumer, self.sequences = claim.id, claim.stream, claim.consumer, claim.sequences
+        self.id = claim.id
+        """Id of the claim."""
+        self.stream = claim.stream
+        """Name of the stream that the messages are in."""
+        self.consumer = claim.consumer
+        """Name of the consumer that delivered them."""
+        self.sequences = claim.sequences
+        """Stream sequences of the claimed messages."""
         self.count = claim.count
         """Number of claimed messages."""
         self.bytes = claim.bytes
