@@ -12,24 +12,12 @@ from nats.js import JetStreamContext
 
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect, errors
-from jetstream_client.account import AccountInfo
 from jetstream_client.consume.consumer import Consumer
-from jetstream_client.consume.consuming import Consuming, PullMessages
-from jetstream_client.consume.fetch import Pull
+from jetstream_client.consume.consuming import Consuming
 from jetstream_client.consume.message import Message
-from jetstream_client.consume.pull_window import Pulling
 from jetstream_client.context import JetStream
-from jetstream_client.info import ConsumerInfo, PauseState, StreamInfo
-from jetstream_client.more.fast_batch import FastBatch
-from jetstream_client.more.ordered import OrderedConsumer
-from jetstream_client.more.publish_async import AsyncPublisher, PublishFuture
-from jetstream_client.more.push import PushConsumer
-from jetstream_client.more.route import Route
-from jetstream_client.publish.ack import PubAck
-from jetstream_client.publish.batch import Batch
-from jetstream_client.read.message import StoredMessage
 from jetstream_client.stream import Stream
-from jetstream_client.wire.protocol import AckSubject
+from tests.public import PAGES, entries, fields, members
 from tests.snippets import Section, sections
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -61,40 +49,18 @@ async def test_the_snippets_of(section: Section, own_server: NatsServer) -> None
         await section.run(settings=settings, js=js)
 
 
-SHARED = {
-    *("configure", "require"),  # of a context
-    *("append", "parse", "close", "keep_open", "deliver", "lost", "js", "tokens", "by_bytes", "limit"),
-}
-"""Names that the client's files use among themselves."""
+ELSEWHERE = {"ConnectionSettings", "Trace", "AccountLimits", "Priority", "Schedule", "Position", "Published"}
+"""Values whose fields only docs/reference/python/client.md lists."""
 
 
-NOUNS = [
-    *(JetStream, AccountInfo, Stream, StreamInfo, StoredMessage, Consumer, ConsumerInfo, PushConsumer, OrderedConsumer),
-    *(
-        PauseState,
-        Pull,
-        Pulling,
-        PullMessages,
-        Consuming,
-        Message,
-        AckSubject,
-        PubAck,
-        AsyncPublisher,
-        PublishFuture,
-        Batch,
-        FastBatch,
-        Route,
-    ),
-]
+NOUNS = [each.kind for each in entries(PAGES["client"]) if each.kind and each.name not in ELSEWHERE]
 
 
 @pytest.mark.parametrize("noun", NOUNS)
 def test_the_page_has_every_call(noun: type) -> None:
     code = " ".join(re.findall(r"```python\n.*?```|`[^`\n]+`", PAGE.read_text(), re.DOTALL))
-    ours = [kind for kind in noun.__mro__ if kind.__module__.startswith("jetstream_client")]
-    names = {name for kind in ours for name in (*vars(kind), *vars(kind).get("__annotations__", ()))}
-    calls = {name for name in names if not name.startswith("_")} - SHARED
-    assert sorted(name for name in calls if not re.search(rf"[.`]{name}\b", code)) == []
+    names = {*fields(noun), *(name for name, _ in members(noun))}
+    assert sorted(name for name in names if not re.search(rf"[.`]{name}\b", code)) == []
 
 
 def test_the_page_has_every_error_code_and_its_class() -> None:
