@@ -66,10 +66,10 @@ leader: $(READY) ## kill the leader of a consumer, on a cluster of three servers
 events: $(READY) ## cause each of Airflow's own events on the real Airflow, and write the table in docs/airflow-events.md
 	$(BIN)/pytest tests/airflow_system/every_event.py --capture=no
 
-walk: $(READY) ## create, test and use a connection in Airflow's UI with headless Chromium, and make the pictures in docs
+walk: $(READY) ## create, test and use a connection in Airflow's UI with headless Chromium, run two DAGs, and make the pictures in docs
 	@command -v $${CHROMIUM:-chromium} > /dev/null || { echo "Chromium is needed: apt-get install chromium, or CHROMIUM=/path/to/it" >&2; exit 1; }
 	$(BIN)/uv sync --locked --all-extras --group walk
-	$(BIN)/pytest tests/walk/connection.py
+	$(BIN)/pytest tests/walk/connection.py tests/walk/runs.py
 
 watched: $(READY) ## test the event-driven DAG on the real Airflow: kill the triggerer, pause the DAG for five times ack_wait
 	$(BIN)/pytest tests/airflow_system/watched.py

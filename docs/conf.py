@@ -81,6 +81,7 @@ version = release = __version__
 
 extensions = ["myst_parser", "sphinxcontrib.mermaid"]
 myst_fence_as_directive = ["mermaid"]
+mermaid_height = "auto"
 include_patterns = ["*.md", "docs/**.md"]
 root_doc = "README"
 html_theme = "furo"

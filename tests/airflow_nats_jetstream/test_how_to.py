@@ -23,6 +23,7 @@ NAMES = ("parallel-runs", "catch-up-and-backfill", "large-payloads", "spark-clus
 PAGES = [
     *(ROOT / "docs" / "how-to" / f"{name}.md" for name in NAMES),
     ROOT / "docs" / "coming-from-kafka.md",
+    ROOT / "README.md",
 ]
 
 

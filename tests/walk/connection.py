@@ -4,19 +4,19 @@
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from airflow_nats_jetstream.get_provider_info import get_provider_info
 from airflow_nats_jetstream.hooks import JetStreamHook
 from demo.nats_server import NatsServer
-from demo.stack import USER, Stack
+from demo.stack import Stack
+from tests.walk.browser import opened, picture
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "reference" / "connection"
@@ -25,25 +25,6 @@ RIGHT, WRONG = "right-3e9", "wrong-3e9"
 CONNECTION, DAG = "nats_flights", "flights"
 INFO: Any = get_provider_info()
 (TYPE,) = INFO["connection-types"]
-PATIENCE = 120_000.0
-"""Milliseconds: of a busy machine."""
-FLAGS = [
-    "--no-sandbox",  # Chromium refuses to run as root with it
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
-@pytest.fixture
-def chromium() -> str:
-    for name in (os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome"):
-        if name and (program := shutil.which(name)):
-            return program
-    pytest.fail("Chromium is needed (apt-get install chromium), or its path as CHROMIUM")
 
 
 @pytest.fixture
@@ -64,34 +45,9 @@ def stack(server: NatsServer) -> Iterator[Stack]:
 
 
 @pytest.fixture
-def page(chromium: str, stack: Stack, tmp_path: Path) -> Iterator[Page]:
-    """A browser that nobody has used before, logged in."""
-    with sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            tmp_path / "profile",
-            executable_path=chromium,
-            args=FLAGS,
-            headless=True,
-            viewport={"width": 1000, "height": 720},
-            locale="en-US",
-            color_scheme="light",
-            reduced_motion="reduce",
-        )
-        context.set_default_timeout(PATIENCE)
-        expect.set_options(PATIENCE)
-        (page,) = context.pages
-        page.goto(stack.airflow.url)
-        page.get_by_label("Username").fill(USER)
-        page.locator("input[type=password]").fill(stack.password)
-        page.get_by_role("button", name="Sign in").click()
-        page.wait_for_url(lambda url: "login" not in url)
+def page(stack: Stack, tmp_path: Path) -> Iterator[Page]:
+    with opened(stack, tmp_path / "profile") as page:
         yield page
-        context.close()
-
-
-def picture(page: Page, name: str) -> None:
-    page.wait_for_timeout(1_000)  # until what moves stands
-    page.screenshot(path=PICTURES / f"{name}.png")
 
 
 def create(page: Page, server: NatsServer) -> None:
@@ -108,7 +64,7 @@ def create(page: Page, server: NatsServer) -> None:
     given = {"Host": "127.0.0.1", "Port": str(server.port), "User": "airflow", "Password": WRONG}
     for label, value in given.items():
         form.get_by_label(label, exact=True).fill(value)
-    picture(page, "form")
+    picture(page, PICTURES / "form.png")
     form.get_by_role("button", name="Extra Fields", exact=True).click()
     for field in TYPE["conn-fields"].values():
         expect(form.get_by_text(field["label"], exact=True)).to_be_visible()
@@ -116,7 +72,7 @@ def create(page: Page, server: NatsServer) -> None:
     form.locator("#element_ledger").fill("flights")  # no label of the UI leads to its extra fields
     page.set_viewport_size({"width": 1000, "height": 2500})
     form.get_by_text("Extra Fields", exact=True).scroll_into_view_if_needed()
-    picture(page, "fields")
+    picture(page, PICTURES / "fields.png")
     page.set_viewport_size({"width": 1000, "height": 720})
     form.get_by_role("button", name="Save").click()
     form.wait_for(state="hidden")
@@ -144,10 +100,10 @@ def test_a_connection_is_created_tested_and_used(
     page.goto(f"{stack.airflow.url}/connections")
     create(page, server)
     answer(page, "the NATS server refused the connection (user and password): Authorization Violation; check user")
-    picture(page, "refused")
+    picture(page, PICTURES / "refused.png")
     mend(page)
     answer(page, "nats-server 2.")
-    picture(page, "works")
+    picture(page, PICTURES / "works.png")
     shown = page.content()
     assert RIGHT not in shown
     assert WRONG not in shown
