@@ -49,7 +49,6 @@ async def test_the_quickstart_runs_as_it_stands_there(tmp_path: Path) -> None:
     script.write_text("set -e -m\n" + "".join(steps) + pause + end)  # -m: jobs, as in a terminal
     ours = ("AIRFLOW", "JAVA_HOME", "PYSPARK", "PYTEST", "SPARK", "VIRTUAL_ENV")  # what a stranger has not set
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    environment["AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT"] = "60"  # on a busy machine 5 s are not enough
     # What a shell without job control runs in the background ignores SIGINT, and so does all that it starts; the page
     # ends Airflow with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
