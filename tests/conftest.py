@@ -30,7 +30,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """One server for the run. A test that kills or restarts it starts a `NatsServer` of its own instead."""
+    """One server for the run. A test that kills or restarts it starts a separate `NatsServer` instead."""
     server = NatsServer(tmp_path_factory.mktemp("nats"))
     server.start()
     yield server

@@ -1,9 +1,9 @@
-"""`make matrix`: the wheel on every Python, with the lowest and the newest versions of what it builds on.
+"""`make matrix`: the wheel on every Python, with the lowest and the newest versions of its dependencies.
 
-Each cell is an environment of its own in build/matrix, with the wheel, Airflow, Spark and a quick share of the tests.
-``lowest`` takes the lowest versions that pyproject.toml allows of what it names; ``newest`` the newest there are. The
-last cell is an Airflow that is too old: importing the hooks must say so in one sentence. A Python that is not here and
-cannot be had is a failed cell.
+Each cell is a separate environment in build/matrix, with the wheel, Airflow, Spark and a quick share of the tests.
+``lowest`` installs the lowest versions that pyproject.toml allows, ``newest`` the newest ones that exist. The last cell
+has an Airflow that is too old: importing the hooks must say so in one sentence. A cell fails if its Python is neither
+installed nor can be fetched.
 
     python -m tests.matrix                       # all cells
     python -m tests.matrix 3.13-newest too-old   # some

@@ -1,4 +1,4 @@
-"""A standalone Spark: a master and two workers, each a process with what it started in a session of its own."""
+"""A standalone Spark: a master and two workers, each in a separate session with the processes that it starts."""
 
 import base64
 import hashlib

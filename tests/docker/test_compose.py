@@ -128,7 +128,7 @@ def test_driver_and_executors_have_the_same_python() -> None:
 
 def test_a_job_on_the_cluster_finds_there_what_the_task_has() -> None:
     """``flights_on_cluster``: the program at the same path, the servers, the folder of the output; and a port that is
-    not published, because whoever reaches it runs programs."""
+    not published, because everyone who reaches it can run programs."""
     task = SERVICES["scheduler"]
     connection = json.loads(task["environment"]["AIRFLOW_CONN_SPARK_DEFAULT"])
     assert f"{connection['host']}:{connection['port']}" in SERVICES["spark-worker-1"]["command"]
