@@ -63,3 +63,9 @@ def test_no_package_imports_a_private_name_of_another() -> None:
 
 def _private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
+
+
+def test_every_file_names_its_licence() -> None:
+    """As the Software Package Data Exchange has it (spdx.dev), so that a copied file still tells."""
+    unnamed = [path for path in SOURCE.rglob("*.py") if not path.read_text().startswith("# SPDX-License-Identifier: ")]
+    assert unnamed == []

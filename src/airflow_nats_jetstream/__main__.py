@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python -m airflow_nats_jetstream``: the commands of ``airflow jetstream``, which need no Airflow this way."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read an Airflow connection of type ``nats``: its settings, its test, its secrets and its field ``console``.
 
 The form is in ``get_provider_info.py``, and docs/reference/connection.md describes it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks Airflow's version on import. With an older Airflow, later imports would fail with a less helpful message."""
 
 from __future__ import annotations

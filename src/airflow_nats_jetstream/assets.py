@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Assets ``nats://server[:port]/stream[/subject]``: a stream, or the messages of a stream that match a filter.
 
 As in the URIs of Airflow's other providers, one server stands for its whole cluster: always use the same one of its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python -m airflow_nats_jetstream`` and ``airflow jetstream``: two parsers for the same commands, and their runner.
 
 Parsing loads neither Airflow nor nats-py, and with ``--server`` a command does not load Airflow either.

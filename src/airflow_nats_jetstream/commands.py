@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands: list open claims, show and release a claim, list and replay dead letters.
 
 :data:`COMMANDS` describes them once, and :mod:`~airflow_nats_jetstream.command_line` builds the parsers from it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The errors of the provider: the part of the tree of :mod:`jetstream_client.errors` below ``SparkError``.
 
 SparkError                        any error of a Spark cluster that works on a claim

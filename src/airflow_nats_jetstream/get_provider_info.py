@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The description of this provider that Airflow reads, with the connection form.
 
 It imports nothing, because an error here would break Airflow.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The held claim that the function of ``@task.jetstream`` receives, which Spark can read."""
 
 from __future__ import annotations

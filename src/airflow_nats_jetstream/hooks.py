@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hook: JetStream through an Airflow connection, for tasks and triggers, and holding a claim in a task."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Airflow metrics and OpenTelemetry spans: stream, consumer, claim, number of messages and duration.
 
 docs/monitoring.md lists them. They never contain a message or the text of an exception. Airflow's own spans and logs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """OpenLineage: the streams that a task read or wrote.
 
 Only Airflow's OpenLineage provider calls these functions, so its modules are imported inside them. A stream is the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Links from a task to the page about its stream, consumer or claim in the site's own monitoring, and to Spark's."""
 
 from __future__ import annotations

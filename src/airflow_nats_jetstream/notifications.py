@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The notifier that publishes a message when a task or a run succeeds, fails or misses its deadline."""
 
 from __future__ import annotations

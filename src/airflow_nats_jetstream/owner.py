@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The owner for whom a sensor takes claims. A retry of the task leaves it as it is, and a clear changes it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``MessageQueueTrigger(scheme="nats", stream=…, consumer=…)``, which needs the extra ``messaging``."""
 
 from __future__ import annotations

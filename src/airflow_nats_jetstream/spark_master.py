@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Submit, watch and kill a job through the REST server of a Spark standalone master.
 
 The REST server (``spark.master.rest.enabled``, which Spark 4.3 enables by default) does not accept Python programs, but

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check values that Airflow renders: they are known only when the task runs, and are often strings by then."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read times and durations as a DAG writes them, with pendulum, the library that Airflow uses.
 
 The client accepts only RFC 3339 and integer nanoseconds.

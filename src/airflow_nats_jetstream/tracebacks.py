@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shorten the tracebacks of this package's errors, whose messages already say what happened and what to do.
 
 Airflow prints the traceback of every exception that a task raises. For a mistyped name, the frames between the task's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The triggers of the sensors and of the Spark operator. Their class paths must not change, because Airflow's database
 stores them."""
 

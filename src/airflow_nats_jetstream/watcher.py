@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trigger of event-driven DAGs. Its class path must not change, because Airflow's database stores it.
 
 Its event is a *notice* that messages wait to be claimed. The notice contains no message, and the trigger pulls and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JetStream for Python: streams, consumers, messages, acknowledgements, publishing. Knows neither Airflow nor Spark."""
 
 from __future__ import annotations

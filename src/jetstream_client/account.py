@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The account: its use of JetStream, and its limits."""
 
 from __future__ import annotations

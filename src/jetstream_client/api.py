@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests to the JetStream API, and which of them its servers support. Contexts, streams and consumers use this."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of callbacks when they are passed, not when they are first called."""
 
 from __future__ import annotations

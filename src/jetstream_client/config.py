@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checking, comparing and merging stream and consumer configurations, which are the server's JSON.
 
 They never become a dataclass, so a field that this client does not know survives a read, merge and write. Durations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The JetStream context: streams, consumers and publishing start from here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tree of all errors of the project. The client's are defined here, the others in the package that raises them.
 
     JetStreamError

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of streams and consumers: answers to STREAM.INFO, CONSUMER.INFO and CONSUMER.PAUSE."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lists of the JetStream API, page by page: a page is requested when the previous one has been read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Naming rules: subjects of NATS (docs.nats.io, "Subject-Based Messaging") and names in JetStream (ADR-6)."""
 
 from __future__ import annotations

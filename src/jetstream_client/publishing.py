@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Publishing with a JetStream context: single messages, many messages without waiting for each answer, and batches."""
 
 from __future__ import annotations

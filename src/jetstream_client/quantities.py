@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of counts and durations, before a server or a timer gets them."""
 
 from __future__ import annotations

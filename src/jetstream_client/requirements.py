@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The nats-server version that a configuration field, header or request needs, if it is newer than 2.10.
 
 From 2.12 on, a server refuses a field that it does not know (10025), and names only the first one. An older server

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sets of stream sequences as sorted, inclusive ranges."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connections that are shared by all users of one event loop with the same settings, such as a triggerer's triggers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stream: its state, configuration, stored messages and consumers."""
 
 from __future__ import annotations

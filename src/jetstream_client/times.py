@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times and durations in the server's formats: RFC 3339 and integer nanoseconds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tracing of requests to the JetStream API and of their answers, after nats.go's ``ClientTrace``."""
 
 from __future__ import annotations

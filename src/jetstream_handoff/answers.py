@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Acknowledgements, heartbeats and leases for claimed messages. A message's reply subject is derived from its sequence.
 
 The server checks the stream, the consumer and the stream sequence. For a negative acknowledgement it also checks that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many messages could be claimed from a consumer, according to server and ledger. Pulls and writes nothing."""
 
 from __future__ import annotations

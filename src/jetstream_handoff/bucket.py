@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The streams of the ledger's key-value buckets: how they are created, and which existing ones cannot be used."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Joins the changes of one record that wait at the same time on one connection into one write.
 
 When several writers race for a compare-and-set, one succeeds and the others have worked for nothing. Writers that share

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A claim: the sequences of a stream that one take assigned to one unit of work. It contains no messages."""
 
 from __future__ import annotations

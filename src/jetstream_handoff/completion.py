@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finishing a release although the task that does it is cancelled."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which consumers can be used for claims: the rules of the contract, checked before anything is pulled."""
 
 from __future__ import annotations

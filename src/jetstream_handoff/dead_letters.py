@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages that no attempt could process: dead letters, copied with the reason before they are terminated.
 
 There is one dead letter for a message of a consumer. Its subject in the dead-letter stream names both, and it is

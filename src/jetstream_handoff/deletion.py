@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deleting a consumer or a stream. Refused while claims of it are open, unless ``despite_open_claims``.
 
 An attempt notices a deletion by another client only at its next heartbeat. A deletion by this module looks for open

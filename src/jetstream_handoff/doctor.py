@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Examine a connection, its permissions, the ledger, and the streams and consumers that claims are taken from.
 
 Nothing is changed on the server, and the rules are those that taking, holding and settling check. Each section ends in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Defaults of parameters that are durations. This module imports nothing else, so that signatures can name them."""
 
 from datetime import timedelta

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entering a batch in the ledger's record: makes the new record and the claims from the old record. No I/O."""
 
 from __future__ import annotations

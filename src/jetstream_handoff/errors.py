@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The errors of the hand-off: the part of the tree of :mod:`jetstream_client.errors` below ``HandoffError``.
 
 HandoffError                      root of the errors of the hand-off

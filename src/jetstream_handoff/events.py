@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events of claims, for listeners such as metrics and traces, which the hand-off itself does not know.
 
 There is one event for a claim or a batch, never one for a message, and it contains nothing of a message's content.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Failures of messages: which ones failed, in how large a claim, and how many times alone. Values without I/O.
 
 The server's own limit, ``max_deliver``, hides a message that has reached it. A failed claim does not tell which of its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an examination finds: the result of each check, as a value that any command line can print."""
 
 from __future__ import annotations

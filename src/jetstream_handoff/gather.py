@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gathering a batch: how many messages to ask for, when to renew leases, when the batch is complete or too old.
 
 No I/O and no clock: :mod:`.take` reports what arrives and when, and does what :class:`GatherWindow` decides.

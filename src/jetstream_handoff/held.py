@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A claim that a synchronous task holds: a portal's event loop sends the heartbeats while the task's thread works.
 
 Importing this module loads neither nats-py nor :mod:`.hold`, because orchestrators import it to parse a task.

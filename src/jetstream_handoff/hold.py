@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hold: one attempt owns a claim while its work runs. A token names the attempt, and heartbeats renew the leases."""
 
 from __future__ import annotations

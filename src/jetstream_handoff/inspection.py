@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Claims as the ledger and the server show them, and the release of a claim by hand, for the command line.
 
 Only :func:`release` writes.

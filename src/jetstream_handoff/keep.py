@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keep: hold a claim for work that other tasks or another engine do, until an attempt settles or fails the claim."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ledger: one record per consumer and one receipt per claim in two key-value buckets (docs/handoff.md).
 
 A record is written only by compare-and-set after a read from the stream's leader (:meth:`Ledger.change`).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A claim's messages, for work without Spark."""
 
 from __future__ import annotations

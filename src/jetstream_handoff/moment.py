@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A moment on two clocks, ours and the server's, because each of them can stand still or be set back."""
 
 from __future__ import annotations

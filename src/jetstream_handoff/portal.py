@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calling the asynchronous client from synchronous code: anyio's portal runs an event loop in another thread."""
 
 from __future__ import annotations

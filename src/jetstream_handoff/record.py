@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the ledger stores: a record for each consumer and a receipt for each claim. Values without I/O."""
 
 from __future__ import annotations

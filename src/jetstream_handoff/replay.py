@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replaying dead letters: listing them, and publishing them again to their original subjects.
 
 A dead letter is marked before it is published, and replaced by a note after the stream's PubAck. The mark contains the

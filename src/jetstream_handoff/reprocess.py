@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reprocess: do the work of a settled claim once more, on the same messages, for another output (docs/handoff.md).
 
 The messages are already acknowledged, so nothing is leased, acknowledged or released. The attempt owns the claim's

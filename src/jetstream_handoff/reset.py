@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Resetting a consumer: all messages from a sequence on are delivered and processed again, and none is lost.
 
 A reset by another client is noticed only afterwards. This one first makes sure that no acknowledgement is in transit

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The permissions that a user of each role needs (docs/reference/permissions.md), and finding out which are missing.
 
 nats-server drops a message that a user may not publish, and says so separately. A message without a reply subject is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settle: record a claim as done with one compare-and-set, then acknowledge its messages. Also fail and release."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The settled messages above the acknowledgement floor, in a compact form.
 
 A message that is held for hours keeps the floor from rising, and settled messages above it must be recognised if they

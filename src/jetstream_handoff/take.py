@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Take: pull without acknowledging, enter the claims in the ledger, and lease the messages until the work starts."""
 
 from __future__ import annotations

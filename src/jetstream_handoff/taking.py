@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parameters of a take as a value, which Airflow stores with a trigger (``taking``)."""
 
 from __future__ import annotations

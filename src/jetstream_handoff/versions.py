@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether Python and the installed packages are new enough, as the metadata of a distribution asks for them."""
 
 from __future__ import annotations

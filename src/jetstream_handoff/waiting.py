@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a take waits for, in one sentence that a sensor logs every few minutes."""
 
 from __future__ import annotations

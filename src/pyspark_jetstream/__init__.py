@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NATS JetStream as a Spark data source: ``spark.read.format("jetstream")``.
 
 Spark finds this module by its name and imports it wherever pyspark runs, without handling an ImportError. So it imports

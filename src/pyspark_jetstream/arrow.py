@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages as Arrow batches, with as few loops in Python as possible.
 
 Arrays are made from buffers, because ``pyarrow.array`` imports pandas to check whether a list is one of its types. That

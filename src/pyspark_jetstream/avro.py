@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Avro payloads as columns, decoded by fastavro in Arrow batches. Spark's ``from_avro`` needs a jar that is not part of
 PySpark.
 """

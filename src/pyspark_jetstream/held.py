@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Using a held claim with Spark: reading its messages, and collecting the sequences to reject from a DataFrame."""
 
 from __future__ import annotations

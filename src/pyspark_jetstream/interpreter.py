@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python that Spark starts for its workers: whether it fits the driver's, and has what reading claims needs.
 
 PySpark starts ``PYSPARK_PYTHON``, or else the ``python3`` that it finds on PATH, whatever interpreter the driver is. On

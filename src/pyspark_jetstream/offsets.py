@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a read begins and ends: ``earliest``, ``latest``, a sequence, or a time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of reading with ``format("jetstream")``, checked before Spark plans anything."""
 
 from __future__ import annotations

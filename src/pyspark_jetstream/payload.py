@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decoding payloads into columns, and separating messages whose payload is malformed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading: the driver plans partitions by sequence, and executors read them into Arrow batches."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starting Spark sessions that pass a task's connections to Spark's workers without showing them."""
 
 from __future__ import annotations

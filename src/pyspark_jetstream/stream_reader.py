@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading as a stream. An offset is the last sequence that was read, and the creation time of its stream."""
 
 from __future__ import annotations

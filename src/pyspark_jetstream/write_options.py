@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options and columns of writing with ``format("jetstream")``, checked before Spark runs anything."""
 
 from __future__ import annotations

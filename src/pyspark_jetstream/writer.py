@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writing: a row is a message. A task succeeds when the stream has acknowledged all of its rows.
 
 Message ids are made from the job (or query and batch), the partition, the content, and the occurrence of this content

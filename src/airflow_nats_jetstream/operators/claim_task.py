@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Base of the tasks that hold a claim: how such a task ends when its claim is settled already, or lost."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read the configuration of a stream or consumer from a DAG, and make the server's configuration match it."""
 
 from __future__ import annotations

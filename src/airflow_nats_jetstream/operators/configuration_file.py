@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read a configuration from a YAML or JSON file next to the DAG, with the line of each of its fields."""
 
 from __future__ import annotations

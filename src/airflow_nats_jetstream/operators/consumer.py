@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators on consumers: create or update, delete, pause, resume, and the reset that goes through the ledger."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fields of JetStream's configurations, and the values that each of them accepts.
 
 They are those of nats-server's ``StreamConfig`` and ``ConsumerConfig`` (server/stream.go and server/consumer.go, 2.15).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators on stored messages: get one, delete one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator that processes a claim: hold it, call the function, settle it. ``@task.jetstream`` is its usual form."""
 
 from __future__ import annotations

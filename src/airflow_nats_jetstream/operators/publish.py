@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator that publishes messages to a stream."""
 
 from __future__ import annotations

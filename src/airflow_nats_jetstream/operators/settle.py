@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator that settles a claim after several tasks, or another engine, have worked on it."""
 
 from __future__ import annotations

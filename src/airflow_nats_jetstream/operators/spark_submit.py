@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator that has a job on a Spark cluster process a claim, while the task occupies no worker."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators on streams: create or update, delete and purge."""
 
 from __future__ import annotations

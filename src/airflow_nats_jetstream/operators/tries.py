@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tries of a task: whether and when Airflow retries it, and how a failure is described."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sensors that take messages as claims, wait for a consumer's lag, and hold a claim until it ends."""
 
 from airflow_nats_jetstream.sensors.hold import JetStreamHoldSensor

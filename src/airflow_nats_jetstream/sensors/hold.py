@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sensor that holds a claim for other tasks until the claim ends."""
 
 from __future__ import annotations

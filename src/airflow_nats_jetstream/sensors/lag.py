@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sensor that waits for a consumer's lag."""
 
 from __future__ import annotations

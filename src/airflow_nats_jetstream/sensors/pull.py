@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sensor that takes messages and hands them on as claims."""
 
 from __future__ import annotations

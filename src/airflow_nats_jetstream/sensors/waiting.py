@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base of the sensors: how they end when they are killed in a worker, and how they read a trigger's event."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The subject of a consumer's acknowledgements, chosen so that they reach no other consumer of the same name.
 
 ``$JS.ACK.<stream>.<consumer>.…`` reaches every consumer of that name in the account: across a leaf node, those of both

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pull consumer: its state, and reading from it (ADR-13, ADR-37)."""
 
 from __future__ import annotations

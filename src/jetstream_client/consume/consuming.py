@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Consuming without end: pulled messages, and a callback that is called with one after the other (ADR-37)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A single pull: one batch of messages, read as they arrive (ADR-13)."""
 
 from __future__ import annotations

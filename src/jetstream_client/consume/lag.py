@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lag of a consumer: messages that are not delivered yet, and messages that are not acknowledged."""
 
 from __future__ import annotations

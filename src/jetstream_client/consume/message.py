@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A delivered message and its answers (ADR-15; ``processAck`` in nats-server's ``server/consumer.go``)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages without end: an iterator over the messages that arrive on a subscription (ADR-37)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Priority groups, which decide what clients a pull consumer serves (ADR-42; nats-server 2.11, prioritized 2.12)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pulling from a consumer: counts outstanding messages, reads status lines, and decides when to request more. No I/O.
 
 Sources: ADR-13 (pull requests and status lines), ADR-37 (consuming without end), ADR-42 (priority groups), and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fast-ingest batches on the control connection (ADR-50, nats-server 2.14). In bulk: ``publish.bulk.publish_fast``.
 
 They are not atomic: messages that arrived before a failure are stored. The server ends a batch that lost a message with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An ordered consumer: every message of a stream once and in order, without acknowledgements (ADR-17).
 
 It is an ephemeral consumer, which is recreated after the last message whenever a delivery is missing, the consumer no

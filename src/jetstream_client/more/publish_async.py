@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Publishing without waiting for each answer: one future for each message, in a limited number.
 
 After nats.go's ``PublishAsync``. Nothing waits without end: a slot becomes free when the stream answers, after

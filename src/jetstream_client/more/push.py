@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A push consumer, whose messages the server sends to its ``deliver_subject``.
 
 Sources: ADR-15 (idle heartbeats and flow control), and ``sendIdleHeartbeat`` and ``sendFlowControl`` in nats-server's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a message would go, by the servers' message tracing (ADR-41, nats-server 2.11). Nothing is delivered."""
 
 from __future__ import annotations

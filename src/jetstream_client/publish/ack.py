@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stream's answer to a publish: nats-server's ``JSPubAckResponse`` (server/stream.go)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Atomic batches: all messages are stored, with consecutive sequences, or none (ADR-50, nats-server 2.12).
 
 The server keeps a batch apart until it is committed, and drops it if nothing arrives for 10 s. A batch has at most

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Publishing many messages over the bulk connection."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps track of a fast-ingest batch, in which one answer confirms hundreds of messages (ADR-50, nats-server 2.14). No
 I/O."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The input of a bulk publish: messages are checked one by one and encoded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Message ids: a stream stores a message once for each ``Nats-Msg-Id`` within its ``duplicate_window``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A message to be published. It is checked, and its headers and options are encoded once."""
 
 from __future__ import annotations

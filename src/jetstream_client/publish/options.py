@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of a published message, and their headers.
 
 Headers: ``JSMsgId`` and those after it in nats-server's server/stream.go; ADR-43 (TTL), ADR-49 (counters), ADR-51

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The position in a stream at which a publish began, and the messages that the stream has stored since.
 
 A stream recognises a repeated ``Nats-Msg-Id`` only for its ``duplicate_window`` (``checkMsgId`` in nats-server's

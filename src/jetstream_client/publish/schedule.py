@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages that the server publishes later, once or repeatedly (ADR-51, nats-server 2.12 and 2.14)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A bounded window of unanswered messages, which ``publish.bulk`` drives. No I/O."""
 
 from __future__ import annotations

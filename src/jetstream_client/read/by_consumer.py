@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading stored messages with an ephemeral pull consumer without acknowledgements. This is two to three times as fast
 as direct get if most messages of a range are wanted.
 

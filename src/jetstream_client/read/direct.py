@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading stored messages by direct get: any sequences, without a consumer, resumed after a lost connection.
 
 Batched direct get is ADR-31; its answers were observed on nats-server 2.15.1. Four facts shape this file: deleted

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stored messages: decoded, or undecoded for bulk reading, which passes many of them as columns."""
 
 from __future__ import annotations

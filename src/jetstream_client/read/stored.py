@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading stored messages by sequence, subject or time, from the stream's leader or by direct get.
 
 ``STREAM.MSG.GET`` asks the leader. Any replica or a mirror can answer a direct get (ADR-31), and may lag behind the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decoding answers of the JetStream API, and of streams to a publish. A refusal by the server becomes an error."""
 
 from __future__ import annotations

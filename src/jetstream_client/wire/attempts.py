@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Work over connections that may be lost: attempts are repeated as long as the work makes progress."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Authentication: the CONNECT line of both connections, including signatures.
 
 An NKey is an Ed25519 key: base32 of a prefix, the 32 bytes and a checksum (nats-io/nkeys, ``strkey.go``). A ``.creds``

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bulk connection: a blocking socket that sends encoded commands and does not reconnect.
 
 It exists for speed: reading into Spark, large publishes, acknowledging a claim. It needs neither nats-py nor an event

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The control connection: nats-py's connection, with safer behaviour.
 
 nats-py does the TLS handshake, reconnects, and sends requests. These things differ from it:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A credential by its content, or by the path of a file that contains it.
 
 Most values show which of the two they are: PEM and ``.creds`` contain a line ``-----BEGIN``, and a seed begins with SU.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """nats-py's client, adapted for the control connection: it uses this package's parser, CONNECT line and headers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cutting a server's bytes into frames. Messages that are alike are cut many at a time, without a Python loop. No I/O.
 
 Source: docs.nats.io, "Client Protocol".

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The NATS client protocol as values: commands, header blocks, reply subjects. No I/O.
 
 Source: docs.nats.io, "Client Protocol"; header lines as ADR-4; acknowledgement subjects as ADR-15.

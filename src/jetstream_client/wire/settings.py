@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The settings of a connection: servers, authentication, TLS, and where to find JetStream and the ledger."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TLS for the bulk connection, and the errors of failed handshakes for both connections."""
 
 from __future__ import annotations
