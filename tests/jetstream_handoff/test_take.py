@@ -25,6 +25,7 @@ from jetstream_client.info import ConsumerInfo
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from jetstream_handoff import ledger, settle
+from jetstream_handoff import take as take_of_claims
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable, LedgerFull
 from jetstream_handoff.hold import Hold
@@ -612,20 +613,21 @@ async def test_min_messages_that_cannot_be_kept_leased_are_refused(stream: Strea
 
 
 async def test_a_machine_that_stands_still_now_and_then_does_not_end_the_wait_for_min_messages(
-    stream: Stream, caplog: pytest.LogCaptureFixture
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(take_of_claims, "_KEPT", 2)
     await publish(stream, 5)
-    work = Take(stream.js, taking(stream, min_messages=6, consumer_config={"ack_wait": timedelta(seconds=0.5)}))
+    work = Take(stream.js, taking(stream, min_messages=6, consumer_config={"ack_wait": timedelta(seconds=2)}))
     await work.prepare()
     waiting = asyncio.create_task(work.take(60))
 
     def dropped() -> int:
         return caplog.text.count("dropping a batch of 5 messages")
 
-    for times, kept in enumerate((timedelta(0), timedelta(0), timedelta(seconds=6))):
+    for times, kept in enumerate((timedelta(0), timedelta(0), timedelta(seconds=5))):
         await until(lambda: waiting.done() or (work._window is not None and work._window.count == 5))
         await asyncio.sleep(kept.total_seconds())
-        asyncio.get_running_loop().call_soon(time.sleep, 0.6)  # nothing else runs meanwhile
+        asyncio.get_running_loop().call_soon(time.sleep, 2.1)  # nothing else runs meanwhile
         await until(partial(lambda before: waiting.done() or dropped() > before, times))
     await publish(stream, 1)
     (claim,) = await waiting
