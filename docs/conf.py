@@ -82,6 +82,7 @@ version = release = __version__
 extensions = ["myst_parser", "sphinxcontrib.mermaid"]
 myst_fence_as_directive = ["mermaid"]
 mermaid_height = "auto"
+mermaid_fullscreen = False  # its button covers a corner of the diagram
 include_patterns = ["*.md", "docs/**.md"]
 root_doc = "README"
 html_theme = "furo"
