@@ -26,13 +26,9 @@ class Requirement(NamedTuple):
     version: tuple[int, int]
     what: str
 
-    def met_by(self, version: str) -> bool:
-        """Whether a nats-server of this version is new enough."""
-        return level_of(version) >= self.level
-
     def check(self, version: str) -> None:
         """Raises ServerTooOld if a nats-server of this version is too old."""
-        if not self.met_by(version):
+        if level_of(version) < self.level:
             raise self.error(version)
 
     def error(self, found: str) -> ServerTooOld:

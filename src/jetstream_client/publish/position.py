@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jetstream_client import requirements
 from jetstream_client.errors import (
     ApiError,
     ConnectionLost,
@@ -73,7 +72,7 @@ class Position:
             RequestTimeout: no answer; the user may lack the permission for ``$JS.API.STREAM.INFO.<stream>``.
             ConnectionFailed: no connection.
         """
-        info, _ = _info(settings, stream)
+        info = _info(settings, stream)
         return cls(stream, info["created"], info["state"]["last_seq"], info["ts"])
 
     def to_json(self) -> dict[str, Any]:
@@ -108,9 +107,8 @@ class Found(NamedTuple):
 def find(settings: ConnectionSettings, since: Position, own: MessageIds | None = None) -> Found:
     """Find the ids of messages that the stream has stored since a position. Blocking.
 
-    It reads by direct get if the stream allows it and the server is 2.11 or newer, otherwise, on a stream with
-    ``limits`` retention, with an ephemeral consumer that gets headers only. Ids of other scopes than ``own`` are left
-    out. Memory: about 200 bytes for each id.
+    It reads by direct get if the stream allows it, otherwise, on a stream with ``limits`` retention, with an ephemeral
+    consumer that gets headers only. Ids of other scopes than ``own`` are left out. Memory: about 200 bytes for each id.
 
     After a lost connection, another one is opened and reading continues, until there is no progress for 60 s.
 
@@ -119,7 +117,7 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
         ConnectionFailed: no connection, or no progress for 60 s.
     """
     try:
-        info, version = _info(settings, since.stream)
+        info = _info(settings, since.stream)
     except StreamNotFound:
         return Found({}, "the stream no longer exists", 0, 0)
     state, config = info["state"], info["config"]
@@ -131,7 +129,7 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
     if last < since.last:
         return Found({}, f"the stream ends at sequence {last}, but ended at {since.last} before", age, 0)
     there = max(first, state["first_seq"])
-    by_direct_get = bool(config.get("allow_direct")) and requirements.BATCHED_DIRECT_GET.met_by(version)
+    by_direct_get = bool(config.get("allow_direct"))
     if not by_direct_get and config["retention"] != "limits" and there <= last:
         why = f"a {config['retention']} stream can be read only by direct get without consuming it: set allow_direct"
         return Found({}, why, age, window)
@@ -217,10 +215,9 @@ class Recovery:
         return began + found.window - MARGIN
 
 
-def _info(settings: ConnectionSettings, stream: str) -> tuple[Any, str]:
-    """The stream's INFO, and the server's version."""
+def _info(settings: ConnectionSettings, stream: str) -> Any:
     with Wire.open(settings) as wire:
-        return wire.api(f"STREAM.INFO.{stream}"), wire.version
+        return wire.api(f"STREAM.INFO.{stream}")
 
 
 def _stored(

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jetstream_client import requirements
 from jetstream_client.errors import (
     ConnectionLost,
     DirectGetDisabled,
@@ -237,14 +236,12 @@ def read(
     Raises:
         StreamRecreated: the stream's creation time is not ``created``.
         DirectGetDisabled: the stream does not allow direct get.
-        ServerTooOld: nats-server before 2.11, which answers each request with one message, after seconds.
         MessagesMissing: raised last: the stream's leader does not have these messages either.
         ConnectionLost: no progress for 60 s; contains the last sequence.
     """
     window = DirectWindow(wanted, subject, density)
 
     def batches(wire: Wire, info: StreamInfo) -> Iterator[RawMessages]:
-        requirements.BATCHED_DIRECT_GET.check(wire.version)
         _check_allowed(stream, info)
         window.restart(wire.max_payload)
         return _batches(wire, stream, window)

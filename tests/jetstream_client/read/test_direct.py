@@ -23,20 +23,17 @@ from jetstream_client.errors import (
     JetStreamError,
     JetStreamNotEnabled,
     MessagesMissing,
-    ServerTooOld,
     StreamRecreated,
 )
 from jetstream_client.publish.bulk import publish_all
-from jetstream_client.publish.position import Position, find
 from jetstream_client.read import by_consumer, direct
 from jetstream_client.read.message import RawMessage
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.wire import attempts
-from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.parser import Frame
 from tests.jetstream_client.disk import wait_for_messages
-from tests.jetstream_client.servers import USER, Serve, older_program
+from tests.jetstream_client.servers import USER, Serve
 
 
 @pytest.fixture
@@ -253,22 +250,3 @@ async def test_a_stream_with_most_messages_deleted_is_not_read_over_and_over(ser
         before = sent()
         assert [message.sequence for message in await read(settings, stream, wanted)] == list(wanted)
         assert sent() - before < 3 * wanted.count
-
-
-def test_a_server_that_answers_each_request_with_one_message_is_refused(tmp_path: Path) -> None:
-    """nats-server 2.10: a hundred messages would take a quarter of an hour. A publisher's look reads by consumer."""
-    server = NatsServer(tmp_path, program=older_program("2.10.26"))
-    server.start()
-    try:
-        settings = ConnectionSettings(servers=server.url)
-        with Wire.open(settings) as wire:
-            config = {"name": "S", "subjects": ["s"], "allow_direct": True, "storage": "file"}
-            created = wire.api("STREAM.CREATE.S", config)["created"]
-        since = Position.current(settings, "S")
-        publish_all(settings, (("s", b"%d" % number) for number in range(100)), stream="S", scope="run", since=since)
-        with pytest.raises(ServerTooOld, match=r"2\.11"):
-            list(direct.read(settings, "S", Sequences.from_ranges([(1, 100)]), created))
-        found = find(settings, since)
-        assert (len(found.ids), found.unclear) == (100, "")
-    finally:
-        server.stop()
