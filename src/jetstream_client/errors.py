@@ -716,7 +716,7 @@ class MessagesMissing(JetStreamError):
     def __init__(self, stream: str, sequences: Sequences) -> None:
         super().__init__(
             f"stream {stream!r} does not contain {sequences.count} of the requested messages (sequences {sequences}): "
-            "they were deleted, purged or expired"
+            "they were deleted, purged, expired, or removed after they had been acknowledged"
         )
         self.stream = stream
         self.sequences = sequences

@@ -26,9 +26,13 @@ class Requirement(NamedTuple):
     version: tuple[int, int]
     what: str
 
+    def met_by(self, version: str) -> bool:
+        """Whether a nats-server of this version is new enough."""
+        return level_of(version) >= self.level
+
     def check(self, version: str) -> None:
         """Raises ServerTooOld if a nats-server of this version is too old."""
-        if level_of(version) < self.level:
+        if not self.met_by(version):
             raise self.error(version)
 
     def error(self, found: str) -> ServerTooOld:

@@ -10,6 +10,7 @@ from operator import not_
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client import config as configs
+from jetstream_client import requirements
 from jetstream_client.errors import (
     ApiError,
     ConsumerNameInUse,
@@ -77,8 +78,11 @@ async def ensure(
         ConsumerUnsuitable: the consumer exists, and breaks a rule or differs from ``config``.
         StreamNotFound: the stream does not exist.
         DirectGetDisabled: the stream has no ``allow_direct``, so the messages of its claims could not be read.
+        ServerTooOld: nats-server before 2.11, where reading them would take ten seconds a message.
     """
     wanted = configs.check_consumer_config(config or {})
+    if not requirements.BATCHED_DIRECT_GET.met_by(stream.js.connection.server_version):
+        await stream.js.require(requirements.BATCHED_DIRECT_GET)
     check_stream(stream.name, (await stream.info()).config)
     handle = stream.consumer(consumer)
     try:

@@ -121,6 +121,8 @@ class Examination:
         self._stopped = ""
         """Why no other section can succeed; empty while they can."""
         self._level = requirements.level_of(js.connection.server_version)
+        self._known = False
+        """Whether the server has named its level; a version implies a level only from below."""
         self._pairs = [(scope.stream, scope.consumer)] if scope.stream and scope.consumer else []
         """The consumers in scope, each with its stream."""
         self._streams = {scope.stream} if scope.stream else set()
@@ -181,7 +183,7 @@ class Examination:
             self._stopped = "JetStream does not answer"
             yield to_do("JetStream", without_jetstream(self._js.settings, refusal))
         else:
-            self._level = account.level
+            self._level, self._known = account.level, True
             domain = f", domain {account.domain!r}" if account.domain else ""
             yield fine("JetStream", f"streams: {account.streams}, consumers: {account.consumers}{domain}")
             yield _room("storage of the account", account.storage, account.limits.max_storage, "max_file")
@@ -190,8 +192,7 @@ class Examination:
         if requirements.BATCHED_DIRECT_GET in beyond:
             yield to_do(
                 f"nats-server {version}",
-                f"{requirements.BATCHED_DIRECT_GET.error(version)}, and the messages of claims are read by it: upgrade "
-                "the server",
+                f"{requirements.BATCHED_DIRECT_GET.error(version)}; the messages of claims are read by it",
             )
         else:
             features = ", ".join(f"{each.what} ({'.'.join(map(str, each.version))})" for each in beyond)
@@ -322,8 +323,8 @@ class Examination:
         version = self._js.connection.server_version
         needed, recorded = requirements.of_config(config), requirements.recorded(config)
         if needed is not None and needed.level > self._level:
-            yield f"{needed.error(version)}: upgrade the server, or remove the field"
-        elif recorded > self._level:
+            yield f"{needed.error(version)}, or remove the field"
+        elif recorded > self._level and self._known:
             yield (
                 f"it was configured on a newer nats-server (API level {recorded}), and this one ({version}, API level "
                 f"{self._level}) ignores the fields that it does not know: upgrade the server"

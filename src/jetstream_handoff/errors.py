@@ -141,14 +141,22 @@ class LedgerFull(LedgerUnavailable):
     """A consumer's record would become larger than its limit, even with a smaller batch."""
 
 
-class LedgerInvalid(LedgerUnavailable):
-    """A record or receipt that this package did not write. It is neither used nor overwritten."""
+KEEP_RECEIPT = "Restore the previous value, and do not purge it: the output of its claim would no longer count"
 
-    def __init__(self, what: str, wrong: str) -> None:
+
+class LedgerInvalid(LedgerUnavailable):
+    """A record or receipt that this release cannot read. It is neither used nor overwritten.
+
+    remedy: what to do. The default is that of a record, whose loss has its messages processed again; without a receipt
+    the output of a claim that is done would no longer count.
+    """
+
+    def __init__(self, what: str, wrong: str, remedy: str = "") -> None:
+        remedy = remedy or (
+            "Restore the previous value, or purge its subject in the bucket's stream: then the messages are redelivered"
+        )
         super().__init__(
-            f"the ledger's {what} cannot be read ({wrong}), because this release did not write it. Nothing is "
-            "acknowledged until that is fixed. Restore the previous value, or purge its subject in the bucket's stream "
-            "so that the messages are redelivered"
+            f"the ledger's {what} cannot be read ({wrong}). Nothing is acknowledged until that is fixed. {remedy}"
         )
         self.what = what
         self.wrong = wrong

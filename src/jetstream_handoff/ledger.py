@@ -40,7 +40,15 @@ from jetstream_client.sequences import MOST_RANGES
 from jetstream_handoff.bucket import RECEIPTS_KEPT, bucket_config, check_bucket
 from jetstream_handoff.changes import Applied, Change, Queue, Waiting
 from jetstream_handoff.claim import Claim, is_claim_id, new_claim_id
-from jetstream_handoff.errors import AlreadyDone, HeldByAnother, HoldLost, LedgerInvalid, LedgerUnavailable, Superseded
+from jetstream_handoff.errors import (
+    KEEP_RECEIPT,
+    AlreadyDone,
+    HeldByAnother,
+    HoldLost,
+    LedgerInvalid,
+    LedgerUnavailable,
+    Superseded,
+)
 from jetstream_handoff.record import DoneEntry, Receipt, Record
 
 if TYPE_CHECKING:
@@ -242,7 +250,7 @@ class Ledger:
         if message is None:
             return None, 0
         text, revision = message
-        return Receipt.from_json(claim_id, _decoded(f"receipt of claim {claim_id}", text)), revision
+        return Receipt.from_json(claim_id, _decoded(f"receipt of claim {claim_id}", text, KEEP_RECEIPT)), revision
 
     async def change(self, function: Change) -> tuple[Record | None, ConsumerInfo]:
         """Read the record, then INFO, apply ``function``, and write the result. Repeat this after a lost race.
@@ -484,7 +492,8 @@ class Ledger:
             message = answer["message"]
             return message.get("data", ""), int(message["seq"])  # the marker of a deleted key has no data
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise LedgerInvalid(f"entry {subject!r}", "the server's answer is invalid") from None
+            wrong, remedy = "the server's answer is invalid", "Check the server, and what is between it and this client"
+            raise LedgerInvalid(f"entry {subject!r}", wrong, remedy) from None
 
     def _sent_to(self, subject: str) -> str:
         # A message to a plain $KV subject would be stored in the connected server's bucket of that name. Each server
@@ -501,7 +510,7 @@ class Ledger:
         except NoStreamResponse:
             raise JetStreamNotEnabled(503, 0, f"no stream listens on {subject!r}") from None
         except PermissionDenied as error:
-            raise LedgerUnavailable(f"this account may not write to the ledger: {error}") from error
+            raise LedgerUnavailable(f"this user may not write to the ledger: {error}") from error
         except WrongDomain as error:
             wrong = f"the ledger's entry {subject!r} was stored in domain {error.stored!r}"
             raise LedgerUnavailable(f"{wrong}; check the subject mappings of that server") from error
@@ -560,11 +569,11 @@ def _pause(lost: int, duration: float) -> float:
     return random.uniform(0, min(LONGEST_PAUSE, duration * 2 ** max(1, 6 - lost)))  # noqa: S311
 
 
-def _decoded(what: str, text: str) -> Any:
+def _decoded(what: str, text: str, remedy: str = "") -> Any:
     try:
         return json.loads(base64.b64decode(text))
     except (TypeError, ValueError, RecursionError):
-        raise LedgerInvalid(what, "it is not JSON") from None
+        raise LedgerInvalid(what, "it is not JSON", remedy) from None
 
 
 def _base32(name: str) -> str:

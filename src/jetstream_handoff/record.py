@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client.errors import InvalidValue
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff.errors import LedgerInvalid
+from jetstream_handoff.errors import KEEP_RECEIPT, LedgerInvalid
 from jetstream_handoff.failures import Failure, without
 from jetstream_handoff.settled import Settled
 
@@ -230,8 +230,8 @@ class Record:
         try:
             if value["v"] != VERSION:
                 version = str(value["v"])[:20]
-                wrong = f"it has version {version}, but this release reads version {VERSION}; see docs/upgrading.md"
-                raise LedgerInvalid(what, wrong)
+                wrong = f"it has version {version}, but this release reads version {VERSION}"
+                raise LedgerInvalid(what, wrong, "Use the release that wrote it; see docs/upgrading.md")
             _check_record(value)
             candidate, resetting = value["candidate"], value["resetting"]
             return cls(
@@ -320,7 +320,7 @@ class Receipt:
                 raise ValueError("unknown state")  # noqa: TRY301 - handled with the errors of the lines above
             settled = (token, value["value"], rejected, value["at"], value["again"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise LedgerInvalid(f"receipt of claim {claim_id}", type(error).__name__) from None
+            raise LedgerInvalid(f"receipt of claim {claim_id}", type(error).__name__, KEEP_RECEIPT) from None
         return cls(claim_id, state, stream, consumer, sequences, *settled)
 
 

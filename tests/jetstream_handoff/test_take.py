@@ -20,7 +20,7 @@ from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.consume.priority import Priority
 from jetstream_client.context import JetStream
-from jetstream_client.errors import ConsumerDeleted, ConsumerNotFound, DirectGetDisabled, InvalidValue
+from jetstream_client.errors import ConsumerDeleted, ConsumerNotFound, DirectGetDisabled, InvalidValue, ServerTooOld
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
@@ -34,6 +34,7 @@ from jetstream_handoff.record import DoneEntry, Record
 from jetstream_handoff.settled import Settled
 from jetstream_handoff.take import Take
 from tests.chaos.proxy import Proxy
+from tests.jetstream_client.servers import older_program
 from tests.jetstream_client.until import SOON, until
 from tests.jetstream_handoff.steps import (
     ACK_WAIT,
@@ -91,6 +92,23 @@ async def test_a_stream_that_cannot_be_read_is_refused_before_anything_is_made(s
     await stream.update({"allow_direct": True})
     (claim,) = await take(stream)
     assert claim.count == 5
+
+
+async def test_a_server_on_which_reading_takes_seconds_a_message_is_refused_before_anything_is_made(
+    tmp_path: Path,
+) -> None:
+    server = NatsServer(tmp_path, program=older_program("2.10.26"))
+    server.start()
+    try:
+        async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
+            stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
+            with pytest.raises(ServerTooOld, match=r"batched direct get: needs nats-server 2\.11"):
+                await take(stream)
+            assert [name async for name in js.stream_names()] == ["S"]
+            with pytest.raises(ConsumerNotFound):
+                await stream.consumer(CONSUMER).info()
+    finally:
+        server.stop()
 
 
 async def test_the_lease_outlives_ack_wait_and_then_ends(stream: Stream) -> None:

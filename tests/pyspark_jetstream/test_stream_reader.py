@@ -95,7 +95,7 @@ async def test_what_was_removed_before_it_was_read_is_named(
     async def removed(stream: Stream) -> None:
         await stream.purge(sequence=151)
 
-    read = await named_and_then(spark, stream, tmp_path, removed, "MessagesMissing.*lacks 50 .*101-150")
+    read = await named_and_then(spark, stream, tmp_path, removed, "MessagesMissing.*does not contain 50 .*101-150")
     assert read == [*range(1, 101), *range(151, 201)]
 
 

@@ -243,8 +243,8 @@ class AsyncPublisher:
     def _unanswered(self, number: int) -> None:
         subject = self._pending[number].message.subject
         error: Exception = RequestTimeout(
-            f"no answer on {subject!r} within {self._ack_timeout:g} s; the message may be stored: publish it again "
-            "with the same msg_id"
+            f"no answer on {subject!r} within {self._ack_timeout:g} s; the message may be stored. If it had a msg_id, "
+            "publish it again with the same one; without one, publishing again may store it twice"
         )
         try:
             self._api.connection.check_permitted(subject)
