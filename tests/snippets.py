@@ -13,6 +13,8 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from _pytest.assertion.rewrite import rewrite_asserts
+
 _HEADING = re.compile(r"## +(.+)")
 _FENCE = re.compile(r"```(\w*)")
 
@@ -25,8 +27,11 @@ class Section(NamedTuple):
     source: str
 
     async def run(self, **names: Any) -> None:
-        """Run it with these names defined. Raises whatever a snippet raises."""
-        code = compile(self.source, str(self.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        """Run it with these names defined. Raises whatever a snippet raises; a failed assertion shows its values."""
+        source = self.source.encode()
+        tree = ast.parse(source, str(self.page))
+        rewrite_asserts(tree, source, str(self.page))
+        code = compile(tree, str(self.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         running = eval(code, {"__name__": self.title, **names})
         if inspect.isawaitable(running):
             await running

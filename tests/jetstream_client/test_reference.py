@@ -26,10 +26,10 @@ WALK_THROUGH = DOCS / "how-to" / "interest-retention.md"
 COMING = DOCS / "coming-from-nats.md"
 
 
-@pytest.fixture(scope="module")
-def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """Snippets use plain names, so no other streams may listen on the same subjects."""
-    server = NatsServer(tmp_path_factory.mktemp("reference"))
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[NatsServer]:
+    """Snippets use plain names, so nothing may be left of another snippet's streams."""
+    server = NatsServer(tmp_path)
     server.start()
     yield server
     server.stop()
@@ -44,8 +44,6 @@ async def test_the_snippets_of(section: Section, own_server: NatsServer) -> None
     """Each section starts on an empty server, with ``settings`` and ``js`` defined."""
     settings = ConnectionSettings(servers=own_server.url, request_timeout=30)
     async with connect(settings) as js:
-        for name in (await js.api("STREAM.NAMES"))["streams"] or ():
-            await js.api(f"STREAM.DELETE.{name}")
         await section.run(settings=settings, js=js)
 
 
@@ -126,6 +124,6 @@ async def test_a_wrong_snippet_fails_at_its_line_of_the_page(tmp_path: Path) -> 
 
     one, other = sections(page)
     assert (one.title, other.title, other.source) == ("One", "Two", "")
-    with pytest.raises(AssertionError) as failed:
+    with pytest.raises(AssertionError, match="assert 2 == 3") as failed:
         await one.run(two=two)
     assert (failed.traceback[-1].path, failed.traceback[-1].lineno) == (page, 10)
