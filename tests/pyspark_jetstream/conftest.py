@@ -15,7 +15,7 @@ from jetstream_client.stream import Stream
 from jetstream_client.wire.settings import environment_name
 from pyspark_jetstream import spark_session
 from tests.jetstream_client.servers import Authority, Nkey, Operator
-from tests.jetstream_client.world import COMBINATIONS
+from tests.jetstream_client.world import EACH_ONCE
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +52,7 @@ def spark(nats_server: NatsServer, secure: ConnectionSettings, access: Path) -> 
         patch.setenv("JETSTREAM_SECRET_NATS_TESTS", settings.to_json())
         patch.setenv("JETSTREAM_SECRET_NATS_SECURE", secure.to_json())
         patch.setenv("JETSTREAM_SECRET_NATS_MISTRUSTED", replace(secure, tls_ca=None).to_json())
-        for name in ("imported", *(access_name(*each) for each in COMBINATIONS)):
+        for name in ("imported", *(access_name(*each) for each in EACH_ONCE)):
             patch.setenv(environment_name(name), str(access / name))
         session = spark_session(
             "tests", master="local[2,3]", config={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}

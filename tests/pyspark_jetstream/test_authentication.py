@@ -1,4 +1,7 @@
-"""All ways to authenticate with all modes of TLS in Spark's Python workers, which open connections to the server."""
+"""All ways to authenticate, and all modes of TLS, in Spark's Python workers, which open connections to the server.
+
+``tests/jetstream_client/wire`` combines each way with each mode. Here the settings only have to reach the workers.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,7 +15,7 @@ from jetstream_client import ConnectionSettings
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.wire.authentication import check_credentials
 from jetstream_client.wire.blocking import Wire
-from tests.jetstream_client.world import COMBINATIONS, World
+from tests.jetstream_client.world import EACH_ONCE, World
 from tests.jetstream_handoff.access import Access
 from tests.pyspark_jetstream.conftest import access_name
 
@@ -36,7 +39,7 @@ def secrets(settings: ConnectionSettings) -> list[str]:
 def test_one_row_of_each_and_no_secret_in_plans_and_errors(spark: SparkSession, access: Path, world: World) -> None:
     ways: dict[str, ConnectionSettings] = {}
     read: dict[str, DataFrame] = {}
-    for kind, mode in COMBINATIONS:
+    for kind, mode in EACH_ONCE:
         name = access_name(kind, mode)
         ways[name] = ConnectionSettings(servers=world.url(kind, mode), **world.tls(mode), **world.who(kind))
         (access / name).write_text(ways[name].to_json())
