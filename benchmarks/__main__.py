@@ -22,8 +22,11 @@ BENCHMARKS: Mapping[str, Sequence[Callable[[str], Comparison]]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=BENCHMARKS, help="benchmarks to run; all of them by default")
-    names = parser.parse_args().names or BENCHMARKS
+    known = ", ".join(BENCHMARKS)
+    parser.add_argument("names", nargs="*", help=f"benchmarks to run, of {known}; all of them by default")
+    names = parser.parse_args().names or [*BENCHMARKS]
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        parser.error(f"there is no benchmark {unknown[0]!r}, only {known}")
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ["PYSPARK_PYTHON"] = sys.executable
     results: list[Comparison] = []

@@ -19,6 +19,7 @@ from airflow.sdk.execution_time.timeout import timeout
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
+from jetstream_client.context import JetStream
 from jetstream_client.errors import ConsumerNotFound
 from jetstream_client.info import ConsumerInfo
 from jetstream_handoff.durations import LONGEST_HOLD
@@ -123,10 +124,10 @@ def rendered(task: Any, params: Mapping[str, Any], map_index: int = -1, **names:
 
 
 def publish(hook: JetStreamHook, stream: str, count: int) -> None:
-    async def messages(js: Any) -> None:
+    async def messages(js: JetStream) -> None:
         for number in range(count):
-            await js.connection.publish(f"{stream}.{number % 3}", b"x" * 10)
-        await js.connection.flush()
+            await js.publish_async(f"{stream}.{number % 3}", b"x" * 10)
+        await js.publish_async_complete()
 
     hook.run(messages)
 

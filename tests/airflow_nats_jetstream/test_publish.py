@@ -1,10 +1,12 @@
 """Publishing: each test asks the stream afterwards what it has stored."""
 
+import asyncio
 import json
 import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +74,14 @@ def test_a_retry_stores_nothing_twice_and_another_run_does(hook: JetStreamHook, 
 
 
 def forgotten(hook: JetStreamHook, stream: str) -> None:
-    """Let the stream forget the ids of its messages."""
-    hook.run(lambda js: js.stream(stream).update({"duplicate_window": timedelta(milliseconds=100)}))
+    """Let the stream forget the ids of its messages.
+
+    When the window changes, nats-server looks through its ids at once, and sometimes still with the old window: in its
+    ``server/stream.go``, ``updateWithAdvisory`` resets the timer before it stores the configuration. So the window is
+    changed until the ids are forgotten.
+    """
+    windows = cycle([timedelta(milliseconds=100), timedelta(milliseconds=101)])
+    hook.run(lambda js: js.stream(stream).update({"duplicate_window": next(windows)}))
     sequence = hook.run(lambda js: js.stream(stream).info()).state["last_seq"]
     if not sequence:
         return
@@ -81,6 +89,8 @@ def forgotten(hook: JetStreamHook, stream: str) -> None:
     known: PublishOptions = {"msg_id": last.headers["Nats-Msg-Id"][0], "expected_last_msg_id": "nobody's"}
 
     async def forgets(js: JetStream) -> bool:
+        await js.stream(stream).update({"duplicate_window": next(windows)})
+        await asyncio.sleep(0.2)
         try:
             return not (await js.publish(last.subject, b"", **known)).duplicate
         except WrongLastMessageId:  # because the server checks the id first

@@ -60,8 +60,8 @@ class Event:
         moments = self.play(run)
         rows = tuple(_seen(run, row.when) for row, _ in zip(self.rows, moments, strict=True))
         run.ends()
+        waiting = sum(run.judge.pending(run.stream)) + MESSAGES
         run.judge.publish(run.stream, MESSAGES)
-        waiting = sum(run.judge.pending(run.stream))
         run.open_the_gate()
         further = run.another().claim(waiting, least=waiting)
         assert further.ends() == "success"

@@ -28,13 +28,15 @@ class Judge:
     consumer: str = CONSUMER
 
     def publish(self, stream: str, count: int) -> None:
-        """Create a separate stream with this many messages."""
+        """Create a separate stream with this many messages, or add them to it, and wait until all are stored."""
 
         async def publish(js: JetStreamContext) -> None:
             await js.add_stream(name=stream, subjects=[f"{stream}.>"], allow_direct=True)
-            for number in range(count):
-                await js._nc.publish(f"{stream}.{number % 3}", b"%d" % number)
-            await js._nc.flush()
+            messages = [(f"{stream}.{number % 3}", b"%d" % number) for number in range(count)]
+            for subject, data in messages[:-1]:
+                await js._nc.publish(subject, data)
+            for subject, data in messages[-1:]:
+                await js.publish(subject, data, timeout=60)  # its answer says that all are stored
 
         self._ask(publish)
 

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from jetstream_handoff.errors import DeadLettersUnsuitable, HoldLost, ReplayRefu
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.replay import Selection
+from tests.jetstream_client.until import until
 from tests.jetstream_handoff import killed
 from tests.jetstream_handoff.steps import CONSUMER, floor, publish, take, unacknowledged
 
@@ -106,9 +108,13 @@ async def test_a_letter_is_the_message_byte_by_byte(stream: Stream) -> None:
     await stream.update({"duplicate_window": timedelta(milliseconds=100), "allow_msg_ttl": True})
     data = bytes(range(256)) * 40
     headers = {"Place": ["Köln", "Bonn"], "place": "x", "Nats-Msg-Id": "same", "Nats-TTL": "1h"}
-    for _ in range(2):  # two messages with the same id, which must become two dead letters
+
+    async def stores(count: int) -> bool:
         publish_all(stream.js.settings, [(f"{stream.name}.a.b", data, headers)], stream=stream.name)
-        await asyncio.sleep(0.5)
+        return bool((await stream.info()).state["messages"] == count)
+
+    for count in (1, 2):  # two messages with the same id, which must become two dead letters
+        await until(partial(stores, count))
     await reject(stream, [1, 2])
     originals = await stored(stream, stream.name)
     copies = await stored(stream, f"DEAD_{stream.name}")
