@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JetStream for Python: streams, consumers, messages, acknowledgements, publishing. Knows neither Airflow nor Spark."""
+"""JetStream for Python: streams, consumers, messages, acknowledgements, publishing, without Airflow and Spark."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["ConnectionSettings", "RequestSent", "ResponseReceived", "Trace", "co
 async def connect(settings: ConnectionSettings, *, trace: Trace | None = None) -> AsyncIterator[JetStream]:
     """A JetStream context on a new connection, which is closed at the end of the block.
 
-    nats-py is imported only here, so that a Spark executor can use the bulk connection without it.
+    nats-py is imported only here, so that a Spark executor can use the bulk connection without nats-py.
 
     settings:  the servers, and how to connect to them.
     trace:     callbacks for every request, see :class:`Trace`. Default None.
 
     Raises:
         ConnectionFailed: no server was reachable within ``settings.connect_timeout`` seconds.
-        AuthenticationFailed, TlsFailed: at once, without another attempt.
+        AuthenticationFailed, TlsFailed: raised at once, without another attempt.
     """
     from jetstream_client.context import JetStream
     from jetstream_client.wire.control import Connection

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The account: its use of JetStream, and its limits."""
+"""What the account uses of JetStream, and its limits."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LIMITS = ("max_memory", "max_storage", "max_streams", "max_consumers")
 
 @dataclass(frozen=True)
 class AccountLimits:
-    """The limits of the account; -1 means no limit. ``raw`` contains the less common ones (``max_ack_pending``, …).
+    """The limits of the account; -1 means no limit. ``raw`` also contains less common limits (``max_ack_pending``, …).
 
-    max_memory:     bytes in memory streams.
-    max_storage:    bytes in file streams.
-    max_streams:    number of streams.
-    max_consumers:  number of consumers.
+    max_memory:     largest number of bytes in memory streams.
+    max_storage:    largest number of bytes in file streams.
+    max_streams:    largest number of streams.
+    max_consumers:  largest number of consumers.
     """
 
     raw: dict[str, Any] = field(repr=False)
@@ -34,8 +34,8 @@ class AccountLimits:
 
 @dataclass(frozen=True)
 class AccountInfo:
-    """The answer to ``INFO`` (nats-server ``JetStreamAccountStats``). Numbers are totals of all tiers, ``raw`` is the
-    server's answer.
+    """The answer to ``INFO`` (nats-server ``JetStreamAccountStats``). The numbers are totals of all tiers; ``raw`` is
+    the server's answer.
 
     limits:     limits of the account.
     memory:     bytes of messages in memory streams.
@@ -65,7 +65,7 @@ class AccountInfo:
 
     @property
     def api(self) -> dict[str, Any]:
-        """Number of requests (``total``) and ``errors`` since the server started, and :attr:`level`."""
+        """Number of API requests (``total``) and of ``errors`` since the server started, and the :attr:`level`."""
         api = self.raw.get("api")
         return dict(api) if isinstance(api, dict) else {}
 
@@ -77,12 +77,12 @@ class AccountInfo:
 
     @property
     def reserved_memory(self) -> int:
-        """Bytes that streams with ``max_bytes`` have reserved."""
+        """Bytes that memory streams with ``max_bytes`` have reserved."""
         return int(self.raw.get("reserved_memory") or 0)
 
     @property
     def reserved_storage(self) -> int:
-        """Bytes that streams with ``max_bytes`` have reserved."""
+        """Bytes that file streams with ``max_bytes`` have reserved."""
         return int(self.raw.get("reserved_storage") or 0)
 
     @property
@@ -94,23 +94,23 @@ class AccountInfo:
 def without_jetstream(settings: ConnectionSettings, refusal: JetStreamNotEnabled) -> str:
     """Return why JetStream does not answer although a connection was made, and what to do."""
     if isinstance(refusal, JetStreamNotEnabledForAccount):
-        return f"JetStream is not enabled for the account of this user ({settings.kind}): enable it on the server"
+        return f"JetStream is not enabled for the account of this user ({settings.kind}); enable it on the server"
     if settings.domain:
         return (
-            f"no server answers for the JetStream domain {settings.domain!r}: check domain, and the leaf node "
+            f"no server answers for the JetStream domain {settings.domain!r}; check domain, and the leaf node "
             "connection to it"
         )
     if settings.api_prefix:
         return (
-            f"no server answers for the JetStream API prefix {settings.api_prefix!r}: check api_prefix, and what this "
+            f"no server answers for the JetStream API prefix {settings.api_prefix!r}; check api_prefix, and what this "
             "account imports"
         )
     return (
-        "JetStream is not enabled on this server: enable it, name another server in servers or host, or set domain if "
+        "JetStream is not enabled on this server; enable it, name another server in servers or host, or set domain if "
         "JetStream is behind a leaf node"
     )
 
 
 def no_inbox(settings: ConnectionSettings, refusal: PermissionDenied) -> str:
-    """Return what to do when a user may not subscribe to answers."""
-    return f"{refusal}, or set inbox_prefix to one that it may subscribe to (now it is {settings.inbox_prefix!r})"
+    """Return what is wrong when a user may not subscribe to answers, and what to do."""
+    return f"{refusal}, or set inbox_prefix (now {settings.inbox_prefix!r}) to a prefix that the user may subscribe to"

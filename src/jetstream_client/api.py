@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the JetStream API, and which of them its servers support. Contexts, streams and consumers use this."""
+"""Requests to the JetStream API, and a check whether its servers support a request."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
 DEFAULT_PREFIX = "$JS.API"
 
-_PATIENCE_STEP = 0.1  # seconds between two attempts of a patient request
+_PATIENCE_STEP = 0.1  # seconds between two attempts of a request with patience
 
 
 class Api:
-    """One JetStream on a connection. ``settings`` are the connection's, unless the context has other options."""
+    """The API of one JetStream, on a connection. ``settings`` are the connection's, unless the context has other
+    options."""
 
     def __init__(
         self, connection: Connection, *, settings: ConnectionSettings | None = None, trace: Trace | None = None
@@ -49,7 +50,7 @@ class Api:
         self._level = ("", 0)  # the connected server's version, and the API level that was last found out for it
 
     async def request(self, subject: str, data: bytes = b"", *, headers: Headers | None = None) -> Reply:
-        """Send one request and return its answer, with tracing. Raises what :meth:`Connection.request` raises.
+        """Send one request, trace it, and return its answer. Raises the errors of :meth:`Connection.request`.
 
         subject:  subject of the request.
         data:     body of the request. Default: empty.
@@ -73,15 +74,15 @@ class Api:
     ) -> Any:
         """Send a request of the JetStream API. Returns the decoded answer.
 
-        request:  its subject without the prefix, for example ``STREAM.INFO.ORDERS``.
+        request:  subject of the request without the prefix, for example ``STREAM.INFO.ORDERS``.
         payload:  body of the request, sent as JSON. Default None: an empty body.
         patience: seconds during which the request is repeated if the connection is lost, a leader is missing or no
-                  answer arrives. Default 0. Only for requests that may be repeated.
-        headers:  for example ``{"Nats-Required-Api-Level": "2"}``, with which a server of a lower level refuses the
-                  request, if it is nats-server 2.12 or newer.
+                  answer arrives. Default 0. Set it only for requests that may be repeated.
+        headers:  headers of the request. With ``{"Nats-Required-Api-Level": "2"}``, for example, a server of a lower
+                  API level refuses the request, if it is nats-server 2.12 or newer.
 
         Raises:
-            ApiError: or a subclass: the server refused the request.
+            ApiError: the server refused the request (usually a subclass).
             JetStreamNotEnabled: no server answers the API.
             RequestTimeout, ConnectionLost: see :meth:`Connection.request`.
         """
@@ -106,7 +107,7 @@ class Api:
         Raises:
             ServerTooOld: a wanted field is known to need a newer server; nothing was sent.
             InvalidRequest: the server does not know a field; the error names the server's version.
-            ApiError: as :meth:`api`.
+            ApiError: see :meth:`api`.
         """
         await self.require(requirements.of_config(wanted))
         if pedantic:
@@ -119,11 +120,12 @@ class Api:
             raise InvalidRequest(error.code, error.err_code, found) from None
 
     async def require(self, needed: Requirement | None) -> None:
-        """Raises ServerTooOld if the servers are known to lack what is needed.
+        """Raises ServerTooOld if the servers are known not to support what is ``needed``.
 
-        The answer to ``$JS.API.INFO`` decides, because the connected server need not be the one that answers. Without
-        an answer, the version of the connected server decides. With another API prefix or domain, where only some
-        requests may be imported, the request is sent without an answer, and the server that gets it decides.
+        The API level in the answer to ``$JS.API.INFO`` decides, because another server than the connected one may get
+        the request. If INFO is not answered, the version of the connected server decides. With another API prefix or
+        domain, of which the account may import only some requests, the request is sent even if INFO is not answered,
+        and the server that gets it decides.
         """
         if needed is None:
             return
@@ -138,7 +140,8 @@ class Api:
             raise needed.error(version if here else f"a server of API level {self._level[1]}")
 
     async def account_info(self) -> AccountInfo:
-        """The account's memory, storage, streams and consumers, their limits, and the API level."""
+        """Request how much memory and storage and how many streams and consumers the account uses, the limits of these
+        four, and the server's API level."""
         return AccountInfo.parse(await self.api("INFO"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of callbacks when they are passed, not when they are first called."""
+"""Checks of callbacks. A callback is checked when it is passed, not when it is first called."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def check_coroutine_function(field: str, function: Callable[..., Any] | None) -> None:
-    """Check a callback that is awaited. Another function might return an awaitable, but that would be known only after
-    calling it, with a message that would then stay unanswered. Raises InvalidValue."""
+    """Check a callback that is awaited. Any other function might return an awaitable, but whether it does is known only
+    after it was called with a message, which would then stay unanswered. Raises InvalidValue."""
     if not callable(function) or not _is_coroutine_function(function):
         raise InvalidValue(field, function, "must be an async def function, or functools.partial of one")
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checking, comparing and merging stream and consumer configurations, which are the server's JSON.
+"""Checking, comparing and merging configurations of streams and consumers.
 
-They never become a dataclass, so a field that this client does not know survives a read, merge and write. Durations
-are sent as integer nanoseconds (a ``timedelta`` is accepted), times as RFC 3339 (a ``datetime`` with a time zone is
-accepted).
+A configuration is the server's JSON and never becomes a dataclass, so that a field that this client does not know
+survives reading, merging and writing. Durations are sent as integer nanoseconds (a ``timedelta`` is accepted), times
+as RFC 3339 (a ``datetime`` with a time zone is accepted).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Difference = dict[str, tuple[Any, Any]]
 """Field → (the server's value, the wanted value)."""
 
 _NO_STREAM_FIELDS = {
-    "template_owner": "JetStream no longer has stream templates: remove the field",
-    "max_messages_per_stream": "JetStream has no such field: use max_msgs to limit a stream",
+    "template_owner": "JetStream no longer has stream templates; remove the field",
+    "max_messages_per_stream": "JetStream has no such field; use max_msgs to limit a stream",
 }
 _EITHER = ("filter_subject", "filter_subjects")  # each replaces the other
 _FOLLOWING = {
@@ -37,7 +37,8 @@ _FOLLOWING = {
 """Consumer fields, and the fields whose default or validity depends on them (``setConsumerConfigDefaults`` and
 ``checkConsumerCfg`` in nats-server's ``server/consumer.go``)."""
 _DUPLICATE_WINDOW = 120 * 10**9
-"""Default of a stream in nanoseconds, unless its ``max_age`` is shorter (``StreamDefaultDuplicatesWindow``)."""
+"""Default ``duplicate_window`` of a stream in nanoseconds, unless its ``max_age`` is shorter
+(``StreamDefaultDuplicatesWindow``)."""
 
 
 def normalise(config: Config) -> dict[str, Any]:
@@ -52,8 +53,7 @@ def normalise(config: Config) -> dict[str, Any]:
     except InvalidValue:
         raise
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        remedy = f"cannot be converted to JSON: {error}"
-        raise InvalidValue("config", type(config).__name__, remedy) from None
+        raise InvalidValue("config", "…", f"cannot be converted to JSON ({error})") from None
     return dict(wanted)
 
 
@@ -160,13 +160,13 @@ def check_consumer_config(config: object) -> dict[str, Any]:
 
 
 def consumer_name(config: object) -> str:
-    """The name in a consumer configuration, which an update needs. Raises InvalidValue if there is none."""
+    """The name in the configuration of a consumer that is to be updated. Raises InvalidValue if there is no name."""
     wanted = check_consumer_config(config)
     return check_consumer_name(wanted.get("name"), "config['name']")
 
 
 def difference(current: Config, wanted: Config) -> Difference:
-    """The wanted fields that differ from the server's configuration. Its other fields are not compared."""
+    """The wanted fields that differ from the server's configuration. Fields that are not in ``wanted`` are ignored."""
     return {
         name: (current.get(name), value) for name, value in wanted.items() if not _equal(name, current.get(name), value)
     }
@@ -189,7 +189,8 @@ def merge(current: Config, wanted: Config, remove: Iterable[str] = ()) -> dict[s
     """Set the wanted fields in the server's configuration, including nested ones. Other fields keep their values.
 
     ``remove``: fields that are removed before the wanted ones are set, for example ``mirror``, or ``metadata`` to drop
-    the other entries. Fields whose value depends on a changed field are removed too: their old values would be refused.
+    its other entries. A field whose validity depends on a changed field is removed too, because the server would refuse
+    its old value.
 
     Raises InvalidValue if ``remove`` is a string instead of a list.
     """
@@ -204,7 +205,8 @@ def merge(current: Config, wanted: Config, remove: Iterable[str] = ()) -> dict[s
 
 
 def _window_is_too_long(current: Config, wanted: Config) -> bool:
-    """Whether the server's default ``duplicate_window`` is longer than the new ``max_age``, which it would refuse."""
+    """Whether the stream has the default ``duplicate_window`` and the new ``max_age`` is shorter. The server would
+    refuse this."""
     window, before, after = current.get("duplicate_window", 0), current.get("max_age", 0), wanted.get("max_age", 0)
     if not all(type(each) is int for each in (window, before, after)):
         return False

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class JetStream(Publishing):
     """A JetStream context. :func:`jetstream_client.connect` opens one, and :meth:`with_options` derives another.
 
-    The methods for consumers are also methods of a :class:`Stream`. Here their first parameter is ``stream``, the name
-    of the stream that the consumer belongs to.
+    The methods for consumers are also methods of a :class:`Stream`. In this class their first parameter is ``stream``,
+    the name of the stream that the consumer belongs to.
     """
 
     def with_options(
@@ -53,11 +53,12 @@ class JetStream(Publishing):
         return JetStream(self.connection, settings=replace(self.settings, **options), trace=trace or self.trace)
 
     def stream(self, name: str) -> Stream:
-        """A handle for the stream ``name``, without a request. Raises InvalidValue if JetStream forbids the name."""
+        """Return a handle for the stream ``name``. Nothing is requested from the server, so the stream need not exist.
+        Raises InvalidValue if JetStream forbids the name."""
         return Stream(self, name)
 
     async def get_stream(self, name: str) -> Stream:
-        """A handle for the existing stream ``name``. Raises StreamNotFound."""
+        """Return a handle for the stream ``name``, which must exist. Raises StreamNotFound."""
         stream = Stream(self, name)
         await stream.info()
         return stream
@@ -82,7 +83,7 @@ class JetStream(Publishing):
         return Stream(self, wanted["name"], StreamInfo(answer))
 
     async def update_stream(self, config: configs.Config, *, remove: Iterable[str] = ()) -> Stream:
-        """Change the given fields of the stream ``config["name"]``, and no other field, see :meth:`Stream.update`.
+        """Change only the given fields of the stream ``config["name"]``, see :meth:`Stream.update`.
 
         Raises:
             StreamNotFound: the stream does not exist; it is not created.
@@ -92,11 +93,10 @@ class JetStream(Publishing):
         return stream
 
     async def create_or_update_stream(self, config: configs.Config) -> tuple[Stream, configs.Difference | None]:
-        """Create the stream, or update the fields that differ from ``config`` and no other field.
+        """Create the stream. If it exists, update only those of its fields that differ from ``config``.
 
-        Returns the stream and the changes: ``{}`` if nothing differed, ``None`` if the stream was created.
-
-        Raises: as :meth:`create_stream` and :meth:`update_stream`.
+        Returns the stream and the changes: ``{}`` if nothing differed, ``None`` if the stream was created. Raises the
+        same errors as :meth:`create_stream` and :meth:`update_stream`.
         """
         wanted = configs.check_stream_config(config)
         stream = Stream(self, wanted["name"])
@@ -109,10 +109,10 @@ class JetStream(Publishing):
         return stream, changes
 
     async def get_or_create_stream(self, config: configs.Config) -> Stream:
-        """The existing stream, or a new one. The configuration of an existing stream is not compared with ``config``:
-        see ``cached_info``.
+        """Return the stream that ``config`` names, and create it if it does not exist. The configuration of an existing
+        stream is not compared with ``config``; the returned stream has it in ``cached_info``.
 
-        Raises: as :meth:`create_stream`, but never StreamNameInUse.
+        Raises the same errors as :meth:`create_stream`, except StreamNameInUse.
         """
         name = configs.check_stream_config(config)["name"]
         try:
@@ -128,24 +128,27 @@ class JetStream(Publishing):
         await self.stream(name).delete()
 
     async def stream_names(self, *, subject: str | None = None) -> AsyncIterator[str]:
-        """The names of all streams, in pages of 1,024. ``subject``: only streams whose subjects overlap it."""
+        """Iterate over the names of all streams, or of those whose subjects overlap ``subject``. They are requested in
+        pages of 1,024."""
         async for name in listing.items(self, "STREAM.NAMES", "streams", _listening(subject)):
             yield str(name)
 
     async def list_streams(self, *, subject: str | None = None) -> AsyncIterator[StreamInfo]:
-        """The state of all streams, in pages of 256. ``subject``: only streams whose subjects overlap it.
+        """Iterate over the state of all streams, or of those whose subjects overlap ``subject``. They are requested in
+        pages of 256.
 
         Raises:
-            ListingIncomplete: after the last stream, if the leaders of some streams in a cluster did not answer.
+            ListingIncomplete: raised after the last stream, if the leaders of some streams in a cluster did not answer.
         """
         async for info in listing.items(self, "STREAM.LIST", "streams", _listening(subject)):
             yield StreamInfo(info)
 
     async def stream_name_by_subject(self, subject: str) -> str:
-        """The stream that listens on ``subject``. For a wildcard, the first one: :meth:`stream_names` lists all.
+        """Return the name of the stream that listens on ``subject``. If several streams listen on a subject with
+        wildcards, this is the first one; :meth:`stream_names` lists all.
 
         Raises:
-            StreamNotFound: no stream listens on it.
+            StreamNotFound: no stream listens on the subject.
         """
         listening = {"subject": check_filter(subject, "subject")}
         for name in (await self.api("STREAM.NAMES", listening)).get("streams") or ():
@@ -153,7 +156,8 @@ class JetStream(Publishing):
         raise StreamNotFound(404, 10059, f"no stream listens on {subject!r}")
 
     def consumer(self, stream: str, name: str) -> Consumer:
-        """A handle for the consumer ``name``, without a request. Raises InvalidValue if JetStream forbids the name."""
+        """Return a handle for the pull consumer ``name``. Nothing is requested from the server, so the consumer need
+        not exist. Raises InvalidValue if JetStream forbids a name."""
         return self.stream(stream).consumer(name)
 
     async def get_consumer(self, stream: str, name: str) -> Consumer:

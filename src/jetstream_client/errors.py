@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree of all errors of the project. The client's are defined here, the others in the package that raises them.
+"""The tree of all errors of the project. The client's errors are defined here, others in the package that raises them.
 
     JetStreamError
     ├── InvalidValue (ValueError)         a value that was refused before anything was sent
     ├── ProtocolError                     received data that breaks the NATS protocol or the JetStream API
     │   └── NotJetStreamMessage           a message that no consumer delivered
     ├── ConnectionFailed (ConnectionError)
-    │   ├── ConnectionDenied              client or server refuses the other: trying again does not help
+    │   ├── ConnectionDenied              client or server refuses the connection: trying again does not help
     │   │   ├── AuthenticationFailed      wrong or missing credentials
     │   │   └── TlsFailed                 a certificate was not accepted, or the server requires TLS and tls is not set
     │   │       └── TlsNotOffered         tls is set and the server does not offer TLS
-    │   └── ConnectionLost                an established connection ended; carries the last sequence if there is one
-    │       └── ConnectionEnded           the connection ended for good: do not wait for anything on it
-    ├── RequestTimeout (TimeoutError)     no answer in time
-    ├── PermissionDenied                  the user may not publish or subscribe there
+    │   └── ConnectionLost                an established connection ended; carries the last sequence that arrived
+    │       └── ConnectionEnded           the connection ended and will not be restored
+    ├── RequestTimeout (TimeoutError)     no answer arrived in time
+    ├── PermissionDenied                  the user may not publish on, or subscribe to, a subject
     ├── ApiError                          a refusal by the server: code, err_code, description
     │   ├── StreamNotFound, StreamNameInUse, BadRequest, InvalidRequest, InvalidStreamConfig, ConsumerCreateFailed,
     │   │   MessageDeleteFailed, PurgeFailed, TooManyResults, WrongLastSequence, WrongLastMessageId, WrongStream,
     │   │   TooManyRequests
     │   ├── StreamSealed, MessageTooLarge, StoreFailed, ResourcesExceeded, LastSequenceNotReady, ApiLevelRequired
     │   ├── TtlRefused, CounterRefused, ScheduleRefused, WorkQueueRefused
-    │   ├── UpdateRefused                 a stream or consumer that the server does not change; carries the fields
+    │   ├── UpdateRefused                 the server refused to change a stream or consumer; carries the fields
     │   ├── BatchRefused
     │   │   └── BatchesDisabled, BatchIncomplete, BatchTooLarge, BatchDuplicate, BatchUnknown, TooManyBatches
     │   ├── ConsumerNotFound
@@ -40,23 +40,23 @@
     ├── PublishFailed                     names the message that was refused or unanswered, and how many were stored
     │   └── BatchGap                      a fast-ingest batch ended because messages did not arrive
     ├── DuplicatesPossible                it is unknown which messages an earlier attempt stored
-    ├── PullError                         a status line that ends a pull and does not mean "empty"
+    ├── PullError                         a pull ended for another reason than "no messages"
     │   ├── BadPullRequest (400), NoMessages (404, 408), ApiLevelTooLow (412), PinLost (423), NoResponders (503)
     │   ├── ConsumerDeleted, ConsumerIsPushBased, LeadershipChanged, BatchCompleted (409)
     │   ├── PullLimitExceeded (409)
     │   │   └── TooManyPulls, MaxBytesExceeded
     │   ├── HeartbeatMissed               the server was silent for two heartbeats
-    │   └── DeliveriesMissed              deliveries of a push consumer did not arrive
-    ├── ConsumerIsPullBased, ConsumerIsBound   a push consumer's subject cannot be listened to
-    ├── ConsumingMisused                  started twice, or its callback waits for its end
+    │   └── DeliveriesMissed              deliveries of a consumer did not arrive
+    ├── ConsumerIsPullBased, ConsumerIsBound   this client cannot subscribe to the messages of a push consumer
+    ├── ConsumingMisused                  consuming was started twice, or its callback waits for its end
     ├── OrderedConsumerMisused, OrderedConsumerFailed
     ├── SlowConsumer                      messages arrived faster than they were read
     ├── MessageAlreadyAnswered            acknowledged, negatively acknowledged or terminated before
     ├── DirectGetDisabled                 the stream has no allow_direct
     ├── StreamRecreated                   the name now belongs to another stream
-    ├── ConsumerRefused                   no consumer can be created to read with
-    ├── AddressUnknown                    the acknowledgement subject of a consumer in a domain cannot be found out
-    ├── MessagesMissing                   requested sequences that the stream does not contain
+    ├── ConsumerRefused                   the stream's messages cannot be read with a consumer
+    ├── AddressUnknown                    the acknowledgement subject of a consumer in a domain cannot be determined
+    ├── MessagesMissing                   the stream does not contain some of the requested sequences
     └── HandoffError, SparkError          see :mod:`jetstream_handoff.errors` and :mod:`airflow_nats_jetstream.errors`
 
 The server's codes are listed in ``server/errors.json`` of nats-server.
@@ -77,14 +77,16 @@ if TYPE_CHECKING:
 
 _LONGEST_VALUE = 400  # characters of a value in an error
 LONGEST_TEXT = 1_000
-"""Characters of the server's words that an error shows at most, so that a log stays readable."""
+"""Characters of the server's text, at most, that an error message contains. The limit keeps logs readable."""
 
 
 class JetStreamError(Exception):
-    """Base class of every error of this package. All can be pickled, because Spark pickles what its workers raise."""
+    """Base class of every error of this package. Every error can be pickled, because Spark pickles the exceptions of
+    its workers."""
 
     messages: Sequence[Message] = ()
-    """Messages that a fetch had received before it failed. Answer them, or leave them for redelivery. Not pickled."""
+    """Messages that a fetch had received before it failed. Unless they are answered, they are redelivered. A pickled
+    error does not contain them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         attributes = {name: value for name, value in self.__dict__.items() if name != "messages"}
@@ -97,7 +99,7 @@ class JetStreamError(Exception):
 
 
 def _carried(kind: type[JetStreamError], args: tuple[Any, ...], attributes: Mapping[str, Any]) -> JetStreamError:
-    """Rebuild a pickled error without its constructor, whose parameters are not the message."""
+    """Rebuild a pickled error without its constructor, because the constructor does not accept the message."""
     error = kind.__new__(kind)
     error.args = args
     vars(error).update(attributes)
@@ -105,7 +107,7 @@ def _carried(kind: type[JetStreamError], args: tuple[Any, ...], attributes: Mapp
 
 
 def shown(value: object) -> str:
-    """A value as an error message shows it: cut if it is long, its type if it cannot be printed."""
+    """Format a value for an error message. A long value is cut; a value that cannot be printed is shown as its type."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, a list of itself
@@ -114,14 +116,14 @@ def shown(value: object) -> str:
 
 
 class ProtocolError(JetStreamError):
-    """Received data breaks the NATS protocol or the JetStream API. The connection can no longer be used."""
+    """Received data breaks the NATS protocol, or is not a valid answer of the JetStream API."""
 
 
 @contextmanager
 def promised(what: str) -> Iterator[None]:
     """Raise ProtocolError if reading received data fails because a field is missing or has the wrong type.
 
-    what: names the data in the message.
+    what: name of the data in the error message.
     """
     try:
         yield
@@ -144,11 +146,11 @@ class InvalidValue(JetStreamError, ValueError):
 
 
 class ConnectionFailed(JetStreamError, ConnectionError):
-    """No connection could be made. It is a :class:`ConnectionError`, which nats-py treats as one failed attempt."""
+    """No connection could be made. This is a :class:`ConnectionError`, so nats-py counts it as one failed attempt."""
 
 
 class ConnectionDenied(ConnectionFailed):
-    """Client or server refuses the other. A setting has to change, on one of the two sides."""
+    """Client or server refuses the connection. No attempt can succeed before a setting of one of them has changed."""
 
 
 class AuthenticationFailed(ConnectionDenied):
@@ -160,11 +162,12 @@ class TlsFailed(ConnectionDenied):
 
 
 class TlsNotOffered(TlsFailed):
-    """``tls`` is set and the server does not offer TLS. Nothing secret was sent."""
+    """``tls`` is set and the server does not offer TLS. No secret was sent."""
 
 
 class ConnectionLost(ConnectionFailed):
-    """An established connection ended. ``last_sequence`` is the last stream sequence that arrived, 0 if none."""
+    """An established connection ended. ``last_sequence`` is the last stream sequence that arrived, or 0 if no message
+    arrived."""
 
     def __init__(self, message: str, last_sequence: int = 0) -> None:
         super().__init__(message)
@@ -172,23 +175,23 @@ class ConnectionLost(ConnectionFailed):
 
 
 class ConnectionEnded(ConnectionLost):
-    """The connection will not be restored: its block was left, the server closed it with an error, or the server
-    refuses every attempt to reconnect. Open another connection. ``last_sequence`` is 0.
+    """The connection will not be restored: its ``async with`` block has ended, the server closed it with an error, or
+    the server refuses every attempt to reconnect. Open another connection. ``last_sequence`` is 0.
     """
 
 
 class RequestTimeout(JetStreamError, TimeoutError):
-    """A request was not answered in time. The server may have carried it out."""
+    """A request was not answered in time. The server may have carried out the request."""
 
 
 class PermissionDenied(JetStreamError):
-    """The user may not ``act`` (``publish on`` or ``subscribe to``) the subject.
+    """The user may not publish on ``subject`` or subscribe to it; ``act`` says which: ``publish on``, ``subscribe to``.
 
-    The server drops the message and reports the refusal separately, not as an answer.
+    The server drops a refused message, and reports the refusal separately instead of answering.
     """
 
     def __init__(self, subject: str, act: str = "publish on") -> None:
-        super().__init__(f"no permission to {act} {subject!r}: grant it to the user of this connection")
+        super().__init__(f"no permission to {act} {subject!r}; grant it to the user of this connection")
         self.subject = subject
         self.act = act
 
@@ -217,10 +220,11 @@ class ApiError(JetStreamError):
 
     @staticmethod
     def from_response(error: object, request: str = "") -> ApiError:
-        """Convert the ``error`` of an API answer. A code without a class becomes a plain :class:`ApiError`, and so does
-        an ``error`` that is not an object, with code 0.
+        """Convert the ``error`` of an API answer to an exception. A code without a class becomes a plain
+        :class:`ApiError`; an ``error`` that is not an object becomes an ApiError with code 0.
 
-        request: for example ``STREAM.INFO.ORDERS``; the message names its stream or consumer.
+        request: subject of the request without the prefix, for example ``STREAM.INFO.ORDERS``. The error message names
+            the stream or consumer in it.
         """
         found = type(error).__name__
         fields = error if isinstance(error, dict) else {"description": f"the answer's error is {found}, not an object"}
@@ -238,7 +242,7 @@ class ApiError(JetStreamError):
 
 
 class JetStreamNotEnabled(ApiError, codes=(10076,)):
-    """JetStream is disabled on the server, or nothing answers its API."""
+    """JetStream is disabled on the server, or no server answers requests of its API."""
 
 
 class JetStreamNotEnabledForAccount(JetStreamNotEnabled, codes=(10039,)):
@@ -259,7 +263,7 @@ class StreamNameInUse(ApiError, codes=(10058,)):
 
 
 class InvalidStreamConfig(ApiError, codes=(10052,)):
-    """JetStream does not allow this stream configuration, or this change of it."""
+    """JetStream does not allow this configuration of a stream, or this change of its configuration."""
 
 
 class ConsumerNotFound(ApiError, codes=(10014,)):
@@ -272,7 +276,7 @@ class ConsumerNotFound(ApiError, codes=(10014,)):
 
 
 class ConsumerDoesNotExist(ConsumerNotFound, codes=(10149,)):
-    """An update of a consumer that does not exist (10149)."""
+    """The consumer to be updated does not exist (10149)."""
 
 
 class ConsumerNameInUse(ApiError, codes=(10013,)):
@@ -288,12 +292,12 @@ class ConsumerCreateFailed(ApiError, codes=(10012,)):
 
 
 class WorkQueueRefused(ApiError, codes=(10084, 10098, 10099, 10100, 10101)):
-    """A work-queue stream does not accept the consumer. 10084, 10098: because of its ``ack_policy``. 10099, 10100: it
-    would get messages of an existing consumer. 10101: because of its ``deliver_policy``."""
+    """A work-queue stream does not accept the consumer: because of its ``ack_policy`` (10084, 10098), because it would
+    get messages of an existing consumer (10099, 10100), or because of its ``deliver_policy`` (10101)."""
 
     remedy = (
-        "; a work queue delivers each message to one consumer: use the existing consumer, or set filters that do not "
-        "overlap on all consumers, with ack_policy 'explicit' and deliver_policy 'all'"
+        "; a work queue delivers each message to one consumer, so use the existing consumer, or give all consumers "
+        "filters that do not overlap, ack_policy 'explicit' and deliver_policy 'all'"
     )
 
 
@@ -302,7 +306,7 @@ class MessageNotFound(ApiError, codes=(10037,)):
 
 
 class SequenceNotFound(MessageNotFound, codes=(10043,)):
-    """A deletion of a message that does not exist (10043)."""
+    """The message to be deleted does not exist (10043)."""
 
 
 class MessageDeleteFailed(ApiError, codes=(10057,)):
@@ -314,7 +318,8 @@ class PurgeFailed(ApiError, codes=(10110,)):
 
 
 class BadRequest(ApiError, codes=(10003, 10193)):
-    """The server does not understand the request. 10193: an expected subject without an expected sequence."""
+    """The server does not understand the request (10003), or it has an expected subject without an expected sequence
+    (10193)."""
 
 
 class InvalidRequest(ApiError, codes=(10025,)):
@@ -322,7 +327,7 @@ class InvalidRequest(ApiError, codes=(10025,)):
 
 
 class TooManyResults(ApiError):
-    """The subjects of a direct get match more than 1,024 subjects (status 413, ADR-31)."""
+    """The filters of a direct get match more than 1,024 subjects (status 413, ADR-31)."""
 
 
 class WrongLastSequence(ApiError, codes=(10071, 10164)):
@@ -338,7 +343,8 @@ class WrongStream(ApiError, codes=(10060,)):
 
 
 class TooManyRequests(ApiError, codes=(10167,)):
-    """The server dropped the message because more than ``max_buffered_msgs`` (10,000) waited for the stream."""
+    """The server dropped the message because more than ``max_buffered_msgs`` messages (default 10,000) waited for the
+    stream."""
 
 
 class StreamSealed(ApiError, codes=(10109,)):
@@ -350,7 +356,8 @@ class MessageTooLarge(ApiError, codes=(10054,)):
 
 
 class StoreFailed(ApiError, codes=(10077,)):
-    """The stream did not store the message. ``description`` says why: a limit with ``discard`` ``new``, a full disk."""
+    """The stream did not store the message. ``description`` says why, for example because of a limit with ``discard``
+    ``new``, or because the disk is full."""
 
 
 class ResourcesExceeded(ApiError, codes=(10002, 10047)):
@@ -362,17 +369,18 @@ class LastSequenceNotReady(ApiError, codes=(10163,)):
 
 
 class ApiLevelRequired(ApiError, codes=(10185,)):
-    """The server is older than the ``Nats-Required-Api-Level`` of the request."""
+    """The server's API level is below the ``Nats-Required-Api-Level`` of the request."""
 
 
 class TtlRefused(ApiError, codes=(10165, 10166)):
-    """10166: the stream has no ``allow_msg_ttl``. 10165: the TTL is invalid."""
+    """The stream has no ``allow_msg_ttl`` (10166), or the TTL of the message is invalid (10165)."""
 
 
 class CounterRefused(ApiError, codes=(10168, 10169, 10170, 10171, 10172)):
-    """10168: the stream has no ``allow_msg_counter``. 10169: the stream accepts increments only. 10170: the increment
-    has data. 10171: the increment is not an integer, or has a header that counters do not allow. 10172: the message
-    stored on the subject is not a counter."""
+    """The server refused an increment, or another message to a stream of counters. 10168: the stream has no
+    ``allow_msg_counter``. 10169: the stream accepts increments only. 10170: the increment has data. 10171: the
+    increment is not an integer, or has a header that counters do not allow. 10172: the message stored on the subject is
+    not a counter."""
 
 
 class ScheduleRefused(ApiError, codes=(10188, 10189, 10190, 10191, 10192, 10203, 10212, 10223)):
@@ -381,8 +389,9 @@ class ScheduleRefused(ApiError, codes=(10188, 10189, 10190, 10191, 10192, 10203,
 
 
 class BatchRefused(ApiError, codes=(10175, 10177, 10179, 10200, 10206, 10207)):
-    """The server refused a batch and stored nothing of it. 10175: a message has no batch sequence. 10177: a header that
-    batches do not allow. 10179, 10207: an invalid id. 10200: an invalid commit. 10206: an invalid reply subject."""
+    """The server refused a batch and stored nothing of it. 10175: a message has no batch sequence. 10177: a message has
+    a header that batches do not allow. 10179, 10207: the id of the batch is invalid. 10200: the commit is invalid.
+    10206: the reply subject is invalid."""
 
 
 class BatchesDisabled(BatchRefused, codes=(10174, 10205)):
@@ -390,16 +399,16 @@ class BatchesDisabled(BatchRefused, codes=(10174, 10205)):
 
 
 class BatchIncomplete(BatchRefused, codes=(10176,)):
-    """A message of the batch did not arrive, or nothing arrived for 10 s and the server dropped the batch."""
+    """A message of the batch did not arrive, or the server dropped the batch because nothing arrived for 10 s."""
 
 
 class BatchTooLarge(BatchRefused, codes=(10199,)):
-    """The batch has more messages than the server accepts: 1,000, or its ``max_batch_size``."""
+    """The batch has more messages than the server's ``max_batch_size`` (default 1,000)."""
 
 
 class BatchDuplicate(BatchRefused, codes=(10201,)):
-    """The stream has the ``Nats-Msg-Id`` of one of the messages. Either the batch was stored before, or one of its
-    messages was stored outside of it."""
+    """The stream already has a message with the ``Nats-Msg-Id`` of one of the batch's messages. Either the batch was
+    stored before, or one of its messages was stored without the batch."""
 
 
 class BatchUnknown(BatchRefused, codes=(10208,)):
@@ -407,13 +416,13 @@ class BatchUnknown(BatchRefused, codes=(10208,)):
 
 
 class TooManyBatches(BatchRefused, codes=(10210, 10211)):
-    """As many batches are open as the stream or the server allows. Try again when some have ended."""
+    """The stream or the server has as many open batches as it allows. Try again when some of them have ended."""
 
 
 class UpdateRefused(ApiError):
-    """The server refused to change a stream or consumer, which stays as it is.
+    """The server refused to change a stream or consumer, whose configuration stays as it is.
 
-    ``changes`` has the fields that the refusal is about, as far as that is known: the current and the wanted value.
+    ``changes`` maps each field that caused the refusal, as far as it is known, to its current and its wanted value.
     """
 
     def __init__(self, error: ApiError, what: str, changes: Mapping[str, tuple[object, object]], remedy: str) -> None:
@@ -425,10 +434,12 @@ class UpdateRefused(ApiError):
 
 
 class ServerTooOld(JetStreamError):
-    """The server is too old for ``what``: ``version`` is the first that supports it. Nothing was sent."""
+    """The server is too old for ``what``, which needs nats-server ``version`` or newer. Nothing was sent."""
 
     def __init__(self, what: str, version: str, server: str) -> None:
-        super().__init__(f"{what}: needs nats-server {version} or newer; this is {server}: upgrade the server")
+        super().__init__(
+            f"nats-server {version} or newer is needed for {what}, and this is {server}; upgrade the server"
+        )
         self.what = what
         self.version = version
         self.server = server
@@ -439,23 +450,25 @@ class TooManyPending(JetStreamError):
 
     def __init__(self, pending: int) -> None:
         super().__init__(
-            f"the message was not sent because {pending} others wait for the stream's answer: publish fewer at a time, "
+            f"the message was not sent because {pending} others wait for the stream's answer; publish fewer at a time, "
             "or raise max_pending"
         )
         self.pending = pending
 
 
 class PublisherClosed(JetStreamError):
-    """The publisher was closed by its caller: the message was not sent, or nothing listens for its answer."""
+    """The publisher was closed by its caller. The message was not sent, or the publisher no longer listens for its
+    answer."""
 
 
 class ListingIncomplete(JetStreamError):
-    """A list is complete except for ``names``, whose leaders did not answer the server in time or are offline."""
+    """A list is complete except for the streams or consumers in ``names``, whose leaders did not answer the server in
+    time or are offline."""
 
     def __init__(self, request: str, names: list[str]) -> None:
         super().__init__(
-            f"the list {request} is incomplete: {len(names)} did not answer the server ({shown(names)}); "
-            "request it again"
+            f"the answer to {request} is incomplete, because the leaders of {shown(names)} did not answer the server; "
+            "request the list again"
         )
         self.request = request
         self.names = names
@@ -466,18 +479,19 @@ class NoStreamResponse(JetStreamError):
 
     def __init__(self, subject: str) -> None:
         super().__init__(
-            f"no stream listens on {subject!r}: create a stream whose subjects match it, or correct the subject"
+            f"no stream listens on {subject!r}; create a stream whose subjects match it, or correct the subject"
         )
         self.subject = subject
 
 
 class WrongDomain(JetStreamError):
-    """The connection has a domain, and a stream of another domain that listens on the subject stored the message."""
+    """The connection has a domain, but the message was stored by a stream of another domain, which listens on the same
+    subject."""
 
     def __init__(self, subject: str, stored: str, domain: str) -> None:
         super().__init__(
             f"the message for {subject!r} was stored in domain {stored!r}, and not confirmed by a stream of domain "
-            f"{domain!r}. A subject does not name a domain: use different subjects for the streams of the two domains"
+            f"{domain!r}; a subject does not name a domain, so use different subjects for the streams of both domains"
         )
         self.subject = subject
         self.stored = stored
@@ -518,9 +532,9 @@ class DuplicatesPossible(JetStreamError):
 
     def __init__(self, stream: str, reason: str) -> None:
         super().__init__(
-            f"it is unknown which messages were published to stream {stream!r} before: {reason}. Publishing them again "
-            "could store them twice. Look at the stream's messages, then accept duplicates (accept_duplicates=True) or "
-            "publish in a new run"
+            f"it is unknown which messages an earlier attempt stored in stream {stream!r}, because {reason}. "
+            "Publishing them again could store them twice. Look at the stream's messages, then accept duplicates "
+            "(accept_duplicates=True) or publish in a new run"
         )
         self.stream = stream
         self.reason = reason
@@ -544,7 +558,8 @@ class PullError(JetStreamError):
 
     @staticmethod
     def from_status(status: int, description: str) -> PullError:
-        """Convert a status line (nats-server's ``server/consumer.go``). An unknown one becomes a plain PullError."""
+        """Convert a status line (nats-server's ``server/consumer.go``) to an error: a plain PullError if the line is
+        unknown."""
         line = f"{status} {description}".lower()
         if status == 408 and "bad" in line:
             return PullError(status, description)
@@ -570,20 +585,22 @@ class ConsumerIsPushBased(PullError, lines=("409 consumer is push based",)):
 
 
 class BatchCompleted(PullError, lines=("409 batch completed",)):
-    """409 Batch Completed: a pull request that also limits bytes has received all its messages. Never raised."""
+    """409 Batch Completed: a pull request that also limits bytes has received all its messages. It is never raised."""
 
 
 class PullLimitExceeded(PullError, lines=("409 exceeded max",)):
-    """409 Exceeded MaxRequestBatch, MaxRequestExpires or MaxRequestMaxBytes: a limit that the consumer sets."""
+    """409 Exceeded MaxRequestBatch, MaxRequestExpires or MaxRequestMaxBytes: the request exceeds a limit in the
+    consumer's configuration."""
 
 
 class TooManyPulls(PullLimitExceeded, lines=("409 exceeded maxwaiting",)):
-    """409 Exceeded MaxWaiting: as many pull requests wait as the consumer's ``max_waiting`` (512) allows. The server
-    reports this only to requests without a heartbeat; others get no answer and end with HeartbeatMissed."""
+    """409 Exceeded MaxWaiting: as many pull requests wait as the consumer's ``max_waiting`` (default 512) allows. The
+    server reports this only to requests without a heartbeat; other requests get no answer and end with
+    HeartbeatMissed."""
 
 
 class MaxBytesExceeded(PullLimitExceeded, lines=("409 message size exceeds maxbytes",)):
-    """409 Message Size Exceeds MaxBytes, for the first message of a request: request more bytes."""
+    """409 Message Size Exceeds MaxBytes: the first message is larger than the request allows. Request more bytes."""
 
 
 class LeadershipChanged(PullError, lines=("409 leadership change", "409 server shutdown")):
@@ -591,11 +608,11 @@ class LeadershipChanged(PullError, lines=("409 leadership change", "409 server s
 
 
 class ApiLevelTooLow(PullError, lines=("412",)):
-    """412 Required Api Level: the request requires a level that the server does not have."""
+    """412 Required Api Level: the request requires a higher API level than the server has."""
 
 
 class PinLost(PullError, lines=("423",)):
-    """423 Nats-Pin-Id mismatch, Nats-Wrong-Pin-Id: another client of the priority group is pinned now (ADR-42)."""
+    """423 Nats-Pin-Id mismatch or Nats-Wrong-Pin-Id: another client of the priority group is pinned now (ADR-42)."""
 
 
 class NoResponders(PullError, lines=("503",)):
@@ -606,14 +623,14 @@ class HeartbeatMissed(PullError):
     """Two idle heartbeats of a pull did not arrive: the server or the network has failed."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(0, f"no message and no heartbeat for {seconds:.1f} s: check the server and the network")
+        super().__init__(0, f"no message and no heartbeat for {seconds:.1f} s; check the server and the network")
         self.seconds = seconds
 
 
 class DeliveriesMissed(PullError):
-    """The server sent deliveries of a push consumer up to number ``last``, and only those up to ``arrived`` arrived.
+    """The server sent deliveries of a consumer up to number ``last``, but only those up to ``arrived`` arrived.
 
-    Missed messages are redelivered if the consumer needs acknowledgements, and otherwise not.
+    The missed messages are redelivered only if the consumer requires acknowledgements.
     """
 
     def __init__(self, arrived: int, last: int) -> None:
@@ -627,7 +644,7 @@ class ConsumerIsPullBased(JetStreamError):
 
     def __init__(self, consumer: str) -> None:
         super().__init__(
-            f"consumer {consumer!r} is a pull consumer (it has no deliver_subject): read it with Stream.consumer(name)"
+            f"consumer {consumer!r} is a pull consumer (it has no deliver_subject); read it with Stream.consumer(name)"
         )
         self.consumer = consumer
 
@@ -637,19 +654,20 @@ class ConsumerIsBound(JetStreamError):
 
     def __init__(self, consumer: str) -> None:
         super().__init__(
-            f"consumer {consumer!r} is bound to another subscriber: end that one, or set deliver_group to share the "
-            "messages"
+            f"consumer {consumer!r} is bound to another subscriber; end its subscription, or set deliver_group to "
+            "share the messages"
         )
         self.consumer = consumer
 
 
 class ConsumingMisused(JetStreamError):
-    """The context that ``consume`` returned was entered again before its end, or its callback waits for its end."""
+    """The context manager that ``consume`` returned was entered again before it had ended, or a callback waited for the
+    end of the consuming that calls it."""
 
 
 class OrderedConsumerMisused(JetStreamError):
-    """An ordered consumer was used twice at the same time, fetched from and consumed, or asked for its state before it
-    was read."""
+    """An ordered consumer was read twice at the same time, was read by fetching and by consuming, or was asked for its
+    state before the first read."""
 
 
 class OrderedConsumerFailed(JetStreamError):
@@ -661,7 +679,7 @@ class SlowConsumer(JetStreamError):
 
     def __init__(self, dropped: int) -> None:
         super().__init__(
-            f"{dropped} messages were dropped because too many waited unread: set flow_control on the push consumer, "
+            f"{dropped} messages were dropped because too many waited unread; set flow_control on the push consumer, "
             "or use a pull consumer"
         )
         self.dropped = dropped
@@ -672,7 +690,7 @@ class MessageAlreadyAnswered(JetStreamError):
 
     def __init__(self, stream: str, sequence: int) -> None:
         super().__init__(
-            f"message {sequence} of stream {stream!r} has already been answered: answer each message only once"
+            f"message {sequence} of stream {stream!r} has already been answered; answer each message only once"
         )
         self.stream = stream
         self.sequence = sequence
@@ -683,7 +701,7 @@ class DirectGetDisabled(JetStreamError):
 
     def __init__(self, stream: str) -> None:
         super().__init__(
-            f"stream {stream!r} does not allow direct get, which is needed to read its messages: set allow_direct=true "
+            f"stream {stream!r} does not allow direct get, which is needed to read its messages; set allow_direct=true "
             f"(`nats stream edit {stream} --allow-direct`, or JetStreamCreateStreamOperator)"
         )
         self.stream = stream
@@ -694,24 +712,26 @@ class StreamRecreated(JetStreamError):
 
 
 class ConsumerRefused(JetStreamError):
-    """The user may not create a consumer to read with, or the stream accepts none. Direct get does not need one."""
+    """The stream's messages cannot be read with a consumer: the user may not create one, or the stream accepts none.
+    Direct get does not need a consumer."""
 
 
 class AddressUnknown(JetStreamError):
-    """The acknowledgement subject of a consumer in a domain cannot be found out, and a guess could reach a consumer of
-    the same name in another domain."""
+    """The acknowledgement subject of a consumer in a domain cannot be determined. Acknowledgements on a guessed subject
+    could reach a consumer of the same name in another domain."""
 
     def __init__(self, domain: str, problem: str) -> None:
         super().__init__(
-            f"acknowledgements in domain {domain!r} could reach another consumer of the same name: {problem}. "
-            "Alternatively, connect to a server of that domain with the account that has the stream"
+            f"acknowledgements in domain {domain!r} could reach another consumer of the same name, so none is sent: "
+            f"{problem}. If this cannot be changed, connect to a server of that domain with the account that has the "
+            "stream"
         )
         self.domain = domain
         self.problem = problem
 
 
 class MessagesMissing(JetStreamError):
-    """Requested sequences that the leader of the stream does not hold, because they were removed."""
+    """The stream's leader does not hold the messages at some of the requested sequences, because they were removed."""
 
     def __init__(self, stream: str, sequences: Sequences) -> None:
         super().__init__(

@@ -47,8 +47,8 @@ class StreamInfo(Info):
 
     @property
     def state(self) -> dict[str, Any]:
-        """messages, bytes, first_seq, first_ts, last_seq, last_ts, num_subjects, num_deleted, consumer_count. In an
-        empty stream, first_seq = last_seq + 1."""
+        """The stream's messages, bytes, first_seq, first_ts, last_seq, last_ts, num_subjects, num_deleted and
+        consumer_count. In an empty stream, first_seq = last_seq + 1."""
         return dict(self.raw["state"])
 
     @property
@@ -58,7 +58,8 @@ class StreamInfo(Info):
 
     @property
     def cluster(self) -> dict[str, Any]:
-        """name, leader, replicas (each name, current, offline, active, lag); empty without a cluster."""
+        """The stream's cluster: its name, leader and replicas (each with name, current, offline, active and lag); empty
+        without a cluster."""
         return dict(self.raw.get("cluster") or {})
 
     @property
@@ -69,7 +70,7 @@ class StreamInfo(Info):
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """name, lag, active of each stream that this one sources from."""
+        """name, lag and active (as for :attr:`mirror`) of each stream that this one sources from."""
         return list(self.raw.get("sources") or ())
 
 
@@ -118,7 +119,8 @@ class ConsumerInfo(Info):
 
 @dataclass(frozen=True)
 class PauseState:
-    """The answer to a pause or resume; ``raw`` is all of it. Raises ProtocolError if a required field is missing."""
+    """The answer to a pause or resume. ``raw`` is the server's whole answer. Raises ProtocolError if a required field
+    is missing."""
 
     raw: dict[str, Any] = field(repr=False)
 

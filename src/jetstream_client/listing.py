@@ -39,7 +39,7 @@ class Pager:
         return {**self._body, "offset": self._offset}
 
     def take(self, answer: Mapping[str, Any], items: object) -> None:
-        """Record a page with these items.
+        """Record the answer with the next page, which has these ``items``.
 
         Raises ProtocolError for an invalid page, and for a list that might never end: an empty page, a page without
         new items, or a list that more than doubles while it is read.
@@ -58,7 +58,7 @@ class Pager:
             raise ProtocolError(f"the answer to {self.request} repeats a page")
         self._longest = self._longest or 2 * total + GROWTH
         if total > self._longest:
-            raise ProtocolError(f"the list of {self.request} grows while it is read, to {total} items by now")
+            raise ProtocolError(f"the list of {self.request} has grown to {total} items while it was read")
         self._seen |= names
         self._offset += limit
         self.done = self._offset >= total
@@ -80,10 +80,10 @@ def _name(item: object) -> str:
 
 
 async def items(api: Api, request: str, field: str, body: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:
-    """The items under ``field`` of all pages.
+    """Iterate over the items of all pages, which each answer has in its ``field``.
 
     Raises:
-        ListingIncomplete: after the last item.
+        ListingIncomplete: raised after the last item.
         ApiError, RequestTimeout: see :meth:`JetStream.api`.
     """
     pager = Pager(request, body)

@@ -16,21 +16,23 @@ _plain_subject = re.compile(
 _LONGEST_NAME = 255  # server/jetstream_api.go: JSMaxNameLen
 LONGEST_SUBJECT = 3_840
 """Bytes. The line of a command may have 4,096 bytes after its verb (``max_control_line``, which a server does not
-announce), and the server ends the connection if it is longer. The rest is for the reply subject and sizes."""
-_SHORT = LONGEST_SUBJECT // 4  # characters; a subject of so many never has more than LONGEST_SUBJECT bytes
+announce), and the server ends the connection if the line is longer. The remaining bytes are for the reply subject and
+the sizes."""
+_SHORT = LONGEST_SUBJECT // 4  # characters; a subject of at most this many never has more than LONGEST_SUBJECT bytes
 
 
 def check_stream_name(name: object, field: str = "stream") -> str:
-    """Check and return the name. Raises InvalidValue."""
+    """Check and return the name of a stream. Raises InvalidValue if JetStream forbids it."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidValue(field, name, r"a name needs at least one character and none of . * > / \ or white space")
+        remedy = r"a name must have at least one character, and must not contain . * > / \ or white space"
+        raise InvalidValue(field, name, remedy)
     if len(name.encode()) > _LONGEST_NAME:
         raise InvalidValue(field, f"{name[:40]}…", f"a name must have at most {_LONGEST_NAME} bytes")
     return name
 
 
 def check_consumer_name(name: object, field: str = "consumer") -> str:
-    """Check and return the name, by the rules of :func:`check_stream_name`. Raises InvalidValue."""
+    """Check and return the name of a consumer, with the rules of :func:`check_stream_name`. Raises InvalidValue."""
     return check_stream_name(name, field)
 
 
@@ -46,7 +48,7 @@ def _check_tokens(field: str, subject: object) -> list[str]:
 
 
 def check_subject(subject: str, field: str = "subject") -> str:
-    """Check and return a subject to publish on, without wildcards. Raises InvalidValue."""
+    """Check and return a subject to publish on, which must not have wildcards. Raises InvalidValue."""
     if isinstance(subject, str) and len(subject) <= _SHORT and _plain_subject(subject):
         return subject
     if {"*", ">"}.intersection(_check_tokens(field, subject)):

@@ -52,7 +52,7 @@ class Publishing(Api):
         timeout: seconds to wait for the answer. Default ``settings.request_timeout`` (5 s).
         retry_attempts: how many times the message is sent again if no stream answers, which happens while a stream has
                  no leader. Default 2, as in nats.go.
-        retry_wait: seconds before each of these attempts. Default 0.25, as in nats.go.
+        retry_wait: seconds to wait before the message is sent again. Default 0.25, as in nats.go.
         options: see :class:`PublishOptions`.
 
         Raises:
@@ -61,7 +61,7 @@ class Publishing(Api):
             NoStreamResponse: no stream listens on the subject.
             WrongDomain: the connection has a domain, and a stream of another domain was the first to answer.
             WrongStream, WrongLastSequence, WrongLastMessageId: an expectation was not met.
-            ApiError: or another subclass: the stream refused the message.
+            ApiError: the stream refused the message for another reason (usually a subclass).
             RequestTimeout, ConnectionLost: the message may be stored. Publish it again with the same ``msg_id``.
         """
         check_count("retry_attempts", retry_attempts, 0)
@@ -90,8 +90,8 @@ class Publishing(Api):
         on_error: OnError | None = None,
         on_ack: OnAck | None = None,
     ) -> AsyncIterator[AsyncPublisher]:
-        """A separate :class:`AsyncPublisher` with these settings. The end of the block waits until every message is
-        answered, and closes the publisher. A block that ends with an exception closes it without waiting."""
+        """Open a separate :class:`AsyncPublisher` with these settings. The end of the block waits until every message
+        is answered, and closes the publisher. A block that ends with an exception closes it without waiting."""
         publisher = AsyncPublisher(
             self,
             max_pending=max_pending,
@@ -116,10 +116,10 @@ class Publishing(Api):
         retry_wait: float = RETRY_WAIT,
         **options: Unpack[PublishOptions],
     ) -> PublishFuture:
-        """Send one message, and return a future of the stream's answer: :meth:`AsyncPublisher.publish`.
+        """Send one message, and return a future of the stream's answer. See :meth:`AsyncPublisher.publish`.
 
-        At most 4,000 messages can be unanswered at a time, and each waits for its answer for at most 30 s. With
-        :meth:`publisher`, both limits can be set, and handlers for answers and errors.
+        At most 4,000 messages can be unanswered at a time, and each waits for its answer for at most 30 s. Use
+        :meth:`publisher` to set other limits, or handlers for answers and errors.
         """
         return await self._publisher.publish(
             subject, data, headers=headers, retry_attempts=retry_attempts, retry_wait=retry_wait, **options
@@ -131,21 +131,22 @@ class Publishing(Api):
         return self._publisher.pending
 
     async def publish_async_complete(self, timeout: float | None = None) -> None:
-        """Wait until all messages of :meth:`publish_async` are answered: :meth:`AsyncPublisher.complete`."""
+        """Wait until all messages of :meth:`publish_async` are answered. See :meth:`AsyncPublisher.complete`."""
         await self._publisher.complete(timeout)
 
     async def publish_async_close(self) -> None:
         """Stop listening for answers to :meth:`publish_async`. Unanswered messages fail with :class:`PublisherClosed`,
-        and may be stored. Publishing again afterwards is possible."""
+        although they may be stored. :meth:`publish_async` can be called again afterwards."""
         publisher: AsyncPublisher | None = vars(self).pop("_publisher", None)
         if publisher is not None:
             await publisher.close()
 
     @asynccontextmanager
     async def batch(self, batch_id: str | None = None, *, max_messages: int = MAX_MESSAGES) -> AsyncIterator[Batch]:
-        """An atomic batch: all of its messages are stored, or none. The stream needs ``allow_atomic`` (server 2.12).
+        """Open an atomic batch: all of its messages are stored, or none. The stream needs ``allow_atomic`` (nats-server
+        2.12).
 
-        batch_id:     up to 64 bytes. Default: a random id.
+        batch_id:     id of the batch, up to 64 bytes. Default: a random id.
         max_messages: the largest number of messages. Default 1,000, which is the server's default ``max_batch_size``.
 
         The block must end with :meth:`Batch.commit` or :meth:`Batch.discard`. An exception also discards the batch.
@@ -160,7 +161,7 @@ class Publishing(Api):
             yield batch
             if not batch.ended:
                 raise JetStreamError(
-                    f"batch {batch.id} was neither committed nor discarded, so none of its messages is stored: end the "
+                    f"batch {batch.id} was neither committed nor discarded, so none of its messages is stored; end the "
                     "block with commit() or discard()"
                 )
         finally:
@@ -176,7 +177,7 @@ class Publishing(Api):
         max_messages: int = MAX_MESSAGES,
         timeout: float | None = None,
     ) -> PubAck:
-        """Publish all of the messages or none, as one atomic batch: :meth:`batch`.
+        """Publish all of the messages or none, as one atomic batch. See :meth:`batch`.
 
         messages: ``(subject, data)`` or ``(subject, data, headers)``. All are checked before the first is sent.
         expected_stream: the stream that must store every message.
@@ -185,8 +186,9 @@ class Publishing(Api):
         timeout: seconds to wait for the last answer. Default ``settings.request_timeout`` (5 s).
 
         Raises:
-            InvalidValue: a message is invalid, or there is none, or more than ``max_messages``. Nothing was sent.
-            As :meth:`Batch.add` and :meth:`Batch.commit`. Unless it says otherwise, nothing is stored.
+            InvalidValue: a message is invalid, there is no message, or there are more than ``max_messages``. Nothing
+                was sent.
+            The errors of :meth:`Batch.add` and :meth:`Batch.commit`. Nothing is stored, unless they say otherwise.
         """
         check_count("max_messages", max_messages)
         if timeout is not None:
@@ -195,11 +197,11 @@ class Publishing(Api):
         options: PublishOptions = {"expected_stream": expected_stream, "expected_last_sequence": expected_last_sequence}
         for message in messages:
             if not isinstance(message, tuple | list) or len(message) not in (2, 3):
-                remedy = "each must be (subject, data) or (subject, data, headers)"
-                raise InvalidValue("messages", type(message).__name__, remedy)
+                remedy = "each message must be (subject, data) or (subject, data, headers), not "
+                raise InvalidValue("messages", "…", remedy + type(message).__name__)
             if len(checked) == max_messages:
                 remedy = "use several atomic batches, or raise max_messages if the server allows it"
-                raise InvalidValue("messages", f"more than {max_messages}", remedy)
+                raise InvalidValue("messages", "…", f"there are more than {max_messages}; {remedy}")
             headers = message[2] if len(message) == 3 else {}
             checked.append(await outgoing(self, message[0], message[1], headers, options))
             options["expected_last_sequence"] = None  # only for the first message
@@ -210,10 +212,11 @@ class Publishing(Api):
 
     @asynccontextmanager
     async def fast_batch(self) -> AsyncIterator[FastBatch]:
-        """A fast-ingest batch: any number of messages, few answers. The stream needs ``allow_batched`` (server 2.14).
+        """Open a fast-ingest batch, which has any number of messages and needs few answers. The stream needs
+        ``allow_batched`` (nats-server 2.14).
 
         For very many messages, ``publish.bulk.publish_fast`` is faster. The block must end with
-        :meth:`FastBatch.commit`. Without it, messages may be stored nevertheless.
+        :meth:`FastBatch.commit`. Without a commit, messages may be stored nevertheless.
 
         Raises:
             ServerTooOld: the server does not support fast-ingest batches; nothing was sent.
@@ -229,7 +232,7 @@ class Publishing(Api):
                 yield batch
                 if not batch.ended:
                     raise JetStreamError(
-                        f"batch {batch.id} was not committed, and it is unknown how many of its messages are stored: "
+                        f"batch {batch.id} was not committed, and it is unknown how many of its messages are stored; "
                         "end the block with commit()"
                     )
             finally:

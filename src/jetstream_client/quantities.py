@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of counts and durations, before a server or a timer gets them."""
+"""Checks of counts and durations before they are passed to a server or a timer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jetstream_client.errors import InvalidValue
 _MOST = (1 << 63) - 1
 """Counts and nanoseconds are signed 64-bit integers on the server."""
 _LONGEST = 10**9
-"""Seconds, about 31 years, which still fit as nanoseconds."""
+"""Seconds, about 31 years. As nanoseconds they still fit into 64 bits."""
 _LONGEST_DURATION = timedelta(seconds=_LONGEST)
 
 
@@ -22,7 +22,8 @@ def check_count(field: str, value: object, least: int = 1) -> int:
 
 
 def check_seconds(field: str, value: object, *, zero: bool = False) -> float:
-    """Check and return seconds: an int or float above 0, or also 0 with ``zero``. Raises InvalidValue, also for NaN."""
+    """Check and return a number of seconds: an int or float above 0, and 0 too if ``zero`` is set. Raises InvalidValue,
+    also for NaN."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LONGEST and (value or zero):
         return value
     least = "0 or more" if zero else "above 0"

@@ -2,9 +2,9 @@
 """The nats-server version that a configuration field, header or request needs, if it is newer than 2.10.
 
 From 2.12 on, a server refuses a field that it does not know (10025), and names only the first one. An older server
-drops the field silently. No server refuses a header that it does not know: it ignores the header and stores the
-message, so that a message with a TTL would stay forever, and one that expects a sequence would be stored whatever the
-sequence is. So the client refuses, before sending, what is known to be too new for the server.
+drops the field silently. No server refuses a header that it does not know. It ignores the header and stores the
+message: a message with a TTL would stay forever, and a message with an expected last sequence would be stored whatever
+the last sequence is. So before it sends anything, the client refuses what is known to be too new for the server.
 
 Sources: server/jetstream_versioning.go (API levels, ADR-44), and the structs ``StreamConfig``, ``StreamSource`` and
 ``ConsumerConfig`` at the tags 2.10.0, 2.11.0, 2.12.0 and 2.14.0.
@@ -86,7 +86,7 @@ _VALUES = {("priority_policy", "prioritized"): _2_12, ("ack_policy", "flow_contr
 
 
 def level_of(version: str) -> int:
-    """The API level that a nats-server of this version has, at least."""
+    """The lowest API level that a nats-server of this version can have."""
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     return max((level for level, first in _LEVELS if numbers >= first), default=0)
 
@@ -116,13 +116,13 @@ def of_config(config: Mapping[str, Any]) -> Requirement | None:
 
 
 def recorded(config: Mapping[str, Any]) -> int:
-    """The API level that the server which stored a configuration says it needs. 0 without its note, which an older
-    server keeps although it ignores the fields that it does not know."""
+    """The API level that a stored configuration needs, as the server that stored it noted in its metadata; 0 without
+    this note. An older server keeps the note, although it ignores the fields that it does not know."""
     level = str((config.get("metadata") or {}).get("_nats.req.level", ""))
     return int(level) if level.isdecimal() else 0
 
 
 def beyond(level: int) -> list[Requirement]:
-    """What a server of this API level does not have, as far as the client asks for it by name."""
+    """The named requirements of this module that a server of this API level does not meet."""
     named = {value for value in globals().values() if isinstance(value, Requirement)}
     return sorted(each for each in named if each.level > level)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MOST_RANGES = 1_000_000
-"""Ranges in a JSON value, at most: a string of a few kilobytes can unpack to gigabytes. A million take 200 MB."""
+"""The largest number of ranges in a JSON value, because a string of a few kilobytes can unpack to gigabytes. A million
+ranges take 200 MB."""
 _LARGEST = 2**64 - 1  # sequences are unsigned 64-bit integers on the server
 _LONGEST_RANGE = 2 * 10  # bytes of two variable-length numbers
 
@@ -130,15 +131,18 @@ class Sequences:
             yield Sequences(tuple(window))
 
     def to_json(self, longest: int = 8192) -> list[list[int]] | str:
-        """A list of ``[first, last]``, or one packed string if the list is longer than ``longest`` bytes: differences
-        of starts, and lengths, as variable-length numbers (seven bits a byte, low bits first, the top bit means that
-        another byte follows), compressed with zlib, as base64.
+        """A list of ``[first, last]``, or one packed string if the list is longer than ``longest`` bytes.
+
+        The string has two variable-length numbers for each range: the difference between its first sequence and the end
+        of the previous range, and the difference between its last and first sequence. A number has seven bits in each
+        byte, low bits first; the top bit means that another byte follows. The bytes are compressed with zlib and
+        encoded as base64.
 
         Raises:
             InvalidValue: there are more ranges than :meth:`from_json` reads.
         """
         if len(self.ranges) > MOST_RANGES:
-            remedy = f"must be at most {MOST_RANGES}: take fewer messages at once"
+            remedy = f"must be at most {MOST_RANGES}; take fewer messages at once"
             raise InvalidValue("ranges", len(self.ranges), remedy)
         ranges = [[first, last] for first, last in self.ranges]
         if len(ranges) * 6 <= longest and len(str(ranges)) <= longest:
@@ -157,8 +161,8 @@ class Sequences:
 
     @classmethod
     def from_json(cls, value: object, field: str = "ranges", most: int = MOST_RANGES) -> Sequences:
-        """Read ``value``, which :meth:`to_json` returned: at most ``most`` ranges, ascending from 1, with a gap between
-        any two. Errors name it ``field``.
+        """Read ``value``, which :meth:`to_json` returned. It has at most ``most`` ranges, ascending from 1, with a gap
+        between any two. ``field`` is the name of the value in errors.
 
         Raises:
             InvalidValue: the value is anything else.
@@ -169,7 +173,8 @@ class Sequences:
         elif isinstance(value, list):
             pairs = value
         else:
-            raise InvalidValue(field, type(value).__name__, "must be a list of [first, last] or a packed string")
+            remedy = f"must be a list of [first, last] or a packed string, not {type(value).__name__}"
+            raise InvalidValue(field, "…", remedy)
         checked: list[tuple[int, int]] = []
         before = -1
         for pair in pairs:
@@ -190,7 +195,8 @@ class Sequences:
 
 
 def inflated(text: str, most: int) -> bytes:
-    """Unpack a base64 string of zlib data to at most ``most`` bytes. Raises ValueError for anything else."""
+    """Unpack a base64 string of zlib data to at most ``most`` bytes. Raises ValueError if the string is invalid or
+    unpacks to more."""
     unzip = zlib.decompressobj()
     try:
         found = unzip.decompress(base64.b64decode(text, validate=True), most)

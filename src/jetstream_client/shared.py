@@ -28,7 +28,8 @@ def share(settings: ConnectionSettings) -> Use:
     for new users; existing users see :attr:`Connection.ended`.
 
     Entering raises:
-        ConnectionFailed, AuthenticationFailed, TlsNotOffered, TlsFailed: for every user that waited for the connection.
+        ConnectionFailed, AuthenticationFailed, TlsNotOffered, TlsFailed: the connection could not be opened. Every user
+            that waited for it gets the error.
     """
     return Use(settings)
 
@@ -88,7 +89,7 @@ class Shared:
         )
 
     async def context(self) -> JetStream:
-        """Wait for the connection, and return its context. Raises the error if it could not be opened."""
+        """Wait for the connection, and return its context. If opening the connection failed, raises that error."""
         return await asyncio.shield(self._opened)
 
     async def close(self) -> None:

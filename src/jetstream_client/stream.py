@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """A handle for a stream. :meth:`JetStream.stream` returns one without a request, and :meth:`JetStream.get_stream`
-    checks that the stream exists."""
+    """A handle for a stream. :meth:`JetStream.stream` returns one without asking the server whether the stream exists;
+    :meth:`JetStream.get_stream` asks the server."""
 
     def __init__(self, js: JetStream, name: str, info: StreamInfo | None = None) -> None:
         self.js = js
         self.name = check_stream_name(name)
         self.cached_info = info
-        """The state at the last :meth:`info`, :meth:`update` or creation with this handle, or None."""
+        """The state that the last :meth:`info`, :meth:`update` or creation with this handle returned, or None."""
 
     def __repr__(self) -> str:
         return f"<Stream {self.name}>"
@@ -77,10 +77,10 @@ class Stream:
         return info
 
     async def update(self, config: configs.Config, *, remove: Iterable[str] = ()) -> StreamInfo:
-        """Change the given fields and no other field: read the current configuration, merge, and write it.
+        """Change only the given fields: read the current configuration, merge the fields into it, and write it.
 
-        A nested field, such as ``placement.cluster``, does not change its neighbours; a list is replaced. Two
-        concurrent updates can undo each other, because JetStream has no revision of a configuration.
+        Changing a nested field, such as ``placement.cluster``, does not change its neighbours; a list is replaced as a
+        whole. Two concurrent updates can undo each other, because JetStream has no revision of a configuration.
 
         config:  the fields to change, as for :meth:`JetStream.create_stream`.
         remove:  fields to reset to the server's default. ``remove=["mirror"]`` turns a mirror into an independent
@@ -109,18 +109,18 @@ class Stream:
 
         subject:  remove only messages that match this filter.
         sequence: remove only messages below this sequence.
-        keep:     keep the last so many messages. Not together with ``sequence``.
+        keep:     how many of the last messages to keep. It cannot be combined with ``sequence``.
 
         A ``sequence`` or ``keep`` of 0 is refused, because the server would purge everything.
 
         Raises:
-            PurgeFailed: for example because of ``deny_purge``.
+            PurgeFailed: the stream cannot be purged, for example because of ``deny_purge``.
         """
         if sequence is not None and keep is not None:
             raise InvalidValue("keep", keep, "set sequence or keep, not both")
         for name, number in (("sequence", sequence), ("keep", keep)):
             if number is not None and (type(number) is not int or number < 1):
-                remedy = "must be 1 or more, because the server purges everything for 0: to do that, leave it out"
+                remedy = f"must be 1 or more, because the server purges everything for 0; to do that, leave {name} out"
                 raise InvalidValue(name, number, remedy)
         if subject is not None:
             check_filter(subject, "subject")
@@ -140,7 +140,8 @@ class Stream:
     ) -> StoredMessage:
         """Get one stored message.
 
-        sequence:         the message with this sequence; with ``next_by_subject``, the first match from there on.
+        sequence:         the message with this sequence; with ``next_by_subject``, the first match at this sequence or
+                          after it.
         next_by_subject:  the first message whose subject matches this filter, from the beginning of the stream unless
                           ``sequence`` or ``start_time`` is set.
         last_by_subject:  the last message whose subject matches this filter.
@@ -186,7 +187,7 @@ class Stream:
     ) -> AsyncIterator[StoredMessage]:
         """Get stored messages in order, by batched direct get (ADR-31, nats-server 2.11), without a consumer.
 
-        Without parameters, the whole stream. Messages that are stored while the pages are read may be included.
+        Without parameters, get the whole stream. Messages that are stored while the pages are read may be included.
 
         sequence, start_time:  where to begin: at this sequence or time. Default: the beginning of the stream.
         count:                 the largest number of messages. Default: all.
@@ -195,8 +196,8 @@ class Stream:
         Raises:
             ServerTooOld: the server is older than nats-server 2.11.
             DirectGetDisabled: the stream does not allow direct get.
-            RequestTimeout, ConnectionLost: not everything arrived. :func:`jetstream_client.read.direct.read` would
-                resume automatically.
+            RequestTimeout, ConnectionLost: some messages did not arrive. Unlike this method,
+                :func:`jetstream_client.read.direct.read` resumes automatically.
         """
         if sequence is None and start_time is None:
             sequence = 1
@@ -212,7 +213,7 @@ class Stream:
         up_to_time: datetime | str | None = None,
     ) -> AsyncIterator[StoredMessage]:
         """Get the last message of each subject that matches one of these filters, ordered by sequence (ADR-31,
-        nats-server 2.11). All messages are the state of one moment.
+        nats-server 2.11). All messages show the state of the stream at the same moment.
 
         subjects:                    filters, with or without wildcards.
         up_to_sequence, up_to_time:  ignore messages that were stored after this sequence or time.
@@ -233,7 +234,8 @@ class Stream:
         await self._delete(sequence, {"no_erase": True})
 
     async def secure_delete_message(self, sequence: int) -> None:
-        """Delete one message and overwrite its bytes on the disk, which is slow. Raises as :meth:`delete_message`."""
+        """Delete one message and overwrite its bytes on the disk, which is slow. Raises the same errors as
+        :meth:`delete_message`."""
         await self._delete(sequence, {})
 
     async def _delete(self, sequence: int, how: dict[str, Any]) -> None:
@@ -244,17 +246,19 @@ class Stream:
                 raise ValueError
 
     def consumer(self, name: str) -> Consumer:
-        """A handle for the pull consumer ``name``, without a request."""
+        """Return a handle for the pull consumer ``name``. Nothing is requested from the server, so the consumer need
+        not exist."""
         return Consumer(self.js, self.name, name)
 
     async def get_consumer(self, name: str) -> Consumer:
-        """A handle for the existing pull consumer ``name``. Raises ConsumerNotFound, StreamNotFound."""
+        """Return a handle for the pull consumer ``name``, which must exist. Raises ConsumerNotFound, StreamNotFound."""
         consumer = self.consumer(name)
         await consumer.info()
         return consumer
 
     def push_consumer(self, name: str) -> PushConsumer:
-        """A handle for the push consumer ``name``, without a request. It was created with a ``deliver_subject``."""
+        """Return a handle for the push consumer ``name``, which is a consumer with a ``deliver_subject``. Nothing is
+        requested from the server, so the consumer need not exist."""
         return PushConsumer(self.js, self.name, name)
 
     def ordered_consumer(
@@ -265,16 +269,17 @@ class Stream:
         push: bool = False,
         name_prefix: str | None = None,
     ) -> OrderedConsumer:
-        """An ordered consumer, which gets every message once and in order, without acknowledgements. It is created on
-        the server when it is first used.
+        """Return an ordered consumer, which gets every message once and in order, without acknowledgements. It is
+        created on the server when it is first used.
 
         config:     where to begin and what to leave out: ``deliver_policy``, ``opt_start_seq``, ``opt_start_time``,
                     ``filter_subject``, ``filter_subjects``, ``headers_only``, ``replay_policy``, ``inactive_threshold``
                     (default 5 minutes), ``metadata``.
         max_resets: how many times in a row it may be recreated without receiving a message. Default None: no limit.
-        push:       if True, the server pushes messages, with flow control and heartbeats. Default False: pull.
-        name_prefix: its consumers are named ``<prefix>_1``, ``<prefix>_2`` and so on, a new name for each. Numbers in
-                    use are skipped. Default: a random prefix.
+        push:       if True, the server pushes messages, with flow control and heartbeats. Default False: the client
+                    pulls them.
+        name_prefix: prefix of the names on the server. They are ``<prefix>_1``, ``<prefix>_2`` and so on, a new name
+                    each time that the consumer is recreated. Numbers in use are skipped. Default: a random prefix.
 
         Raises:
             InvalidValue: ``config`` contains another field, or JetStream forbids the prefix in names.
@@ -303,7 +308,8 @@ class Stream:
         return Consumer(self.js, self.name, str(answer["name"]), ConsumerInfo(answer))
 
     async def update_consumer(self, config: configs.Config, *, remove: Iterable[str] = ()) -> Consumer:
-        """Change the given fields of the consumer that ``name`` or ``durable_name`` names, see :meth:`Consumer.update`.
+        """Change only the given fields of a consumer, see :meth:`Consumer.update`. ``config`` names the consumer in
+        ``name`` or ``durable_name``.
 
         Raises:
             ConsumerNotFound: the consumer does not exist; it is not created.
@@ -313,10 +319,11 @@ class Stream:
         return consumer
 
     async def create_or_update_consumer(self, config: configs.Config) -> tuple[Consumer, configs.Difference | None]:
-        """Create the consumer, or update the fields that differ from ``config`` and no other field.
+        """Create the consumer. If it exists, update only those of its fields that differ from ``config``.
 
-        Returns and raises as :meth:`JetStream.create_or_update_stream`. Without ``name`` or ``durable_name`` a consumer
-        is always created. An existing consumer keeps its ``ack_policy``: the server refuses to change it.
+        Returns the consumer and the changes, like :meth:`JetStream.create_or_update_stream`, and raises the same errors
+        as :meth:`create_consumer` and :meth:`update_consumer`. Without ``name`` or ``durable_name`` a consumer is
+        always created. An existing consumer keeps its ``ack_policy``, because the server refuses to change it.
 
         config:  as for :meth:`create_consumer`.
         """
@@ -333,7 +340,8 @@ class Stream:
         return consumer, changes
 
     async def get_or_create_consumer(self, config: configs.Config) -> Consumer:
-        """The existing consumer, or a new one, like :meth:`JetStream.get_or_create_stream`.
+        """Return the consumer that ``config`` names, and create it if it does not exist, like
+        :meth:`JetStream.get_or_create_stream`.
 
         Without ``name`` or ``durable_name`` a consumer is always created.
 
@@ -356,16 +364,17 @@ class Stream:
         await self.consumer(name).delete()
 
     async def consumer_names(self) -> AsyncIterator[str]:
-        """The names of all consumers, in pages of 1,024. Raises StreamNotFound."""
+        """Iterate over the names of all consumers, requested in pages of 1,024. Raises StreamNotFound."""
         async for name in listing.items(self.js, f"CONSUMER.NAMES.{self.name}", "consumers"):
             yield str(name)
 
     async def list_consumers(self) -> AsyncIterator[ConsumerInfo]:
-        """The state of all consumers, in pages of 256.
+        """Iterate over the state of all consumers, requested in pages of 256.
 
         Raises:
             StreamNotFound: the stream does not exist.
-            ListingIncomplete: after the last consumer, if the leaders of some consumers in a cluster did not answer.
+            ListingIncomplete: raised after the last consumer, if the leaders of some consumers in a cluster did not
+                answer.
         """
         async for info in listing.items(self.js, f"CONSUMER.LIST.{self.name}", "consumers"):
             yield ConsumerInfo(info)

@@ -15,7 +15,7 @@ def nanoseconds(duration: timedelta) -> int:
 
 
 def time_nanoseconds(text: str) -> int:
-    """Convert RFC 3339 to nanoseconds since 1970 without loss, because claims compare creation times exactly.
+    """Convert an RFC 3339 time to nanoseconds since 1970 without loss, because claims compare creation times exactly.
 
     Raises ValueError for anything else, including a time without a time zone.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tracing of requests to the JetStream API and of their answers, after nats.go's ``ClientTrace``."""
+"""Tracing of requests to the JetStream API and of their answers, modelled on nats.go's ``ClientTrace``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ResponseReceived:
     subject:  subject of the request.
     data:     body of the answer.
     headers:  headers of the answer, with all their values.
-    status:   0, or the code of an answer without a body: 404, or 503 if nothing listens on the subject.
+    status:   code of an answer without a body, for example 404, or 503 if nothing listens on the subject; otherwise 0.
     seconds:  time since the request.
     """
 

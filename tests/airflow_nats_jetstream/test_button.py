@@ -121,7 +121,7 @@ REACHING: dict[str, Case] = {
 }
 TLS: dict[str, Case] = {
     "none on the server": (lambda s, _: {"servers": s.accounts, "tls": True}, "TLS is set here.*does not offer it"),
-    "none asked for": (lambda s, _: {"servers": s.url("none", "tls")}, "the server requires TLS: set tls"),
+    "none asked for": (lambda s, _: {"servers": s.url("none", "tls")}, "the server requires TLS; set tls"),
     "first": (lambda s, _: {"servers": s.url("none", "handshake first")}, "set tls_handshake_first"),
     "not first": (
         lambda s, _: {"servers": s.url("none", "tls"), "tls_ca": ca(s), "tls_handshake_first": True},
@@ -185,14 +185,14 @@ WHO: dict[str, Case] = {
             "servers": s.url("credentials", "plain"),
             "creds_secret": s.foreign_operator.credentials(s.user),
         },
-        "check that the server's operator and account issued them",
+        "check that the server's operator and account issued the credentials",
     ),
     "expired credentials": (
         lambda s, _: {
             "servers": s.url("credentials", "plain"),
             "creds_secret": s.operator.credentials(s.user, expires=int(time.time()) - 60),
         },
-        "they expired at .*renew them",
+        "the credentials expired at .*renew them",
     ),
     "no credentials": (lambda s, _: {"servers": s.accounts, "creds_secret": SECRET}, "creds_secret='…': set .* .creds"),
     "two at once": (lambda s, _: {**who(s), "token": SECRET}, "authentication='user and token': choose one"),

@@ -483,7 +483,7 @@ async def test_a_page_that_leads_nowhere(js: JetStream, name: str, more: dict[st
 @pytest.mark.parametrize(
     ("total", "which", "said"),
     [
-        (lambda page: 300 * (page + 2), lambda page: page, "grows while it is read"),
+        (lambda page: 300 * (page + 2), lambda page: page, "while it was read"),
         (lambda _: 10**18, lambda _: 0, "repeats a page"),
         (lambda page: 256 * (page + 2), lambda page: page % 2, "repeats a page"),
     ],

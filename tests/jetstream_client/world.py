@@ -92,12 +92,12 @@ class World:
             },
             "credentials": {
                 "nothing": ({}, "credentials"),
-                "operator": ({"credentials": self.foreign_operator.credentials(self.user)}, "account issued them"),
+                "operator": ({"credentials": self.foreign_operator.credentials(self.user)}, "issued the credentials"),
                 "expired": (
                     {"credentials": self.operator.credentials(self.user, expires=now - 60)},
-                    "they expired at .*renew them",
+                    "the credentials expired at .*renew them",
                 ),
-                "seed": ({"credentials": mine.replace(self.user.seed, Nkey().seed)}, "account issued them"),
+                "seed": ({"credentials": mine.replace(self.user.seed, Nkey().seed)}, "issued the credentials"),
             },
             "verify": {
                 "nothing": ({}, certificate),

@@ -225,7 +225,7 @@ async def test_a_long_timeout_of_the_connection_is_not_waited_for(
 async def test_a_server_that_is_too_old(serve: Serve) -> None:
     server = serve(program=older_program("2.10.26"))
     (found,) = to_do(await find(ConnectionSettings(servers=server.url)))
-    assert found.startswith("nats-server 2.10.26: batched direct get: needs nats-server 2.11 or newer")
+    assert found.startswith("nats-server 2.10.26: nats-server 2.11 or newer is needed for batched direct get")
     assert "upgrade the server" in found
 
 

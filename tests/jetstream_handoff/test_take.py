@@ -102,7 +102,7 @@ async def test_a_server_on_which_reading_takes_seconds_a_message_is_refused_befo
     try:
         async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
             stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
-            with pytest.raises(ServerTooOld, match=r"batched direct get: needs nats-server 2\.11"):
+            with pytest.raises(ServerTooOld, match=r"nats-server 2\.11 or newer is needed for batched direct get"):
                 await take(stream)
             assert [name async for name in js.stream_names()] == ["S"]
             with pytest.raises(ConsumerNotFound):

@@ -4,7 +4,8 @@
 ``$JS.ACK.<stream>.<consumer>.…`` reaches every consumer of that name in the account: across a leaf node, those of both
 domains. ``$JS.ACK.<domain>.<account hash>.<stream>.<consumer>.…`` reaches only one. nats-server has listened on both
 since 2.14, and uses the second form in its own reply subjects with the feature flag ``js_ack_fc_v2`` (``ackSubjOld``
-and ``ackSubj`` in its ``server/consumer.go``). So a client that knows domain and account can always use the second.
+and ``ackSubj`` in its ``server/consumer.go``). So a client that knows domain and account can always use the second
+form.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from jetstream_client.wire.protocol import AckSubject, Reply
 
 FOUND_WITHIN = 15.0
-"""Seconds to find the address in. A failover took up to 8 s, and a leaf node reconnects after 1 s."""
+"""Seconds within which the address must be found. A failover took up to 8 s, and a leaf node reconnects after 1 s."""
 _USER_INFO = "$SYS.REQ.USER.INFO"
 _ANSWERED_WITHIN = 1.0
 _PAUSE = 0.2
@@ -68,7 +69,7 @@ class AckAddress(NamedTuple):
         return cls(stream, consumer, domain, account)
 
     def covers(self, delivery: AckSubject) -> bool:
-        """Whether this consumer delivered a message with this reply subject. Nine tokens do not name a domain."""
+        """Whether this consumer delivered a message with this reply subject. One of nine tokens names no domain."""
         same = (delivery.stream, delivery.consumer) == (self.stream, self.consumer)
         if delivery.tokens == 9:
             return same
@@ -81,12 +82,12 @@ def account_hash(name: str) -> str:
 
 
 async def find(stream: Stream, consumer: str, *, patience: float = 0) -> AckAddress:
-    """Find the address of an existing consumer. The consumer itself must confirm it.
+    """Find the address of an existing consumer. In a domain, the consumer itself must confirm the address.
 
-    The stream's INFO names the domain; without a domain, the form with nine tokens is used. ``$SYS.REQ.USER.INFO`` is
-    answered by the connected server and, over leaf nodes, by one server of each domain, each with the account of this
-    connection there: a leaf node may bind another account than its own. Then the consumer must answer an in-progress
-    acknowledgement that belongs to no message.
+    The stream's INFO names the domain; without a domain, the form with nine tokens is used. The connected server
+    answers ``$SYS.REQ.USER.INFO``, and over leaf nodes so does one server of each domain. Each answer names the account
+    that this connection has there, because a leaf node may bind another account than its own. Then the consumer must
+    answer an in-progress acknowledgement that belongs to no message.
 
     patience:  see :meth:`JetStream.api`.
 
@@ -110,13 +111,13 @@ async def find(stream: Stream, consumer: str, *, patience: float = 0) -> AckAddr
             except PermissionDenied as denied:
                 raise AddressUnknown(domain, str(denied)) from denied
             if account is None:
-                problem = f"no server of the domain answers {_USER_INFO}: allow it over the leaf node"
+                problem = f"no server of the domain answers {_USER_INFO}; allow this subject over the leaf node"
             else:
                 address = AckAddress(stream.name, consumer, domain, account_hash(account))
                 if await _answers(js, address):
                     return address
                 problem = (
-                    f"no consumer listens on {address.prefix}.>: use nats-server 2.14 or newer, with the JetStream of "
+                    f"no consumer listens on {address.prefix}.>; use nats-server 2.14 or newer, with the JetStream of "
                     f"account {account!r} in that domain"
                 )
         except (ConnectionLost, RequestTimeout) as error:

@@ -46,16 +46,16 @@ if TYPE_CHECKING:
 
 
 class Consumer:
-    """A handle for a pull consumer. :meth:`Stream.consumer` returns one without a request, and ``get_consumer`` checks
-    that the consumer exists.
+    """A handle for a pull consumer. :meth:`Stream.consumer` returns one without asking the server whether the consumer
+    exists; :meth:`Stream.get_consumer` asks the server.
 
     There are three ways to read from it:
 
-    * :meth:`next`, :meth:`fetch`, :meth:`fetch_bytes`, :meth:`fetch_no_wait`: one batch, as a list;
-    * :meth:`pull`: one batch, as it arrives;
-    * :meth:`messages`, :meth:`consume`: without end.
+    * :meth:`next`, :meth:`fetch`, :meth:`fetch_bytes` and :meth:`fetch_no_wait` return one batch, as a list;
+    * :meth:`pull` returns one batch, as its messages arrive;
+    * :meth:`messages` and :meth:`consume` read without end.
 
-    If a pull ends for another reason than "no messages", they raise one of these errors.
+    If a pull ends for another reason than "no messages", these methods raise one of these errors.
 
     Raises:
         ConsumerDeleted: the consumer or its stream does not exist, or was deleted.
@@ -64,9 +64,9 @@ class Consumer:
             TooManyPulls and MaxBytesExceeded.
         InvalidValue: a priority is set and the consumer has no priority groups, so the server would ignore it.
         BadPullRequest, PinLost: the priority group is invalid, or another client is pinned.
-        LeadershipChanged: the consumer has a new leader, or none.
-        HeartbeatMissed: nothing arrived for two heartbeats (10 s by default): the server or the network has failed.
-        ConnectionLost: not connected at this moment.
+        LeadershipChanged: the consumer has a new leader, or no leader.
+        HeartbeatMissed: nothing arrived for two heartbeats (10 s by default), so the server or the network has failed.
+        ConnectionLost: there is no connection at this moment.
         PermissionDenied: the user may not pull.
         PullError: any other status, with its code and description.
     """
@@ -76,7 +76,7 @@ class Consumer:
         self.stream = check_stream_name(stream)
         self.name = check_consumer_name(name)
         self.cached_info = info
-        """The state at the last :meth:`info`, :meth:`update` or creation with this handle, or None."""
+        """The state that the last :meth:`info`, :meth:`update` or creation with this handle returned, or None."""
         self._pins: dict[str, str] = {}  # priority group → the id of this client's pin
 
     def __repr__(self) -> str:
@@ -92,9 +92,10 @@ class Consumer:
         return self.cached_info
 
     async def update(self, config: configs.Config, *, remove: Iterable[str] = ()) -> ConsumerInfo:
-        """Change the given fields and no other field, like :meth:`Stream.update`.
+        """Change only the given fields, like :meth:`Stream.update`.
 
-        ``filter_subjects`` replaces ``filter_subject``, and the reverse. The ``ack_policy`` is kept unless it is given.
+        ``filter_subjects`` replaces ``filter_subject``, and vice versa. The ``ack_policy`` is kept unless ``config``
+        contains it.
 
         config:  the fields to change, as for :meth:`Stream.create_consumer`.
         remove:  fields to reset to the server's default.
@@ -109,7 +110,7 @@ class Consumer:
             raise InvalidValue("config['name']", wanted["name"], f"the consumer's name {self.name!r} cannot be changed")
         current = (await self.info()).config
         if "pause_until" in configs.difference(current, wanted):
-            remedy = "the server ignores it in an update: call pause() or resume()"
+            remedy = "the server ignores this field in an update; call pause() or resume()"
             raise InvalidValue("config['pause_until']", wanted["pause_until"], remedy)
         merged = configs.merge(current, wanted, remove) | {"name": self.name}
         request, body = consumer_request(self.stream, merged, "update")
@@ -125,7 +126,7 @@ class Consumer:
         """Deliver nothing to any client until this time. Waiting pulls keep waiting. A time in the past ends a pause.
 
         Raises:
-            InvalidValue: ``until`` is not a time, which would end a pause, or has no time zone.
+            InvalidValue: ``until`` has no time zone, or is not a time, for which the server would end a pause.
             ServerTooOld: the server is older than nats-server 2.11.
             ConsumerNotFound: the consumer does not exist.
         """
@@ -162,7 +163,7 @@ class Consumer:
         Raises:
             InvalidValue: the sequence is below 1.
             ServerTooOld: the server is older than nats-server 2.14.
-            ApiError: 10204, the consumer's ``deliver_policy`` does not allow the sequence.
+            ApiError: the consumer's ``deliver_policy`` does not allow the sequence (10204).
             ConsumerNotFound: the consumer does not exist.
         """
         body = None if sequence is None else {"seq": check_sequence(sequence)}
@@ -182,11 +183,11 @@ class Consumer:
 
         heartbeat:  seconds between the server's idle heartbeats, at most half of ``max_wait``. Default: 5, or 0.4 times
                     ``max_wait`` if that is less.
-        priority:   for a consumer with priority groups.
+        priority:   priority of the pull, for a consumer with priority groups.
 
         Raises:
-            PullError: its class says why the pull failed, see :class:`Consumer`. This and every other error of this
-                package has the messages that had arrived before in its attribute ``messages``. Unless they are
+            PullError: the pull failed; the subclass says why, see :class:`Consumer`. This and every other error of this
+                package has the messages that arrived before the error in its attribute ``messages``. Unless they are
                 answered, they are redelivered after ``ack_wait``.
         """
         async with self.pull(batch, expires=max_wait, heartbeat=heartbeat, priority=priority) as pull:
@@ -206,7 +207,7 @@ class Consumer:
 
         Raises:
             MaxBytesExceeded: the first message is larger.
-            PullError: as :meth:`fetch`.
+            PullError: the pull failed, see :meth:`fetch`.
         """
         check_count("max_bytes", max_bytes)
         window = self._window(pulls.MANY, max_bytes=max_bytes, expires=max_wait, heartbeat=heartbeat, priority=priority)
@@ -217,7 +218,8 @@ class Consumer:
         """Fetch up to ``batch`` messages that can be delivered now, without waiting for others.
 
         Raises:
-            PullError: as :meth:`fetch`; HeartbeatMissed after ``request_timeout``.
+            PullError: the pull failed, see :meth:`fetch`. HeartbeatMissed is raised after ``request_timeout`` seconds
+                without an answer.
         """
         silence = self.js.settings.request_timeout
         window = self._window(batch, expires=silence, heartbeat=silence / 2, no_wait=True, priority=priority)
@@ -238,7 +240,7 @@ class Consumer:
 
         Raises:
             NoMessages: no message arrived.
-            PullError: as :meth:`fetch`.
+            PullError: the pull failed, see :meth:`fetch`.
         """
         return await self._first(self._window(1, expires=max_wait, heartbeat=heartbeat, priority=priority))
 
@@ -250,11 +252,14 @@ class Consumer:
             InvalidValue: another consumer delivered the message.
             MessageAlreadyAnswered: the message was answered before.
             NoMessages: the message was acknowledged, and no other arrived.
-            PullError: or another subclass, as :meth:`fetch`.
+            PullError: the pull failed, see :meth:`fetch`.
         """
         delivered_by = message.metadata.stream, message.metadata.consumer
         if delivered_by != (self.stream, self.name):
-            remedy = f"pass a message of {self.stream}/{self.name}: {'/'.join(delivered_by)} delivered this one"
+            remedy = (
+                f"consumer {'/'.join(delivered_by)} delivered this message; pass a message of consumer "
+                f"{self.stream}/{self.name}"
+            )
             raise InvalidValue("message", message.metadata.sequence, remedy)
         with message._answering(InvalidValue, ConnectionLost):  # after these errors nothing was sent
             window = self._window(1, expires=max_wait, heartbeat=None, priority=None)
@@ -267,11 +272,12 @@ class Consumer:
         raise NoMessages(408, f"no message arrived within {window.expires:g} s")
 
     def messages(self, pulling: pulls.Pulling | None = None, *, on_error: OnError | None = None) -> PullMessages:
-        """Messages without end, as an asynchronous iterator and context manager: see :class:`PullMessages`.
+        """Read messages without end. Returns an asynchronous iterator that is also a context manager, see
+        :class:`PullMessages`.
 
         pulling:   how many messages are requested, and when. Default: 500 messages.
-        on_error:  called with errors that consuming survives. Without it the iterator raises them, and iterating may
-                   continue.
+        on_error:  called with errors that consuming survives. Without ``on_error`` the iterator raises such errors, and
+                   iterating may continue.
         """
         return PullMessages(self, pulling or pulls.Pulling(), on_error)
 
@@ -283,7 +289,7 @@ class Consumer:
         on_error: OnFailure | None = None,
         ack: bool = False,
     ) -> Consuming:
-        """Call ``callback`` with one message after the other, without end: see :class:`Consuming`.
+        """Call ``callback`` with one message after the other, without end. See :class:`Consuming`.
 
         pulling:   how many messages are requested, and when. Default: 500 messages.
         on_error:  called with errors that consuming survives, and with exceptions of the callback.
@@ -300,10 +306,10 @@ class Consumer:
         heartbeat: float | None = None,
         priority: Priority | None = None,
     ) -> AbstractAsyncContextManager[Pull]:
-        """A pull of at most ``batch`` messages, which can be read as they arrive. Leaving the block early ends the pull
-        on the server. Messages that arrive later are redelivered after ``ack_wait``.
+        """Pull at most ``batch`` messages, which can be read as they arrive. Leaving the block early ends the pull on
+        the server. Messages that arrive later are redelivered after ``ack_wait``.
 
-        ``expires`` is the ``max_wait`` of :meth:`fetch`; ``heartbeat`` and ``priority`` are the same.
+        ``expires`` is the ``max_wait`` of :meth:`fetch`; ``heartbeat`` and ``priority`` are those of :meth:`fetch`.
         """
         return self._pull(self._window(batch, expires=expires, heartbeat=heartbeat, priority=priority))
 
@@ -345,7 +351,7 @@ class Consumer:
             return
         with suppress(ApiError, PermissionDenied, RequestTimeout, ConnectionLost):
             if not (await self.info()).config.get("priority_groups"):
-                remedy = f"consumer {self.name!r} of stream {self.stream!r} has no priority_groups: leave priority out"
+                remedy = f"consumer {self.name!r} of stream {self.stream!r} has no priority_groups; leave priority out"
                 raise InvalidValue("priority", priority, remedy)
 
     def _pinned(self, window: pulls.PullWindow, reply: Reply, priority: Priority) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consuming without end: pulled messages, and a callback that is called with one after the other (ADR-37)."""
+"""Consuming without end: an iterator over pulled messages, or a callback that is called with each message (ADR-37)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ OnFailure = Callable[[Exception], object]
 
 
 class PullMessages(Subscribed):
-    """:class:`Messages` of a pull consumer, driving a :class:`~jetstream_client.consume.pull_window.ConsumeWindow`."""
+    """:class:`Messages` of a pull consumer, requested with a
+    :class:`~jetstream_client.consume.pull_window.ConsumeWindow`."""
 
     def __init__(self, consumer: Consumer, pulling: Pulling, on_error: OnError | None) -> None:
         super().__init__(consumer.js, on_error)
         self._consumer = consumer
         self._priority = pulling.priority
-        largest = consumer.js.connection.max_payload + (64 << 10)  # with its subjects
+        largest = consumer.js.connection.max_payload + (64 << 10)  # bytes of a message with its subjects
         self._window = ConsumeWindow(pulling, now=self._clock(), smallest_bound=largest)
         self._subject = consumer._requests
         self._silence_allowed = self._window.silence_allowed
@@ -101,9 +102,10 @@ class Consuming:
 
     ``async with consumer.consume(callback) as consuming: await consuming.closed()``
 
-    ``on_error`` is called with errors that consuming survives; without it they are logged. It is also called with an
-    exception of the callback, whose message stays unanswered; without ``on_error`` such an exception ends the
-    consuming. The error that ends it is raised by :meth:`closed`, :meth:`drain` and the end of the context.
+    ``on_error`` is called with errors that consuming survives; without ``on_error`` they are logged. When the callback
+    raises an exception, its message stays unanswered and ``on_error`` is called with the exception; without
+    ``on_error`` the exception ends the consuming. :meth:`closed`, :meth:`drain` and the end of the context raise the
+    error that ended the consuming.
     """
 
     def __init__(
@@ -124,9 +126,9 @@ class Consuming:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Begin. Raises PermissionDenied, ConnectionLost, and ConsumingMisused if it is already running."""
+        """Begin to consume. Raises PermissionDenied, ConnectionLost, and ConsumingMisused if consuming has begun."""
         if self._task is not None and not self._task.done():
-            raise ConsumingMisused("this consuming is already running: call consume() again for another one")
+            raise ConsumingMisused("this object is already consuming; call consume() again for another one")
         self._messages = self._make(self._tell)
         await self._messages.__aenter__()
         self._task = asyncio.create_task(self._run(self._messages))
@@ -150,7 +152,7 @@ class Consuming:
     async def stop(self) -> list[Message]:
         """Stop after the callback that is running now. Returns delivered messages that were not passed to a callback.
 
-        Unless answered, they are redelivered after ``ack_wait``.
+        Unless they are answered, the returned messages are redelivered after ``ack_wait``.
         """
         left = await self._messages.stop() if self._messages else []
         if self._task and not self._in_callback:
@@ -160,7 +162,8 @@ class Consuming:
     async def drain(self) -> None:
         """End consuming on the server, and wait until callbacks were called with all delivered messages.
 
-        A callback may call this too. It then returns at once, and the callbacks for the other messages follow.
+        A callback may call :meth:`drain` too. It then returns at once, and the callback is still called with the other
+        delivered messages.
         """
         if self._messages:
             await self._messages.drain()
@@ -168,10 +171,10 @@ class Consuming:
             await self.closed()
 
     async def closed(self) -> None:
-        """Wait for the end. Raises the error that ended consuming, if it was not stopped, and ConsumingMisused in a
-        callback, which would wait for itself."""
+        """Wait for the end of the consuming. Raises the error that ended it, if an error did. In a callback, which
+        would wait for itself, raises ConsumingMisused."""
         if self._in_callback:
-            raise ConsumingMisused("a callback cannot wait for the end of the consuming that calls it: use stop()")
+            raise ConsumingMisused("a callback cannot wait for the end of the consuming that calls it; use stop()")
         if self._task:
             await asyncio.shield(self._task)
 

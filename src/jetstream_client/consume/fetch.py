@@ -24,7 +24,7 @@ class Pull:
     """A running pull, which drives a :class:`~jetstream_client.consume.pull_window.PullWindow` on a separate inbox."""
 
     def __init__(self, consumer: Consumer, window: PullWindow, *, subject: str = "", opening: bytes = b"") -> None:
-        """``subject``: of the requests, by default the consumer's. ``opening``: bytes in front of each request."""
+        """``subject``: subject of the requests, by default the consumer's. ``opening``: bytes in front of each one."""
         self._clock = asyncio.get_running_loop().time
         self._consumer = consumer
         self._window = window
@@ -54,7 +54,7 @@ class Pull:
         """Messages that have arrived; ``[]`` if none arrives within ``wait`` seconds, or if the pull has ended.
 
         Raises:
-            PullError, PermissionDenied: the pull failed. Messages that arrived before it were returned first.
+            PullError, PermissionDenied: the pull failed. Messages that arrived before the failure were returned first.
             ConnectionEnded: the pull failed, and so will every other pull on this connection.
         """
         check_seconds("wait", wait, zero=True)
@@ -71,8 +71,8 @@ class Pull:
         return messages
 
     async def _arrival(self, wait: float) -> None:
-        """Wait until something arrives or the time is over. Heartbeats do not wake it, because a thousand pulls may
-        wait in one loop."""
+        """Wait until something arrives or the time is over. Heartbeats do not end the wait, because a thousand pulls
+        may wait in one loop."""
         self._something.clear()
         now = self._clock()
         end = now + wait
@@ -87,7 +87,8 @@ class Pull:
             now = self._clock()
 
     async def stop(self) -> list[Message]:
-        """End the pull on the server, and receive what it had sent before, so that no message stays on its way."""
+        """End the pull on the server. Returns the messages that the server had sent before, so that none is still on
+        its way."""
         if self.inbox is not None:
             await self.inbox.drain()
         messages = self._take_in()

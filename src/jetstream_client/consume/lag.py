@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lag of a consumer: messages that are not delivered yet, and messages that are not acknowledged."""
+"""The lag of a consumer: messages that are not delivered yet, and messages that are delivered but not acknowledged."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Number of messages not delivered yet (``pending``), and of messages delivered and not acknowledged, which include
-    those in claims (``unacknowledged``)."""
+    """``pending`` is the number of messages that are not delivered yet. ``unacknowledged`` is the number of messages
+    that are delivered but not acknowledged, including those in claims."""
 
     pending: int
     unacknowledged: int
@@ -38,7 +38,8 @@ class Bound:
     """A condition on a consumer's lag: it must be ``below`` a number of messages, or ``above`` one.
 
     Raises:
-        InvalidValue: neither or both are set, a number is negative, ``below`` is 0, or JetStream forbids a name.
+        InvalidValue: neither ``below`` nor ``above`` is set, or both are; a number is negative, ``below`` is 0, or
+            JetStream forbids a name.
     """
 
     stream: str
@@ -50,11 +51,11 @@ class Bound:
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
         if (self.below is None) == (self.above is None):
-            raise InvalidValue("below, above", (self.below, self.above), "set one of the two")
+            raise InvalidValue("below, above", (self.below, self.above), "set either below or above")
         if self.below is not None and self.below < 1:
-            raise InvalidValue("below", self.below, "must be 1 (no messages are left) or more")
+            raise InvalidValue("below", self.below, "must be 1 or more; 1 means that no messages are left")
         if self.above is not None and self.above < 0:
-            raise InvalidValue("above", self.above, "must be 0 (there are messages) or more")
+            raise InvalidValue("above", self.above, "must be 0 or more; 0 means that there are messages")
 
     def __str__(self) -> str:
         return f"below {self.below}" if self.below is not None else f"above {self.above}"

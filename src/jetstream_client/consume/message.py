@@ -30,7 +30,7 @@ def nak(delay: timedelta | None = None) -> bytes:
     """The body of a negative acknowledgement (NAK). The server redelivers the message after ``delay``, by default at
     once.
 
-    Raises InvalidValue for a delay that the server cannot read, because it would ignore it and redeliver at once.
+    Raises InvalidValue for a delay that the server cannot read, because the server would redeliver at once.
     """
     if delay is None:
         return b"-NAK"
@@ -38,7 +38,8 @@ def nak(delay: timedelta | None = None) -> bytes:
 
 
 def term(reason: str = "") -> bytes:
-    """The body that terminates a message. The server's advisory contains the reason. Raises InvalidValue."""
+    """The body of an answer that terminates a message. The server's advisory contains the reason. Raises
+    InvalidValue."""
     if not isinstance(reason, str):
         raise InvalidValue("reason", reason, "must be a string")
     return f"+TERM {reason}".strip().encode()
@@ -48,10 +49,10 @@ class Message:
     """One delivery of a consumer. Its ``repr`` does not show the payload.
 
     It can be answered once, with :meth:`ack`, :meth:`double_ack`, :meth:`Consumer.ack_next`, :meth:`nak` or
-    :meth:`term`. An answer that failed may be repeated. All of them raise
+    :meth:`term`. An answer that failed may be repeated. All of these methods raise
 
         MessageAlreadyAnswered: the message was answered before.
-        ConnectionLost: not connected at this moment; nothing was sent.
+        ConnectionLost: there is no connection at this moment; nothing was sent.
 
     subject:  subject on which the message was published.
     data:     payload; ``b""`` if it is empty, or if the consumer has ``headers_only``.
@@ -100,22 +101,24 @@ class Message:
 
         Raises:
             RequestTimeout: no confirmation within ``request_timeout``; the message may be acknowledged.
-            JetStreamError: nothing listens for acknowledgements: the consumer no longer exists, or has no leader.
+            JetStreamError: nothing listens for acknowledgements, because the consumer no longer exists or has no
+                leader.
         """
         with self._answering(BaseException):
             if (await self._connection.request(self.reply, ACK)).status:
                 of = f"consumer {self.metadata.consumer!r} of stream {self.metadata.stream!r}"
                 raise JetStreamError(
                     f"the acknowledgement of message {self.metadata.sequence} was not confirmed, because no server "
-                    f"answers for {of}: check that it exists"
+                    f"answers for {of}; check that the consumer exists"
                 )
 
     async def nak(self, delay: timedelta | None = None) -> None:
-        """Negatively acknowledge: ask for redelivery, at once or after ``delay``, which must not be negative."""
+        """Negatively acknowledge: ask for redelivery at once, or after ``delay``, which must not be negative."""
         await self._answer(nak(delay))
 
     async def in_progress(self) -> None:
-        """Send an in-progress acknowledgement, which restarts ``ack_wait``. May be repeated until the answer."""
+        """Send an in-progress acknowledgement, which restarts ``ack_wait``. It may be repeated until the message is
+        answered."""
         if self.answered:
             raise MessageAlreadyAnswered(self.metadata.stream, self.metadata.sequence)
         await self._connection.answer(self.reply, IN_PROGRESS)
@@ -126,7 +129,7 @@ class Message:
 
     @contextmanager
     def _answering(self, *unanswered: type[BaseException]) -> Iterator[None]:
-        """Wrap the sending of an answer. After one of the ``unanswered`` exceptions it may be repeated."""
+        """Wrap the sending of an answer, which may be repeated after one of the ``unanswered`` exceptions."""
         if self.answered:
             raise MessageAlreadyAnswered(self.metadata.stream, self.metadata.sequence)
         self.answered = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages without end: an iterator over the messages that arrive on a subscription (ADR-37)."""
+"""An iterator without end over the messages that arrive on a subscription (ADR-37)."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ INTERRUPTIONS = (ConnectionLost, DeliveriesMissed, HeartbeatMissed, LeadershipCh
 PASSING_ERRORS = (*INTERRUPTIONS, PinLost, ProtocolError, TooManyPulls)
 """Errors that consuming survives, as long as the connection can be restored."""
 RETRY_WAIT = 0.25
-"""Seconds between such an error and the next request."""
+"""Seconds between an error that consuming survives and the next request."""
 CHECK_EVERY = 1.0
 """Seconds between two checks of the connection while nothing arrives."""
 TO_STOP = 0.5
-"""Seconds that stopping waits for messages that the server has sent already. A frozen server sends nothing."""
+"""Seconds that stopping waits, at most, for messages that the server has sent already. A frozen server sends none."""
 ROOM = 0.1
-"""Seconds to read what has arrived while the event loop was busy, before a missing heartbeat counts."""
+"""Seconds for reading what has arrived while the event loop was busy, before a heartbeat counts as missed."""
 
 
 def passes(error: JetStreamError) -> bool:
@@ -63,14 +63,15 @@ class Messages(ABC):
 
     ``async with consumer.messages() as messages: async for message in messages: …``. Several tasks may iterate over
     the same object. After leaving the loop or the context, messages that had arrived stay unread and unacknowledged,
-    and are redelivered after ``ack_wait``. :meth:`stop` returns them, and after :meth:`drain` they can still be read.
+    and are redelivered after ``ack_wait``. :meth:`stop` returns such messages; after :meth:`drain` they can still be
+    read.
 
     Iterating raises
 
         HeartbeatMissed, LeadershipChanged, RequestTimeout, ProtocolError (something arrived that is not a delivery):
-            consuming survives these. They are raised only without ``on_error``, and iterating may continue. A
+            consuming survives these errors. They are raised only without ``on_error``, and iterating may continue. A
             connection that is restored within two heartbeats raises nothing.
-        PermissionDenied, ConsumerDeleted, PullError and its other subclasses: these end consuming.
+        PermissionDenied, ConsumerDeleted, PullError and its other subclasses: these errors end consuming.
         ConnectionEnded: the connection has ended for good. Messages that had arrived are redelivered.
     """
 
@@ -80,7 +81,7 @@ class Messages(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         if left := await self.stop():
-            log.info("%d messages arrived and were not read: they are redelivered if they need an answer", len(left))
+            log.info("%d messages arrived and were not read; they are redelivered if they need an answer", len(left))
 
     def __aiter__(self) -> Self:
         return self
@@ -102,16 +103,16 @@ class Messages(ABC):
 
     @abstractmethod
     async def stop(self) -> list[Message]:
-        """End consuming on the server and end the iteration. Returns delivered messages that were not read. May be
-        repeated.
+        """End consuming on the server and end the iteration. Returns delivered messages that were not read. It may be
+        called repeatedly.
 
-        It takes at most half a second, even if the server does not answer. Unless answered, the messages are
-        redelivered after ``ack_wait``, and so are messages that arrive later.
+        This takes at most half a second, even if the server does not answer. Unless they are answered, the returned
+        messages are redelivered after ``ack_wait``, and so are messages that arrive later.
         """
 
     @abstractmethod
     async def drain(self) -> None:
-        """End consuming on the server. The iteration continues with the delivered messages, and ends after them."""
+        """End consuming on the server. The iteration continues with the messages that were delivered, then ends."""
 
     @abstractmethod
     async def _start(self) -> None: ...
@@ -124,7 +125,7 @@ class Subscribed(Messages):
         check_handler("on_error", on_error)
         self._js = js
         self._on_error = on_error
-        self._arrived: deque[Message | JetStreamError | str] = deque()  # str: a subject to be answered in its turn
+        self._arrived: deque[Message | JetStreamError | str] = deque()  # str: a subject, answered after what is before
         self._something = asyncio.Event()
         self._stack = AsyncExitStack()
         self._inbox: Inbox | None = None
@@ -144,7 +145,7 @@ class Subscribed(Messages):
         while not self._closed:
             try:
                 if not self._ended:
-                    self._js.connection.check_open()  # or messages would be returned that cannot be acknowledged
+                    self._js.connection.check_open()  # otherwise the returned messages could not be acknowledged
                     if not self._arrived or self._wants():
                         await self._keep_requesting()
                 if self._arrived:
@@ -199,7 +200,7 @@ class Subscribed(Messages):
             await self._stack.aclose()
 
     def _survives(self, error: JetStreamError) -> bool:
-        """Whether iterating continues after this error. Without ``on_error`` it raises an error that is survived."""
+        """Whether iterating continues after this error. Without ``on_error``, raises the error if it is survived."""
         if self._on_error is not None:
             self._on_error(error)
         if not passes(error):
@@ -214,7 +215,7 @@ class Subscribed(Messages):
         return True
 
     async def _next_arrived(self) -> Message | None:
-        """The next message, or None after answering a subject in its turn."""
+        """The next message, or None if a subject was next, which has been answered."""
         item = self._arrived.popleft()
         if isinstance(item, JetStreamError):
             raise await self._explained(item)
@@ -249,7 +250,7 @@ class Subscribed(Messages):
 
     @abstractmethod
     async def _open(self) -> Inbox:
-        """Subscribe, in ``_stack``."""
+        """Subscribe. Closing ``_stack`` ends the subscription."""
 
     def _wants(self) -> bool:
         """Whether to request more although messages wait unread."""
@@ -257,7 +258,7 @@ class Subscribed(Messages):
 
     @abstractmethod
     async def _request_more(self) -> None:
-        """Request more messages, if the server needs requests."""
+        """Request more messages, if this kind of consumer delivers only on request."""
 
     @abstractmethod
     def _on_read(self, message: Message) -> None:
@@ -269,7 +270,7 @@ class Subscribed(Messages):
 
     @abstractmethod
     def _remaining(self) -> float:
-        """Seconds until HeartbeatMissed, if nothing arrives."""
+        """Seconds until HeartbeatMissed is raised if nothing arrives."""
 
     async def _explained(self, error: JetStreamError) -> JetStreamError:
         return error

@@ -24,24 +24,26 @@ from jetstream_client.errors import (
 from jetstream_client.quantities import check_count, check_seconds
 
 LARGEST_REQUEST = 10_000
-"""Messages in one request, at most. Up to one and a half times as many are outstanding, in three requests of MAX_BYTES
-or less, because the server closes a connection with 64 MiB of unread data as a slow consumer (its ``max_pending``).
-Pulls on one connection share this number, because a hundred waiting sensors may be served at the same moment."""
+"""The largest number of messages in one request. Up to one and a half times as many are outstanding, in three requests
+of MAX_BYTES or less, because the server closes a connection with 64 MiB of unread data as a slow consumer (its
+``max_pending``). Pulls on one connection share this number, because a hundred waiting sensors may be served at the same
+moment."""
 FEWEST = 50
-"""Messages in one request, at least, however many pulls share the connection. A thousand pulls still fit, and a pull
-that has many messages to fetch is not slowed down by pulls that only wait."""
+"""The smallest number of messages in one request, however many pulls share the connection. A thousand pulls still fit,
+and a pull that has many messages to fetch is not slowed down by pulls that only wait."""
 MAX_BYTES = 8 << 20
 BESIDE_PAYLOAD = 8 << 10
 """Bytes of a message in addition to its headers and data: subject and reply subject, each shorter than a line of the
 protocol (``max_control_line``, 4 KiB)."""
 EXPIRES = 30.0
-"""Seconds that a request waits on the server, as nats.go's DefaultExpires."""
+"""Seconds that a request waits on the server, as in nats.go (DefaultExpires)."""
 HEARTBEAT = 5.0
 """Seconds between idle heartbeats of a fetch, as in nats.go. Two missed heartbeats are an error."""
 LONGEST_HEARTBEAT = 30.0
-"""Seconds between idle heartbeats of consuming, at most. As in nats.go, the default is half of the expiry."""
+"""Upper limit of the default seconds between idle heartbeats of consuming, which is half of the expiry, as in
+nats.go."""
 MAX_MESSAGES = 500
-"""Messages that consuming keeps requested or unread, as nats.go's DefaultMaxMessages."""
+"""Messages that consuming keeps requested or unread, as in nats.go (DefaultMaxMessages)."""
 MANY = 1_000_000
 """Messages in a request that is limited by bytes, as in nats.go."""
 
@@ -53,17 +55,17 @@ _REMEMBERED = 16  # requests whose size is remembered until they end
 class Pulling:
     """How consuming pulls (ADR-37). The defaults are those of nats.go.
 
-    max_messages: messages that are requested or wait unread, at most. Default 500. With 1, the consumer is a work
-                  queue that gets one message at a time.
+    max_messages: the largest number of messages that are requested or wait unread. Default 500. With 1, this client
+                  gets one message at a time.
     max_bytes:    limits bytes instead of messages. The server counts subject, reply subject, headers and data. If
-                  ``max_messages`` is set too, this limits one request.
+                  ``max_messages`` is set too, ``max_bytes`` limits each request.
     expires:      seconds that a request waits on the server before it is renewed. Default 30.
     heartbeat:    seconds between the server's idle heartbeats. Default: half of ``expires``, and at most 30 (5 for an
                   ordered consumer). After two missed heartbeats a pull counts as lost.
-    threshold:    request more when so many messages (or bytes, if these are limited) or fewer are requested or unread.
-                  Default: half of the maximum.
-    stop_after:   messages after which consuming ends; no more are requested. Default None: no limit.
-    priority:     for a consumer with priority groups. Default None.
+    threshold:    more messages are requested when no more than this many messages (or bytes, if bytes are limited) are
+                  outstanding or unread. Default: half of the maximum.
+    stop_after:   number of messages after which consuming ends. No others are requested. Default None: no limit.
+    priority:     priority of the pulls, for a consumer with priority groups. Default None.
 
     Raises:
         InvalidValue: a value is invalid for the server or for this client.
@@ -82,7 +84,7 @@ class Pulling:
             if (value := getattr(self, name)) is not None:
                 check_count(name, value)
         if self.threshold is not None and check_count("threshold", self.threshold, 0) >= self.limit:
-            raise InvalidValue("threshold", self.threshold, f"must be below the maximum: 0 to {self.limit - 1}")
+            raise InvalidValue("threshold", self.threshold, f"must be from 0 to {self.limit - 1}, below the maximum")
         check_request(self.expires, self.heartbeat, self.priority)
 
     @property
@@ -109,13 +111,15 @@ class PullWindow:
 
     The driver sends the requests of :meth:`next_request` with the reply subject ``<inbox>.<number>``, and reports every
     message and every status line. The server serves open requests in turns, and a message does not name its request, so
-    outstanding messages are one sum. A request that ends early states how many messages it did not deliver.
+    the outstanding messages of all requests are counted together. When a request ends early, its status line states how
+    many messages it did not deliver.
 
     expires, heartbeat: seconds, for every request.
-    largest_request: messages in one request, at most.
+    largest_request: the largest number of messages in one request.
     max_bytes: bytes of one request. If the caller sets it, the fetch ends at this limit; None uses a default limit.
     no_wait:   request only messages that can be delivered now.
-    largest_message: bytes of one message; a request's limit is never smaller, however many pulls share the connection.
+    largest_message: bytes of the largest possible message. The limit of a request is never smaller, however many pulls
+               share the connection.
     """
 
     def __init__(
@@ -147,8 +151,8 @@ class PullWindow:
         self._number = 0
         self._heard = now
         self.longest_silence = 0.0
-        """Longest time in seconds between two messages or heartbeats, or between a request and the first of them. It
-        can exceed :attr:`silence_allowed` if the process was stopped or the event loop was busy."""
+        """Longest time in seconds between two messages or heartbeats, or between a request and its first message or
+        heartbeat. It can exceed :attr:`silence_allowed` if the process was stopped or the event loop was busy."""
         self._ended = False
         self.pin = ""
         """The last ``Nats-Pin-Id`` that this client got (ADR-42). It is sent with every request."""
@@ -210,7 +214,7 @@ class PullWindow:
         """Record a status line for request ``number``. Returns if the line only means "no more messages now".
 
         Raises:
-            PullError: the subclass for any other line.
+            PullError: the line means anything else (usually a subclass).
         """
         self.on_heartbeat(now)
         if status == 100:
@@ -248,7 +252,7 @@ class PullWindow:
         self._undivided = True  # the message was stored when the server's max_payload was larger
 
     def _learn(self, description: str) -> bool:
-        """Adopt the consumer's limit of bytes, if the line states one below ours. Returns whether it does."""
+        """Adopt the consumer's limit of bytes if the line states one that is below ours. Returns whether it does."""
         limit, _, stated = description.lower().rpartition(" of ")
         if (
             self._once
@@ -273,14 +277,14 @@ class PullWindow:
 
 class ConsumeWindow(PullWindow):
     """Counts the messages of consuming without end (ADR-37). When the number of outstanding and unread messages falls
-    to the threshold of :class:`Pulling`, it requests as many as are missing from the maximum.
+    to the threshold of :class:`Pulling`, this window requests as many as are missing from the maximum.
 
     The driver also reports every message that is read (:meth:`on_read`), so that a slow reader does not get more than
     the maximum.
     """
 
     def __init__(self, pulling: Pulling, *, now: float, smallest_bound: int = 0) -> None:
-        """``smallest_bound``: bytes of the largest possible message; the default limit of a request is not smaller."""
+        """``smallest_bound``: bytes of the largest possible message. The default limit of a request is not smaller."""
         heartbeat = pulling.heartbeat or min(LONGEST_HEARTBEAT, pulling.expires / 2)
         self._left = pulling.stop_after or 2**62  # messages to be read
         super().__init__(self._left, now=now, expires=pulling.expires, heartbeat=heartbeat, priority=pulling.priority)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fast-ingest batches on the control connection (ADR-50, nats-server 2.14). In bulk: ``publish.bulk.publish_fast``.
+"""Fast-ingest batches on the control connection (ADR-50, nats-server 2.14).
 
-They are not atomic: messages that arrived before a failure are stored. The server ends a batch that lost a message with
-an answer that looks like success, so a batch has succeeded only if the count in this answer is the number of messages
-that were sent. Batches that continue after gaps (``ok`` in the reply subject) are not supported, because their count
-does not show the loss.
+For very many messages, ``publish.bulk.publish_fast`` is faster. A fast-ingest batch is not atomic: messages that
+arrived before a failure are stored. The server ends a batch that lost a message with an answer that looks like success,
+so a batch has succeeded only if the count in this answer is the number of messages that were sent. Batches that
+continue after gaps (``ok`` in the reply subject) are not supported, because their count does not show the loss.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class FastBatch:
     """A fast-ingest batch on the control connection. Get one from :meth:`JetStream.fast_batch`.
 
-    Messages are stored as they arrive. While none is added, a ping every 2 s keeps the batch open.
+    Messages are stored as they arrive. While no message is added, a ping every 2 s keeps the batch open.
     """
 
     def __init__(self, api: Api, window: FastWindow) -> None:
@@ -53,19 +53,19 @@ class FastBatch:
     async def add(
         self, subject: str, data: bytes = b"", *, headers: Headers | None = None, **options: Unpack[PublishOptions]
     ) -> None:
-        """Add a message. It is sent with the next one, or by :meth:`commit`. Waits while the server is busy.
+        """Add a message, which is sent with the next one or by :meth:`commit`. This waits while the server is busy.
 
         The options are those of :meth:`JetStream.publish`. A message whose ``msg_id`` is in the stream counts as
         stored, and is not stored again.
 
         Raises:
-            InvalidValue, ServerTooOld: the message is not added.
+            InvalidValue, ServerTooOld: the message was refused, and is not added.
             PublishFailed: an earlier message was refused, or no answer arrived; the batch has ended.
             BatchGap: an earlier message did not arrive; the batch has ended.
         """
         if self._window.ended:
             self._window.result()
-            raise InvalidValue("batch", self.id, "it was committed before: open another batch")
+            raise InvalidValue("batch", self.id, "this batch is already committed; open another batch")
         if options.get("expected_last_msg_id") is not None:
             remedy = "leave it out, because the server counts the message even if it is not stored"
             raise InvalidValue("expected_last_msg_id", options["expected_last_msg_id"], remedy)
@@ -81,12 +81,13 @@ class FastBatch:
         self._window.add(message)
 
     async def commit(self) -> PubAck:
-        """Send the last message and wait until all are stored. ``batch_size`` is their number, ``seq`` the last one.
+        """Send the last message and wait until all messages are stored. In the result, ``batch_size`` is their number
+        and ``seq`` is the sequence of the last one.
 
-        Raises: as :meth:`add`; InvalidValue if there is no message.
+        Raises the same errors as :meth:`add`, and InvalidValue if there is no message.
         """
         if self._held is None:
-            raise InvalidValue("messages", 0, "a batch needs at least one message: add one before the commit")
+            raise InvalidValue("messages", 0, "a batch needs at least one message; add one before the commit")
         held, self._held = self._held, None
         if not self._window.failed:
             await self._send(held, last=True)
@@ -106,7 +107,8 @@ class FastBatch:
             await self._hear(ask=self._window.broken)
 
     async def _hear(self, *, ask: bool = False) -> None:
-        """Wait for an answer until it is time for a ping, or to give up. ``ask``: send a ping first."""
+        """Wait for an answer until the next ping is due, or until the batch counts as lost. With ``ask``, send a ping
+        first."""
         if ask:
             await self.ping()
         self._news.clear()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ordered consumer: every message of a stream once and in order, without acknowledgements (ADR-17).
+"""An ordered consumer gets every message of a stream once and in order, without acknowledgements (ADR-17).
 
-It is an ephemeral consumer, which is recreated after the last message whenever a delivery is missing, the consumer no
-longer exists, the leader has changed or the server was restarted.
+It is an ephemeral consumer. It is recreated, beginning after the last message, whenever a delivery is missing, the
+consumer no longer exists, the leader has changed or the server was restarted.
 """
 
 from __future__ import annotations
@@ -68,11 +68,12 @@ CHOICES = frozenset(
 )
 """Fields of the configuration that the caller may set. The other fields make the consumer ordered."""
 INACTIVE = 300 * 10**9
-"""Nanoseconds after which the server removes a consumer without a reader. 5 minutes, as in nats.go."""
+"""Nanoseconds after which the server removes a consumer without a reader: 5 minutes, as in nats.go."""
 HEARTBEAT = 5.0
-"""Seconds, for pulling and pushing, as in nats.go. Without heartbeats a loss would not be noticed."""
+"""Seconds between idle heartbeats, for pulling and pushing, as in nats.go. Without heartbeats a loss would not be
+noticed."""
 LONGEST_WAIT = 5.0
-"""Seconds between two attempts to recreate the consumer, at most. The first attempt follows at once."""
+"""Longest time in seconds between two attempts to recreate the consumer. The first attempt follows at once."""
 
 _CHECK_EVERY = 0.2  # seconds between two checks of a lost connection
 
@@ -80,9 +81,10 @@ _INTERRUPTIONS = (*INTERRUPTIONS, ConsumerDeleted, ConsumerNameInUse, ConsumerNo
 
 
 class OrderedConsumer:
-    """Gets every message of a stream once and in order. :meth:`Stream.ordered_consumer` returns one without a request.
+    """Gets every message of a stream once and in order. :meth:`Stream.ordered_consumer` returns one, and the first use
+    creates it on the server.
 
-    Use it in one task at a time, and either fetch or consume. Its messages need no answer.
+    Use it in one task at a time, and either fetch from it or consume. Its messages need no answer.
     """
 
     def __init__(
@@ -111,35 +113,35 @@ class OrderedConsumer:
         return f"<OrderedConsumer of {self._stream.name} behind {self.last_sequence}>"
 
     async def info(self) -> ConsumerInfo:
-        """State of the current consumer on the server, which changes when it is recreated.
+        """Request the state of the current consumer on the server. After the consumer was recreated, this is the state
+        of the new one.
 
         Raises:
-            OrderedConsumerMisused: it does not exist yet; reading creates it.
-            ConsumerNotFound: it no longer exists; reading creates another one.
+            OrderedConsumerMisused: the consumer does not exist yet; reading creates it.
+            ConsumerNotFound: the consumer no longer exists; reading creates another one.
         """
         if self._consumer is None:
-            raise OrderedConsumerMisused("an ordered consumer has no info before its first use: read a message first")
+            raise OrderedConsumerMisused("an ordered consumer has no info before its first use; read a message first")
         return await self._consumer.info()
 
     def messages(self, pulling: pulls.Pulling | None = None, *, on_error: OnError | None = None) -> OrderedMessages:
-        """Messages without end, like :meth:`Consumer.messages`. ``on_error`` is called with the errors after which the
-        consumer is recreated.
+        """Read messages without end, like :meth:`Consumer.messages`. ``on_error`` is called with the errors after which
+        the consumer is recreated.
 
         Iterating raises
 
             StreamNotFound, StreamRecreated: the stream does not exist, or another one has its name.
-            OrderedConsumerFailed: recreated ``max_resets`` times in a row without receiving a message.
-            OrderedConsumerMisused: used twice at the same time, or fetched from before.
-            PermissionDenied, PullError: refused by the server.
+            OrderedConsumerFailed: the consumer was recreated ``max_resets`` times in a row without receiving a message.
+            OrderedConsumerMisused: the consumer is already being read, or a method to fetch was used before.
+            PermissionDenied, PullError: the server refused a request.
         """
         return OrderedMessages(self, pulling or pulls.Pulling(), on_error)
 
     def consume(
         self, callback: Callback, pulling: pulls.Pulling | None = None, *, on_error: OnFailure | None = None
     ) -> Consuming:
-        """Call ``callback`` with one message after the other, like :meth:`Consumer.consume`.
-
-        Raises: as :meth:`messages`.
+        """Call ``callback`` with one message after the other, like :meth:`Consumer.consume`. Raises the same errors as
+        :meth:`messages`.
         """
         how = pulling or pulls.Pulling()
         return Consuming(lambda tell: OrderedMessages(self, how, tell), callback, on_error, ack=False)
@@ -148,26 +150,28 @@ class OrderedConsumer:
         """Fetch up to ``batch`` messages. Returns when they have arrived, or after ``max_wait`` seconds (default 30).
 
         Raises:
-            OrderedConsumerMisused: it was consumed from before.
-            JetStreamError: as :meth:`messages`. Messages that had arrived are in its attribute ``messages``, and count
-                as returned.
+            OrderedConsumerMisused: the consumer is already being read, or :meth:`messages` or :meth:`consume` was used
+                before.
+            JetStreamError: the errors of :meth:`messages`. Messages that arrived before the error are in its attribute
+                ``messages``, and count as returned.
         """
         check_count("batch", batch)
         return await self._fetch(batch, max_wait, lambda consumer, left, rest: consumer.fetch(left, max_wait=rest))
 
     async def fetch_no_wait(self, batch: int) -> list[Message]:
-        """Fetch up to ``batch`` messages that can be delivered now. Raises as :meth:`fetch`."""
+        """Fetch up to ``batch`` messages that can be delivered now. Raises the same errors as :meth:`fetch`."""
         check_count("batch", batch)
         patience = self._stream.js.settings.request_timeout
         return await self._fetch(batch, patience, lambda consumer, left, _: consumer.fetch_no_wait(left))
 
     async def fetch_bytes(self, max_bytes: int, *, max_wait: float = pulls.EXPIRES) -> list[Message]:
-        """Like :meth:`Consumer.fetch_bytes`. Raises as :meth:`fetch`."""
+        """Fetch like :meth:`Consumer.fetch_bytes`. Raises the same errors as :meth:`fetch`."""
         check_count("max_bytes", max_bytes)
         return await self._fetch(0, max_wait, lambda consumer, _, rest: consumer.fetch_bytes(max_bytes, max_wait=rest))
 
     async def next(self, *, max_wait: float = pulls.EXPIRES) -> Message:
-        """Fetch the next message, within ``max_wait`` seconds (default 30). Raises as :meth:`fetch`, and NoMessages."""
+        """Fetch the next message, within ``max_wait`` seconds (default 30). Raises the same errors as :meth:`fetch`,
+        and NoMessages."""
         for message in await self.fetch(1, max_wait=max_wait):
             return message
         raise NoMessages(408, f"no message arrived within {max_wait:g} s")
@@ -176,7 +180,7 @@ class OrderedConsumer:
         self, batch: int, max_wait: float, fetch: Callable[[Consumer, int, float], Awaitable[list[Message]]]
     ) -> list[Message]:
         if self._push:
-            raise OrderedConsumerMisused("an ordered push consumer cannot be fetched from: use messages or consume")
+            raise OrderedConsumerMisused("an ordered push consumer cannot be fetched from; use messages() or consume()")
         clock = asyncio.get_running_loop().time
         deadline = clock() + check_seconds("max_wait", max_wait)
         messages: list[Message] = []
@@ -218,9 +222,9 @@ class OrderedConsumer:
 
     def _begin(self, use: str) -> None:
         if self._busy:
-            raise OrderedConsumerMisused("this ordered consumer is already being read: create another one")
+            raise OrderedConsumerMisused("this ordered consumer is already being read; create another one")
         if self._use not in ("", use):
-            raise OrderedConsumerMisused(f"this ordered consumer was used to {self._use}: create another one to {use}")
+            raise OrderedConsumerMisused(f"this ordered consumer was used to {self._use}; create another one to {use}")
         self._busy, self._use = True, use
 
     async def _create(self, deliver: Mapping[str, Any] | None = None) -> Consumer:
@@ -228,7 +232,8 @@ class OrderedConsumer:
         js = self._stream.js
         created = (await self._stream.info()).created
         if self._stream_created and created != self._stream_created:
-            raise StreamRecreated(f"stream {self._stream.name!r} was recreated: its sequences belong to other messages")
+            problem = f"stream {self._stream.name!r} was recreated, so its sequences belong to other messages"
+            raise StreamRecreated(problem)
         config = dict(self._config)
         if self._start and (self.last_sequence or config.get("deliver_policy") != "last_per_subject"):
             # Begin after the last message; "new" and "last" still refer to the moment of the first creation.
@@ -243,8 +248,8 @@ class OrderedConsumer:
         return self._consumer
 
     async def _new(self, config: dict[str, Any]) -> ConsumerInfo:
-        """Create a consumer that has not been read. The consumer of an earlier reader with the same prefix may still
-        exist, and creating an equal one would succeed."""
+        """Create a consumer that has not been read. A consumer of an earlier reader with the same prefix may still
+        exist, and creating one with the same configuration would return it."""
         while True:
             self._number += 1
             config["name"] = f"{self._prefix}_{self._number}"
@@ -268,10 +273,12 @@ class OrderedConsumer:
         self._resets = 0
 
     async def _reset(self, error: JetStreamError) -> None:
-        """Drop the consumer, and wait longer after each attempt in a row. Raises the error, OrderedConsumerFailed."""
+        """Delete the consumer, and wait longer after each attempt in a row. Raises ``error`` if there was no consumer
+        yet, and OrderedConsumerFailed after too many attempts."""
         if not self._stream_created:
-            raise error  # it never existed
-        log.info("recreating the ordered consumer of %s after %d: %s", self._stream.name, self.last_sequence, error)
+            raise error  # the consumer never existed
+        where = f"stream {self._stream.name} after sequence {self.last_sequence}"
+        log.info("recreating the ordered consumer of %s: %s", where, error)
         await self._drop()
         if not self._stream.js.connection.is_connected:
             await asyncio.sleep(_CHECK_EVERY)  # no attempt can be made
@@ -289,7 +296,7 @@ class OrderedConsumer:
         """Delete the current consumer."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            # Without waiting for an answer: it does not matter if the consumer is already deleted.
+            # No answer is waited for, because it does not matter if the consumer is already deleted.
             js = self._stream.js
             with suppress(ConnectionLost):
                 request = f"{js.settings.prefix}.CONSUMER.DELETE.{consumer.stream}.{consumer.name}"
@@ -308,7 +315,7 @@ def check_ordered_config(config: object) -> dict[str, Any]:
     wanted = configs.check_consumer_config(config)
     for name in wanted:
         if name not in CHOICES:
-            remedy = f"leave it out: an ordered consumer accepts only {', '.join(sorted(CHOICES))}"
+            remedy = f"an ordered consumer accepts only {', '.join(sorted(CHOICES))}; leave this field out"
             raise InvalidValue(f"config[{name!r}]", wanted[name], remedy)
     filtered = "filter_subject" in wanted or wanted.get("filter_subjects")
     if wanted.get("deliver_policy") == "last_per_subject" and not filtered:
@@ -348,7 +355,7 @@ class OrderedMessages(Messages):
             except StopAsyncIteration:
                 break
             except ProtocolError as error:
-                log.warning("ordered consumer of %s: %s", self._ordered._stream.name, error)
+                log.warning("ordered consumer of stream %s: %s", self._ordered._stream.name, error)
             except JetStreamError as error:
                 await self._interrupted(error)
             else:

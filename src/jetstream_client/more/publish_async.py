@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publishing without waiting for each answer: one future for each message, in a limited number.
+"""Publishing without waiting for each answer. Each message gets a future, and the number of unanswered messages is
+limited.
 
-After nats.go's ``PublishAsync``. Nothing waits without end: a slot becomes free when the stream answers, after
-``ack_timeout`` without an answer, when the connection is lost, when the message is refused before it is sent, and when
-the caller cancels the future.
+This is modelled on nats.go's ``PublishAsync``. Each unanswered message occupies a slot. The slot becomes free when the
+stream answers, after ``ack_timeout`` without an answer, when the connection is lost, when the message is refused before
+it is sent, and when the caller cancels the future. So no message waits for a slot without end.
 """
 
 from __future__ import annotations
@@ -41,28 +42,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 4_000
-"""Messages without an answer, at most, as in nats.go and nats-py."""
+"""The largest number of unanswered messages, as in nats.go and nats-py."""
 ACK_TIMEOUT = 30.0
-"""Seconds, as in async-nats. A stream whose leader changes answers after several seconds."""
+"""Seconds to wait for an answer, as in async-nats. A stream whose leader changes answers after several seconds."""
 
-_CLOSED = "the message was not sent because the publisher was closed: open another one"
+_CLOSED = "the message was not sent because the publisher was closed; open another one"
 
 OnError = Callable[[OutgoingMessage, Exception], object]
 OnAck = Callable[[OutgoingMessage, PubAck], object]
 
 
 class PublishFuture(asyncio.Future[PubAck]):
-    """A future of the stream's answer. Awaiting it returns the :class:`PubAck`, or raises as :meth:`JetStream.publish`.
+    """A future of the stream's answer. Awaiting it returns the :class:`PubAck`, or raises the same errors as
+    :meth:`JetStream.publish`.
 
-    ``message`` is the message that was sent. When the future is done, ``exception()`` returns the error. Cancelling it
-    frees its slot; the message may be stored nevertheless.
+    ``message`` is the message that was sent. When the future is done, ``exception()`` returns the error. Cancelling the
+    future frees its slot; the message may be stored nevertheless.
     """
 
     def __init__(self, message: OutgoingMessage, free: Callable[[], object], attempts: int, wait: float) -> None:
         super().__init__()
         self.message = message
         self._free = free
-        self._attempts = attempts  # that are left if no stream answers
+        self._attempts = attempts  # attempts that are left if no stream answers
         self._wait = wait
 
     def cancel(self, msg: Any = None) -> bool:
@@ -74,12 +76,12 @@ class AsyncPublisher:
     """Publishes without waiting for each answer. Get one from :meth:`JetStream.publisher`, or use the one of the
     context with :meth:`JetStream.publish_async`.
 
-    max_pending:   messages that may be without an answer. Default 4,000.
-    stall_timeout: seconds that :meth:`publish` waits for a slot; 0 does not wait. Default None: until a slot is free,
-                   which ``ack_timeout`` limits.
+    max_pending:   the largest number of unanswered messages. Default 4,000.
+    stall_timeout: seconds that :meth:`publish` waits while ``max_pending`` messages are unanswered; with 0 it does not
+                   wait. Default None: it waits until one of them is answered or fails after ``ack_timeout``.
     ack_timeout:   seconds to wait for each answer. Default 30.
-    on_error:      called with the message and its error when publishing fails. Without it, asyncio logs an error that
-                   was not retrieved from its future.
+    on_error:      called with the message and its error when publishing fails. Without ``on_error``, asyncio logs an
+                   error that was not retrieved from its future.
     on_ack:        called with the message and its :class:`PubAck` when the message is stored.
     """
 
@@ -130,10 +132,10 @@ class AsyncPublisher:
         The parameters are those of :meth:`JetStream.publish`. All attempts must fit into ``ack_timeout``.
 
         Raises:
-            InvalidValue, ServerTooOld: as :meth:`JetStream.publish`. A ``reply`` subject is an InvalidValue.
-            TooManyPending: no slot became free within ``stall_timeout``; nothing was sent.
+            InvalidValue, ServerTooOld: as for :meth:`JetStream.publish`. A ``reply`` subject is refused.
+            TooManyPending: too many messages stayed unanswered for ``stall_timeout`` seconds; nothing was sent.
             PublisherClosed: the publisher was closed; nothing was sent.
-            ConnectionLost: not connected at this moment; nothing was sent.
+            ConnectionLost: there is no connection at this moment; nothing was sent.
         """
         check_count("retry_attempts", retry_attempts, 0)
         check_seconds("retry_wait", retry_wait, zero=True)
@@ -156,8 +158,8 @@ class AsyncPublisher:
     async def complete(self, timeout: float | None = None) -> None:
         """Wait until every message is answered, including those that are published meanwhile.
 
-        It does not report failures: check the futures, or set ``on_error``. It takes at most ``ack_timeout`` after the
-        last publish; ``timeout`` sets a shorter limit in seconds. Raises RequestTimeout.
+        Failures are not reported here: check the futures, or set ``on_error``. This takes at most ``ack_timeout`` after
+        the last publish; ``timeout`` sets a shorter limit in seconds. Raises RequestTimeout.
         """
         if timeout is not None:
             check_seconds("timeout", timeout, zero=True)
@@ -166,7 +168,7 @@ class AsyncPublisher:
                 while self._pending:
                     await asyncio.wait(list(self._pending.values()))
         except TimeoutError:
-            text = f"{self.pending} messages have no answer after {timeout:g} s: wait longer"
+            text = f"{self.pending} messages have no answer after {timeout:g} s; wait longer"
             raise RequestTimeout(text) from None
 
     async def close(self) -> None:
@@ -174,7 +176,7 @@ class AsyncPublisher:
         self._closed = True
         self._api.connection.when_lost.discard(self._lost)
         inbox, self._inbox = self._inbox, None
-        self._give_up(PublisherClosed, "the publisher was closed before the stream's answer; the message may be stored")
+        self._give_up(PublisherClosed, "the publisher was closed before the stream answered; the message may be stored")
         if inbox is not None:
             await inbox.close()
 
@@ -243,8 +245,8 @@ class AsyncPublisher:
     def _unanswered(self, number: int) -> None:
         subject = self._pending[number].message.subject
         error: Exception = RequestTimeout(
-            f"no answer on {subject!r} within {self._ack_timeout:g} s; the message may be stored. If it had a msg_id, "
-            "publish it again with the same one; without one, publishing again may store it twice"
+            f"no answer on {subject!r} within {self._ack_timeout:g} s; the message may be stored. Publish it again "
+            "with the same msg_id if it had one; without a msg_id, publishing again may store it twice"
         )
         try:
             self._api.connection.check_permitted(subject)
@@ -254,7 +256,7 @@ class AsyncPublisher:
 
     def _lost(self, error: ConnectionLost) -> None:
         """Fail all messages: their answers will not arrive, and they may be stored or not."""
-        self._give_up(type(error), f"no answer from the stream, the message may be stored: {error}")
+        self._give_up(type(error), f"the stream did not answer, and the message may be stored: {error}")
 
     def _give_up(self, kind: type[JetStreamError], what: str) -> None:
         for number in list(self._pending):
@@ -269,7 +271,7 @@ class AsyncPublisher:
             try:
                 self._on_ack(future.message, ack)
             except Exception:
-                log.exception("the on_ack of publish_async failed for a message on %r", future.message.subject)
+                log.exception("on_ack of publish_async raised an error for a message on %r", future.message.subject)
 
     def _fail(self, number: int, error: Exception) -> None:
         future = self._free(number)
@@ -282,4 +284,4 @@ class AsyncPublisher:
         try:
             self._on_error(future.message, error)
         except Exception:
-            log.exception("the on_error of publish_async failed for a message on %r", future.message.subject)
+            log.exception("on_error of publish_async raised an error for a message on %r", future.message.subject)

@@ -28,19 +28,23 @@ if TYPE_CHECKING:
     from jetstream_client.wire.protocol import Reply
 
 MOST_UNREAD = 512 << 10
-"""Messages that wait unread, at most. More are dropped (SlowConsumer). nats.go's DefaultSubPendingMsgsLimit."""
+"""The largest number of messages that wait unread, as in nats.go (DefaultSubPendingMsgsLimit). Others are dropped
+(SlowConsumer)."""
 MOST_UNREAD_BYTES = 256 << 20
 HEARTBEATS_MISSED = 2
 _FLOW_CONTROL = "$JS.FC."
 """Beginning of the subjects of flow control, on which a slow reader answers the server. Other subjects are not
-answered: any client could send a message that looks like flow control, and so make this client publish for it."""
+answered, because any client could send a message that looks like flow control, and so make this client publish on a
+subject of its choice."""
 
 
 class PushConsumer:
-    """A handle for a push consumer. :meth:`Stream.push_consumer` returns one without a request.
+    """A handle for a push consumer. :meth:`Stream.push_consumer` returns one without asking the server whether the
+    consumer exists.
 
     With a ``deliver_group``, several clients share the messages. With ``idle_heartbeat``, a silent server is noticed.
-    With ``flow_control``, the server waits for a slow reader. Setting the last two is recommended.
+    With ``flow_control``, the server waits for a slow reader. Setting both ``idle_heartbeat`` and ``flow_control`` is
+    recommended.
     """
 
     def __init__(self, js: JetStream, stream: str, name: str) -> None:
@@ -53,7 +57,7 @@ class PushConsumer:
         return f"<PushConsumer {self.name} of {self.stream}>"
 
     async def info(self, *, patience: float = 0) -> ConsumerInfo:
-        """Request the current state: :meth:`Consumer.info`."""
+        """Request the current state. See :meth:`Consumer.info`."""
         return await self._consumer.info(patience=patience)
 
     async def delete(self) -> None:
@@ -61,7 +65,7 @@ class PushConsumer:
         await self._consumer.delete()
 
     def messages(self, *, on_error: OnError | None = None) -> PushMessages:
-        """Messages without end, like :meth:`Consumer.messages`.
+        """Read messages without end, like :meth:`Consumer.messages`.
 
         The first use raises
 
@@ -130,7 +134,7 @@ class PushMessages(Subscribed):
             stalled = reply.headers.get("Nats-Consumer-Stalled", [""])[0]
             answer = reply.reply or stalled
             if answer.startswith(_FLOW_CONTROL):
-                self._put(answer)  # answered in its turn: the server continues when earlier messages are read
+                self._put(answer)  # answered when the messages before it were read, so that the server waits for them
             last = reply.headers.get("Nats-Last-Consumer", ["0"])[0]
             self._arrived_up_to(int(last) if last.isdecimal() and len(last) < 20 else 0)
         elif reply.status:
@@ -145,7 +149,8 @@ class PushMessages(Subscribed):
             self._unread_bytes += reply.size
 
     def _arrived_up_to(self, last: int) -> None:
-        """Check that all deliveries up to this one have arrived. Before the first one, others may have listened."""
+        """Check that all deliveries up to this one have arrived. Deliveries before the first one that arrived may have
+        gone to another subscriber."""
         if 0 < self._last < last and not self._queue and not self._dropped:
             self._put(DeliveriesMissed(self._last, last))
             self._last = last

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a message would go, by the servers' message tracing (ADR-41, nats-server 2.11). Nothing is delivered."""
+"""Finding out where a message would go, with the servers' message tracing (ADR-41, nats-server 2.11). Nothing is
+delivered."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Route:
 
     raw:      report of each server on the way (nats-server ``MsgTraceEvent``), the nearest one first.
     streams:  names of the streams that would get the message.
-    refused:  reasons for which a server would not pass it on, in the servers' words.
+    refused:  why servers would not pass the message on, in their own words.
     """
 
     raw: list[dict[str, Any]] = field(repr=False)
@@ -79,7 +80,7 @@ async def find(api: Api, subject: str, data: bytes, headers: Headers | None) -> 
                     begun = begun or not came_on(said[-1])  # reports of more distant servers may arrive first
         except TimeoutError:
             connection.check_permitted(subject)
-            text = f"only {len(said)} of {expected} servers reported the route of {subject!r}: try again"
+            text = f"only {len(said)} of {expected} servers reported the route of {subject!r}; try again"
             raise RequestTimeout(text) from None
     route = Route.parse(said)
     if route.refused:

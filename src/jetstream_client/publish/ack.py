@@ -11,7 +11,7 @@ from jetstream_client.wire.answers import decode_answer
 from jetstream_client.wire.protocol import NO_RESPONDERS
 
 RETRY_ATTEMPTS, RETRY_WAIT = 2, 0.25
-"""Number of further attempts, and seconds before each, if a publish is not answered because a stream has no leader."""
+"""Number of further attempts, and seconds before each, if no answer arrives because the stream has no leader."""
 NOT_PROPOSED = (503, 0)
 """Codes in the answer of a leader that could not propose a message to its replicas, because it is no longer the leader
 (``processClusteredInboundMsg`` in nats-server's ``server/jetstream_cluster.go``). Nothing was stored."""
@@ -74,7 +74,7 @@ def acknowledged(answer: bytes, subject: str, domain: str | None, status: int = 
     Raises:
         NoStreamResponse: no stream listens on the subject, or the stream has no leader at this moment.
         WrongDomain: a stream of another domain stored the message.
-        ApiError: or a subclass: the stream refused the message.
+        ApiError: the stream refused the message (usually a subclass).
         ProtocolError: the answer is not a PubAck.
     """
     if status == NO_RESPONDERS:

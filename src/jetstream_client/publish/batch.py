@@ -58,20 +58,20 @@ class Batch:
     ) -> None:
         """Add a message. It is sent with the next one, or by :meth:`commit`. The first message waits for an answer.
 
-        The options are those of :meth:`JetStream.publish`, but ``expected_last_sequence`` only for the first message,
-        and not ``expected_last_msg_id``. Expectations are checked when the batch is committed, against the content of
-        the stream before the batch.
+        The options are those of :meth:`JetStream.publish`, except that ``expected_last_sequence`` is allowed only for
+        the first message, and ``expected_last_msg_id`` is not allowed. Expectations are checked when the batch is
+        committed, against the content of the stream before the batch.
 
         Raises:
             InvalidValue: the message is invalid, or the batch is full. The message is not added.
             ServerTooOld: the server is too old for an option.
             BatchesDisabled: the stream has no ``allow_atomic``.
             TooManyBatches: 50 batches of the stream, or 1,000 of the server, are open.
-            ApiError: or another subclass: an earlier message was refused, and with it the batch.
+            ApiError: an earlier message was refused, and with it the batch (usually a subclass).
             NoStreamResponse, RequestTimeout, ConnectionLost: the batch is lost, and nothing is stored.
         """
         if options.get("expected_last_msg_id") is not None:
-            remedy = "the server does not support it in a batch (err_code 10177): leave it out"
+            remedy = "the server does not support this option in a batch (err_code 10177); leave it out"
             raise InvalidValue("expected_last_msg_id", options["expected_last_msg_id"], remedy)
         if self.size and options.get("expected_last_sequence") is not None:
             remedy = "set it only for the first message of a batch"
@@ -79,14 +79,14 @@ class Batch:
         await self.append(await outgoing(self._api, subject, data, headers, options))
 
     async def append(self, message: OutgoingMessage) -> None:
-        """Add a message that is already encoded. Raises as :meth:`add`."""
+        """Add a message that is already encoded. Raises the same errors as :meth:`add`."""
         self._check_open()
         for name in message.headers:
             if name.lower() in _RESERVED:
                 raise InvalidValue(f"headers[{name!r}]", "…", "leave it out, because the batch sets it")
         if self.size == self._max_messages:
-            remedy = f"the batch may have {self._max_messages} messages: use several, or publish without a batch"
-            raise InvalidValue("messages", f"number {self.size + 1}", remedy)
+            remedy = f"a batch may have {self._max_messages} messages; use several batches, or publish without a batch"
+            raise InvalidValue("messages", self.size + 1, remedy)
         if self._held is not None:
             await self._send(self._held)
         self._held = message
@@ -102,14 +102,15 @@ class Batch:
             BatchIncomplete: a message was lost, or nothing was sent for 10 s; nothing is stored.
             BatchDuplicate: the stream has the ``msg_id`` of a message; nothing is stored now. If this repeats a batch
                 with the same ids, the first one was stored completely.
-            ApiError: or another subclass; nothing is stored.
-            RequestTimeout, ConnectionLost: all of the batch is stored, or nothing. Repeat it with the same ids.
+            ApiError: the batch was refused for another reason (usually a subclass); nothing is stored.
+            RequestTimeout, ConnectionLost: all of the batch is stored, or nothing. Repeat the batch with the same
+                message ids.
         """
         if timeout is not None:
             check_seconds("timeout", timeout)
         self._check_open()
         if self._held is None:
-            raise InvalidValue("messages", 0, "a batch needs at least one message: add one, or discard the batch")
+            raise InvalidValue("messages", 0, "a batch needs at least one message; add one, or discard the batch")
         answer = await self._send(self._held, commit=True, timeout=timeout)
         self.ended = True
         return acknowledged(answer, self._held.subject, self._api.settings.domain)
@@ -122,10 +123,11 @@ class Batch:
         if self._failure is not None:
             raise self._failure
         if self.ended:
-            raise InvalidValue("batch", self.id, "it was committed or discarded before: open another batch")
+            raise InvalidValue("batch", self.id, "this batch is already committed or discarded; open another batch")
 
     async def _send(self, message: OutgoingMessage, *, commit: bool = False, timeout: float | None = None) -> bytes:
-        """Send a message. Returns the answer to the first, each hundredth and the last one, and b"" for the others."""
+        """Send a message. Returns the answer if it is the first message, the first of each hundred or the last one, and
+        ``b""`` otherwise."""
         connection = self._api.connection
         if self._inbox is None:
             await self._api.require(ATOMIC_BATCHES)
@@ -161,7 +163,7 @@ class Batch:
         except TimeoutError:
             self._api.connection.check_permitted(message.subject)
             text = f"no answer to message {number} of batch {self.id} within {limit:g} s"
-            raise RequestTimeout(f"{text}: repeat the batch with the same message ids") from None
+            raise RequestTimeout(f"{text}; repeat the batch with the same message ids") from None
 
     def _deliver(self, reply: Reply) -> None:
         number = inbox_number(reply.subject)
@@ -181,8 +183,8 @@ class Batch:
             raise NoStreamResponse(self._subjects[number - 1])
         if reply.data and not (ack := PubAck.parse(reply.data)).batch_id:
             raise JetStreamError(
-                f"message {number} was stored outside the batch, as sequence {ack.seq} of stream {ack.stream!r}: check "
-                "that its server supports atomic batches (nats-server 2.12)"
+                f"message {number} was stored outside the batch, as sequence {ack.seq} of stream {ack.stream!r}; check "
+                "that the stream's server supports atomic batches (nats-server 2.12)"
             )
 
     def _lost(self, error: ConnectionLost) -> None:
@@ -203,7 +205,8 @@ class Batch:
 
 
 def check_batch_id(value: str) -> str:
-    """Check and return an id. Raises InvalidValue if the server would refuse it, or it is not a token of a subject."""
+    """Check and return an id. Raises InvalidValue if the server would refuse the id, or if it is not a token of a
+    subject."""
     if not isinstance(value, str) or not 1 <= len(value.encode()) <= _LONGEST_ID or set(value) & set(" .*>\t\r\n"):
-        raise InvalidValue("batch_id", value, f"must be 1 to {_LONGEST_ID} bytes without white space and . * >")
+        raise InvalidValue("batch_id", value, f"must have 1 to {_LONGEST_ID} bytes, without white space and . * >")
     return value

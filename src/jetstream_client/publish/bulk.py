@@ -47,10 +47,10 @@ log = logging.getLogger(__name__)
 _PAUSE = 0.01  # seconds before messages that the stream dropped are sent again
 _ELECTION = 0.25  # seconds between two checks whether a stream has a leader
 _BUSY = (
-    "the stream dropped messages for a minute (too many requests): publish fewer at a time, or raise the server's "
+    "the stream dropped messages for a minute (too many requests); publish fewer at a time, or raise the server's "
     "max_buffered_msgs"
 )
-_LEADERLESS = "the stream had no leader for a minute ({}): check that most of its servers are running"
+_LEADERLESS = "the stream had no leader for a minute ({}); check that most of its servers are running"
 
 
 def publish_all(
@@ -71,33 +71,33 @@ def publish_all(
     settings: the servers, and how to connect to them.
     messages: ``(subject, data)`` or ``(subject, data, headers)`` for each.
     stream:   the stream that must store the messages; a message on another stream's subject is refused. Default None.
-    scope:    if set, each message without a ``Nats-Msg-Id`` gets one, made from scope, content and occurrence. Within
+    scope:    if set, each message without a ``Nats-Msg-Id`` gets an id, made from scope, content and occurrence. Within
               the stream's duplicate window, the same call with the same scope stores nothing twice. Default None.
-    since:    end of the stream before the first attempt (:meth:`Position.current`). With it, nothing is stored twice
-              after the duplicate window either: the messages stored since then are found by their ids, before the first
-              message is sent and after a lost connection, and are not sent again. If they cannot be found, sending
-              relies on the duplicate window, and stops 10 s before its end. All messages need ids, from ``scope`` or
-              their headers. Default None.
-    first:    if True, this is the first attempt since that position, so that stored messages are looked for only after
-              a lost connection. Default False.
+    since:    end of the stream before the first attempt (:meth:`Position.current`). With ``since``, nothing is stored
+              twice after the duplicate window either. Before the first message is sent, and after a lost connection,
+              the messages that the stream has stored since this position are found by their ids, and are not sent
+              again. If it is unclear which ones are stored, sending relies on the duplicate window, and stops 10 s
+              before its end. All messages need ids, from ``scope`` or their headers. Default None.
+    first:    if True, this is the first attempt after the position ``since``, so stored messages are looked for only
+              after a lost connection. Default False.
     accept_duplicates: if True, send even if messages could be stored twice. Default False.
     headers:  headers for every message that does not have them. Ids do not depend on them: the same call with other
               headers stores nothing twice.
     progress: called repeatedly with the number of messages that the stream holds.
-    stop:     called repeatedly; if it returns True, publishing ends as failed.
+    stop:     called repeatedly; if it returns True, publishing ends with PublishFailed.
 
     After a lost connection, another one is opened and unanswered messages are sent again, until there is no progress
-    for 60 s. Without ``since``, a message is stored twice if this takes longer than the duplicate window. Publishing
-    waits as long for a stream without a leader, and sends nothing new meanwhile. A subject that no stream listens on is
-    refused as soon as the server has confirmed this.
+    for 60 s. Without ``since``, a message is stored twice if this takes longer than the duplicate window. For a stream
+    without a leader, publishing also waits for up to 60 s, and sends nothing new meanwhile. A subject that no stream
+    listens on is refused as soon as the server has confirmed that none does.
 
     The stream gets the messages in the order of the input, except those that it dropped at first because it was
-    overloaded (429): see ``Published.in_order``.
+    overloaded (429). ``Published.in_order`` says whether the order was kept.
 
     Raises:
-        DuplicatesPossible: it is unknown which messages were stored since the position; nothing was sent.
+        DuplicatesPossible: it is unknown which messages were stored since the position ``since``; nothing was sent.
         PublishFailed: names the first message that was not stored, the reason, and how many were stored.
-        ConnectionFailed: no connection at the start.
+        ConnectionFailed: no connection could be made at the start.
         PermissionDenied: the user may not subscribe to its inbox, see ``inbox_prefix`` of the settings.
     """
     window = PublishWindow(stream, domain=settings.domain)
@@ -123,8 +123,8 @@ def publish_fast(
 
     This is faster than :func:`publish_all`, but a lost connection ends it, and messages that had arrived are stored.
     With a ``scope``, the messages have ids, and repeating the call stores nothing twice within the stream's duplicate
-    window; recognised duplicates count as stored. The input must produce a message every 10 s, because the server drops
-    a batch after 10 s without one.
+    window; recognised duplicates count as stored. The input must produce a message at least every 10 s, because the
+    server drops a batch after 10 s without a message.
 
     stream, scope, progress, stop:  see :func:`publish_all`.
 
@@ -248,8 +248,8 @@ def _drive_all(
 
 
 def _drive(wire: Wire, inbox: str, window: PublishWindow, feed: Feed, attempts: Attempts) -> Iterator[int]:
-    """Publish over one connection, to the end of the input or until the stream has stored nothing for too long. Yields
-    the number of answered messages whenever it has changed."""
+    """Publish over one connection until the input ends, or until the stream has stored nothing for too long. Yields the
+    number of answered messages whenever it has changed."""
     window.again()  # these messages are also unanswered
     outgoing = window.unanswered
     while True:

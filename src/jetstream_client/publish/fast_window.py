@@ -22,7 +22,7 @@ from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.wire.protocol import NO_RESPONDERS, decode_object
 
 PING_AFTER = 2.0
-"""Seconds of silence after which the server is asked for its state. It drops a silent batch after 10 s."""
+"""Seconds of silence after which the server is asked for its state. The server drops a silent batch after 10 s."""
 SILENT_FOR = 10.0
 """Seconds without any answer after which the batch counts as lost."""
 _START, _APPEND, _COMMIT, _PING = 0, 1, 2, 4
@@ -67,7 +67,8 @@ class FastWindow:
 
     @property
     def full(self) -> bool:
-        """Whether a confirmation is needed before another message is added, apart from the one that is held back."""
+        """Whether a confirmation is needed before another message is added. One more can be added than can be sent,
+        because the last message is held back."""
         return self.added > self._room
 
     @property
@@ -81,12 +82,12 @@ class FastWindow:
 
     @property
     def failed(self) -> bool:
-        """Whether to send nothing more. Unless the batch has ended, a ping must ask what was stored."""
+        """Whether no more messages may be sent. Unless the batch has ended, a ping must then ask what was stored."""
         return self.ended or bool(self._gap or self._refused or self._unsent)
 
     @property
     def broken(self) -> bool:
-        """Whether the batch cannot be committed by a last message any more."""
+        """Whether a last message can no longer commit the batch."""
         return bool(self._gap or self._refused)
 
     def add(self, message: OutgoingMessage, now: float = 0.0) -> int:  # noqa: ARG002 # as PublishWindow
@@ -107,15 +108,15 @@ class FastWindow:
         return self._reply(self.sent, _COMMIT if last else _APPEND if self.sent > 1 else _START)
 
     def ping(self) -> str:
-        """Reply subject of a ping, which asks for the server's state. It ends a broken batch, because it announces one
-        more message than were sent, which is a gap for the server."""
+        """Reply subject of a ping, which asks for the server's state. A ping ends a broken batch, because it announces
+        one more message than were sent, and the server takes the missing one for a gap."""
         return self._reply(self.sent + self.broken, _PING)
 
     def _reply(self, number: int, operation: int) -> str:
         return f"{self._prefix}.{self._flow}.fail.{number}.{operation}.$FI"
 
     def on_answer(self, subject: str, status: int, data: bytes) -> None:
-        """Record an answer on one of the reply subjects. Raises ProtocolError if it is invalid."""
+        """Record an answer that arrived on one of the reply subjects. Raises ProtocolError if the answer is invalid."""
         if self.ended:
             return
         words = subject.split(".")
@@ -156,7 +157,8 @@ class FastWindow:
             self._ack = ack
             self._confirm(ack.batch_size)
         else:
-            self._refuse(number, ProtocolError("it was stored outside the batch, by a server without such batches"))
+            problem = "the server stored it outside the batch, because it does not support fast-ingest batches"
+            self._refuse(number, ProtocolError(problem))
 
     def _confirm(self, number: int) -> None:
         for each in range(self.confirmed + 1, min(number, self.sent) + 1):
@@ -175,12 +177,12 @@ class FastWindow:
             self.ended = True
 
     def result(self) -> PubAck:
-        """The result of an ended batch: ``batch_size`` is the number of messages, ``seq`` the last sequence.
+        """The result of an ended batch. ``batch_size`` is the number of messages, ``seq`` the last sequence.
 
         Raises:
             BatchGap: messages were lost.
             PublishFailed: names the first message that was refused or could not be sent. ``stored`` is the number of
-                messages that the server confirmed. If ``cause`` is a lost connection, more may be stored.
+                messages that the server confirmed. If ``cause`` is a lost connection, more messages may be stored.
         """
         # nats-server 2.15.1 counts a message whose Nats-Expected-Last-Msg-Id was wrong, and goes on.
         stored = self.confirmed - sum(number <= self.confirmed for number in self._not_stored)

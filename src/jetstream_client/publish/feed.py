@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The input of a bulk publish: messages are checked one by one and encoded."""
+"""The input of a bulk publish. Each message is checked and encoded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _PAIR = (tuple, list)
 _new = tuple.__new__  # skips the named tuple's constructor, which takes as long as three checks
 _MOST, _MOST_BYTES = 256, 1 << 20  # of messages in one chunk
-_PASSED_OVER = 4_096  # messages in one chunk that are skipped because the stream holds them already
+_PASSED_OVER = 4_096  # messages that are skipped for one chunk, at most, because the stream holds them already
 
 
 class Feed:
@@ -105,11 +105,11 @@ class Feed:
         subject = ""
         try:
             if not isinstance(message, _PAIR) or len(message) not in (2, 3):
-                remedy = "each must be (subject, data) or (subject, data, headers)"
-                raise InvalidValue("messages", type(message).__name__, remedy)
+                remedy = "each message must be (subject, data) or (subject, data, headers), not "
+                raise InvalidValue("messages", "…", remedy + type(message).__name__)
             subject, data = check_subject(message[0]), message[1]
             if not isinstance(data, bytes):
-                raise InvalidValue("data", type(data).__name__, "must be bytes")
+                raise InvalidValue("data", "…", f"must be bytes, not {type(data).__name__}")
             if len(message) == 3 and message[2]:
                 header = self._header(subject, data, message[2], wire)
             elif self._ids is None:  # messages nearly always have no headers, and the added ones need no check

@@ -16,9 +16,9 @@ _find_id = re.compile(rb"(?:^|\r\n)Nats-Msg-Id: *([^\r\n]*)").search
 class MessageIds:
     """Makes ids from content and occurrence: the same messages in any order get the same set of ids.
 
-    Equal messages get different ids, because an id depends on the number of earlier equal messages. ``scope`` separates
-    runs. An id begins with a tag of its scope, so that ids of other scopes can be recognised. Memory: about 100 bytes
-    for each distinct message.
+    Equal messages get different ids, because an id depends on the number of earlier equal messages. Each run has a
+    different ``scope``. An id begins with a tag of its scope, so that ids of other scopes can be recognised. Each
+    distinct message takes about 100 bytes of memory.
     """
 
     def __init__(self, scope: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A message to be published. It is checked, and its headers and options are encoded once."""
+"""A message to be published: checking it, and encoding its headers and options."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Publishable = tuple[str, bytes] | tuple[str, bytes, Headers]
 
 
 class OutgoingMessage(NamedTuple):
-    """A message as it is sent. ``header`` is an encoded block, empty without headers. ``position`` is the index of the
-    message among those that are sent together, from 0."""
+    """A message as it is sent. ``header`` is an encoded block, which is empty if there are no headers. ``position`` is
+    the index of the message among those that are sent together, from 0."""
 
     subject: str
     data: bytes
@@ -47,7 +47,8 @@ class OutgoingMessage(NamedTuple):
 async def outgoing(
     api: Api, subject: str, data: bytes, headers: Headers | None, options: PublishOptions
 ) -> OutgoingMessage:
-    """Check and encode a message that the servers support. Raises InvalidValue, ServerTooOld; nothing was sent."""
+    """Check and encode a message, without sending it. Raises InvalidValue, and ServerTooOld if the servers do not
+    support one of its headers."""
     merged = merged_headers(subject, data, headers, options)
     message = OutgoingMessage(subject, data, encode_headers(merged) if merged else b"")
     await api.require(of_headers(merged))
@@ -64,7 +65,7 @@ def merged_headers(
     """
     check_subject(subject)
     if not isinstance(data, bytes):
-        raise InvalidValue("data", type(data).__name__, "must be bytes")
+        raise InvalidValue("data", "…", f"must be bytes, not {type(data).__name__}")
     if options.get("increment") is not None and data:
         raise InvalidValue("data", f"{len(data)} bytes", "must be empty, because an increment has no data")
     merged = check_headers(headers or {})
@@ -79,16 +80,16 @@ def merged_headers(
 
 
 def check_headers(headers: object) -> dict[str, tuple[str, ...]]:
-    """A copy, each name with all its values. Raises InvalidValue."""
+    """Check headers. Returns a copy with all values of each name. Raises InvalidValue."""
     if not isinstance(headers, Mapping):
-        raise InvalidValue("headers", type(headers).__name__, "must be a mapping of names to strings")
+        raise InvalidValue("headers", "…", f"must be a mapping of names to strings, not {type(headers).__name__}")
     return {name: _values(name, values) for name, values in headers.items()}
 
 
 def _values(name: object, values: object) -> tuple[str, ...]:
     several = (values,) if isinstance(values, str) else values
     if not isinstance(name, str) or not isinstance(several, Sequence) or isinstance(several, bytes):
-        raise InvalidValue("headers", name, "a header must be a string with a string, or with a list of strings")
+        raise InvalidValue("headers", name, "a name must be a string, and its value a string or a list of strings")
     if not all(isinstance(value, str) for value in several):
         raise InvalidValue(f"headers[{name!r}]", "…", "the values of a header must be strings")
     return tuple(several)

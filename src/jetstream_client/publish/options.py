@@ -21,16 +21,17 @@ class PublishOptions(TypedDict, total=False):
     msg_id:                 id of the message. Within its ``duplicate_window``, the stream stores one message with this
                             id, and answers others with ``PubAck.duplicate``.
     expected_stream:        name of the stream that must store the message. Otherwise WrongStream is raised.
-    expected_last_sequence: last sequence of the stream, 0 if it never had a message. Otherwise WrongLastSequence.
-    expected_last_subject_sequence: last sequence on the message's subject, 0 if there is none. Otherwise
-                            WrongLastSequence.
+    expected_last_sequence: sequence that must be the stream's last one; 0 if the stream never had a message. Otherwise
+                            WrongLastSequence is raised.
+    expected_last_subject_sequence: sequence that must be the last one on the message's subject; 0 if there is none.
+                            Otherwise WrongLastSequence is raised.
     expected_last_subject:  apply ``expected_last_subject_sequence`` to this subject instead, which may have the
                             wildcards ``*`` and ``>`` (2.11).
-    expected_last_msg_id:   id of the stream's last message. Otherwise WrongLastMessageId.
-    rollup:                 "sub": the message replaces all earlier ones on its subject; "all": in the stream. The
-                            stream needs ``allow_rollup_hdrs``.
-    ttl:                    how long the stream keeps the message, or "never" to keep it beyond ``max_age``. At least
-                            one second; fractions are rounded up. The stream needs ``allow_msg_ttl`` (2.11).
+    expected_last_msg_id:   id that the stream's last message must have. Otherwise WrongLastMessageId is raised.
+    rollup:                 "sub" replaces all earlier messages on the message's subject, "all" those in the whole
+                            stream. The stream needs ``allow_rollup_hdrs``.
+    ttl:                    how long the stream keeps the message, or "never" to keep it beyond ``max_age``. It must be
+                            at least one second; fractions are rounded up. The stream needs ``allow_msg_ttl`` (2.11).
     schedule:               publish the message later. The stream needs ``allow_msg_schedules`` (2.12, 2.14).
     increment:              integer to add to the counter on the subject. The message has no data, and ``PubAck.value``
                             is the sum. The stream needs ``allow_msg_counter`` (2.12).
@@ -54,7 +55,7 @@ def option_headers(options: PublishOptions) -> list[tuple[str, str, str]]:
     if unknown := given.keys() - PublishOptions.__annotations__.keys():
         name = min(unknown)
         reply = "leave it out, because the reply subject is needed for the stream's answer"
-        remedy = reply if name == "reply" else "publishing has no such option: leave it out"
+        remedy = reply if name == "reply" else "publishing has no such option; leave it out"
         raise InvalidValue(name, given[name], remedy)
     if "expected_last_subject" in given and "expected_last_subject_sequence" not in given:
         remedy = "set expected_last_subject_sequence too"

@@ -53,7 +53,7 @@ class Position:
     stream:   name of the stream.
     created:  when the stream was created, which identifies it.
     last:     its last sequence.
-    at:       the server's time (RFC 3339).
+    at:       the server's time at that moment (RFC 3339).
     """
 
     stream: str
@@ -69,8 +69,8 @@ class Position:
 
         Raises:
             StreamNotFound: the stream does not exist.
-            RequestTimeout: no answer; the user may lack the permission for ``$JS.API.STREAM.INFO.<stream>``.
-            ConnectionFailed: no connection.
+            RequestTimeout: no answer arrived; the user may lack the permission for ``$JS.API.STREAM.INFO.<stream>``.
+            ConnectionFailed: no connection could be made.
         """
         info = _info(settings, stream)
         return cls(stream, info["created"], info["state"]["last_seq"], info["ts"])
@@ -93,7 +93,7 @@ class Found(NamedTuple):
     """The result of :func:`find`.
 
     ids:      message ids that the stream holds, and their sequences.
-    unclear:  why there may have been more messages; empty if these are all.
+    unclear:  why there may have been more messages than ``ids`` names; empty if ``ids`` is complete.
     age:      seconds since the position, by the server's clock.
     window:   the stream's duplicate window in seconds; 0 for a stream that cannot know the ids.
     """
@@ -107,21 +107,22 @@ class Found(NamedTuple):
 def find(settings: ConnectionSettings, since: Position, own: MessageIds | None = None) -> Found:
     """Find the ids of messages that the stream has stored since a position. Blocking.
 
-    It reads by direct get if the stream allows it, otherwise, on a stream with ``limits`` retention, with an ephemeral
-    consumer that gets headers only. Ids of other scopes than ``own`` are left out. Memory: about 200 bytes for each id.
+    The stream is read by direct get if it allows this. Otherwise a stream with ``limits`` retention is read with an
+    ephemeral consumer that gets headers only. Ids of other scopes than ``own`` are left out. Each id takes about 200
+    bytes of memory.
 
     After a lost connection, another one is opened and reading continues, until there is no progress for 60 s.
 
     Raises:
         RequestTimeout, ApiError: the state of the stream could not be read.
-        ConnectionFailed: no connection, or no progress for 60 s.
+        ConnectionFailed: no connection could be made, or there was no progress for 60 s.
     """
     try:
         info = _info(settings, since.stream)
     except StreamNotFound:
         return Found({}, "the stream no longer exists", 0, 0)
     state, config = info["state"], info["config"]
-    age = abs(time_nanoseconds(info["ts"]) - time_nanoseconds(since.at)) / 1e9  # its clock may have been set back
+    age = abs(time_nanoseconds(info["ts"]) - time_nanoseconds(since.at)) / 1e9  # the clock may have been set back
     if info["created"] != since.created:
         return Found({}, f"the stream was recreated at {info['created']}", age, 0)
     window = config.get("duplicate_window", 0) / 1e9
@@ -131,7 +132,7 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
     there = max(first, state["first_seq"])
     by_direct_get = bool(config.get("allow_direct"))
     if not by_direct_get and config["retention"] != "limits" and there <= last:
-        why = f"a {config['retention']} stream can be read only by direct get without consuming it: set allow_direct"
+        why = f"a {config['retention']} stream can be read only by direct get without consuming it; set allow_direct"
         return Found({}, why, age, window)
     ids: dict[bytes, int] = {}
     unclear, read = "", 0
@@ -170,7 +171,7 @@ class Recovery:
         self._stored: Mapping[bytes, int] = {}  # by earlier attempts: ids and their sequences
         self._unclear = ""
         self.sends_until = math.inf
-        """When sending must end, by the monotonic clock. Later, messages that were not found could be stored twice."""
+        """When sending must end, by the monotonic clock. Later, a message that was not found could be stored twice."""
 
     def before_the_first(self) -> None:
         """Find the messages that earlier attempts stored. Raises DuplicatesPossible."""
@@ -193,7 +194,8 @@ class Recovery:
         return bool(sequence)
 
     def after_a_loss(self) -> None:
-        """Remove stored messages from the unanswered ones. Raises DuplicatesPossible."""
+        """Find out which of the unanswered messages are stored, so that they are not sent again. Raises
+        DuplicatesPossible."""
         if (oldest := self._window.oldest) is None:
             return
         last, sent = oldest

@@ -33,7 +33,7 @@ class Published:
     stored:       number of messages that were stored now.
     duplicates:   number of messages that were stored before: the stream recognised them, or they were found and not
                   sent.
-    first, last:  the lowest and highest stream sequence, 0 for none.
+    first, last:  the lowest and the highest stream sequence of the messages; 0 if there are no messages.
     in_order:     True if all messages are known to be in the stream in the order of the input.
     """
 
@@ -51,7 +51,7 @@ class Published:
 
 
 class _Mark(NamedTuple):
-    """When a message, and those after it until the next mark, were first sent."""
+    """When a message, and the messages after it up to the next mark, were first sent."""
 
     position: int
     last: int  # the highest known sequence at that time: these messages can only have a higher one
@@ -85,13 +85,13 @@ class PublishWindow:
         self._position = -1
         self._in_order = True
         self._stream = stream or ""
-        self._alike = _NOTHING  # beginning of an answer up to the sequence, which is the same for all of a stream
+        self._alike = _NOTHING  # beginning of an answer up to the sequence, the same in all answers of a stream
         self._domain = domain
         self._elsewhere: dict[int, str] = {}  # position → the other domain that has stored it
         self._failure: PublishFailed | None = None
         self.leaderless: JetStreamError | None = None
-        """The error if no stream listens or its leader has resigned, until the next message is stored. Until then the
-        window is full, so that no message overtakes those that wait."""
+        """The error of an answer that no stream listens, or that its leader has resigned. It is kept until the next
+        message is stored. Until then the window is full, so that no message overtakes those that wait."""
 
     @property
     def unanswered(self) -> list[OutgoingMessage]:
@@ -100,7 +100,8 @@ class PublishWindow:
 
     @property
     def oldest(self) -> tuple[int, float] | None:
-        """For the oldest unanswered message: a sequence below its own, if it is stored, and when it was sent."""
+        """A sequence below that of the oldest unanswered message, should it be stored, and when this message was sent.
+        None if all are answered."""
         if not self._unanswered:
             return None
         mark = self._oldest_mark()
@@ -138,7 +139,7 @@ class PublishWindow:
 
     @property
     def failed(self) -> bool:
-        """Whether a message was refused. Then send nothing more, wait for the other answers and call :meth:`result`."""
+        """Whether a message was refused. If so, send no others, wait for the other answers and call :meth:`result`."""
         return self._failure is not None
 
     def add(self, message: OutgoingMessage, now: float = 0.0) -> int:
@@ -165,7 +166,7 @@ class PublishWindow:
         self._note(position, sequence)
 
     def on_reply(self, position: int, status: int, data: bytes) -> None:
-        """Record the answer for a position. A second answer is ignored."""
+        """Record the answer to the message at a position. A second answer is ignored."""
         message = self._unanswered.get(position)
         if message is None:
             return
@@ -184,7 +185,7 @@ class PublishWindow:
             self._on_answer(message, status, data)
 
     def _on_answer(self, message: OutgoingMessage, status: int, data: bytes) -> None:
-        """Record any other answer."""
+        """Record an answer that differs from the previous one in more than the sequence."""
         try:
             ack = acknowledged(data, message.subject, self._domain, status)
         except WrongDomain as elsewhere:
@@ -240,7 +241,7 @@ class PublishWindow:
             self.refuse(message, denied)
 
     def refuse(self, message: OutgoingMessage, cause: Exception) -> None:
-        """Record a message that is not stored and will not be."""
+        """Record a message that is not stored and will not be sent again."""
         if self._unanswered.pop(message.position, None):
             self._bytes -= message.size
         self.fail(message.position, message.subject, cause)

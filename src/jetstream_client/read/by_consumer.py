@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading stored messages with an ephemeral pull consumer without acknowledgements. This is two to three times as fast
-as direct get if most messages of a range are wanted.
+"""Reading stored messages with an ephemeral pull consumer that needs no acknowledgements. This is two to three times as
+fast as direct get if most messages of a range are wanted.
 
 It works only for streams with ``limits`` retention: a work queue refuses a second consumer, and on an interest stream
 the consumer would count as interest. The consumer exists in the memory of one server. It is deleted after reading, or
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
 
 BATCH = 4_000
-"""Messages in one request, of which two are outstanding. With this size, arrivals stay in the processor's caches."""
+"""Messages in one request; two requests are outstanding. With this size, arrivals stay in the processor's caches."""
 ABANDONED = 30 * 10**9
 """Nanoseconds after which the server removes a consumer whose reader died."""
 
@@ -67,9 +67,9 @@ def read(
     subject: str | None = None,
     headers_only: bool = False,
 ) -> Iterator[RawMessages]:
-    """Like :func:`direct.read`, and equally exact: messages that were not delivered are requested from the leader.
+    """Read like :func:`direct.read`, and as exactly: messages that were not delivered are requested from the leader.
 
-    ``time`` of a message is its nanoseconds since 1970 as digits.
+    The ``time`` of a message is in nanoseconds since 1970, as digits.
 
     headers_only:  if True, the server leaves ``data`` out until reading is interrupted, and after that sends whole
                    messages. The reason is that nats-server 2.15.1 crashes when it delivers a header block of one byte
@@ -146,7 +146,9 @@ class _Reading:
             if error.code in PASSING:
                 raise
             if self.last_sequence >= self._wanted.first:  # another way of reading would repeat messages
-                raise RequestTimeout(f"no consumer can be created to continue with: {error}") from error
+                raise RequestTimeout(
+                    f"no consumer can be created to read the rest of stream {self._stream!r}: {error}"
+                ) from error
             raise ConsumerRefused(
                 f"no consumer can be created to read stream {self._stream!r}: {error}; use direct get"
             ) from error
@@ -176,7 +178,8 @@ class _Reading:
     def _take(
         self, run: Run, window: PullWindow, headers_only: bool
     ) -> tuple[RawMessages | None, JetStreamError | None]:
-        """The wanted messages of a run, and the error at which it ended, if any. Reading continues after them."""
+        """The wanted messages of a run, and the error at which the run ended, if any. Reading continues after these
+        messages."""
         if not headers_only and (messages := self._next_in_line(run)) is not None:
             window.on_messages(len(messages), time.monotonic())
             return messages, None
@@ -189,7 +192,7 @@ class _Reading:
         return (RawMessages.of(taken) if taken else None), failed
 
     def _next_in_line(self, run: Run) -> RawMessages | None:
-        """A whole run, without a Python loop, if all its messages are deliveries of the next wanted sequences, which is
+        """The messages of a run, without a Python loop, if all are deliveries of the next wanted sequences, which is
         nearly always the case. Otherwise None, and nothing has changed."""
         if self._gaps or (found := run.deliveries()) is None:
             return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading stored messages by direct get: any sequences, without a consumer, resumed after a lost connection.
+"""Reading stored messages at any sequences by direct get, without a consumer. Reading resumes after a lost connection.
 
 Batched direct get is ADR-31; its answers were observed on nats-server 2.15.1. Four facts shape this file: deleted
 sequences are skipped silently, ``up_to_seq`` is ignored together with ``seq`` and ``batch``, a replica may lag behind
@@ -42,10 +42,10 @@ BATCH = 2_000
 MAX_BYTES = 8 << 20
 """Bytes of one answer. The server exceeds this by one message at most."""
 OUTSTANDING = 2 * MAX_BYTES
-"""Bytes, at most, that are outstanding, or have arrived and wait for earlier messages."""
+"""The largest number of bytes that are outstanding, or that have arrived and wait for earlier messages."""
 NEAR = 8
-"""Unwanted messages between two wanted ones, up to which reading and dropping them is cheaper than another request:
-about 4 µs for each message against 25 µs for a request, measured on one machine."""
+"""The largest number of unwanted messages between two wanted ones that are read and dropped. This is cheaper than
+another request: about 4 µs for each message against 25 µs for a request, measured on one machine."""
 ENOUGH = 100
 """Messages in one answer that are enough to estimate how densely the stream is filled there."""
 
@@ -60,10 +60,10 @@ class _Segment:
         self.arrived: list[RawMessage] = []
         self.size = 0  # bytes in arrived
         self.request = 0  # number of the outstanding request, 0 for none
-        self.start = 0  # its first sequence
+        self.start = 0  # first sequence of the request
         self.count = 0  # messages that it requests
         self.answered = 0  # messages that have answered it
-        self.cost = 0  # bytes that it may bring
+        self.cost = 0  # bytes that its answers may have
 
     @property
     def complete(self) -> bool:
@@ -104,7 +104,7 @@ class DirectWindow:
         return Sequences.from_ranges(self._missing) & self._wanted
 
     def restart(self, max_payload: int) -> None:
-        """Prepare for a new connection: request the rest of everything that was outstanding."""
+        """Prepare for a new connection, on which the rest of everything that was outstanding is requested again."""
         self._largest = max_payload
         for segment in self._outstanding.values():
             segment.request = 0
@@ -166,7 +166,8 @@ class DirectWindow:
                 sequence = message.sequence
                 if sequence != segment.next:
                     if sequence < segment.next:
-                        raise JetStreamError(f"direct get answered with sequence {sequence} after {segment.next - 1}")
+                        before = segment.next - 1
+                        raise JetStreamError(f"direct get answered with sequence {sequence} after sequence {before}")
                     if segment.next <= segment.last and self._subject is None:
                         self._missing.append((segment.next, min(sequence - 1, segment.last)))
                 segment.next = sequence + 1
@@ -222,12 +223,12 @@ def read(
     subject: str | None = None,
     density: float = 1.0,
 ) -> Iterator[RawMessages]:
-    """Read the wanted messages of a stream in batches, in ascending order. Messages that only the leader had come last.
+    """Read the wanted messages of a stream in batches, in ascending order. Those that only the leader had follow last.
 
     This call is blocking.
 
     created:  creation time of the stream, as in its INFO.
-    subject:  filter; messages that it excludes are not read, and are not missing. Default None.
+    subject:  filter. Messages that it excludes are not read, and do not count as missing. Default None.
     density:  expected share of the wanted sequences that match the filter. Default 1.0.
 
     After a lost connection, another one is opened and reading continues after the last message, until there is no
@@ -236,8 +237,9 @@ def read(
     Raises:
         StreamRecreated: the stream's creation time is not ``created``.
         DirectGetDisabled: the stream does not allow direct get.
-        MessagesMissing: raised last: the stream's leader does not have these messages either.
-        ConnectionLost: no progress for 60 s; contains the last sequence.
+        MessagesMissing: the stream's leader does not have these messages either. This is raised after all others were
+            read.
+        ConnectionLost: there was no progress for 60 s. The error contains the last sequence that was read.
     """
     window = DirectWindow(wanted, subject, density)
 
@@ -267,10 +269,10 @@ def resumed(
     *,
     subject: str | None,
 ) -> Iterator[RawMessages]:
-    """Read with ``batches`` over one connection after the other until one is not lost, then from the leader what was
-    missing.
+    """Read with ``batches``, over another connection each time one is lost. Then request the missing messages from the
+    leader.
 
-    Raises: as :func:`read`.
+    Raises the same errors as :func:`read`.
     """
     attempts = Attempts(lambda: f"reading stream {stream} was interrupted after sequence {progress.last_sequence}")
     try:
@@ -279,7 +281,8 @@ def resumed(
                 info = StreamInfo(wire.api(f"STREAM.INFO.{stream}"))
                 if info.created != created:
                     raise StreamRecreated(
-                        f"stream {stream!r} was recreated at {info.created}; expected the one created at {created}"
+                        f"stream {stream!r} was recreated at {info.created}; the messages to read were in the stream "
+                        f"that was created at {created}"
                     )
                 for batch in batches(wire, info):
                     yield batch
@@ -332,7 +335,8 @@ def _check_allowed(stream: str, info: StreamInfo) -> None:
 
 
 def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple[list[RawMessage], Sequences]:
-    """Ask the leader for messages that a replica may not have had yet: those that it has, and the missing sequences."""
+    """Ask the leader for messages that a replica may not have had yet. Returns those that the leader has, and the
+    sequences that it does not have."""
     found: list[RawMessage] = []
     for first, last in missing.ranges:
         sequence = first
@@ -343,7 +347,7 @@ def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple
                 break
             message = RawMessage.parse(answer)
             if message.sequence < sequence:
-                raise ProtocolError(f"the leader answered with sequence {message.sequence}, below {sequence}")
+                raise ProtocolError(f"the leader answered with sequence {message.sequence}, not {sequence} or higher")
             sequence = message.sequence + 1
             if message.sequence in missing:
                 found.append(message)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stored messages: decoded, or undecoded for bulk reading, which passes many of them as columns."""
+"""Stored messages. They are decoded, or undecoded for bulk reading, which passes many messages as columns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class StoredMessage:
 class RawMessage(NamedTuple):
     """A stored message, undecoded.
 
-    ``time`` is RFC 3339, or nanoseconds since 1970 as digits. ``header`` contains the publisher's lines, or is empty.
+    ``time`` is RFC 3339, or nanoseconds since 1970 as digits. ``header`` contains the publisher's header lines, or is
+    empty.
     """
 
     sequence: int
@@ -78,7 +79,7 @@ class RawMessages:
 
     @classmethod
     def joined(cls, parts: Sequence[RawMessages]) -> RawMessages:
-        """Concatenate several of them."""
+        """Concatenate several parts."""
         if len(parts) == 1:
             return parts[0]
         columns = ((part.sequences, part.subjects, part.times, part.headers, part.data) for part in parts)

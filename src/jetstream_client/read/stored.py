@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 MAX_BYTES = 8 << 20
 """Bytes of one answer. The server exceeds this by one message at most."""
 BATCH = 1_000
-"""Messages in one request, at most, because the client keeps them until the caller reads them."""
+"""The largest number of messages in one request, because the client keeps them until the caller reads them."""
 
 _ADDED = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence")
-_LOST = "messages of stream {!r} were lost on their way: read again after the last one"
+_LOST = "messages of stream {!r} were lost on their way; read again, beginning after the last one that arrived"
 _STATUSES: dict[int, type[ApiError]] = {
     404: MessageNotFound,
     408: BadRequest,  # "Bad Request", "Empty Request", "Malformed Request"
@@ -80,7 +80,7 @@ def selection(
     last_by_subject: str | None = None,
     start_time: datetime | str | None = None,
 ) -> dict[str, Any]:
-    """Check the parameters of a get, and return its body. Raises InvalidValue."""
+    """Check the parameters of a request for messages, and return its body. Raises InvalidValue."""
     if last_by_subject is not None:
         for name, value in (("sequence", sequence), ("next_by_subject", next_by_subject), ("start_time", start_time)):
             if value is not None:
@@ -89,7 +89,7 @@ def selection(
     if sequence is not None and start_time is not None:
         raise InvalidValue("start_time", start_time, "set sequence or start_time, not both")
     if sequence is None and start_time is None and next_by_subject is None:
-        remedy = "select a message: set sequence, next_by_subject, last_by_subject or start_time"
+        remedy = "no message is selected; set sequence, next_by_subject, last_by_subject or start_time"
         raise InvalidValue("sequence", None, remedy)
     body: dict[str, Any] = {}
     if sequence is not None:
@@ -104,7 +104,7 @@ def selection(
 def last_selection(
     subjects: Iterable[str], up_to_sequence: int | None, up_to_time: datetime | str | None
 ) -> dict[str, Any]:
-    """Check the parameters of a get of last messages, and return its body. Raises InvalidValue."""
+    """Check the parameters of a request for last messages, and return its body. Raises InvalidValue."""
     filters = [check_filter(subject, "subjects") for subject in ([subjects] if isinstance(subjects, str) else subjects)]
     if not filters:
         raise InvalidValue("subjects", filters, "must have at least one subject; > matches all subjects")
@@ -157,7 +157,8 @@ async def batch(stream: Stream, body: Mapping[str, Any], count: int | None) -> A
 
 
 async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMessage], Reply]:
-    """The messages of one request, and the status that ends them: 204, or 404 for none. Only the status is traced."""
+    """The messages of one request, and the status that ends them: 204, or 404 if there are none. The messages are not
+    traced, only this status."""
     js = stream.js
     subject, data = f"{js.settings.prefix}.DIRECT.GET.{stream.name}", json.dumps(body).encode()
     arrived: asyncio.Queue[Reply] = asyncio.Queue()
@@ -192,7 +193,7 @@ async def _next(stream: Stream, subject: str, arrived: asyncio.Queue[Reply]) -> 
             return await arrived.get()
     except TimeoutError:
         stream.js.connection.check_permitted(subject)
-        raise RequestTimeout(f"no answer on {subject!r} for {seconds:g} s: try again, or wait longer") from None
+        raise RequestTimeout(f"no answer on {subject!r} for {seconds:g} s; try again, or wait longer") from None
 
 
 def _int(reply: Reply, header: str) -> int:
@@ -208,7 +209,7 @@ async def _refused(stream: Stream, reply: Reply) -> NoReturn:
         if not (await stream.info(patience=stream.js.settings.request_timeout)).config.get("allow_direct"):
             raise DirectGetDisabled(stream.name)
         raise JetStreamNotEnabled(
-            reply.status, 0, f"no server answers direct gets of stream {stream.name!r} at this moment: try again"
+            reply.status, 0, f"no server answers direct gets of stream {stream.name!r} at this moment; try again"
         )
     kind = _STATUSES.get(reply.status, ApiError)
     raise kind(reply.status, 10037 if kind is MessageNotFound else 0, reply.description)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding answers of the JetStream API, and of streams to a publish. A refusal by the server becomes an error."""
+"""Decoding answers of the JetStream API, and answers of streams to published messages. A refusal becomes an error."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from jetstream_client.wire.protocol import NO_RESPONDERS, decode_object
 
 
 def decode_answer(data: bytes, what: str, request: str = "") -> dict[str, Any]:
-    """Decode an answer. ``what`` names it in errors; ``request`` is the API request, e.g. ``STREAM.INFO.ORDERS``.
+    """Decode an answer. ``what`` is its name in errors; ``request`` is the API request, e.g. ``STREAM.INFO.ORDERS``.
 
     Raises:
-        ApiError: or a subclass: the server refused the request.
+        ApiError: the server refused the request (usually a subclass).
         ProtocolError: the answer is not a JSON object.
     """
     answer = decode_object(data, what)
@@ -23,12 +23,12 @@ def decode_answer(data: bytes, what: str, request: str = "") -> dict[str, Any]:
 
 
 def decode_api_answer(data: bytes, status: int, subject: str, request: str) -> dict[str, Any]:
-    """Decode the answer to an API request on ``subject``. Raises what :func:`decode_answer` raises, and
+    """Decode the answer to an API request on ``subject``. Raises the errors of :func:`decode_answer`, and
     JetStreamNotEnabled if no server answers."""
     if status == NO_RESPONDERS:
         raise JetStreamNotEnabled(
             NO_RESPONDERS,
             0,
-            f"no server answers {subject!r}: enable JetStream, or correct the domain, API prefix or permissions",
+            f"no server answers {subject!r}; enable JetStream, or correct the domain, API prefix or permissions",
         )
     return decode_answer(data, f"the answer to {subject!r}", request)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work over connections that may be lost: attempts are repeated as long as the work makes progress."""
+"""Repeating what was interrupted by a lost connection, such as reading or publishing, as long as it makes progress."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESUMED_WITHIN = 60.0
-"""Seconds without progress, over any number of connections, after which the work is given up."""
+"""Seconds without progress, over any number of connections, after which there is no further attempt."""
 PAUSE = 0.2
 """Seconds between two attempts."""
 PASSING = (429, NO_RESPONDERS)
-"""Codes of a server that is overloaded, or whose stream has no leader."""
+"""Status codes that mean that the server is overloaded, or that a stream has no leader."""
 
 
 def is_passing(error: BaseException | None) -> bool:
@@ -32,7 +32,7 @@ def is_passing(error: BaseException | None) -> bool:
 
 
 class Attempts:
-    """A context manager for every attempt at one piece of work::
+    """A context manager that is entered once for each attempt::
 
         attempts = Attempts(lambda: "reading was interrupted")
         while True:
@@ -42,10 +42,10 @@ class Attempts:
                 ...
                 return
 
-    A passing error is logged after the words that ``interrupted`` returns, and the loop continues after a pause. Any
-    other error is raised, and so is a passing one if there was no progress for :data:`RESUMED_WITHIN` seconds.
+    An error that may pass is logged, after the text that ``interrupted`` returns, and the loop continues after a pause.
+    Any other error is raised, and any error at all if there was no progress for :data:`RESUMED_WITHIN` seconds.
 
-    patient:  if False, every error before the first progress is raised. Default True.
+    patient:  if False, every error is raised until there has been progress. Default True.
     """
 
     def __init__(

@@ -30,7 +30,8 @@ _PREFIX_USER = 20 << 3
 
 
 def connect_line(settings: ConnectionSettings, server: Mapping[str, Any], *, encrypted: bool) -> bytes:
-    """The CONNECT line for a server's INFO. Both connections send this line, and no secret is sent in any other way.
+    """The CONNECT line that answers a server's INFO. Both connections send this line, and no secret is sent in any
+    other way.
 
     Raises:
         TlsNotOffered: TLS is set, and the connection is not encrypted.
@@ -75,7 +76,7 @@ def refused(settings: ConnectionSettings, words: str) -> AuthenticationFailed:
 def check_seed(seed: str) -> str:
     """A user's NKey seed without surrounding white space. Raises InvalidValue, which does not show the seed."""
     if not _SEED.fullmatch(seed.strip()):
-        remedy = "a user's seed has 58 characters and begins with SU: set it, or the path of a file that contains it"
+        remedy = "a user's seed has 58 characters and begins with SU; set it, or the path of a file that contains it"
         raise InvalidValue("nkey_seed", "…", remedy)
     return seed.strip()
 
@@ -84,7 +85,7 @@ def check_credentials(credentials: str) -> tuple[str, str]:
     """JWT and seed in the content of a ``.creds`` file. Raises InvalidValue, which does not show the content."""
     jwt, seed = _block("NATS USER JWT", credentials), _block("USER NKEY SEED", credentials)
     if not (_JWT.fullmatch(jwt) and _SEED.fullmatch(seed)):
-        remedy = "set the content or path of a .creds file, with its block USER JWT and its block USER NKEY SEED"
+        remedy = "set the content or the path of a .creds file, which has the blocks USER JWT and USER NKEY SEED"
         raise InvalidValue("credentials", "…", remedy)
     return jwt, seed
 
@@ -116,12 +117,13 @@ def _key(field: str, seed: str) -> Ed25519PrivateKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError:
         raise AuthenticationFailed(
-            "an NKey seed or credentials need the package cryptography, which is not installed here: install it, also "
+            "an NKey seed or credentials need the package cryptography, which is not installed here; install it, also "
             "on every Spark executor"
         ) from None
     raw = base64.b32decode(seed.strip() + "======")  # 36 bytes: two of prefix, the key, two of checksum
     if binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:
-        raise InvalidValue(field, "…", "the seed's checksum is wrong: a character is missing or changed; copy it again")
+        remedy = "the seed's checksum is wrong, because a character is missing or changed; copy the seed again"
+        raise InvalidValue(field, "…", remedy)
     return Ed25519PrivateKey.from_private_bytes(raw[2:-2])
 
 
@@ -145,9 +147,9 @@ def _remedy(settings: ConnectionSettings) -> str:
     if settings.credentials:
         expired = _expired(check_credentials(settings.credential("credentials"))[0])
         return (
-            f"they expired at {expired}: renew them"
+            f"the credentials expired at {expired}, so renew them"
             if expired
-            else "check that the server's operator and account issued them"
+            else "check that the server's operator and account issued the credentials"
         )
     if settings.tls_certificate:
         return "check that the server has a user for the name in the client certificate"

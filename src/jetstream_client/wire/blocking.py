@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bulk connection: a blocking socket that sends encoded commands and does not reconnect.
 
-It exists for speed: reading into Spark, large publishes, acknowledging a claim. It needs neither nats-py nor an event
-loop. The caller must notice missing answers; a connection that ends raises :class:`ConnectionLost`.
+It exists for speed, when Spark reads, when many messages are published, and when a claim is acknowledged. It needs
+neither nats-py nor an event loop. The caller must notice missing answers; a connection that ends raises
+:class:`ConnectionLost`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class _Nothing(Exception):
 
 
 class Wire:
-    """One blocking connection to one server. A context manager; used by one thread."""
+    """One blocking connection to one server. It is a context manager, and only one thread may use it."""
 
     def __init__(self, settings: ConnectionSettings, connection: socket.socket) -> None:
         self.settings = settings
@@ -79,7 +80,7 @@ class Wire:
         """Connect to the first server that accepts, trying them in turn for ``settings.connect_timeout`` seconds.
 
         Raises:
-            AuthenticationFailed, TlsNotOffered, TlsFailed: at once, without another attempt.
+            AuthenticationFailed, TlsNotOffered, TlsFailed: raised at once, without another attempt.
             ConnectionFailed: no server accepted the connection in time.
             InvalidValue: a certificate or key cannot be read.
         """
@@ -138,7 +139,7 @@ class Wire:
         return f"{self.settings.inbox_prefix}.{secrets.token_hex(11)}"
 
     def subscribe(self, subject: str) -> int:
-        """Subscribe. Returns the subscription's number, which its frames have as ``sid``."""
+        """Subscribe. Returns the number of the subscription, which is the ``sid`` of its frames."""
         self._sid += 1
         self.send(f"SUB {subject} {self._sid}\r\n".encode())
         return self._sid
@@ -149,8 +150,8 @@ class Wire:
     def send(self, *commands: bytes) -> None:
         """Write encoded commands, and return when all are written.
 
-        While the socket accepts no data, incoming data is read and kept for :meth:`receive`, because two sides that
-        only write would wait for each other. A PING that arrives meanwhile is answered after the commands.
+        While the socket accepts no data, incoming data is read and kept for :meth:`receive`, because client and server
+        would wait for each other if both only wrote. A PING that arrives meanwhile is answered after the commands.
 
         Raises:
             ConnectionLost: some of the commands may have reached the server.
@@ -174,15 +175,15 @@ class Wire:
             self.send(b"PONG\r\n" * owed)
 
     def receive(self, timeout: float) -> list[Frame]:
-        """What has arrived, like :meth:`receive_runs`, message by message."""
+        """The messages that have arrived, one by one. Waits and raises like :meth:`receive_runs`."""
         new = tuple.__new__  # skips the named tuple's constructor, which would double the time
         return [new(Frame, fields) for run in self.receive_runs(timeout) for fields in self.read(run)]
 
     def receive_runs(self, timeout: float) -> list[Run]:
-        """What has arrived. Waits up to ``timeout`` seconds for the first message; 0 does not wait.
+        """The messages that have arrived. Waits up to ``timeout`` seconds for the first message; 0 does not wait.
 
         Raises:
-            PermissionDenied: the server refused something that was sent. What has arrived is kept.
+            PermissionDenied: the server refused something that was sent. Messages that have arrived are kept.
             RequestTimeout: nothing arrived, and ``timeout`` is above 0.
             ConnectionLost: the connection ended, or the server did not answer a PING within 10 s. A PING is sent after
                 10 s without data. Time that the caller spends elsewhere does not count.
@@ -225,7 +226,8 @@ class Wire:
             raise self._denied.pop(0)
 
     def request(self, subject: str, data: bytes = b"", timeout: float | None = None) -> Frame:
-        """One request and its answer, on a separate inbox. Frames of other subscriptions are kept.
+        """Send one request and return its answer, which arrives in a separate inbox. Frames of other subscriptions are
+        kept.
 
         timeout:  seconds to wait, by default ``settings.request_timeout``.
 
@@ -254,7 +256,7 @@ class Wire:
                     raise _Nothing  # noqa: TRY301 - like _gather
                 self._gather(self._frames, deadline)
         except _Nothing:
-            raise RequestTimeout(f"no answer on {subject!r} within {limit:g} s: try again, or wait longer") from None
+            raise RequestTimeout(f"no answer on {subject!r} within {limit:g} s; try again, or wait longer") from None
         finally:
             with contextlib.suppress(ConnectionLost):
                 self.unsubscribe(sid)
@@ -263,7 +265,7 @@ class Wire:
         """Send a request of the JetStream API, e.g. ``STREAM.INFO.ORDERS``. Returns the decoded answer.
 
         Raises:
-            ApiError: or a subclass: the server refused the request.
+            ApiError: the server refused the request (usually a subclass).
             JetStreamNotEnabled: no server answers.
         """
         subject = f"{self.settings.prefix}.{request}"
@@ -314,14 +316,15 @@ class Wire:
             raise
 
     def _wait(self, events: int, seconds: float) -> int:
-        """The poll events that occurred, 0 after ``seconds``. Unlike select, poll works with any descriptor."""
+        """Wait up to ``seconds`` for one of the poll ``events``. Returns those that occurred, or 0. Unlike select, poll
+        works with any descriptor."""
         poll = select.poll()
         poll.register(self._socket, events)
         ready = poll.poll(max(0.0, seconds) * 1000)
         return ready[0][1] if ready else 0
 
     def _read(self) -> None:
-        """Read once and keep what arrives."""
+        """Read from the socket once, and keep what has arrived."""
         try:
             data = self._socket.recv(_RECEIVE)
         except BlockingIOError:

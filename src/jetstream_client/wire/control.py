@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The control connection: nats-py's connection, with safer behaviour.
 
-nats-py does the TLS handshake, reconnects, and sends requests. These things differ from it:
+nats-py does the TLS handshake, reconnects, and sends requests. This connection differs from nats-py's in these points:
 
 * the CONNECT line is the same as on the bulk connection (``authentication``);
 * connecting has one time limit, and wrong credentials or missing TLS end it at once;
@@ -62,7 +62,7 @@ RECONNECT_WAIT = 0.25
 TO_CLOSE = 0.2
 """Seconds to wait for an unused socket to close."""
 MOST_DENIED = 10_000
-"""Refused subjects that are remembered, at most: a user without a permission may try each of many subjects."""
+"""The largest number of refused subjects that are remembered, because a user without a permission may try many."""
 
 Denied = dict[str, PermissionDenied]
 Headers = Mapping[str, str | Sequence[str]] | bytes
@@ -77,8 +77,8 @@ class Connection:
         self._client = client
         self._denied = denied
         self.when_lost = client.when_lost
-        """Callbacks for a lost connection, which get the error. Nothing sent before will be answered, whether the
-        connection is restored or not."""
+        """Callbacks that are called with the error when the connection is lost. Nothing that was sent before will be
+        answered, whether the connection is restored or not."""
         self.pulls = 0
         """Number of open pulls. They share the data that the server keeps for a connection that reads slowly."""
 
@@ -89,7 +89,7 @@ class Connection:
 
         Raises:
             ConnectionFailed: no server answered within ``settings.connect_timeout`` seconds.
-            AuthenticationFailed, TlsNotOffered, TlsFailed: at once, without another attempt.
+            AuthenticationFailed, TlsNotOffered, TlsFailed: raised at once, without another attempt.
         """
         client = Client(settings)
         denied: Denied = {}
@@ -106,8 +106,8 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is closed for good: its block was left, or the server closed it with an error, for
-        example because of a limit."""
+        """Whether the connection is closed for good, because its ``async with`` block has ended or because the server
+        closed it with an error, for example because of a limit."""
         return bool(self._client.is_closed)
 
     @property
@@ -115,9 +115,10 @@ class Connection:
         """Whether the connection is closed, or every attempt to reconnect was refused for ``connect_timeout`` seconds,
         for example because the user was removed.
 
-        After a refusal, attempts continue, which is right for a task that holds claims on the connection; other users
-        can open a new one with current settings. A connection that was lost in any other way reconnects automatically.
-        When the connection has ended, everything that waits for the server raises ConnectionEnded.
+        After such refusals, the attempts to reconnect continue, which is right for a task that holds claims on the
+        connection; other users can open a new one with current settings. A connection that was lost in any other way
+        reconnects automatically. When the connection has ended, everything that waits for the server raises
+        ConnectionEnded.
         """
         return bool(self._client.ended)
 
@@ -128,7 +129,7 @@ class Connection:
 
     @asynccontextmanager
     async def timeout(self, seconds: float | None) -> AsyncIterator[None]:
-        """Like ``asyncio.timeout``, for waiting for the server: the end of the connection ends the wait too.
+        """Limit a wait for the server, like ``asyncio.timeout``. The end of the connection ends the wait too.
 
         Raises:
             TimeoutError: ``seconds`` have passed; never for None.
@@ -164,7 +165,7 @@ class Connection:
 
     @property
     def reconnects(self) -> int:
-        """How many times the connection was lost and restored. Earlier pulls are lost."""
+        """How many times the connection was lost and restored. Each time, all open pulls are lost."""
         return int(self._client.stats["reconnects"])
 
     def new_inbox(self) -> str:
@@ -188,12 +189,12 @@ class Connection:
     async def publish(self, subject: str, data: bytes = b"", reply: str = "", headers: Headers | None = None) -> None:
         """Publish. Raises ConnectionLost if not connected at this moment, because nothing is buffered."""
         if self._denied:
-            self._denied.pop(subject.lower(), None)  # it may be permitted by now
+            self._denied.pop(subject.lower(), None)  # the subject may be permitted by now
         with _Translated(self._client, subject):
             await self._client.publish(subject, data, reply, _block(headers))
 
     async def answer(self, subject: str, data: bytes) -> None:
-        """:meth:`publish` for answering a message. It skips most checks, because acknowledgements are many."""
+        """Publish the answer to a message. This skips most checks of :meth:`publish`, because answers are many."""
         client = self._client
         if self._denied or not client.is_connected or len(data) > client._max_payload:
             await self.publish(subject, data)  # raises the right error
@@ -209,9 +210,9 @@ class Connection:
         timeout:  seconds to wait, by default ``settings.request_timeout``.
 
         Raises:
-            PermissionDenied: no reply in time, because the server refused the request.
-            RequestTimeout: no reply in time.
-            ConnectionLost: not connected at this moment.
+            PermissionDenied: no reply arrived in time, because the server refused the request.
+            RequestTimeout: no reply arrived in time.
+            ConnectionLost: there is no connection at this moment.
         """
         limit = self.settings.request_timeout if timeout is None else timeout
         with _Translated(self._client, subject):
@@ -246,7 +247,7 @@ class Connection:
             await inbox.close()
 
     async def open_inbox(self, deliver: Callable[[Reply], None]) -> Inbox:
-        """Like :meth:`inbox`, but to be closed with :meth:`Inbox.close`, or together with the connection."""
+        """Open an :meth:`inbox` that stays open until :meth:`Inbox.close`, or until the connection is closed."""
         prefix = self.new_inbox()
         with _Translated(self._client, prefix):
             return Inbox(self, prefix, await self._client.subscribe(f"{prefix}.*", cb=_at_once(deliver)))
@@ -284,7 +285,7 @@ class Inbox:
         return f"{self._prefix}.{number}"
 
     async def drain(self, within: float | None = None) -> None:
-        """Unsubscribe, and deliver what the server had sent before that, as far as it arrives ``within`` seconds.
+        """Unsubscribe, and deliver what the server had sent before, if it arrives within ``within`` seconds.
 
         Raises:
             ConnectionLost, RequestTimeout: messages may be lost on their way.
@@ -335,7 +336,7 @@ def _reply(message: Msg) -> Reply:
 class _Translated:
     """Converts nats-py's exceptions to those of this package, and restores a cancellation that nats-py swallowed.
 
-    nats-py swallows one if an answer arrives at the same moment (``asyncio.wait_for`` before Python 3.12,
+    nats-py swallows a cancellation if an answer arrives at the same moment (``asyncio.wait_for`` before Python 3.12,
     https://github.com/python/cpython/issues/86296), or while it queues a flush. The cancelled task would not end.
     """
 
@@ -354,14 +355,14 @@ class _Translated:
         if isinstance(error, JetStreamError):
             return
         if isinstance(error, nats.errors.TimeoutError | asyncio.TimeoutError):
-            raise RequestTimeout(f"no answer on {self._subject!r} in time: try again, or wait longer") from None
+            raise RequestTimeout(f"no answer on {self._subject!r} in time; try again, or wait longer") from None
         if isinstance(error, nats.errors.OutboundBufferLimitError | nats.errors.ConnectionClosedError | OSError):
             raise self._client.lost() from None
         if isinstance(error, nats.errors.MaxPayloadError):
-            remedy = "the message is larger than the server's max_payload: send less data, or raise max_payload"
+            remedy = "the message is larger than the server's max_payload; send less data, or raise max_payload"
             raise InvalidValue("data", "…", remedy) from None
         if isinstance(error, nats.errors.Error):
-            raise JetStreamError(f"nats-py: {error}") from None
+            raise JetStreamError(f"nats-py reported an error: {error}") from None
 
 
 def _times_cancelled() -> int:
@@ -438,7 +439,7 @@ async def _cancelled(attempt: asyncio.Task[None]) -> None:
 
 
 async def _finish(client: Client, *, within: float) -> None:
-    """Close the connection, and send pending data if the server accepts it ``within`` so many seconds.
+    """Close the connection, and send pending data if the server accepts it within ``within`` seconds.
 
     nats-py reports that it is closed while it still closes its socket. It waits without end for a socket whose TLS
     handshake failed, and for a server that does not read.
@@ -454,7 +455,7 @@ async def _finish(client: Client, *, within: float) -> None:
 
 
 def _no_server(settings: ConnectionSettings, error: Exception | None = None) -> ConnectionFailed:
-    """The error for an invalid INFO or first answer, which makes nats-py raise many kinds of exceptions."""
+    """The error for an invalid INFO or an invalid first answer, for which nats-py raises many kinds of exceptions."""
     words = str(error) if isinstance(error, nats.errors.Error) else "it does not speak the NATS protocol"
     return ConnectionFailed(
         f"no NATS server at {', '.join(settings.servers)}: {words[:LONGEST_TEXT]}; check the addresses and ports"

@@ -2,7 +2,7 @@
 """A credential by its content, or by the path of a file that contains it.
 
 Most values show which of the two they are: PEM and ``.creds`` contain a line ``-----BEGIN``, and a seed begins with SU.
-A password or a token can be any string, so only ``file:///…`` names a file. This form works for all fields.
+A password or a token can be any string, so only ``file:///…`` names their file. This form works for all fields.
 
 A file is read when a connection is made, on the machine that connects. The file of a password, token, seed or
 ``.creds`` is read again at each reconnect, as in nats.go's ``UserCredentials``, so that renewed credentials are used.
@@ -22,7 +22,7 @@ from pathlib import Path
 from jetstream_client.errors import InvalidValue
 
 LARGEST = 64 * 1024
-"""Bytes of a credential's file, at most."""
+"""The largest size of a credential's file in bytes."""
 
 _FILE = "file://"
 _BEGIN = "-----BEGIN"
@@ -60,19 +60,19 @@ def read(field: str, value: str, folders: str | None = None) -> str:
         content = read_file(path, folders).rstrip("\r\n")
     except Outside:
         remedy = (
-            "the file is outside the folders from which credentials may be read: move it into one of them, add its "
+            "the file is outside the folders from which credentials may be read; move it into one of them, add its "
             "folder to credential_folders where this process is configured (in Airflow: [nats] credential_folders, "
             "AIRFLOW__NATS__CREDENTIAL_FOLDERS), or set the content instead of a path"
         )
         raise InvalidValue(field, "…", remedy) from None
     except Unreadable as wrong:
         remedy = (
-            f"the file cannot be read here ({wrong}): it must exist and be readable at that path on every machine that "
-            "connects (for a connection test: the api-server); or set the content instead of a path"
+            f"the file cannot be read here ({wrong}); it must exist and be readable at that path on every machine that "
+            "connects (for a connection test, the api-server). Alternatively, set the content instead of a path"
         )
         raise InvalidValue(field, "…", remedy) from None
     if not content:
-        raise InvalidValue(field, "…", "the file is empty: write the credential to it")
+        raise InvalidValue(field, "…", "the file is empty; write the credential to it")
     return content
 
 
@@ -124,7 +124,7 @@ def _open(path: Path, folders: str | None) -> int:
 
 
 def _open_below(folder: Path, names: tuple[str, ...]) -> int:
-    """Open step by step without following links. The path is resolved, so a link in it was placed there since."""
+    """Open each folder in turn without following links. The path is resolved, so a link in it was put there later."""
     descriptor = os.open(folder, _HOW | os.O_DIRECTORY)
     for name in names:
         above = descriptor
@@ -142,7 +142,7 @@ def read_pem(field: str, value: str, kind: str, folders: str | None = None) -> s
     """
     pem = read(field, value, folders)
     if not any(f" {label}".endswith(f" {kind}") for label in _LABEL.findall(pem)):
-        raise InvalidValue(field, "…", f"contains no block -----BEGIN {kind}-----: set PEM or the path of a PEM file")
+        raise InvalidValue(field, "…", f"contains no block -----BEGIN {kind}-----; set PEM or the path of a PEM file")
     return _PEM_BLOCK.sub(_reflowed, pem)
 
 

@@ -117,17 +117,17 @@ class Client(nats.aio.client.Client):
     def lost(self) -> ConnectionLost:
         """The error for using the connection while it is lost, or after it has ended."""
         if not self.ended:
-            return ConnectionLost("not connected to NATS at this moment: try again, it reconnects automatically")
+            return ConnectionLost("not connected to NATS at this moment, but it reconnects automatically; try again")
         servers = ", ".join(self._settings.servers)
         return ConnectionEnded(f"the connection to {servers} has ended: {self.ended}; open another one")
 
     def interrupted(self) -> None:
-        """Report that nothing sent so far will be answered."""
+        """Report to the callbacks of ``when_lost`` that nothing sent so far will be answered."""
         for call in list(self.when_lost):
             call(self.lost() if self.ended else ConnectionLost("the connection to NATS was lost"))
 
     def end(self, reason: str) -> None:
-        """End everything that waits. The first reason is kept."""
+        """End everything that waits for the server. The first reason is kept."""
         if self.ended:
             return
         self.ended = reason
@@ -186,8 +186,8 @@ class Client(nats.aio.client.Client):
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         if not self.is_closed:
-            said = str(self._err).removeprefix("nats: ") if self._err else ""
-            self.end(f"the server said: {said}" if said else "it was closed")
+            said = str(self._err).removeprefix("nats: ").strip("'") if self._err else ""
+            self.end(f"the server said {said!r}" if said else "it was closed")
         with suppress(OSError):  # the socket was reset; nothing waits for nats-py's own closing
             await super()._close(status, do_cbs)
 

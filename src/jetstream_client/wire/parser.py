@@ -20,7 +20,7 @@ _WORDS = {b"MSG": 4, b"HMSG": 5}  # words of such a line without a reply subject
 # The end of a delivery's reply subject. A subject of twelve tokens ends otherwise and is read line by line.
 _PLACE = rb"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+"
 _DELIVERY = re.compile(rb"MSG [^ \r\n]+ ([0-9]{1,9}) ([^ \r\n]+\.)%b ([0-9]{1,9})\r\n" % _PLACE)
-_SMALL = 384  # searching for the lines of all messages pays if the second one begins within so many bytes
+_SMALL = 384  # searching for the lines of all messages pays if the second one begins within this many bytes
 _LARGE = 1 << 20  # bytes; more are not cut at once, because the pieces of many small messages would fill the memory
 
 
@@ -176,7 +176,7 @@ def _read_line(line: bytes, size: int) -> tuple[bytes, int, bytes, int]:
     except (ValueError, IndexError, KeyError):
         raise ProtocolError(f"invalid message line: {line[:60]!r}") from None
     if not 0 <= header_size <= size or sid < 0:
-        raise ProtocolError(f"invalid sizes in a message line: {header_size} bytes of headers in {size} bytes")
+        raise ProtocolError(f"invalid message line: {header_size} bytes of headers in a message of {size} bytes")
     return words[1], sid, words[3] if replied else b"", header_size
 
 

@@ -18,7 +18,7 @@ STATUS_LINE = HEADER_LINE + b" "
 FIRST_LINE = HEADER_LINE + b"\r\n"
 """Beginning of a header block without a status."""
 DELIVERY = b"$JS.ACK."
-"""Beginning of the reply subject of every message that a consumer delivers. The reply subject of a status differs."""
+"""Beginning of the reply subject of every message that a consumer delivers. A status has another reply subject."""
 _PLACE = b"\r\nNats-Time-Stamp: "  # the server adds it to the messages that answer a direct get, and never to a status
 NO_RESPONDERS = 503
 PUBLISH, SUBSCRIBE = "publish on", "subscribe to"
@@ -53,7 +53,7 @@ class Reply(NamedTuple):
 
 
 def parse_violation(text: str) -> tuple[str, str] | None:
-    """The subject of a permissions violation and the forbidden action, or None for any other ``-ERR``."""
+    """The subject and the forbidden action of a permissions violation, or None for any other ``-ERR``."""
     found = _VIOLATION.search(text)
     if found is None:
         return None
@@ -74,7 +74,7 @@ def encode_publish(subject: str, reply: str, data: bytes, header: bytes = b"") -
     """
     address = (f"{subject} {reply}" if reply else subject).encode()
     if len(address) > _LONGEST_ADDRESS:
-        remedy = f"has {len(address)} bytes together with the reply subject: shorten it to at most {_LONGEST_ADDRESS}"
+        remedy = f"has {len(address)} bytes together with the reply subject; shorten it to at most {_LONGEST_ADDRESS}"
         raise InvalidValue("subject", subject, remedy)
     if header:
         return b"HPUB %b %d %d\r\n%b%b\r\n" % (address, len(header), len(header) + len(data), header, data)
@@ -195,7 +195,7 @@ class AckSubject(NamedTuple):
 
 
 def decode_object(data: bytes | str, what: str) -> dict[str, Any]:
-    """Decode a received JSON object. ``what`` names it in the error.
+    """Decode a received JSON object. ``what`` is its name in the error.
 
     Raises:
         ProtocolError: it is not JSON, is nested too deeply, or is not an object.

@@ -43,7 +43,7 @@ def _secret() -> Any:
 class ConnectionSettings:
     """An immutable description of a connection. Its ``repr`` shows no secret.
 
-    servers:              ``nats://host:port`` or ``tls://host:port``, several as a tuple or separated by commas.
+    servers:              ``nats://host:port`` or ``tls://host:port``. Set several as a tuple, or separated by commas.
                           User information in the URL is refused because logs would show it.
     user, password / token / nkey_seed / credentials:
                           one way to authenticate, or none. ``credentials`` is the content of a ``.creds`` file, with
@@ -57,15 +57,16 @@ class ConnectionSettings:
     tls_ca, tls_certificate, tls_private_key:
                           PEM, or the path of a file. Without ``tls_ca`` the system's authorities are trusted.
     tls_hostname:         the name that the server's certificate must contain. Default: the host of the URL.
-    tls_handshake_first:  begin with TLS before the server's INFO line, as its ``handshake_first`` requires.
+    tls_handshake_first:  begin with TLS before the server's INFO line, as the server's ``handshake_first`` requires.
     inbox_prefix:         first tokens of the subjects on which answers arrive, default ``_INBOX``. With one prefix for
                           each user, no user can listen to another's answers, see docs/reference/permissions.md.
-    domain / api_prefix:  selects another JetStream; at most one of the two. The prefix may end with a dot.
-    ledger:               prefix of the two key-value buckets of the hand-off, ``<ledger>_claims`` and ``_receipts``.
+    domain / api_prefix:  set at most one of them, to use another JetStream. The prefix may end with a dot.
+    ledger:               prefix of the two key-value buckets of the hand-off, ``<ledger>_claims`` and
+                          ``<ledger>_receipts``.
     connect_timeout:      seconds for connecting, including all servers and attempts. Default 10.
     max_reconnects:       attempts to reconnect to each server, after which a lost connection has ended for good; 0 for
-                          none. Default None: without limit, which is right for a task that holds claims. It does not
-                          apply to the bulk connection, which its user opens again.
+                          none. Default None: without limit, which is right for a task that holds claims. This does not
+                          apply to the bulk connection, which is not reconnected but opened again.
     request_timeout:      seconds to wait for one answer of the JetStream API. Default 5, as in nats.go and async-nats.
     shortest_ack_wait:    seconds; consumers with a shorter ``ack_wait`` are refused for claims. Default 60, because a
                           failover of a replicated stream took up to 8 s, and a lease must outlive several heartbeats.
@@ -169,7 +170,7 @@ class ConnectionSettings:
             else:
                 fits = isinstance(value, str) or (value is None and each.default is None)
             if not fits:
-                raise InvalidValue(each.name, type(value).__name__, f"must be of type {each.type}")
+                raise InvalidValue(each.name, "…", f"must be of type {each.type}, not {type(value).__name__}")
 
     @property
     def prefix(self) -> str:
@@ -185,7 +186,7 @@ class ConnectionSettings:
 
     @property
     def kind(self) -> str:
-        """How the connection authenticates, as messages say it."""
+        """How the connection authenticates, in the words of error messages."""
         if self.user:
             return "user and password"
         if self.nkey_seed:
@@ -216,7 +217,7 @@ class ConnectionSettings:
         try:
             context = ssl.create_default_context(cadata=ca)
         except (ssl.SSLError, ValueError):
-            remedy = "this is not a PEM certificate: part of it is missing or changed; copy it again"
+            remedy = "this is not a PEM certificate, because part of it is missing or changed; copy it again"
             raise InvalidValue("tls_ca", "…", remedy) from None
         if self.tls_certificate and self.tls_private_key:
             certificate = credential.read_pem("tls_certificate", self.tls_certificate, "CERTIFICATE", folders)
@@ -224,26 +225,28 @@ class ConnectionSettings:
             try:
                 _load_client_certificate(context, certificate, key)
             except (ssl.SSLError, ValueError, OSError):
-                remedy = "certificate and private key must be complete and belong together; remove the key's passphrase"
+                remedy = "certificate and private key must be complete, belong together, and have no passphrase"
                 raise InvalidValue("tls_certificate", "…", remedy) from None
         return context
 
     def to_json(self) -> str:
-        """The fields that differ from their defaults, including secrets. Only for an environment variable."""
+        """The fields that differ from their defaults, including secrets. Pass the JSON on only in an environment
+        variable."""
         return json.dumps(
             {each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default}
         )
 
     @classmethod
     def from_json(cls, text: str) -> ConnectionSettings:
-        """Read ``text``, which :meth:`to_json` wrote. Raises InvalidValue, which does not show it."""
+        """Read ``text``, which :meth:`to_json` wrote. Raises InvalidValue, which does not show the text."""
         try:
             values = json.loads(text)
             if "servers" in values and not isinstance(values["servers"], str):
                 values["servers"] = tuple(values["servers"])
             return cls(**values)
         except (ValueError, TypeError, RecursionError):
-            raise InvalidValue("connection settings", "…", "this is not JSON of connection settings") from None
+            remedy = "must be what ConnectionSettings.to_json() returned"
+            raise InvalidValue("connection settings", "…", remedy) from None
 
     @classmethod
     def from_environment(cls, connection: str) -> ConnectionSettings:
@@ -262,7 +265,7 @@ class ConnectionSettings:
             remedy = (
                 f"the environment variable {name} is not set here. @task.jetstream sets it before its function runs, "
                 "and spark_session() sends it to the executors. A Spark session that was started earlier or in another "
-                "way does not have it: stop that session, and start it with spark_session() in the function"
+                "way does not have the variable; stop that session, and start one with spark_session() in the function"
             )
             raise InvalidValue("connection", connection, remedy)
         if text.startswith("/"):  # JSON of settings begins with a brace
@@ -270,8 +273,8 @@ class ConnectionSettings:
                 text = credential.read_file(Path(text))
             except credential.Unreadable as wrong:
                 remedy = (
-                    f"the environment variable {name} names a file that cannot be read here ({wrong}): it must exist "
-                    "at that path, and be readable, on every machine that runs the driver or an executor"
+                    f"the environment variable {name} names a file that cannot be read here ({wrong}); the file must "
+                    "exist at that path, and be readable, on every machine that runs the driver or an executor"
                 )
                 raise InvalidValue("connection", connection, remedy) from None
         return cls.from_json(text)
@@ -285,7 +288,7 @@ def environment_name(connection: str) -> str:
     ``NATSx2dxPROD``.
 
     Raises:
-        InvalidValue: the value is an address, which may contain a password. Airflow allows no ``@`` in an id.
+        InvalidValue: ``connection`` is an address, which may contain a password. Airflow allows no ``@`` in an id.
     """
     if "@" in connection:
         raise InvalidValue("connection", "…@…", "must be the id of an Airflow connection, not an address")
@@ -317,7 +320,8 @@ def _check_server(server: str) -> str:
 
 
 def _load_client_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """The ssl module reads certificates only from files. These exist during this call, readable by this user only."""
+    """Load the certificate from temporary files, because the ssl module reads certificates only from files. They exist
+    during this call, and only this user can read them."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, "certificate.pem"), Path(folder, "key.pem")]
         for path, text in zip(files, (certificate, key), strict=True):

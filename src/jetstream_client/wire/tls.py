@@ -71,7 +71,7 @@ def silence(*, handshake_first: bool) -> str:
 def check_plain(server: Mapping[str, Any]) -> None:
     """Raises TlsFailed if a server's INFO requires TLS, which is not set here."""
     if server.get("tls_required"):
-        raise TlsFailed("the server requires TLS: set tls, or use a tls:// address")
+        raise TlsFailed("the server requires TLS; set tls, or use a tls:// address")
 
 
 def tls_failure(error: ssl.SSLError) -> TlsFailed | None:

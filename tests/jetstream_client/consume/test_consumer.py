@@ -228,7 +228,7 @@ async def test_an_older_server_is_named(tmp_path: Path) -> None:
             consumer = await stream.create_consumer({"durable_name": "c", "ack_policy": "explicit"})
             await consumer.pause(datetime.now(UTC) + timedelta(minutes=1))
             assert (await consumer.info()).paused
-            with pytest.raises(ServerTooOld, match=r"resetting a consumer: needs nats-server 2\.14 or newer"):
+            with pytest.raises(ServerTooOld, match=r"nats-server 2\.14 or newer is needed for resetting a consumer"):
                 await consumer.reset()
     finally:
         server.stop()

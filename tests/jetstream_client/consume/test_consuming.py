@@ -356,7 +356,7 @@ async def test_a_consuming_that_is_under_way_is_not_begun_again(stream: Stream, 
     consuming = consumer.consume(note, ack=True)
     for number in (1, 2):  # again after it has ended
         async with consuming:
-            with pytest.raises(ConsumingMisused, match="already running"):
+            with pytest.raises(ConsumingMisused, match="already consuming"):
                 await consuming.__aenter__()
             await publish(stream, 1)
             await until(partial(read, number))

@@ -113,7 +113,7 @@ def test_a_server_that_cannot_show_who_it_is_hears_no_secret(world: World, drive
 @pytest.mark.parametrize("kind", KINDS[:5])
 def test_a_server_that_requires_tls_is_told_nothing_without_it(world: World, driver: str, kind: str) -> None:
     denied(
-        driver, ConnectionSettings(servers=world.url(kind, "tls"), **world.who(kind)), TlsFailed, "requires TLS: set"
+        driver, ConnectionSettings(servers=world.url(kind, "tls"), **world.who(kind)), TlsFailed, "requires TLS; set"
     )
 
 
