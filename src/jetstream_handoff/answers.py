@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acknowledgements, heartbeats and leases for claimed messages. A message's reply subject is derived from its sequence.
 
-The server checks the stream, the consumer and the stream sequence. For a negative acknowledgement it also checks that
-the consumer sequence lies in (ack floor, delivered] (``processNak`` in nats-server's ``server/consumer.go``).
+Of that subject the server checks the stream, the consumer and the stream sequence. For a negative acknowledgement it
+also checks that the consumer sequence lies in (ack floor, delivered] (``processNak`` in nats-server's
+``server/consumer.go``).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WINDOW = 1_000
-"""Number of acknowledgements between two tests. An unconfirmed window is sent again, so this also limits how many are
-sent twice."""
+"""Number of acknowledgements in a window. The consumer's life is tested before each window. An unconfirmed window is
+sent again, so this also limits how many acknowledgements are sent twice."""
 CONFIRMED_WITHIN = 5.0
 """Seconds to wait for the confirmations of one window."""
 
@@ -52,10 +53,10 @@ class Delivered:
 
 
 async def negative(ledger: Ledger, sequences: Sequences, delay: timedelta | None = None) -> None:
-    """Negatively acknowledge all of these messages. A ``delay`` is a lease, which replaces ``ack_wait``.
+    """Negatively acknowledge all of these messages. With a ``delay`` they are leased for that time.
 
     Raises:
-        PermissionDenied: names the subject.
+        PermissionDenied: this user may not acknowledge for the consumer; names the subject.
     """
     counter = (await ledger.consumer.info(patience=PATIENCE)).counter
     await _publish(ledger, sequences, counter, nak(delay))
@@ -67,10 +68,10 @@ async def in_progress(ledger: Ledger, sequences: Sequences, counter: int) -> Non
 
 
 async def check_permitted(ledger: Ledger) -> None:
-    """Send an in-progress acknowledgement for no message, which changes nothing.
+    """Check that this user may acknowledge: send an in-progress acknowledgement for a message that does not exist.
 
     Raises:
-        PermissionDenied: names the subject.
+        PermissionDenied: this user may not acknowledge for the consumer; names the subject.
     """
     await _publish(ledger, Sequences.of([NO_MESSAGE]), 0, IN_PROGRESS)
 
@@ -103,7 +104,7 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
     body:   the kind of acknowledgement, for example a termination.
 
     Raises:
-        PermissionDenied: names the subject.
+        PermissionDenied: this user may not acknowledge for the consumer; names the subject.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + within
@@ -128,7 +129,7 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
             except PermissionDenied:
                 raise
             except JetStreamError as error:
-                log.warning("acknowledging was interrupted, trying again: %s", error)
+                log.warning("acknowledging was interrupted and is tried again: %s", error)
                 if ledger.js.connection.closed:
                     break
                 await asyncio.sleep(0.2)
@@ -153,7 +154,7 @@ async def _same_life(ledger: Ledger, delivered: Delivered) -> bool:
 
 
 class _Confirmer:
-    """Acknowledges a window on a bulk connection, in a worker thread: twice as fast as on the control connection."""
+    """Acknowledges a window on a bulk connection in a worker thread, twice as fast as on the control connection."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -161,7 +162,7 @@ class _Confirmer:
         self._inbox = ""
 
     async def ready(self) -> None:
-        """Connect, so that nothing waits between the test and the acknowledgements."""
+        """Connect before the consumer's life is tested, so that acknowledgements follow the test without a wait."""
         if self._wire is None:
             self._wire = await asyncio.to_thread(Wire.open, self._ledger.js.settings)
             self._inbox = self._wire.new_inbox()

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from jetstream_handoff.record import Record
 
 AT_WORK = LONGEST_HOLD
-"""How long a held claim counts as being worked on: as long as a hold lasts by default. A worker that is killed in its
-last try leaves a held claim behind."""
+"""How long a held claim counts as being worked on: the default longest hold. This has a limit, because a worker that is
+killed in its last try leaves a held claim behind."""
 AWAITING_TASK = 4 * HAND_OFF_TIMEOUT
 """How long a claim that no attempt holds counts as waiting for its task or for a retry: four times the default lease.
 """
@@ -31,11 +31,11 @@ class Backlog:
 
     new:          messages that were never delivered and would be delivered to a pull now. While the consumer does not
                   exist, all messages of the stream.
-    again:        messages that were delivered, are not acknowledged, and are in no open claim: those of failed claims.
+    again:        delivered messages that are neither acknowledged nor in an open claim, such as those of failed claims.
     pulls:        pull requests waiting at the consumer. They receive the next messages.
     created:      when the consumer was created, RFC 3339; empty while it does not exist.
     counter:      number of deliveries so far. It changes with every pull that receives messages.
-    floor, ack_pending:  the values from the server's INFO.
+    floor, ack_pending:  the acknowledgement floor and the number of unacknowledged messages, from the server's INFO.
     """
 
     new: int
@@ -52,11 +52,11 @@ class Backlog:
         return self.new + self.again
 
     def steady(self, before: Backlog | None) -> Backlog:
-        """Return the same backlog, with ``again`` set to 0 unless the consumer's counters are those of ``before``.
+        """Return the same backlog, with ``again`` set to 0 unless the consumer's counters equal those of ``before``.
 
         Messages that a sensor has pulled but not yet entered are in no open claim either, nor are those of a settled
         claim that are just being acknowledged. In both cases the counters change. They can also change between the
-        question to the server and the one to the ledger.
+        request to the server and the request to the ledger.
         """
         if before is not None and before._place == self._place:
             return self
@@ -70,9 +70,7 @@ class Backlog:
 async def measure(js: JetStream, stream: str, consumer: str) -> Backlog:
     """Measure how many messages could be claimed now.
 
-    This sends one request to the server, and another one for the record if messages are unacknowledged. The record may
-    count a few more messages in a claim than the claim has (:mod:`.record` joins ranges). Failed messages that lie
-    between those of such a claim are counted only when that claim has ended.
+    This sends one request to the server, and another one for the record if messages are unacknowledged.
 
     Raises:
         StreamNotFound: the stream does not exist.
@@ -104,7 +102,10 @@ async def _claimed(ledger: Ledger, info: ConsumerInfo) -> int:
 
 
 def claimed(record: Record, info: ConsumerInfo) -> int:
-    """The same, for a given record. Claims that can no longer be settled after a reset of the consumer do not count."""
+    """Number of unacknowledged messages in the record's claims that an attempt works on or will work on.
+
+    Claims that can no longer be settled after a reset of the consumer do not count.
+    """
     now = time_nanoseconds(info.now)
     acknowledged = Sequences.from_ranges([(1, info.floor)] if info.floor else [])
     return sum(

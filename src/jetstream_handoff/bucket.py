@@ -20,7 +20,7 @@ _RULES: dict[str, tuple[tuple[object, ...], str]] = {
     "mirror": ((None,), _OWN_KEYS),
     "sources": ((None,), _OWN_KEYS),
     "subject_transform": ((None,), _OWN_KEYS),
-    "retention": (("limits",), "any other retention removes records that were read, or that have no consumer"),
+    "retention": (("limits",), "any other retention removes records that were read, or that no consumer waits for"),
     "storage": (("file",), "the record of settled claims must survive a restart of the server"),
     "sealed": ((None,), _EVERY_WRITE),
     "no_ack": ((None,), _EVERY_WRITE),

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
 
 Change = Callable[["Record | None", "ConsumerInfo"], "Record | None"]
-"""Returns the new record, or raises. If the record is unchanged, nothing is written. It may be applied several times
-and must recognise its own effect, because a write whose answer got lost is tried again."""
+"""A function that returns the new record, or raises. If the record is unchanged, nothing is written. The function may
+be called several times and must recognise its own effect, because a write whose answer got lost is tried again."""
 
 Outcome = tuple["Record | None", "ConsumerInfo"] | Exception
 """The outcome of a change: the record after it and the INFO that it saw, or its error."""
@@ -51,7 +51,7 @@ class Queue:
         self.written = 0
         """The revision that this connection wrote last. Any other revision shows that there are rivals."""
         self.idle_until = 0.0
-        """A time on the event loop's clock: after a write, rivals may go first."""
+        """A time on the event loop's clock. This connection writes nothing before it, so that rivals may go first."""
 
     @classmethod
     def of(cls, js: JetStream, subject: str) -> Queue:
@@ -59,7 +59,7 @@ class Queue:
 
     @asynccontextmanager
     async def turn(self, function: Change) -> AsyncIterator[Waiting]:
-        """Wait until it is this change's turn. Another writer may have applied it by then."""
+        """Wait until it is the turn of this change. Another writer may have applied the change by then."""
         mine = Waiting(function)
         self._waiting.append(mine)
         try:
@@ -69,8 +69,8 @@ class Queue:
             self._leave(mine)
 
     def waiting(self) -> list[Waiting]:
-        """The waiting changes. Ask before reading the record, so that each of them sees a record and an INFO that are
-        newer than the request for the change."""
+        """Return the waiting changes. Call this before reading the record, so that each change sees a record and an
+        INFO that are newer than the request for the change."""
         return list(self._waiting)
 
     def apply(self, together: Iterable[Waiting], old: Record | None, info: ConsumerInfo) -> Applied:
@@ -90,7 +90,7 @@ class Queue:
         return applied
 
     def done(self, outcomes: Iterable[tuple[Waiting, Outcome]]) -> None:
-        """Store the outcomes; their callers stop waiting."""
+        """Store the outcomes of changes, for which their callers wait."""
         for each, outcome in outcomes:
             each.outcome = outcome
             self._leave(each)

@@ -50,15 +50,15 @@ class Claim:
 
     It contains no payload, no secret and no connection.
 
-    id:                 random; names the claim.
-    stream, consumer:   their names.
+    id:                 a random name for the claim.
+    stream, consumer:   the names of the claim's stream and consumer.
     stream_created, consumer_created:  when they were created, in the server's time, RFC 3339.
     sequences:          the stream sequences of the claimed messages.
     bytes:              the sum of the messages' sizes.
     consumer_sequence:  the highest consumer sequence of the claimed deliveries.
     taken_at:           when the claim was entered in the ledger, in the server's time, RFC 3339.
-    domain, account:    those of the consumer's :class:`~jetstream_client.consume.address.AckAddress` (the account as a
-                        hash); empty without a JetStream domain.
+    domain, account:    the consumer's JetStream domain and a hash of its account, as in
+                        :class:`~jetstream_client.consume.address.AckAddress`; empty without a domain.
     """
 
     id: str
@@ -84,7 +84,7 @@ class Claim:
         return self.sequences.count
 
     def to_json(self) -> dict[str, Any]:
-        """Return the claim as a JSON value. Its ranges are lists up to 8 KiB, and one packed string beyond that."""
+        """Return the claim as a JSON value. Ranges of up to 8 KiB are lists, and longer ones a packed string."""
         return {
             "v": VERSION,
             "id": self.id,
@@ -104,14 +104,14 @@ class Claim:
     def from_json(cls, value: object) -> Claim:
         """Create a claim from its JSON value. All fields are checked against each other.
 
-        value:  what :meth:`to_json` returned, or that as a string.
+        value:  what :meth:`to_json` returned, or the same as a JSON string.
 
         Raises:
             ClaimInvalid: names the first field that is wrong.
         """
         fields = _object(value)
         if not isinstance(fields["id"], str) or not is_claim_id(fields["id"]):
-            raise ClaimInvalid(f"claim id {_short(fields['id'])} is invalid: it must be 8 to 32 hexadecimal digits")
+            raise ClaimInvalid(f"claim id {_short(fields['id'])} is not 8 to 32 hexadecimal digits; {_UNCHANGED}")
         try:
             stream = check_stream_name(fields["stream"])
             consumer = check_consumer_name(fields["consumer"])
@@ -130,27 +130,27 @@ class Claim:
         if not 0 < sequences.count == fields["count"] <= _LARGEST_COUNT:
             raise _invalid(fields, f"count={fields['count']}, but its ranges contain {sequences.count} messages")
         if fields["consumer_sequence"] < sequences.count:
-            raise _invalid(fields, "consumer_sequence is less than the number of its messages")
+            raise _invalid(fields, "consumer_sequence is less than its number of messages")
         if (address.stream, address.consumer) != (stream, consumer):
-            raise _invalid(fields, f"ack_prefix={_short(fields['ack_prefix'])} is of another stream or consumer")
+            raise _invalid(fields, f"ack_prefix={_short(fields['ack_prefix'])} names another stream or consumer")
         same = {name: fields[name] for name in ("id", "bytes", "consumer_sequence", *_TIMES)}
         domain, account = address.domain, address.account
         return cls(stream=stream, consumer=consumer, sequences=sequences, domain=domain, account=account, **same)
 
 
 _FIELDS = {"v", "id", "stream", "consumer", "ranges", "ack_prefix", *_COUNTS, *_TIMES}
-_UNCHANGED = "pass one that the sensor returned, unchanged"
+_UNCHANGED = "pass a claim exactly as the sensor returned it"
 
 
 def _invalid(fields: Mapping[str, Any], problem: str) -> ClaimInvalid:
-    return ClaimInvalid(f"claim {fields['id']} is invalid: {problem}; {_UNCHANGED}")
+    return ClaimInvalid(f"claim {fields['id']} is invalid, because {problem}; {_UNCHANGED}")
 
 
 def _remedy(value: object) -> str:
     if value is None:
-        return "the task received no claim; pass it one that the sensor returned, and check whether the sensor ran"
+        return "the task received no claim, so check whether the sensor ran, and pass one of its claims to the task"
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return "a sensor returns a list of claims and a task takes one of them; map the task with .expand(claim=claims)"
+        return "a sensor returns a list of claims, and a task processes one of them; map it with .expand(claim=claims)"
     return _UNCHANGED
 
 
@@ -170,7 +170,7 @@ def _object(value: object) -> Mapping[str, Any]:
         )
     if value.keys() != _FIELDS:
         odd = ", ".join(sorted(map(str, value.keys() ^ _FIELDS)))
-        raise ClaimInvalid(f"the value is not a claim, its missing or unknown fields are {odd[:400]}; {_UNCHANGED}")
+        raise ClaimInvalid(f"this is not a claim, because fields are missing or unknown ({odd[:400]}); {_UNCHANGED}")
     return value
 
 

@@ -18,11 +18,11 @@ LEASE_ENDS = "the messages are redelivered when their lease ends"
 
 
 async def complete(work: Coroutine[Any, Any, None], within: float, what: str, otherwise: str) -> None:
-    """Await ``work``, without letting any number of cancellations interrupt it.
+    """Await ``work`` until it ends, however many times the caller is cancelled.
 
     Airflow's triggerer cancels a trigger again every second until it has ended, and ``anyio`` shields only against its
     own cancellations. A cancellation that arrives meanwhile is raised when the work has ended. An error of the work is
-    raised; if a cancellation is raised, the error is logged instead.
+    then logged; without a cancellation it is raised.
 
     within:     seconds after which the work is abandoned with a warning.
     what:       what the work does, for the warning.

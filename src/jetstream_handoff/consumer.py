@@ -78,7 +78,7 @@ async def ensure(
         ConsumerUnsuitable: the consumer exists, and breaks a rule or differs from ``config``.
         StreamNotFound: the stream does not exist.
         DirectGetDisabled: the stream has no ``allow_direct``, so the messages of its claims could not be read.
-        ServerTooOld: nats-server before 2.11, where reading them would take ten seconds a message.
+        ServerTooOld: nats-server is older than 2.11, so that reading a claim would take ten seconds a message.
     """
     wanted = configs.check_consumer_config(config or {})
     if not requirements.BATCHED_DIRECT_GET.met_by(stream.js.connection.server_version):
@@ -118,14 +118,14 @@ def of_existing(unsuitable: ConsumerUnsuitable, stream: str) -> ConsumerUnsuitab
     """Return the error of an existing consumer, with a remedy that also says how to change it."""
     remedy = (
         f"{unsuitable.remedy}. Change the consumer, which already exists in stream {stream!r} "
-        "(JetStreamCreateConsumerOperator, `nats consumer edit`), or use another name for the sensor to create"
+        "(JetStreamCreateConsumerOperator, `nats consumer edit`), or name a new one, which the sensor creates"
     )
     return ConsumerUnsuitable(unsuitable.consumer, unsuitable.rule, unsuitable.value, remedy)
 
 
 def _check_same(consumer: str, changes: configs.Difference) -> None:
     for field, (value, asked) in changes.items():
-        remedy = f"consumer_config asks for {asked!r} (all differences: {configs.describe(changes)})"
+        remedy = f"consumer_config asks for {asked!r} (all differences are {configs.describe(changes)})"
         raise ConsumerUnsuitable(consumer, field, value, remedy)
 
 
@@ -206,26 +206,26 @@ def _check_group(consumer: str, config: configs.Config, group: str | None) -> No
         remedy = "pulls must name one of these groups; set priority=Priority(group=…)"
         raise ConsumerUnsuitable(consumer, "priority_groups", groups, remedy)
     if group is not None and group not in groups:
-        remedy = f"they do not contain the group {group!r} of priority; correct one of the two"
+        remedy = f"the group {group!r}, which priority names, is not one of these; correct priority or priority_groups"
         raise ConsumerUnsuitable(consumer, "priority_groups", groups, remedy)
 
 
 _WORK_QUEUE = (
-    "each message of a work-queue stream belongs to one consumer, and another consumer receives {}; let the sensor use "
+    "each message of a work-queue stream goes to one consumer, and another one already receives {}; let the sensor use "
     "that consumer, or give both consumers filters that do not overlap"
 )
 # Refusals to create a consumer (nats-server's ``server/errors.json``): the field that each is about, and what to do.
 _REFUSED = {
-    10099: ("filter_subject", _WORK_QUEUE.format("all of them")),
-    10100: ("filter_subject", _WORK_QUEUE.format("some of these")),
+    10099: ("filter_subject", _WORK_QUEUE.format("messages of this stream")),
+    10100: ("filter_subject", _WORK_QUEUE.format("some of these messages")),
     10101: ("deliver_policy", "a work-queue stream delivers everything; leave deliver_policy out of consumer_config"),
-    10121: ("max_ack_pending", "set a smaller one in consumer_config, and a max_messages that is not larger"),
+    10121: ("max_ack_pending", "set a smaller max_ack_pending in consumer_config, and at most that as max_messages"),
     10026: ("name", "delete a consumer that is not used (`nats consumer ls`), or raise max_consumers"),
 }
 
 
 def _refused(consumer: str, config: configs.Config, error: ApiError) -> JetStreamError:
-    """The server's refusal to create a consumer, with the field that it is about, and what to do."""
+    """Return an error for the server's refusal to create a consumer, with the field at fault and what to do."""
     if error.err_code not in _REFUSED:
         return error
     field, remedy = _REFUSED[error.err_code]

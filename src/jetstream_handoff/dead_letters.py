@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that no attempt could process: dead letters, copied with the reason before they are terminated.
+"""Dead letters: copies of messages that no attempt could process, stored with the reason before these are terminated.
 
-There is one dead letter for a message of a consumer. Its subject in the dead-letter stream names both, and it is
-written by compare-and-set on that subject. So a copy that is repeated after a kill, however late, finds the first one.
-A window of message ids would forget the first copy, and would report a message that was replayed as still stored.
+A message has at most one dead letter for each consumer. The subject of the dead letter names the message and the
+consumer, and it is written by compare-and-set on that subject. So a copy that is repeated after a kill, however late,
+finds the first one. A window of message ids would forget the first copy, and would report a dead letter that was
+replayed and removed as still stored.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ log = logging.getLogger(__name__)
 
 LONGEST_REASON = 1 << 10
 PREFIX = "Nats-Dead-Letter-"
-"""Prefix of the headers that a dead letter adds. Those of its headers that begin with ``Nats-`` are written by this
-module, and all others are the message's own."""
+"""Prefix of the headers that a dead letter adds. This module writes all headers of a dead letter that begin with
+``Nats-``, and the others are the message's own."""
 ORIGINAL = f"{PREFIX}Original-"
 """Prefix for the message's own ``Nats-`` headers. They told the server what to do when the message was first published
 (an id, a condition, a roll-up, a time to live), and the server must not do the same with the dead letter."""
@@ -100,7 +101,10 @@ def check_reason(reason: object) -> str:
 
 
 def address_of(stream: str, consumer: str, sequence: int, created: str, subject: str, *, hashed: bool) -> str:
-    """Return the subject of a dead letter. ``hashed``: for an original subject that is too long to be part of it."""
+    """Return the subject of a dead letter.
+
+    hashed: end it in a hash of the original subject, instead of that subject itself, which may be too long.
+    """
     end = f"sha256-{hashlib.sha256(subject.encode()).hexdigest()}" if hashed else subject
     return f"dead.{stream}.{consumer}.{sequence}.{time_nanoseconds(created)}.{end}"
 
@@ -143,7 +147,7 @@ class Letter:
         """Read a dead letter from the ``message`` of a STREAM.MSG.GET answer.
 
         Raises:
-            InvalidValue: the message is not a dead letter. Names the header that is missing or invalid.
+            InvalidValue: the message is not a dead letter; names the header that is missing or invalid.
         """
         header, data = content(message)
         values = {name: each[-1] for name, each in decode_headers(header).items() if name.startswith(PREFIX)}
@@ -177,7 +181,7 @@ class Letter:
         )
         identity = (letter.stream, letter.consumer, letter.sequence, letter.stream_created, letter.subject)
         if letter.address not in (address_of(*identity, hashed=False), address_of(*identity, hashed=True)):
-            remedy = "a dead letter with these headers is stored under another subject"
+            remedy = "this is not the subject of a dead letter with these headers"
             raise InvalidValue("address", letter.address, remedy)
         return letter
 
@@ -278,7 +282,7 @@ class DeadLetters:
                     self.name,
                     "subjects",
                     self.subjects,
-                    "another stream already listens on them, perhaps the source with > or dead.>; narrow its subjects",
+                    "another stream, perhaps the source, already listens on these (> or dead.>); narrow its subjects",
                 ) from error
             config = (await self.stream.info(patience=PATIENCE)).config
         self.check(config)
@@ -297,7 +301,7 @@ class DeadLetters:
         }
 
     def check(self, config: Mapping[str, Any]) -> None:
-        """Raises DeadLettersUnsuitable for a configuration that breaks a rule."""
+        """Raise DeadLettersUnsuitable if this configuration breaks a rule."""
 
         def refuse(rule: str, remedy: str) -> None:
             raise DeadLettersUnsuitable(self.name, rule, config.get(rule), remedy)
@@ -320,7 +324,7 @@ class DeadLetters:
     async def copy(self, holder: Holder, rejected: Rejected) -> None:
         """Write a dead letter for each rejected message of the held claim, and wait until all are confirmed.
 
-        May be repeated. Messages that the source stream no longer contains (purged, expired) cannot be copied.
+        A copy may be repeated. Messages that the source stream no longer contains (purged, expired) cannot be copied.
 
         Raises:
             HoldLost: the claim is no longer held by this token.
@@ -340,10 +344,10 @@ class DeadLetters:
                 gone |= window - Sequences.of(originals)
                 await self._write(holder, failures, reason, originals)
             copied = sequences.count - gone.count
-            log.info("claim %s: %d messages copied to stream %s, reason: %s", claim.id, copied, self.name, reason)
+            log.info("%d messages of claim %s are copied to stream %s (%s)", copied, claim.id, self.name, reason)
             if gone:
                 log.error(
-                    "claim %s: stream %s no longer contains these rejected messages, so they have no dead letter: %s",
+                    "rejected messages of claim %s have no dead letter, because stream %s no longer contains them: %s",
                     claim.id,
                     claim.stream,
                     gone,
@@ -408,15 +412,15 @@ class DeadLetters:
         return OutgoingMessage(address, data, block(lines + self.conditions(revision)))
 
     def conditions(self, revision: int) -> list[bytes]:
-        """Header lines that let the server store a dead letter only in this stream, and only if it replaces that
-        revision (0: if there is none)."""
+        """Header lines with which the server stores a dead letter only in this stream, and only in the place of that
+        revision; with 0, only if there is none."""
         return [
             f"Nats-Expected-Stream: {self.name}".encode(),
             f"Nats-Expected-Last-Subject-Sequence: {revision}".encode(),
         ]
 
     async def last(self, address: str) -> tuple[int, Letter | None]:
-        """The sequence of the message that is stored under this subject (0: none), and the dead letter if it is one."""
+        """Return the sequence of the message under this subject, or 0, and the dead letter if the message is one."""
         message = await stored_message(self.stream, {"last_by_subj": address})
         if message is None:
             return 0, None
@@ -441,7 +445,7 @@ class Holder(NamedTuple):
         record, _ = await self.ledger.read()
         entry = record.open.get(self.claim.id) if record else None
         if record is None or entry is None or entry.token != self.token:
-            raise HoldLost(f"claim {self.claim.id} is no longer held by attempt {self.token}: nothing is dead-lettered")
+            raise HoldLost(f"claim {self.claim.id} is no longer held by attempt {self.token}, so nothing was copied")
         return record.failures
 
 
@@ -463,7 +467,7 @@ async def publish(
         except (ConnectionLost, RequestTimeout) as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise
-            log.warning("publishing dead letters was interrupted, trying again: %s", error)
+            log.warning("publishing dead letters was interrupted and is tried again: %s", error)
             await asyncio.sleep(0.2)
         else:
             return [answers[position] for position in range(len(messages))]
@@ -479,7 +483,9 @@ def _publish(
             if position in answers:
                 continue
             if each.size > wire.max_payload:
-                remedy = f"with the headers of a dead letter this is more than max_payload={wire.max_payload}; raise it"
+                remedy = (
+                    f"with the headers of a dead letter this exceeds max_payload={wire.max_payload}; raise that limit"
+                )
                 answers[position] = InvalidValue("data", f"{each.size} bytes", remedy)
             else:
                 wire.send(encode_publish(each.subject, f"{inbox}.{position}", each.data, each.header))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deleting a consumer or a stream. Refused while claims of it are open, unless ``despite_open_claims``.
+"""Deleting a consumer or a stream, which is refused while claims of it are open, unless ``despite_open_claims`` is set.
 
 An attempt notices a deletion by another client only at its next heartbeat. A deletion by this module looks for open
-claims first and supersedes them before it deletes their messages, so that no attempt settles them too late.
+claims first and supersedes them before it deletes anything, so that no attempt settles them after the deletion.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Deletion:
         return f"stream {self.stream!r}" if self.consumer is None else f"consumer {self.consumer!r} of {self.stream!r}"
 
     def describe(self) -> str:
-        """What would happen now, in words."""
+        """What the deletion would do now, in words."""
         if self.consumer is None:
             text = f"{self.what} would be deleted with its {self.messages} messages"
         else:
@@ -63,20 +63,20 @@ class Deletion:
         return text
 
     def check(self, *, despite_open_claims: bool, despite_unprocessed: bool) -> None:
-        """Raises DeletionRefused."""
+        """Raise DeletionRefused if something that is still needed would be deleted."""
         if self.claims and not despite_open_claims:
             shown = "; ".join(map(_described, self.claims[:_NAMED]))
             more = f"; and {len(self.claims) - _NAMED} more" if len(self.claims) > _NAMED else ""
             raise DeletionRefused(
                 f"{self.what} was not deleted, because {len(self.claims)} claims are open: {shown}{more}. Pause the "
-                "sensor's DAG and wait until they are settled (airflow jetstream claims), or delete with "
+                "sensor's DAG and wait until `airflow jetstream claims` lists none of them, or delete with "
                 "despite_open_claims=True, which stops their work and discards its results",
                 tuple(seen.id for seen in self.claims),
             )
         if self.lost and not despite_unprocessed:
             raise DeletionRefused(
-                f"{self.what} was not deleted: it has not acknowledged {self.lost} messages, and the stream, which has "
-                "retention 'interest', would delete those that no other consumer waits for. Process these messages "
+                f"{self.what} was not deleted, because it has not acknowledged {self.lost} messages, and the stream "
+                "(retention 'interest') would delete those that no other consumer waits for. Process these messages "
                 "first, or delete with despite_unprocessed=True",
                 unprocessed=self.lost,
             )
@@ -85,7 +85,7 @@ class Deletion:
 async def plan(
     js: JetStream, stream: str, consumer: str | None = None, *, despite_open_claims: bool = False
 ) -> Deletion | None:
-    """Return what deleting the stream, or one of its consumers, would remove now; None if it does not exist.
+    """Return what deleting the stream, or one of its consumers, would remove now; None if that does not exist.
 
     Raises:
         LedgerUnavailable: it is unknown whether claims are open, and ``despite_open_claims`` is not set.

@@ -2,7 +2,7 @@
 """Examine a connection, its permissions, the ledger, and the streams and consumers that claims are taken from.
 
 Nothing is changed on the server, and the rules are those that taking, holding and settling check. Each section ends in
-bounded time. What one section finds does not stop the others, unless they cannot succeed after it.
+bounded time. What one section finds does not stop the others, unless it shows that they cannot succeed.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 SECTION = 20.0
 """Seconds for one section, at most."""
 CONNECT, ANSWER = 10.0, 5.0
-"""Seconds for connecting and for one answer, at most: a connection's own settings may allow hours."""
+"""Seconds for connecting and for one answer, at most. The settings of a connection may allow hours."""
 CLOCKS = 2.0
-"""Seconds by which two clocks may differ: synchronised ones differ by less than a tenth of one."""
+"""Seconds by which two clocks may differ. Synchronised clocks differ by less than a tenth of a second."""
 FULL = 0.9
-"""How much of a limit in bytes may be used."""
+"""The part of a limit in bytes that may be used before the doctor reports it."""
 
 _SILENT = "the server may be frozen or overloaded, or a stream may have no leader (`nats server report jetstream`)"
 _READING = ("publisher", "reader")  # roles that have to do with a stream alone
@@ -63,7 +63,7 @@ _NO_ROLE = "the roles of this connection do not need it"
 class Scope:
     """What to examine.
 
-    stream, consumer:  only this stream, only this consumer. Default: every consumer that the ledger knows.
+    stream, consumer:  the stream and consumer to examine. Default: every consumer that the ledger knows.
     roles:             the roles that the user of this connection should have (``roles.ROLES``). Default: sensor and
                        processor, or reader for a connection with an API prefix, through which no claim can be taken.
     subject:           a subject on which a publisher publishes.
@@ -88,9 +88,9 @@ class Scope:
 
 
 async def examine(settings: ConnectionSettings | JetStreamError, scope: Scope) -> dict[str, list[Finding]]:
-    """Examine everything in ``scope``; the findings of each section, by its title.
+    """Examine everything in ``scope``. Returns the findings of each section by the title of the section.
 
-    settings:  of the connection; or the error of a connection whose settings cannot be used, which is then a finding.
+    settings:  the settings of the connection, or the error that says why they cannot be used, which is then a finding.
     """
     if isinstance(settings, JetStreamError):
         return {"Connection": [to_do("settings", str(settings))], **_unreachable()}
@@ -122,7 +122,7 @@ class Examination:
         """Why no other section can succeed; empty while they can."""
         self._level = requirements.level_of(js.connection.server_version)
         self._known = False
-        """Whether the server has named its level; a version implies a level only from below."""
+        """Whether the server has named its API level. Its version only tells the lowest level that it can have."""
         self._pairs = [(scope.stream, scope.consumer)] if scope.stream and scope.consumer else []
         """The consumers in scope, each with its stream."""
         self._streams = {scope.stream} if scope.stream else set()
@@ -148,19 +148,19 @@ class Examination:
             found.append(not_checked(title, str(denied)))
         except (ConnectionFailed, TimeoutError) as silence:
             what = str(silence) or f"these checks did not end within {SECTION:g} s"
-            found.append(to_do(title, f"{what}: {_SILENT}"))
+            found.append(to_do(title, f"{what}; {_SILENT}"))
             await self._listen()
         except JetStreamError as error:
             found.append(to_do(title, str(error)))
         return found
 
     async def _listen(self) -> None:
-        """Whether the server still answers at all."""
+        """Skip all other sections if the server does not answer at all."""
         try:
             async with self._js.connection.timeout(ANSWER):
                 await self._js.connection.round_trip()
         except (JetStreamError, TimeoutError):
-            self._stopped = "the server does not answer any more"
+            self._stopped = "the server no longer answers"
 
     async def connection(self) -> AsyncIterator[Finding]:
         settings, connection = self._js.settings, self._js.connection
@@ -192,11 +192,11 @@ class Examination:
         if requirements.BATCHED_DIRECT_GET in beyond:
             yield to_do(
                 f"nats-server {version}",
-                f"{requirements.BATCHED_DIRECT_GET.error(version)}; the messages of claims are read by it",
+                f"{requirements.BATCHED_DIRECT_GET.error(version)}. Claims are read by batched direct get",
             )
         else:
             features = ", ".join(f"{each.what} ({'.'.join(map(str, each.version))})" for each in beyond)
-            yield fine(f"nats-server {version}", features and f"it is too old for {features}, should you need that")
+            yield fine(f"nats-server {version}", features and f"too old for {features}, if you need that")
 
     async def ledger(self) -> AsyncIterator[Finding]:
         if not self._claims:
@@ -209,7 +209,7 @@ class Examination:
             buckets = await ledger.look()
             wrong = {name: each for name, each in buckets.items() if isinstance(each, LedgerUnavailable)}
             if len(wrong) == len(buckets) and all(map(never_used, wrong.values())):
-                yield fine(f"buckets {claims} and {receipts}", "they do not exist yet: the first sensor creates them")
+                yield fine(f"buckets {claims} and {receipts}", "they do not exist yet; the first sensor creates them")
                 return
             for name, each in buckets.items():
                 yield to_do(f"bucket {name}", str(each)) if isinstance(each, Exception) else self._bucket(name, each)
@@ -237,15 +237,15 @@ class Examination:
             return to_do(what, str(invalid))
         if record is not None and not ledger.fits(record):
             remedy = "settle or release the open claims that `airflow jetstream claims` lists"
-            return to_do(what, f"it is so large that no claim can be entered: {remedy}")
+            return to_do(what, f"it is so large that no claim can be entered; {remedy}")
         return fine(what)
 
     async def configurations(self) -> AsyncIterator[Finding]:
         if self._scope.consumer and not self._pairs:
-            remedy = "no claim was taken by a consumer of this name; check it, or name its stream, too"
+            remedy = "the ledger knows no consumer of this name; check the name, or name its stream with --stream"
             yield to_do(f"consumer {self._scope.consumer}", remedy)
         elif not self._streams:
-            yield not_checked("consumers", "the ledger knows none yet; name one with --stream and --consumer")
+            yield not_checked("consumers", "the ledger knows no consumer yet; name one with --stream and --consumer")
         for stream in sorted(self._streams):
             async for finding in self._of_stream(stream):
                 yield finding
@@ -266,7 +266,7 @@ class Examination:
                 yield to_do(f"stream {name}", str(missing))
             return
         except ApiError as refusal:
-            yield to_do(f"stream {name}", f"{refusal}: `nats stream info {name}` and the server's log say more")
+            yield to_do(f"stream {name}", f"{refusal}; `nats stream info {name}` and the server's log say more")
             return
         self._timed = self._timed or name
         problems = list(self._too_new(info.config))
@@ -304,12 +304,12 @@ class Examination:
             return
         except ConsumerNotFound as missing:
             if name == self._scope.consumer:
-                yield to_do(what, f"{missing}. A sensor that names it creates it when it first runs")
+                yield to_do(what, f"{missing}. The first run of a sensor with this consumer creates it")
             return
         except StreamNotFound:
             return
         except ApiError as refusal:
-            yield to_do(what, f"{refusal}: `nats consumer info {stream} {name}` and the server's log say more")
+            yield to_do(what, f"{refusal}; `nats consumer info {stream} {name}` and the server's log say more")
             return
         shortest = timedelta(seconds=self._js.settings.shortest_ack_wait)
         broken = consumers.broken_rules(name, config, max_messages=1, shortest_ack_wait=shortest)
@@ -327,7 +327,7 @@ class Examination:
         elif recorded > self._level and self._known:
             yield (
                 f"it was configured on a newer nats-server (API level {recorded}), and this one ({version}, API level "
-                f"{self._level}) ignores the fields that it does not know: upgrade the server"
+                f"{self._level}) ignores the fields that it does not know; upgrade the server"
             )
 
     async def permissions(self) -> AsyncIterator[Finding]:
@@ -337,7 +337,7 @@ class Examination:
     async def _role(self, role: str) -> Finding:
         if role not in _READING and self._js.settings.api_prefix:
             remedy = "connect with the account that has the stream"
-            return to_do(role, f"claims cannot be taken or settled through an API prefix: {remedy}")
+            return to_do(role, f"claims cannot be taken or settled through an API prefix; {remedy}")
         if role == "publisher" and (reason := self._publishing_unknown()):
             return not_checked(role, reason)
         places = await self._places(role)
@@ -348,14 +348,14 @@ class Examination:
         for place in places:
             lacking |= dict.fromkeys(await roles.lacking(self._js.connection, roles.needs(role, place)))
         if lacking:
-            remedy = "allow it for this user (docs/reference/permissions.md), or name the role of its user with --role"
-            return to_do(role, f"no permission to publish on {', '.join(map(repr, lacking))}: {remedy}")
+            remedy = "allow that (docs/reference/permissions.md), or name the role that this user has with --role"
+            return to_do(role, f"no permission to publish on {', '.join(map(repr, lacking))}; {remedy}")
         return fine(role, f"{'streams' if role in _READING else 'consumers'}: {len(places)}")
 
     def _publishing_unknown(self) -> str:
         """Why it cannot be found out whether this user may publish; empty if it can."""
         if not self._scope.subject:
-            return "name a subject on which it publishes with --subject"
+            return "no subject was named; use --subject to name one on which the publisher publishes"
         try:
             requirements.MESSAGE_TRACING.check(self._js.connection.server_version)
         except ServerTooOld as old:
@@ -380,7 +380,7 @@ class Examination:
         return found
 
     async def _own(self) -> list[tuple[str, str]]:
-        """The consumers that this user may ask for: a ledger may also have consumers of other users."""
+        """The consumers whose INFO this user may request. The ledger may also know consumers of other users."""
         if (self._scope.stream, self._scope.consumer) in self._pairs:
             return self._pairs
         prefix = self._js.settings.prefix
@@ -402,9 +402,9 @@ class Examination:
             return
         yield to_do(
             "clock",
-            f"it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's: synchronise both (NTP). "
-            "Claims go by the server's clock, so no message is lost, but schedules, logs and the expiry of credentials "
-            "and certificates go by the clock of their machine",
+            f"it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's; synchronise both (NTP). "
+            "Claims use the server's clock, so no message is lost, but schedules, logs and the expiry of credentials "
+            "and certificates depend on the clock of their machine",
         )
 
     async def open_claims(self) -> AsyncIterator[Finding]:
@@ -412,7 +412,7 @@ class Examination:
             yield not_checked("claims", _NO_ROLE)
             return
         if not self._pairs:
-            yield fine("claims", "the ledger knows none")
+            yield fine("claims", "the ledger knows no consumer")
             return
         claims, _ = Ledger(self._js, "any", "any").buckets
         await self._permit(f"STREAM.INFO.KV_{claims}", f"STREAM.MSG.GET.KV_{claims}")
@@ -435,8 +435,8 @@ class Examination:
                 yield fine(what, f"open claims: {len(seen)}")
 
     async def _permit(self, *requests: str) -> None:
-        """Raises PermissionDenied at once for requests of the JetStream API that are not allowed; their own answers
-        would have to be waited for."""
+        """Raise PermissionDenied at once if one of these requests of the JetStream API is not allowed. The refusal of
+        the request itself would be noticed only after a wait for its answer."""
         prefix = self._js.settings.prefix
         for subject in await roles.lacking(self._js.connection, [roles.request(prefix, each) for each in requests]):
             raise PermissionDenied(subject)
@@ -463,9 +463,9 @@ def _named(stream: str, consumer: str) -> str:
 
 
 def _room(what: str, used: int, most: int, limit: str) -> Finding:
-    """Whether there is room. ``most``: bytes, not above 0 without a limit; ``limit``: its name."""
+    """Whether there is room below ``most`` bytes, a limit called ``limit``. Without a limit ``most`` is 0 or less."""
     if 0 < most * FULL <= used:
-        return to_do(what, f"{used:,} of {most:,} bytes are used; when it is full, writes are refused: raise {limit}")
+        return to_do(what, f"{used:,} bytes are used of {most:,}, beyond which writes are refused; raise {limit}")
     return fine(what, f"{used:,} bytes" + (f" of {most:,}" if most > 0 else ", no limit"))
 
 
@@ -478,11 +478,11 @@ def _overdue(seen: Seen) -> Finding | None:
     if age < (AT_WORK if seen.holder else AWAITING_TASK):
         return None
     if seen.holder:
-        how = f"`airflow jetstream claim {seen.id} --listen {seen.silence:.0f}` tells whether it is alive"
-        return to_do(what, f"attempt {seen.holder} has held it since {seen.since} ({age}): {how}")
+        how = f"`airflow jetstream claim {seen.id} --listen {seen.silence:.0f}` shows whether it is alive"
+        return to_do(what, f"attempt {seen.holder} has held it since {seen.since} ({age}); {how}")
     taken_by = seen.entry.taken_by if seen.entry else ""
     remedy = (
         "find out why its task does not run (its queue, its pool, a paused DAG); "
         f"`airflow jetstream release {seen.id}` has its messages redelivered now"
     )
-    return to_do(what, f"nobody has held it since {seen.since} ({age}). It was taken by {taken_by}: {remedy}")
+    return to_do(what, f"nobody has held it since {seen.since} ({age}). It was taken by {taken_by}; {remedy}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defaults of parameters that are durations. This module imports nothing else, so that signatures can name them."""
+"""Defaults of parameters that are durations. Signatures need them, so this module imports only :mod:`datetime`."""
 
 from datetime import timedelta
 

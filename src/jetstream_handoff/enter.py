@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entering a batch in the ledger's record: makes the new record and the claims from the old record. No I/O."""
+"""Entering a batch in the ledger's record: makes a new record and claims of the old record and the batch. No I/O."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Entered:
 
     record:     the new record.
     claims:     the claims to hand on.
-    poisoned:   one claim of the messages that have failed alone too many times, if any; held by its entry's token.
+    poisoned:   the claim of messages that have failed alone too many times, if any; its entry has the holder's token.
     again:      messages that were redelivered although they are done.
     left:       messages for a later batch.
     superseded: claims that are no longer open.
-    dropped:    why nothing was entered, if the messages may have been delivered to another client.
-    too_large:  nothing was entered, because the record would be too large.
-    full:       the record would be too large even without the messages that are settled.
+    dropped:    why nothing was entered, if the messages may have been delivered to another client; otherwise empty.
+    too_large:  whether nothing was entered because the record would be too large.
+    full:       whether the record would be too large even without the messages that are settled.
     """
 
     record: Record | None
@@ -52,7 +52,7 @@ class Entered:
     full: bool = False
 
     def stands_in(self, record: Record | None) -> bool:
-        """Whether this result is already in the record, so that only the answer to its write got lost."""
+        """Whether the record already contains this result, which means that only the answer to its write got lost."""
         own = {*self.claims, *self.poisoned}
         return bool(record and own and own <= record.open.keys())
 
@@ -62,7 +62,7 @@ def enter(
 ) -> Entered:
     """Enter a batch in a record.
 
-    now:   the time on our clock after INFO has arrived.
+    now:   a time on our clock after ``info`` has arrived.
     fits:  :meth:`~jetstream_handoff.ledger.Ledger.fits`.
     """
     if reason := _stale(batch, info, now):

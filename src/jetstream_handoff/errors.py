@@ -128,7 +128,7 @@ class LedgerUnsuitable(LedgerUnavailable):
     def __init__(self, bucket: str, field: str, value: object, remedy: str) -> None:
         super().__init__(
             f"the ledger's bucket {bucket!r} cannot be used because of {field}={shown(value)}: {remedy}. Change its "
-            f"stream KV_{bucket}. If the server does not allow that, delete the stream while no claim is open: the "
+            f"stream KV_{bucket}. If the server does not allow that, delete the stream while no claim is open, and the "
             "next sensor creates it again"
         )
         self.bucket = bucket
@@ -141,19 +141,19 @@ class LedgerFull(LedgerUnavailable):
     """A consumer's record would become larger than its limit, even with a smaller batch."""
 
 
-KEEP_RECEIPT = "Restore the previous value, and do not purge it: the output of its claim would no longer count"
+KEEP_RECEIPT = "Restore its previous value. Do not purge it, because the output of its claim would no longer count"
 
 
 class LedgerInvalid(LedgerUnavailable):
     """A record or receipt that this release cannot read. It is neither used nor overwritten.
 
-    remedy: what to do. The default is that of a record, whose loss has its messages processed again; without a receipt
-    the output of a claim that is done would no longer count.
+    remedy: what to do. The default is for a record: it may be purged, because its messages are then processed again. A
+    receipt must not be purged, because the output of its claim would no longer count.
     """
 
     def __init__(self, what: str, wrong: str, remedy: str = "") -> None:
         remedy = remedy or (
-            "Restore the previous value, or purge its subject in the bucket's stream: then the messages are redelivered"
+            "Restore its previous value, or purge its subject in the bucket's stream to have the messages redelivered"
         )
         super().__init__(
             f"the ledger's {what} cannot be read ({wrong}). Nothing is acknowledged until that is fixed. {remedy}"

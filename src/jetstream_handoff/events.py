@@ -28,7 +28,7 @@ Name = Literal[
     "unconfirmed",  # done, but the acknowledgement is unconfirmed: the next take repeats it
     "failed",  # the work failed for the last time: the messages are redelivered
     "released",  # no longer held, between two attempts
-    "superseded",  # was open until its messages were delivered to another client: its sensor or its task died
+    "superseded",  # no longer open: its sensor or its task died, and its messages were delivered to another take
     "reprocessed",  # settled once more: the new attempt is now the committed one
     "repeated",  # messages that were redelivered although they are done: acknowledged, not processed again
     "given_back",  # pulled, but not handed on: negatively acknowledged
@@ -62,8 +62,8 @@ _listening = threading.Lock()
 
 
 def listen(listener: Listener) -> None:
-    """Call ``listener`` with every event of this process, in the thread in which it happens. A listener that is given
-    several times is called once."""
+    """Call ``listener`` with every event of this process, in the thread in which the event happens. A listener that is
+    registered several times is called once for each event."""
     with _listening:
         if listener not in _listeners:
             _listeners.append(listener)
@@ -72,7 +72,7 @@ def listen(listener: Listener) -> None:
 def tell(
     name: Name, of: Claim | Taking, messages: int, *, claim: str = "", seconds: float | None = None, origin: str = ""
 ) -> None:
-    """Call the listeners. An error of a listener is logged and not raised: a metric must not stop the hand-off."""
+    """Call the listeners. An error of a listener is only logged, because a metric must not stop the hand-off."""
     event = Event(name, of.stream, of.consumer, messages, claim, seconds, origin)
     for listener in _listeners:
         try:

@@ -16,7 +16,7 @@ from jetstream_client.sequences import Sequences
 
 PARTS = 10
 """Number of claims into which a failed claim is cut. A claim of 100,000 messages comes down to one message in 5 cuts
-(halves: 17), and for a single bad message 1.1 times the claim's messages are processed again (halves: twice)."""
+(17 with halves). For a single bad message, 1.1 times the claim's messages are processed again (twice with halves)."""
 MOST_PARTS = 100
 """How many claims of failed messages one take makes at most. Each is a mapped task and an entry in the record."""
 LARGEST = 64 << 10
@@ -28,7 +28,7 @@ LONGEST_REASON = 200
 class Failure:
     """A claim that failed.
 
-    sequences:  its messages, without those that were settled or failed in a smaller claim since.
+    sequences:  its messages, except those that have since been settled or failed in a smaller claim.
     size:       how many messages the claim had.
     alone:      how many times its message has failed alone; 0 for a claim of several messages.
     reason:     why it failed the last time; only for a claim of one message.
@@ -41,7 +41,7 @@ class Failure:
 
     @property
     def next_size(self) -> int:
-        """The largest size of a claim that takes these messages again."""
+        """The largest size of the claims in which these messages are taken again."""
         return max(1, -(-self.size // PARTS))
 
     def to_json(self) -> list[Any]:
@@ -54,14 +54,14 @@ class Failure:
 
 
 Failures = Mapping[str, Failure]
-"""Failures by the id of the claim that failed last. No two of them share a message."""
+"""Failures by the id of the claim that failed last. No message is in two failures."""
 
 
 def failed(failures: Failures, claim_id: str, sequences: Sequences, reason: str) -> dict[str, Failure]:
     """Return the failures with one more failed claim.
 
-    Messages that failed in a smaller claim before stay counted in that one. If the failures take more than ``LARGEST``,
-    those of the largest claims are forgotten. That costs more rounds, but loses no message.
+    Messages that failed before in a smaller claim stay counted in that one. If the failures take more than ``LARGEST``
+    bytes, those of the largest claims are forgotten. That costs more rounds, but loses no message.
     """
     size = sequences.count
     smaller = [each for failure in failures.values() if failure.size < size for each in failure.sequences.ranges]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RELEASE_TIMEOUT = 3.0
-"""Seconds that a killed task waits for its claim to be released, because the orchestrator soon ends its process."""
+"""Seconds for which a killed task waits until its claim is released. The orchestrator soon ends its process."""
 
 
 class HeldClaim:
@@ -55,7 +55,7 @@ class HeldClaim:
         self.bytes = claim.bytes
         """Sum of the messages' sizes, in bytes."""
         self.attempt_id = hold.attempt_id
-        """The key for output. If all output is written under it, two attempts that overlap never write to the same
+        """The name under which the work writes its output, so that two attempts that overlap never write to the same
         place."""
         self._hold = hold
         self._portal = portal
@@ -77,12 +77,13 @@ class HeldClaim:
         dead_letters: str | None = None,
         reprocess: bool = False,
     ) -> Iterator[Self]:
-        """Hold a claim on a separate connection until the end of the block. Release it if the block did not end it.
+        """Hold a claim on a separate connection until the end of the block. Release it if the block did not end the
+        hold.
 
         try_number:    the number of the task's try, which becomes part of the token.
         longest_hold:  the hold is lost after this time; default: 24 hours.
         dead_letters:  the dead-letter stream for rejected messages; default: ``DEAD_<stream>``.
-        reprocess:     process a claim that is already settled once more, instead of raising AlreadyDone. Raises
+        reprocess:     if the claim is already settled, process it once more instead of raising AlreadyDone. Raises
                        MessagesMissing if the stream no longer contains all of its messages.
         """
         from anyio.from_thread import start_blocking_portal
@@ -159,20 +160,20 @@ class HeldClaim:
     def fail(self, reason: str = "", *, blame: bool = True) -> None:
         """Fail the claim: its messages are redelivered.
 
-        reason:  why the work failed. Dead letters of its messages would have this reason.
+        reason:  why the work failed. If the claim has only one message, its dead letter would contain this reason.
         blame:   whether the failure counts against the messages. Default True.
         """
         self._end(partial(self._hold.fail, reason, blame=blame))
 
     def release(self, delay: timedelta | None = None) -> None:
-        """Release the claim for another attempt. If no attempt holds it by then, its messages are redelivered after
-        ``delay`` (default: at once)."""
+        """Release the claim for another attempt. If no attempt holds it within ``delay``, its messages are redelivered.
+        By default they are redelivered at once."""
         self._end(self._hold.release, delay)
 
     def kill(self) -> None:
         """Release the claim at once and stop its work. From now on settling is refused. Returns immediately.
 
-        A claim that is just being settled is still settled, because its work is done.
+        If the claim is being settled at that moment, it is still settled, because its work is done.
         """
         if not self._ending:
             self._ending = True
@@ -182,7 +183,7 @@ class HeldClaim:
     def _end(self, function: Callable[..., Awaitable[None]], *arguments: Any) -> None:
         """End the hold in the portal's thread, once.
 
-        A task time-out interrupts the main thread. It is raised only when the hold has ended.
+        A time-out of the task interrupts the main thread, but is raised only when the hold has ended.
         """
         if self.killed:
             raise HoldLost(f"claim {self.id} was released when its task was killed, so it cannot be settled")

@@ -61,15 +61,15 @@ class Hold:
     ) -> AsyncIterator[Hold]:
         """Take the claim over from any earlier attempt, and hold it until the end of the block.
 
-        If the block does not end the hold, it is released without delay. A ``KEEPER`` takes a claim over only from
-        another keeper.
+        If the block does not end the hold, the claim is released without delay. A ``KEEPER`` takes a claim over only
+        from another keeper.
 
         try_number:    the number of the task's try, which becomes part of the token.
         longest_hold:  the hold is lost after this time; default: 24 hours.
 
         Raises:
-            AlreadyDone: the claim was already settled; carries the value. Messages that were left unacknowledged are
-                acknowledged first.
+            AlreadyDone: the claim was already settled; carries the recorded value. Before it is raised, messages that
+                were left unacknowledged are acknowledged.
             Superseded: the stream or the consumer was recreated, or the messages belong to another claim.
             HeldByAnother: a ``KEEPER`` found the claim held by an attempt.
             LedgerUnavailable: the ledger's buckets are missing, or the account may not use them.
@@ -86,8 +86,8 @@ class Hold:
                 raise NotOpen(record)
             if entry.sequences != claim.sequences:
                 raise ClaimInvalid(
-                    f"claim {claim.id} has other ranges than its entry in the ledger; pass the claim that the sensor "
-                    "returned, unchanged"
+                    f"claim {claim.id} has other ranges than its entry in the ledger; pass the claim exactly as the "
+                    "sensor returned it"
                 )
             if try_number == KEEPER and not (entry.token or token).startswith(f"{KEEPER}-"):
                 raise HeldByAnother(
@@ -117,7 +117,9 @@ class Hold:
         """Send heartbeats until the end of the block. Release the claim if the block did not end the hold."""
         longest = self._longest
         self._beats = asyncio.create_task(self._keep())
-        self._end = asyncio.get_running_loop().call_later(longest, self._lose, f"held for longer than {longest:g} s")
+        self._end = asyncio.get_running_loop().call_later(
+            longest, self._lose, f"it was held for longer than {longest:g} s"
+        )
         try:
             yield self
         finally:
@@ -148,8 +150,8 @@ class Hold:
     async def reject(self, sequences: Sequences, reason: str, dead_letters: str | None = None) -> None:
         """Reject messages that cannot be processed.
 
-        Settling copies them with the reason to the dead-letter stream and terminates them; any other end of the hold
-        does not. If a message is rejected several times, the first reason counts.
+        Settling the claim copies them with the reason to the dead-letter stream and terminates them. Any other end of
+        the hold rejects nothing. If a message is rejected several times, the first reason counts.
 
         dead_letters: the dead-letter stream, which is created here if it does not exist; default: ``DEAD_<stream>``.
 
@@ -199,8 +201,8 @@ class Hold:
         self.ended = True
 
     async def release(self, delay: timedelta | None = None) -> None:
-        """Release the claim for another attempt. If no attempt holds it by then, its messages are redelivered after
-        ``delay`` (default: at once)."""
+        """Release the claim for another attempt. If no attempt holds it within ``delay``, its messages are redelivered.
+        By default they are redelivered at once."""
         await self._stop_beats()
         self.ended = True
         await settle.release(self._ledger, self.claim, self.token, delay)
@@ -209,8 +211,8 @@ class Hold:
         await complete(self.let_go(), _TO_RELEASE, f"releasing claim {self.claim.id}", LEASE_ENDS)
 
     async def let_go(self) -> None:
-        """Release the claim and log an error instead of raising it, where it would hide the error that ended the work,
-        or nothing would handle it."""
+        """Release the claim. An error is logged and not raised, because it would hide the error that ended the work, or
+        nothing would handle it."""
         try:
             await self.release()
         except Exception as error:
@@ -231,7 +233,7 @@ class Hold:
 
     @contextmanager
     def _fenced(self) -> Iterator[None]:
-        """Report the claim as lost if its end comes too late, because another attempt or claim has its messages."""
+        """Report the claim as lost if it is ended too late, when another attempt or claim has its messages."""
         try:
             yield
         except (AlreadyDone, Superseded, HeldByAnother):
@@ -271,7 +273,7 @@ class Hold:
                     self._lose(str(error))
                 else:  # try again after any error, because without heartbeats the messages go to another client
                     expected = isinstance(error, JetStreamError)
-                    text = "claim %s: a heartbeat failed, trying again: %s"
+                    text = "a heartbeat of claim %s failed and is tried again: %s"
                     log.warning(text, self.claim.id, error, exc_info=not expected)
 
     async def _beat(self) -> None:
@@ -300,15 +302,15 @@ async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
 
     Raises:
         Superseded: the stream or the consumer was deleted or recreated.
-        ClaimInvalid: the claim's messages are acknowledged at another address.
+        ClaimInvalid: the claim's acknowledgements would not go to the consumer that this connection finds.
     """
     try:
         stream = await ledger.stream.info(patience=PATIENCE)
         consumer = await ledger.consumer.info(patience=PATIENCE)
     except (StreamNotFound, ConsumerNotFound) as gone:
         raise Superseded(
-            f"claim {claim.id} of consumer {claim.consumer!r}, stream {claim.stream!r}, cannot be settled: the server "
-            f"says {gone.description!r}"
+            f"claim {claim.id} of consumer {claim.consumer!r}, stream {claim.stream!r}, cannot be settled, because the "
+            f"server says {gone.description!r}"
         ) from gone
     for kind, created, claimed in (
         ("stream", stream.created, claim.stream_created),
@@ -317,13 +319,13 @@ async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
         if created != claimed:
             raise Superseded(
                 f"claim {claim.id} of consumer {claim.consumer!r}, stream {claim.stream!r}, cannot be settled, because "
-                f"the {kind} was recreated at {created} and the claim is of the one created at {claimed}. Its messages "
-                "are redelivered; run the sensor instead of this task"
+                f"the {kind} was recreated at {created}, and the claim was taken from the one created at {claimed}. "
+                "Its messages are redelivered; run the sensor instead of this task"
             )
     address = await ledger.locate()
     if claim.address != address:
         raise ClaimInvalid(
             f"claim {claim.id} has ack_prefix {claim.address.prefix!r}, but its consumer has {address.prefix!r}; pass "
-            "the claim that the sensor returned, unchanged, with a connection to the same domain"
+            "the claim exactly as the sensor returned it, and use a connection to the same domain"
         )
     return consumer

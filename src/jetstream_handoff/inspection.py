@@ -65,7 +65,7 @@ class Seen:
 
     @property
     def age(self) -> float | None:
-        """Seconds since then, on the server's clock."""
+        """Seconds since the time :attr:`since`, on the server's clock; None if that time is unknown."""
         return (time_nanoseconds(self.now) - time_nanoseconds(self.since)) / 1e9 if self.since else None
 
     @property
@@ -106,7 +106,7 @@ def _next_of_open(seen: Seen, entry: OpenEntry) -> str:
     wait = seen.info.config["ack_wait"] / 1e9
     if entry.token is None:
         return (
-            "No attempt holds it: it waits for its task or for a retry. If none begins before its lease ends, its "
+            "No attempt holds it. It waits for its task or for a retry. If none begins before its lease ends, its "
             "messages are redelivered, and the next sensor takes them in another claim."
         )
     if seen.alive:
@@ -156,12 +156,16 @@ async def check_known(js: JetStream, stream: str | None, consumer: str | None) -
         if consumer is not None:
             await js.stream(stream).consumer(consumer).info(patience=PATIENCE)
     elif consumer is not None:
-        remedy = "the ledger has no claims of a consumer with this name; check the name, or name its stream as well"
+        remedy = "the ledger has no claims of a consumer with this name; check the name, or give its stream as well"
         raise InvalidValue("consumer", consumer, remedy)
 
 
 async def find(js: JetStream, claim_id: str) -> Seen | None:
-    """Return one claim, open or not; None if the ledger does not know it (any more). Raises LedgerUnavailable."""
+    """Return one claim, open or not; None if the ledger does not know it, perhaps because its receipt has expired.
+
+    Raises:
+        LedgerUnavailable: the ledger cannot be read.
+    """
     if not is_claim_id(claim_id):
         return None
     for ledger in await ledgers(js):
@@ -224,7 +228,9 @@ async def release(js: JetStream, seen: Seen) -> None:
     stream, consumer = await ledger.stream.info(patience=PATIENCE), await ledger.consumer.info(patience=PATIENCE)
     claim = ledger.claim_of(seen.id, seen.entry, stream.created, consumer.created)
     if not await settle.release(ledger, claim, seen.entry.token):
-        raise Superseded(f"claim {seen.id} was not released, because it has changed; look at it again and retry")
+        raise Superseded(
+            f"claim {seen.id} was not released, because it has changed meanwhile; look at it again before you retry"
+        )
 
 
 async def _readable(ledger: Ledger) -> Record | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep: hold a claim for work that other tasks or another engine do, until an attempt settles or fails the claim."""
+"""Keep: hold a claim for the work of other tasks or of another engine, until an attempt settles or fails the claim."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
 
     After ``seconds`` the claim is released and None is returned.
 
-    An attempt takes the claim over from its keeper, never the reverse. While an attempt holds the claim the keeper
-    waits, and it holds the claim again when the attempt has released it. A keeper that is cancelled leaves a lease, so
+    An attempt takes the claim over from its keeper, never the reverse. While an attempt holds the claim, the keeper
+    waits, and holds it again when the attempt has released it. A keeper that is cancelled leaves a lease, so
     that another keeper can follow.
 
     Raises:
@@ -59,7 +59,7 @@ async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
 
 
 async def _lost(hold: Hold, js: JetStream) -> None:
-    """Wait until the hold is lost, usually because an attempt holds the claim or has decided it."""
+    """Wait until the hold is lost, usually because an attempt holds the claim or has ended it."""
     lost = asyncio.Event()
     hold.on_lost(lambda _: lost.set())
     try:

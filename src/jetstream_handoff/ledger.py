@@ -62,10 +62,10 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 LARGEST_RECORD = 512 << 10
-"""The largest size, in bytes, of a record into which claims are entered, if the server accepts messages twice as large
-(``max_payload``). Settling adds the value that the work returned and the sequences that it rejected."""
+"""The largest size in bytes of a record into which claims are entered; half of the server's ``max_payload`` if that is
+less. Settling adds the value that the work returned and the sequences that it rejected, and may use the other half."""
 _AROUND = 1 << 10
-"""Bytes of a stored record besides its value: its headers. A receipt is no larger than the record and two names."""
+"""Bytes that the headers of a stored record take, at most. A receipt is no larger than the record and two names."""
 PATIENCE = 60.0
 """Seconds for which a change is retried while the server does not answer. A failover took up to 8 s, and a restart may
 take longer."""
@@ -74,8 +74,8 @@ AWAY = 0.2
 LONGEST_PAUSE = 5.0
 """The longest time, in seconds, before a change that lost a race is tried again."""
 SECOND_READ = 2.0
-"""Seconds before a result that ends an attempt is read a second time: a deposed leader answers with old data for half a
-second after it thaws."""
+"""Seconds before a result that ends an attempt is read a second time, because a deposed leader answers with old data
+for half a second after it thaws."""
 
 
 _BECAME = {
@@ -132,11 +132,11 @@ class Ledger:
 
     @property
     def subjects(self) -> tuple[str, str]:
-        """The subject of the record, and that of a receipt which no claim has."""
+        """The subject of the record, and the subject of a receipt that belongs to no claim."""
         return self._sent_to(self._record_subject), self._sent_to(f"$KV.{self._receipts}.{new_claim_id()}")
 
     async def locate(self) -> AckAddress:
-        """Return the address of the consumer's acknowledgements. The servers are asked once.
+        """Return the address of the consumer's acknowledgements. The servers are asked only once.
 
         Raises:
             AddressUnknown: the address cannot be found; nothing was acknowledged.
@@ -158,7 +158,7 @@ class Ledger:
         """Create the buckets that do not exist, on file, with the stream's number of replicas.
 
         Raises:
-            LedgerUnavailable: as :meth:`check`; or a bucket does not exist and cannot be created.
+            LedgerUnavailable: a bucket cannot be used, as for :meth:`check`, or cannot be created.
         """
         replicas = (await self.stream.info(patience=PATIENCE)).config.get("num_replicas", 1)
         for name, max_age in ((self._claims, timedelta(0)), (self._receipts, RECEIPTS_KEPT)):
@@ -253,13 +253,16 @@ class Ledger:
         return Receipt.from_json(claim_id, _decoded(f"receipt of claim {claim_id}", text, KEEP_RECEIPT)), revision
 
     async def change(self, function: Change) -> tuple[Record | None, ConsumerInfo]:
-        """Read the record, then INFO, apply ``function``, and write the result. Repeat this after a lost race.
+        """Change the record by compare-and-set.
 
-        ``function`` returns the new record, or raises. If the record is unchanged, nothing is written. The function
-        must recognise its own effect, because a write whose answer got lost is tried again. Changes that wait at the
-        same time on this connection are applied together and written once (:mod:`.changes`).
+        Read the record, then the consumer's INFO, call ``function`` with both, and write the record that it returns. If
+        another client has written the record meanwhile, begin again.
 
-        Returns the record after this change, and the INFO that it saw.
+        ``function`` may raise an error instead. If the record is unchanged, nothing is written. The function must
+        recognise its own effect, because a write whose answer got lost is tried again. Changes that wait at the same
+        time on this connection are applied together and written once (:mod:`.changes`).
+
+        Returns the record after this change, and the INFO with which ``function`` was called.
 
         Raises:
             LedgerUnavailable: the buckets do not exist, may not be used or are full, or the server did not answer for
@@ -301,7 +304,8 @@ class Ledger:
                     return queue.done(applied.outcomes)
 
     async def _attempt(self, queue: Queue, together: list[Waiting], receipted: set[str]) -> Applied | None:
-        """Read, apply, write. Returns None if only receipts were written, because the record is old by then."""
+        """Read the record, apply the changes, and write the result. Returns None if only receipts were written, because
+        the record that was read is old by then."""
         began = asyncio.get_running_loop().time()
         old, revision = await self.read()
         info = await self.consumer.info(patience=PATIENCE)
@@ -345,12 +349,14 @@ class Ledger:
         return self.js.connection.max_payload - _AROUND
 
     def can_be_written(self, record: Record) -> bool:
-        """Whether the server accepts a message of this size."""
+        """Whether the server accepts a message with this record."""
         return len(json.dumps(record.to_json())) <= self.largest_value
 
     def fits(self, record: Record, *, reserve: bool = False) -> bool:
-        """Whether a record with newly entered claims is small enough. ``reserve``: claims that hold the acknowledgement
-        floor have more room."""
+        """Whether a record with newly entered claims is small enough.
+
+        reserve: allow half as much again, for claims that hold the acknowledgement floor.
+        """
         ranges = [len(entry.sequences.ranges) for entry in record.open.values()]
         if max(len(record.settled.spans), *ranges, 0) > MOST_RANGES:
             return False
@@ -374,7 +380,7 @@ class Ledger:
     async def try_receipt(self, receipt: Receipt) -> None:
         """Write a receipt, or log an error if that fails: the record has decided already, so the attempt must not fail.
 
-        The take that removes a done claim from the record writes its receipt, and fails as long as it cannot.
+        The take that removes a done claim from the record writes a missing receipt, and fails as long as it cannot.
         """
         try:
             await self.write_receipt(receipt)
@@ -393,7 +399,8 @@ class Ledger:
     async def change_receipt(
         self, claim_id: str, function: Callable[[Receipt | None], Receipt], *, new: bool = False
     ) -> Receipt:
-        """Read a receipt, apply ``function``, and write the result. Repeat this after a lost race.
+        """Read a receipt, call ``function`` with it, and write the receipt that it returns. If another client has
+        written the receipt meanwhile, begin again.
 
         new: skip the first read, because there probably is no receipt.
 
@@ -457,8 +464,8 @@ class Ledger:
     async def committed(self) -> list[Receipt]:
         """Return one done receipt for each settled claim of this consumer, as long as receipts are kept.
 
-        For a claim that was processed again, it is that of the newest settled attempt. Claims whose messages all became
-        dead letters are left out, because they have no output.
+        A claim that was processed again has the receipt of the newest attempt that settled it. Claims whose messages
+        all became dead letters are left out, because they have no output.
         """
         record, _ = await self.read()
         found = {
@@ -492,7 +499,7 @@ class Ledger:
             message = answer["message"]
             return message.get("data", ""), int(message["seq"])  # the marker of a deleted key has no data
         except (KeyError, TypeError, ValueError, AttributeError):
-            wrong, remedy = "the server's answer is invalid", "Check the server, and what is between it and this client"
+            wrong, remedy = "the server's answer is invalid", "Check the server, and any proxy in front of it"
             raise LedgerInvalid(f"entry {subject!r}", wrong, remedy) from None
 
     def _sent_to(self, subject: str) -> str:
@@ -515,12 +522,14 @@ class Ledger:
             wrong = f"the ledger's entry {subject!r} was stored in domain {error.stored!r}"
             raise LedgerUnavailable(f"{wrong}; check the subject mappings of that server") from error
         except ApiError as error:
-            raise LedgerUnavailable(f"the server refused a write to the ledger's {subject!r}: {error}") from error
+            raise LedgerUnavailable(
+                f"the server refused a write to the ledger's subject {subject!r}: {error}"
+            ) from error
         return ack.seq
 
 
 async def believed(change: Callable[[], Awaitable[Result]]) -> Result:
-    """Return the result of a change. If it ends the attempt, try again after ``SECOND_READ`` and believe only that."""
+    """Make a change. If its result ends the attempt, make it again after ``SECOND_READ`` s; only this result counts."""
     with suppress(NotOpen, HeldByAnother, HoldLost, Superseded):
         return await change()
     await asyncio.sleep(SECOND_READ)
@@ -538,7 +547,7 @@ async def ledgers(js: JetStream, stream: str | None = None, consumer: str | None
         try:
             of_stream, name = map(_name, key.split("."))
         except ValueError:
-            log.warning("ignoring key %r in bucket %s: the ledger did not write it", key, bucket)
+            log.warning("ignoring key %r in bucket %s, because the ledger did not write it", key, bucket)
         else:
             if stream in (None, of_stream) and consumer in (None, name):
                 found.append((of_stream, name))
@@ -588,8 +597,8 @@ def _name(base32: str) -> str:
 def _unavailable(bucket: str, error: Exception) -> LedgerUnavailable:
     if isinstance(error, StreamNotFound):
         return LedgerUnavailable(
-            f"the ledger's bucket {bucket!r} does not exist, so nothing can be settled. A sensor creates it. If one "
-            "has run before, check this connection's account and domain, and whether the bucket was deleted"
+            f"the ledger's bucket {bucket!r} does not exist, so nothing can be settled. The first sensor creates "
+            "it. If a sensor has run, check this connection's account and domain, and whether the bucket was deleted"
         )
     if isinstance(error, ConnectionLost):
         return LedgerUnavailable(f"the ledger's bucket {bucket!r} cannot be reached: {error}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 VERSION = 1
 LARGEST_VALUE = 8 << 10
 BELIEVED = 10**9
-"""Nanoseconds before counters or an entry are believed, because a killed server forgets its last moments."""
+"""Nanoseconds after which counters or an entry are believed. A killed server forgets its last moments."""
 
 ABANDONED = 7 * 24 * 3600 * 10**9
 """Nanoseconds after which a claim is forgotten that no attempt holds and whose messages are never redelivered."""
@@ -123,14 +123,14 @@ class Record:
         return {each: entry for each, entry in self.open.items() if entry.owner == owner and entry.token is None}
 
     def handed_on_again(self, owner: Owner, info: ConsumerInfo) -> Record:
-        """Return the record with a new time in these claims, so that the try that entered them cannot withdraw them."""
+        """Return the record with a new time in the unheld claims, so that no earlier try of the owner withdraws any."""
         if self.new_life(info):
             return self
         again = {each: replace(entry, at=info.now) for each, entry in self.unheld(owner).items()}
         return replace(self, open={**self.open, **again})
 
     def withdrawn(self, entered: Mapping[str, str]) -> Record:
-        """Return the record without the claims entered at these times, unless they are held or were handed on again."""
+        """Return the record without the claims entered at these times, except those held or handed on again."""
         return replace(
             self,
             open={
@@ -166,7 +166,7 @@ class Record:
     def tidied(self, info: ConsumerInfo) -> Record:
         """Return the record without settled messages at or below the floor, which the server knows as acknowledged.
 
-        How claims above the floor were settled is left to their receipts. An open entry at or below the floor stays:
+        Only receipts say how claims above the floor were settled. An open entry at or below the floor stays:
         its messages were acknowledged by another client or deleted and are never redelivered, so nothing else knows of
         them. It is forgotten only when no attempt holds it and ``ABANDONED`` has passed.
         """
@@ -393,7 +393,7 @@ def check_value(value: object) -> None:
     try:
         size = len(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise InvalidValue("value", type(value).__name__, f"the work must return a JSON value: {error}") from None
+        raise InvalidValue("value", type(value).__name__, f"the work must return a JSON value ({error})") from None
     if size > LARGEST_VALUE:
         remedy = f"the ledger records at most {LARGEST_VALUE} bytes; return a count or a path instead"
         raise InvalidValue("value", f"{size} bytes", remedy)

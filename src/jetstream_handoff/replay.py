@@ -2,8 +2,8 @@
 """Replaying dead letters: listing them, and publishing them again to their original subjects.
 
 A dead letter is marked before it is published, and replaced by a note after the stream's PubAck. The mark contains the
-id under which it is published and the target stream's last sequence. With it the next replay finds out whether a replay
-that was killed had already published the dead letter.
+id under which it is published and the target stream's last sequence. From these the next replay finds out whether a
+replay that was killed had already published the dead letter.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class _Decisions:
         self._known: dict[tuple[str, str], Sequences] = {}
 
     async def confirm(self, letter: Letter) -> bool:
-        """Whether the ledger says that the message was given up. False if it does not know the claim (any more)."""
+        """Whether the ledger says that the message was given up. False if it does not know the claim."""
         key = (letter.consumer, letter.claim_id)
         if key not in self._known:
             try:
@@ -147,7 +147,7 @@ class _Decisions:
 
 
 async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[Listed]:
-    """Yield the selected dead letters, oldest first, each with whether the ledger confirms it. Changes nothing.
+    """Yield the selected dead letters, oldest first, and for each whether the ledger confirms it. Nothing is changed.
 
     With ``everything`` this includes messages in the dead-letter stream that are not dead letters.
 
@@ -194,7 +194,7 @@ async def replay(letters: DeadLetters, selection: Selection, into: str | None = 
     Raises:
         StreamNotFound: the stream to publish into does not exist, or neither dead-letter stream nor source stream does.
         ReplayRefused: the stream accepts no messages, for example because it is a mirror.
-        NoStreamResponse, ApiError: the stream refuses a dead letter. This one and all that follow stay.
+        NoStreamResponse, ApiError: the stream refuses a dead letter. This one and those after it stay.
     """
     target = letters.js.stream(into) if into is not None else letters.source
     published = found = unconfirmed = 0
@@ -230,22 +230,22 @@ async def _objection(letters: DeadLetters, letter: Letter, target: Stream) -> st
     if not any(subject_matches(pattern, letter.subject) for pattern in config["subjects"]):
         subjects = ", ".join(map(repr, config["subjects"]))
         return (
-            f"stream {target.name!r} does not listen on {letter.subject!r}: its subjects are {subjects}"
-            f"{_sources(config)}. If the message is genuine, name a stream that listens on this subject (into)"
+            f"stream {target.name!r} does not listen on {letter.subject!r} but on {subjects}{_sources(config)}. If the "
+            "message is genuine, name a stream that listens on its subject (into)"
         )
     transform = config.get("subject_transform")
     if transform and subject_matches(transform.get("src") or ">", letter.subject):
         return (
             f"stream {target.name!r} would store it under another subject (subject_transform "
-            f"{transform.get('src') or '>'!r} to {transform.get('dest')!r}); remove that, or name another stream that "
-            "listens on its subject (into)"
+            f"{transform.get('src') or '>'!r} to {transform.get('dest')!r}); remove that transform, or name another "
+            "stream that listens on the original subject (into)"
         )
     return await _difference(letters, letter)
 
 
 async def _difference(letters: DeadLetters, letter: Letter) -> str:
-    """Whether the dead letter differs from its original message, if the source stream still contains that. The result
-    is a sentence; empty if it does not differ."""
+    """Why the dead letter is no copy of its original message, as a sentence; empty if it is one, or if the source
+    stream no longer contains the original."""
     try:
         created = (await letters.source.info(patience=PATIENCE)).created
     except StreamNotFound:
@@ -296,7 +296,7 @@ async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Repla
         mark = f"dead-letter.{letters.name}.{made}.{number} {into.created} {into.state['last_seq']}"
         number = await _mark(letters, letter, mark)
         if not number:
-            log.info("dead letter %d of stream %s was changed meanwhile: skipping it", letter.number, letters.name)
+            log.info("dead letter %d of stream %s was changed meanwhile and is skipped", letter.number, letters.name)
             return Replayed()
     await _publish_marked(letters, letter, mark, target)
     await _finish(letters, letter, number, mark)
@@ -320,7 +320,7 @@ async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
 async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, target: Stream) -> None:
     """Publish to the original subject.
 
-    Without an answer, look for the message in the stream before sending it again: the window of ids may be short.
+    Without an answer, look for the message in the stream before sending it again, as the window of ids may be short.
 
     Raises:
         ConnectionLost, RequestTimeout: no answer within ``PATIENCE`` seconds. The dead letter keeps its mark.
@@ -358,8 +358,8 @@ async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stre
             return True
     if info.config.get("retention", "limits") != "limits" or info.state["first_seq"] > first:
         log.warning(
-            "dead letter %d of stream %s may have been replayed before, but stream %s may have removed the message: "
-            "publishing it again",
+            "dead letter %d of stream %s is published again: it may have been replayed before, but stream %s may have "
+            "removed the message",
             letter.number,
             letters.name,
             target.name,
@@ -377,7 +377,7 @@ async def _publish(letters: DeadLetters, stream: Stream, message: OutgoingMessag
 async def _finish(letters: DeadLetters, letter: Letter, number: int, mark: str) -> None:
     """Replace the dead letter with a note of the replay.
 
-    A deletion would not do: a killed server forgets its last deletions and restores the dead letter without its mark.
+    A deletion could be lost: a killed server forgets its last deletions and restores a dead letter without its mark.
     """
     note = [f"{_NOTE}: {mark}".encode(), *letters.conditions(number)]
     try:

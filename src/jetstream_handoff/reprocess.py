@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class Reprocess(Hold):
     """A settled claim that is processed again. The attempt that settled it stays committed until this one settles.
 
-    It ends in the same ways as a :class:`~jetstream_handoff.hold.Hold`. After failing or releasing it, the earlier
+    It ends in the same ways as a :class:`~jetstream_handoff.hold.Hold`. If it is failed or released, the earlier
     attempt stays committed.
     """
 
@@ -69,8 +69,8 @@ class Reprocess(Hold):
                 raise Superseded(f"claim {claim.id} cannot be processed again, because it was never settled as done")
             if (settled.stream, settled.consumer, settled.sequences) != (claim.stream, claim.consumer, claim.sequences):
                 raise ClaimInvalid(
-                    f"claim {claim.id} has other messages than its receipt; pass the claim that the sensor returned, "
-                    "unchanged"
+                    f"claim {claim.id} has other messages than its receipt; pass the claim exactly as the sensor "
+                    "returned it"
                 )
             if not settled.processed:
                 raise Superseded(f"claim {claim.id} has nothing to process again: all its messages are dead letters")
@@ -88,8 +88,8 @@ class Reprocess(Hold):
             yield attempt
 
     async def settle(self, value: Any = None) -> None:
-        """Settle the claim again after its work has succeeded. From now on the output of this attempt is the committed
-        one instead of the older output.
+        """Settle the claim again after its work has succeeded. From now on the output of this attempt counts, and
+        the older output no longer does.
 
         Raises:
             HeldByAnother: a newer attempt reprocesses or has reprocessed the claim.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resetting a consumer: all messages from a sequence on are delivered and processed again, and none is lost.
 
-A reset by another client is noticed only afterwards. This one first makes sure that no acknowledgement is in transit
-which the consumer's next life would mistake for its own (docs/handoff.md). It may die after any step.
+A reset by another client is noticed only afterwards. :func:`reset` first makes sure that no acknowledgement is in
+transit which the consumer's next life would mistake for its own (docs/handoff.md). It may die after any step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 QUIET = answers.CONFIRMED_WITHIN
-"""Seconds after which an acknowledgement tested before the new life has arrived, or its sender has given up."""
+"""Seconds from the beginning of a new life until every acknowledgement that was tested before it has arrived, or its
+sender has given up."""
 UNDER_WAY = 60.0
 """Seconds after which an unfinished reset is considered dead, so that another one may begin."""
 AT_ONCE = 0.5
@@ -83,13 +84,13 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
     patience:  seconds to wait for acknowledgements to be confirmed and for claims to stop being settled.
 
     Raises:
-        InvalidValue: the sequence is past unprocessed messages, or the consumer's ``deliver_policy`` rules it out.
+        InvalidValue: the reset would skip unprocessed messages, or the consumer's ``deliver_policy`` rules it out.
             Nothing was done.
         ResetRefused: acknowledgements stayed unconfirmed or claims were still being settled after ``patience``
             seconds, or another reset is in progress. The consumer was not reset.
         LedgerUnavailable, ConsumerNotFound, StreamNotFound: the consumer was not reset.
-        RequestTimeout, ConnectionLost: it is unknown whether the consumer was reset. Reset it again: its messages are
-            processed again in both cases.
+        RequestTimeout, ConnectionLost: it is unknown whether the consumer was reset. Reset it again. In both cases its
+            messages are processed again.
     """
     await ledger.check()
     await _allowed(ledger, sequence)
@@ -169,9 +170,11 @@ class _Resetting:
         return replace(record.reborn(info), resetting=(self._token, info.now))
 
     def last_check(self, record: Record | None, info: ConsumerInfo) -> Record:
-        """Make sure that no claim can be settled at the moment of the reset: none is open that is old enough."""
+        """Make sure that no claim can be settled at the moment of the reset, because no open claim is old enough."""
         if record is None or not record.resetting or record.resetting[0] != self._token:
-            raise ResetRefused("the consumer was not reset, because another reset of it began meanwhile; wait for that")
+            raise ResetRefused(
+                "the consumer was not reset, because another reset of it began meanwhile; wait until that has finished"
+            )
         if _age(record.resetting[1], info) > UNDER_WAY / 2:
             raise _Settled
         _check_skip(self._sequence, info)
@@ -184,7 +187,7 @@ class _Resetting:
 
 
 def _age(since: str, info: ConsumerInfo) -> float:
-    """Seconds since then, or until then: if the server's clock was set back, the time may lie in the future."""
+    """Seconds since then, or until then, because the time lies in the future if the server's clock was set back."""
     return abs(time_nanoseconds(info.now) - time_nanoseconds(since)) / 1e9
 
 
@@ -204,7 +207,9 @@ async def _allowed(ledger: Ledger, sequence: int | None) -> ConsumerInfo:
         raise InvalidValue("sequence", sequence, remedy)
     lowest = info.config.get("opt_start_seq", 1)
     if sequence < lowest:
-        raise InvalidValue("sequence", sequence, f"the consumer begins at opt_start_seq={lowest}; give this or more")
+        raise InvalidValue(
+            "sequence", sequence, f"the consumer begins at opt_start_seq={lowest}; give {lowest} or more"
+        )
     return info
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The permissions that a user of each role needs (docs/reference/permissions.md), and finding out which are missing.
 
-nats-server drops a message that a user may not publish, and says so separately. A message without a reply subject is
-therefore enough to learn whether a subject is allowed. The messages sent here change nothing where they are allowed:
-the API obeys no request that is not JSON, a write whose expected revision is impossible is not stored, and a message
-that is only traced is delivered to nobody (ADR-41). The user must also be allowed to publish where the trace goes, so
-the trace goes to the API, as a request that the API does not obey.
+nats-server drops a message that a user may not publish, and reports that separately. A message without a reply
+subject is therefore enough to learn whether a subject is allowed. The messages sent here change nothing where they are
+allowed: the API obeys no request that is not JSON, a write whose expected revision is impossible is not stored, and a
+message that is only traced is delivered to nobody (ADR-41). The user must also be allowed to publish where the trace
+goes, so the trace goes to the API, as a request that the API does not obey.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Need(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What a user of a role works on. Names are those of :func:`needs`' subjects; empty where the role needs none.
+    """What a user of a role works on, as parts of the subjects in :func:`needs`; empty where the role needs none.
 
     prefix:      subject prefix of the JetStream API.
     ack_prefix:  what the subjects of the consumer's acknowledgements begin with.
@@ -119,7 +119,7 @@ def request(prefix: str, words: str) -> Need:
 
 
 async def lacking(connection: Connection, wanted: Iterable[Need]) -> list[str]:
-    """Return the subjects to allow among those of ``wanted``: this user may not publish on them.
+    """Return ``allow`` of those permissions among ``wanted`` that this user does not have.
 
     Raises:
         PermissionDenied: this user may not subscribe to its inbox, so that no answer arrives.
@@ -140,7 +140,7 @@ async def lacking(connection: Connection, wanted: Iterable[Need]) -> list[str]:
 
 
 async def check_inbox(connection: Connection) -> None:
-    """Raises PermissionDenied if this user may not subscribe to its inbox."""
+    """Raise PermissionDenied if this user may not subscribe to its inbox."""
     async with connection.inbox(lambda _: None):
         await connection.flush()
         connection.check_permitted("")

@@ -34,11 +34,12 @@ _NONE = Sequences()
 async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = None, rejected: Sequences = _NONE) -> None:
     """Record the claim as done, then acknowledge its messages and wait for confirmations.
 
-    After the record is written, this succeeds. The next take repeats acknowledgements that stay unconfirmed (when none
-    is confirmed for 30 s), and writes a receipt that could not be written.
+    Once the record is written, this succeeds. If no acknowledgement is confirmed for 30 s, the next take repeats those
+    that are unconfirmed. A take also writes the receipt if it could not be written.
 
     value:     what to record: a JSON value of at most 8 KiB.
-    rejected:  messages to terminate instead. They must have been copied before (:meth:`DeadLetters.copy`).
+    rejected:  messages to terminate instead of acknowledging them. They must have been copied to the dead-letter stream
+               before (:meth:`DeadLetters.copy`).
 
     Raises:
         InvalidValue: the value is not JSON or too large. Nothing was settled.
@@ -119,8 +120,8 @@ async def _acknowledge(ledger: Ledger, claim: Claim, record: Record, rejected: S
 async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Failures, lease: timedelta) -> None:
     """Settle a claim of messages that failed too many times, with all of them rejected."""
     ledger, claim, token = holder
-    text = "claim %s: dead-lettering %d messages that failed alone too many times: %s"
-    log.warning(text, claim.id, claim.count, claim.sequences)
+    text = "dead-lettering %d messages of claim %s that failed alone too many times: %s"
+    log.warning(text, claim.count, claim.id, claim.sequences)
     await answers.negative(ledger, claim.sequences, lease)
     rejected = {
         f"failed {failure.alone} times alone, the last time: {failure.reason}": failure.sequences & claim.sequences
@@ -132,14 +133,14 @@ async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Fail
         await settle_done(ledger, claim, token, None, claim.sequences)
     except JetStreamError as error:
         # The take goes on without it. When its lease ends, a later take tries again.
-        log.error("claim %s could not be dead-lettered, a later take tries again: %s", claim.id, error)  # noqa: TRY400
+        log.error("claim %s could not be dead-lettered; a later take tries again: %s", claim.id, error)  # noqa: TRY400
         await release(ledger, claim, token, lease)
 
 
 async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = "", *, blame: bool = True) -> None:
     """Fail the claim: its messages are redelivered to the next take.
 
-    reason:  the reason that a dead letter of a message in this claim would have.
+    reason:  why the work failed. If the claim has only one message, its dead letter would contain this reason.
     blame:   count the failure against the messages.
 
     Raises:
@@ -167,10 +168,11 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = 
 
 
 async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timedelta | None = None) -> bool:
-    """Release the claim between two attempts. Unless it is held before, its messages are redelivered after ``delay``.
+    """Release the claim between two attempts. If no attempt holds it within ``delay``, its messages are
+    redelivered.
 
-    May be repeated. If the token no longer holds the claim, or the consumer does not exist, nothing is done and False
-    is returned.
+    A release may be repeated. If the token no longer holds the claim, or the consumer does not exist, nothing is done
+    and False is returned.
     """
     written = ours = False
 
@@ -196,13 +198,16 @@ async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timede
 
 
 async def acknowledge_again(ledger: Ledger, claim: Claim) -> None:
-    """Acknowledge messages of a done claim that may still be unacknowledged. After an error the next take does it."""
+    """Acknowledge the messages of a done claim once more, because an earlier acknowledgement may have been lost.
+
+    An error is only logged, because the next take acknowledges messages that are redelivered.
+    """
     try:
         record, _ = await ledger.read()
         if record is not None and (done := record.all_settled & claim.sequences):
             await answers.acknowledge(ledger, answers.Delivered.of(record, done.sequences, done.counter))
     except JetStreamError as error:
-        text = "claim %s is done, but its messages cannot be acknowledged now, the next take does it: %s"
+        text = "claim %s is done, but its messages cannot be acknowledged now, so the next take does that: %s"
         log.error(text, claim.id, error)  # noqa: TRY400
 
 

@@ -2,7 +2,7 @@
 """The settled messages above the acknowledgement floor, in a compact form.
 
 A message that is held for hours keeps the floor from rising, and settled messages above it must be recognised if they
-are redelivered. So the record keeps only what this needs of each settled claim.
+are redelivered. For each settled claim, the record keeps only what this needs.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Settled:
     def to_json(self) -> list[int] | str:
         """Return a list of three differences for each span, or, if that is long, a packed string (JSON, zlib, base64).
 
-        The differences are the distance of its start from the previous end, its length less one, and its counter less
-        the previous counter.
+        For each span they are the distance of its start from the previous end, its length less one, and its counter
+        less the previous counter.
         """
         return self._json
 

@@ -178,7 +178,7 @@ class Take:
         except (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout) as error:
             if self.ledger.js.connection.ended:
                 raise  # it does not reconnect
-            log.warning("the pull was interrupted, trying again: %s", error)
+            log.warning("the pull was interrupted and is tried again: %s", error)
             self._gathered()  # these messages are redelivered after ack_wait
             await asyncio.sleep(0.2)
             return []

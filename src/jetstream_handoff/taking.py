@@ -42,7 +42,7 @@ class Taking:
                          separate thread of the process that takes, and nothing is pulled until it returns True. Then
                          the available messages are taken. If they are too few, the function is called again.
     look_every:          how often ``backlog`` is called; default: 1 minute.
-    priority:            sent with every pull, for a consumer with priority groups.
+    priority:            the priority to send with every pull, for a consumer with priority groups.
 
     Raises:
         InvalidValue: a value is not allowed.
@@ -99,7 +99,7 @@ class Taking:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Taking:
-        """Create it from ``value``, which :meth:`to_json` returned. Raises InvalidValue."""
+        """Return the parameters from which :meth:`to_json` made ``value``. Raises InvalidValue."""
         fields = {**value, "owner": tuple(value["owner"])}
         for name in _DURATIONS:
             if name in fields:
@@ -109,13 +109,17 @@ class Taking:
         return cls(**fields)
 
     def backlog_function(self) -> Callable[[ConsumerInfo], bool] | None:
-        """Return the function that ``backlog`` names. Raises InvalidValue if it cannot be imported in this process."""
+        """Return the function whose path is ``backlog``; None if no path was given.
+
+        Raises:
+            InvalidValue: this process cannot import the function.
+        """
         if self.backlog is None:
             return None
         try:
             found = pkgutil.resolve_name(self.backlog)
         except (ImportError, AttributeError, ValueError) as error:
-            remedy = f"it cannot be imported ({error}); install it on workers and triggerers, and in this process"
+            remedy = f"this process cannot import it ({error}); install it here, and on all workers and triggerers"
             raise InvalidValue("backlog", self.backlog, remedy) from None
         if not callable(found):
             raise InvalidValue("backlog", self.backlog, "this is not a function; give the path of one")

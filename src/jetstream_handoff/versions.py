@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether Python and the installed packages are new enough, as the metadata of a distribution asks for them."""
+"""Whether Python and the installed packages are new enough for the requirements of a distribution."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_versions(distribution: str, packages: Iterable[str]) -> Iterator[Findi
     try:
         own = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
-        yield not_checked(distribution, "it is not installed here as a distribution, which would name its requirements")
+        yield not_checked(distribution, "it is not installed as a distribution, so its requirements are unknown")
         return
     yield fine(f"{distribution} {own.version}")
     yield _compared("Python", platform.python_version(), str(own.metadata["Requires-Python"] or ""))
@@ -42,7 +42,7 @@ def check_versions(distribution: str, packages: Iterable[str]) -> Iterator[Findi
             yield _compared(name, metadata.version(name), bounds)
         except metadata.PackageNotFoundError:
             if extra is None:
-                yield to_do(name, f"it is not installed: pip install '{name}{bounds}'")
+                yield to_do(name, f"it is not installed; run pip install '{name}{bounds}'")
             else:
                 remedy = f"pip install '{distribution}[{extra}]' installs it"
                 yield not_checked(name, f"it is not installed; where it is needed, {remedy}")
@@ -52,8 +52,8 @@ def _compared(name: str, version: str, bounds: str) -> Finding:
     what = f"{name} {version}"
     for operator, bound in _BOUND.findall(bounds):
         if (_numbers(version) >= _numbers(bound)) != (operator == ">="):
-            remedy = "use another interpreter" if name == "Python" else f"pip install '{name}{bounds}'"
-            return to_do(what, f"{bounds} is required: {remedy}")
+            remedy = "use another interpreter" if name == "Python" else f"run pip install '{name}{bounds}'"
+            return to_do(what, f"{bounds} is required; {remedy}")
     return fine(what)
 
 

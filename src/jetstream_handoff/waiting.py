@@ -42,7 +42,7 @@ class Waiting:
         """Log what the take waits for, unless that was logged recently.
 
         pulled:  number of messages that have arrived, fewer than ``min_messages``.
-        within:  the longest time for this, in seconds.
+        within:  how long finding out the reason may take, in seconds.
         """
         if not self._due():
             return
@@ -55,12 +55,12 @@ class Waiting:
         except TimeoutError:
             self._next = 0.0  # the server is busy or does not answer: try again soon
         except (JetStreamError, TypeError, ValueError, KeyError, AttributeError) as error:
-            self._say(f"nothing has arrived, and the reason could not be found out: {error}")
+            self._say(f"nothing has arrived, and the reason could not be found out ({error})")
         else:
             self._say(reason)
 
     def tell_backlog(self, info: ConsumerInfo) -> None:
-        """The same for a take whose backlog function has just returned False for this INFO."""
+        """Log that the backlog function has just returned False for this INFO, unless something was logged recently."""
         if self._due():
             waiting = f"{info.pending} messages are pending and {info.ack_pending} are unacknowledged"
             self._say(f"the backlog function does not ask for a pull yet; {waiting}")
@@ -84,7 +84,7 @@ class Waiting:
         return held_up or nothing_published(info, await self._ledger.stream.info())
 
     def _held_up(self, record: Record | None, info: ConsumerInfo) -> str:
-        """Why existing messages do not arrive; empty if there are none."""
+        """Why existing messages do not arrive; empty if no messages wait."""
         taking = self._taking
         names = f"{taking.stream} {taking.consumer}"
         unacknowledged = "; ".join(_unacknowledged(record, info, taking.hand_off_timeout, taking.stream))
@@ -97,7 +97,7 @@ class Waiting:
         allowed = info.config.get("max_ack_pending", 0)
         if 0 < allowed <= info.ack_pending:
             return (
-                f"{there} max_ack_pending={allowed} is reached: {unacknowledged}. More messages are delivered when "
+                f"{there} max_ack_pending={allowed} is reached, as {unacknowledged}. More messages are delivered when "
                 "claims are settled or released, or when max_ack_pending is raised"
             )
         if taking.priority is not None and (grouped := _grouped(taking.priority, info, names)):

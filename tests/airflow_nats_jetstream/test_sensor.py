@@ -318,15 +318,15 @@ def test_a_consumer_that_exists_and_is_unsuitable_is_refused(
         (
             {},
             {},
-            "filter_subject=None.*not allowed on workqueue stream.*another consumer receives all of them; let the",
+            "filter_subject=None.*not allowed on workqueue stream.*another one already receives messages of this",
         ),
         (
             {"filter_subject": "Q.1"},
             {"filter_subject": "Q.*"},
-            r"filter_subject='Q\.\*'.*another consumer receives some of these; .* filters that do not overlap",
+            r"filter_subject='Q\.\*'.*already receives some of these messages; .* filters that do not overlap",
         ),
         (None, {"deliver_policy": "new"}, "deliver_policy='new'.*leave deliver_policy out of consumer_config"),
-        (None, {"max_ack_pending": 5_000}, "max_ack_pending=5000.*limit of 4000.*set a smaller one"),
+        (None, {"max_ack_pending": 5_000}, "max_ack_pending=5000.*limit of 4000.*set a smaller max_ack_pending"),
         ({"filter_subject": "Q.2", "name": "second"}, {"filter_subject": "Q.3"}, "name='work'.*raise max_consumers"),
     ],
 )

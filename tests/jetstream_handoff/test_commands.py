@@ -88,7 +88,7 @@ async def test_open_claims_are_listed(stream: Stream) -> None:
     assert (data[0]["taken_by"], data[0]["owner"]) == ("dag / a run / sensor", ["dag", "a run", "sensor", -1, 1])
     assert data[0]["since"] == waiting.taken_at
     assert 0 < data[0]["age_seconds"] < 60
-    assert "it waits for its task" in data[0]["next"]
+    assert "It waits for its task" in data[0]["next"]
     assert "is alive" in data[1]["next"]
 
 

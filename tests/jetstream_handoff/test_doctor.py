@@ -138,7 +138,7 @@ async def test_where_all_is_well_each_line_says_so(stream: Stream) -> None:
 async def test_what_is_not_there_yet_is_nothing_to_do(settings: ConnectionSettings, stream: Stream) -> None:
     sections = await find(settings)
     assert to_do(sections) == []
-    assert "they do not exist yet: the first sensor creates them" in sections["Ledger"][0].text
+    assert "they do not exist yet; the first sensor creates them" in sections["Ledger"][0].text
     assert sections["Streams and consumers"][0].state == "not checked"
     sections = await find(settings, stream=stream.name)
     assert to_do(sections) == []
@@ -150,7 +150,7 @@ async def test_what_was_named_and_does_not_exist(settings: ConnectionSettings, s
     missing = await only(settings, stream=stream.name, consumer="typo")
     assert missing.startswith(f"consumer typo of stream {stream.name}: consumer 'typo' of stream")
     assert "check its name" in missing
-    assert "check it, or name its stream" in await only(settings, consumer="typo")
+    assert "check the name, or name its stream" in await only(settings, consumer="typo")
 
 
 # Planted faults: the connection
@@ -206,7 +206,7 @@ async def test_a_frozen_server_ends_it_in_bounded_time(serve: Serve, moment: str
             sections = await find(replace(settings, servers=proxy.url))
         assert [each.state for each in sections["JetStream"]] == ["fine"] * 3
         assert "the server may be frozen or overloaded" in to_do(sections)[0]
-        assert sections["Clock"] == [Finding("everything", "not checked", "the server does not answer any more")]
+        assert sections["Clock"] == [Finding("everything", "not checked", "the server no longer answers")]
     assert time.monotonic() - began < 45
     assert len(to_do(sections)) == 1
 
@@ -312,7 +312,7 @@ async def test_receipts_that_are_missing_while_claims_are_open(stream: Stream) -
     await stream.js.delete_stream(f"KV_{bucket}")
     found = await only(stream.js.settings)
     assert found.startswith(f"bucket {bucket}: the ledger's bucket {bucket!r} does not exist")
-    assert "A sensor creates it" in found
+    assert "The first sensor creates it" in found
 
 
 async def test_a_ledger_without_room(settings: ConnectionSettings, js: JetStream) -> None:
@@ -384,14 +384,14 @@ async def test_a_permission_that_is_missing(access: Access, role: str, subject: 
     await set_up(access)
     access.without(role, subject)
     found = await only(access.settings(role), roles=(role,))
-    assert found.startswith(f"{role}: no permission to publish on {subject!r}: allow it for this user")
+    assert found.startswith(f"{role}: no permission to publish on {subject!r}; allow that")
 
 
 async def test_a_subject_that_may_not_be_published_on(access: Access) -> None:
     await set_up(access)
     scope: dict[str, Any] = {"roles": ("publisher",), "stream": "FLIGHTS"}
     found = await only(access.settings("publisher"), **scope, subject="elsewhere")
-    assert found.startswith("publisher: no permission to publish on 'elsewhere': allow it for this user")
+    assert found.startswith("publisher: no permission to publish on 'elsewhere'; allow that")
     sections = await find(access.settings("publisher"), **scope)
     assert (to_do(sections), sections["Permissions"][0].state) == ([], "not checked")
 
@@ -466,7 +466,7 @@ async def test_clocks_that_differ(stream: Stream, nats_server: NatsServer, year:
 
     with Proxy(nats_server.port, altered=of_another_year) as proxy:
         found = await only(replace(stream.js.settings, servers=proxy.url), stream=stream.name)
-    assert re.match(rf"clock: it is [0-9]{{9,}} s {words}: synchronise both", found)
+    assert re.match(rf"clock: it is [0-9]{{9,}} s {words}; synchronise both", found)
 
 
 async def older(stream: Stream, by: timedelta) -> str:
@@ -607,10 +607,10 @@ def test_versions_are_compared_with_what_the_distribution_requires(
     found = list(check_versions("ours", ("pytest", "ruff", "nowhere", "somewhere", "anyio")))
     assert [each.state for each in found] == ["fine", "to do", "fine", "to do", "to do", "not checked", "to do"]
     assert [each.text for each in found[3:]] == [
-        ">=9999.1 is required: pip install 'ruff>=9999.1'",
-        "it is not installed: pip install 'nowhere>=2'",
+        ">=9999.1 is required; run pip install 'ruff>=9999.1'",
+        "it is not installed; run pip install 'nowhere>=2'",
         "it is not installed; where it is needed, pip install 'ours[some]' installs it",
-        "<1 is required: pip install 'anyio<1'",
+        "<1 is required; run pip install 'anyio<1'",
     ]
     assert [each.state for each in check_versions("none-of-that-name", ())] == ["not checked"]
 

@@ -228,7 +228,7 @@ async def test_who_waits_says_that_max_ack_pending_is_reached(stream: Stream, ca
     (claim,) = await take(stream, max_messages=20, consumer_config=config)
     reason = await said(stream, caplog, max_messages=20, consumer_config=config)
     assert reason.startswith(
-        f"10 messages are pending, but max_ack_pending=20 is reached: 20 messages are leased to claim {claim.id}"
+        f"10 messages are pending, but max_ack_pending=20 is reached, as 20 messages are leased to claim {claim.id}"
     )
 
 
