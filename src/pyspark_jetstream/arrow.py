@@ -74,10 +74,10 @@ def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
     # The last line of each block must be empty, because a line break ends the one before it. No other line may be.
     if pc.any(filled.take(last)).as_py() or pc.sum(filled).as_py() != total:
         return None
-    parts = pc.split_pattern(texts.filter(filled), ":", max_splits=1).flatten()
-    if len(parts) != 2 * total:
+    parts = pc.split_pattern(texts.filter(filled), ":", max_splits=1)
+    if len(parts.flatten()) != 2 * total:
         return None
-    names, values = parts[::2], parts[1::2]
+    names, values = pc.list_element(parts, zero), pc.list_element(parts, one)  # pyarrow 18 slices by pandas
     codes = names.dictionary_encode()
     owners = pc.list_parent_indices(lines).filter(filled)
     pairs = pc.add(pc.multiply(owners, _int64([len(codes.dictionary)])[0]), codes.indices.cast(pa.int64()))
