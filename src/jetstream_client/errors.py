@@ -395,7 +395,7 @@ class BatchRefused(ApiError, codes=(10175, 10177, 10179, 10200, 10206, 10207)):
 
 
 class BatchesDisabled(BatchRefused, codes=(10174, 10205)):
-    """10174: the stream has no ``allow_atomic``. 10205: the stream has no ``allow_batched``."""
+    """The stream has no ``allow_atomic`` (10174), or no ``allow_batched`` (10205)."""
 
 
 class BatchIncomplete(BatchRefused, codes=(10176,)):

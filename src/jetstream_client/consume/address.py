@@ -69,7 +69,7 @@ class AckAddress(NamedTuple):
         return cls(stream, consumer, domain, account)
 
     def covers(self, delivery: AckSubject) -> bool:
-        """Whether this consumer delivered a message with this reply subject. One of nine tokens names no domain."""
+        """Whether the consumer delivered a message with this reply subject. Subjects of nine tokens name no domain."""
         same = (delivery.stream, delivery.consumer) == (self.stream, self.consumer)
         if delivery.tokens == 9:
             return same

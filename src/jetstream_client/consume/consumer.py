@@ -60,8 +60,8 @@ class Consumer:
     Raises:
         ConsumerDeleted: the consumer or its stream does not exist, or was deleted.
         ConsumerIsPushBased: the consumer has a ``deliver_subject``.
-        PullLimitExceeded: a request exceeds the messages, seconds or bytes that the consumer allows. Its subclasses are
-            TooManyPulls and MaxBytesExceeded.
+        PullLimitExceeded: a request asks for more messages, seconds or bytes than the consumer allows. The subclasses
+            are TooManyPulls and MaxBytesExceeded.
         InvalidValue: a priority is set and the consumer has no priority groups, so the server would ignore it.
         BadPullRequest, PinLost: the priority group is invalid, or another client is pinned.
         LeadershipChanged: the consumer has a new leader, or no leader.

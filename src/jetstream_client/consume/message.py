@@ -100,7 +100,7 @@ class Message:
         """Acknowledge and wait for the server's confirmation.
 
         Raises:
-            RequestTimeout: no confirmation within ``request_timeout``; the message may be acknowledged.
+            RequestTimeout: no confirmation arrived within ``request_timeout``; the message may be acknowledged.
             JetStreamError: nothing listens for acknowledgements, because the consumer no longer exists or has no
                 leader.
         """

@@ -125,7 +125,8 @@ class Subscribed(Messages):
         check_handler("on_error", on_error)
         self._js = js
         self._on_error = on_error
-        self._arrived: deque[Message | JetStreamError | str] = deque()  # str: a subject, answered after what is before
+        # A string is a subject of flow control. It is answered when the items before it were read.
+        self._arrived: deque[Message | JetStreamError | str] = deque()
         self._something = asyncio.Event()
         self._stack = AsyncExitStack()
         self._inbox: Inbox | None = None
@@ -215,7 +216,7 @@ class Subscribed(Messages):
         return True
 
     async def _next_arrived(self) -> Message | None:
-        """The next message, or None if a subject was next, which has been answered."""
+        """The next message, or None if the next item was a subject of flow control, which has been answered."""
         item = self._arrived.popleft()
         if isinstance(item, JetStreamError):
             raise await self._explained(item)

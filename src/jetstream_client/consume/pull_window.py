@@ -40,8 +40,8 @@ EXPIRES = 30.0
 HEARTBEAT = 5.0
 """Seconds between idle heartbeats of a fetch, as in nats.go. Two missed heartbeats are an error."""
 LONGEST_HEARTBEAT = 30.0
-"""Upper limit of the default seconds between idle heartbeats of consuming, which is half of the expiry, as in
-nats.go."""
+"""The largest default of the seconds between idle heartbeats of consuming. Otherwise the default is half of the expiry,
+as in nats.go."""
 MAX_MESSAGES = 500
 """Messages that consuming keeps requested or unread, as in nats.go (DefaultMaxMessages)."""
 MANY = 1_000_000
@@ -199,8 +199,8 @@ class PullWindow:
         return self._number, body
 
     def on_messages(self, count: int, now: float, size: int = 0) -> None:
-        """Record arrived messages. ``size``: their bytes as the server counts them, needed if the pull is limited by
-        bytes."""
+        """Record arrived messages. ``size``: bytes of these messages as the server counts them, needed if the pull is
+        limited by bytes."""
         self.on_heartbeat(now)
         self._wanted -= count
         self._outstanding = max(0, self._outstanding - count)

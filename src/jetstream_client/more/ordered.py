@@ -84,7 +84,7 @@ class OrderedConsumer:
     """Gets every message of a stream once and in order. :meth:`Stream.ordered_consumer` returns one, and the first use
     creates it on the server.
 
-    Use it in one task at a time, and either fetch from it or consume. Its messages need no answer.
+    Use the consumer in one task at a time, and either fetch or consume. Its messages need no answer.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class OrderedConsumer:
             with suppress(ConsumerNameInUse):
                 request = consumer_request(self._stream.name, config, "create")
                 info = ConsumerInfo(await self._stream.js.api(*request))
-                if self._push or not (info.counter or info.raw.get("num_waiting")):  # its deliver_subject is unique
+                if self._push or not (info.counter or info.raw.get("num_waiting")):  # a deliver_subject is unique
                     return info
 
     def _follow(self, message: Message) -> None:

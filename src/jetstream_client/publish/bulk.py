@@ -250,7 +250,7 @@ def _drive_all(
 def _drive(wire: Wire, inbox: str, window: PublishWindow, feed: Feed, attempts: Attempts) -> Iterator[int]:
     """Publish over one connection until the input ends, or until the stream has stored nothing for too long. Yields the
     number of answered messages whenever it has changed."""
-    window.again()  # these messages are also unanswered
+    window.again()  # drop this list: its messages are among the unanswered ones
     outgoing = window.unanswered
     while True:
         wire.send(

@@ -182,7 +182,7 @@ class Recovery:
         self.check_time()
 
     def check_time(self) -> None:
-        """Raises DuplicatesPossible if it is too late to send messages that were not found."""
+        """Raises DuplicatesPossible if it is too late to send messages that were not found in the stream."""
         if time.monotonic() > self.sends_until:
             raise DuplicatesPossible(self._since.stream, self._unclear)
 

@@ -31,8 +31,8 @@ class Published:
 
     stream:       name of the stream.
     stored:       number of messages that were stored now.
-    duplicates:   number of messages that were stored before: the stream recognised them, or they were found and not
-                  sent.
+    duplicates:   number of messages that were stored before. Either the stream recognised them, or they were found in
+                  it and not sent.
     first, last:  the lowest and the highest stream sequence of the messages; 0 if there are no messages.
     in_order:     True if all messages are known to be in the stream in the order of the input.
     """
@@ -90,8 +90,9 @@ class PublishWindow:
         self._elsewhere: dict[int, str] = {}  # position → the other domain that has stored it
         self._failure: PublishFailed | None = None
         self.leaderless: JetStreamError | None = None
-        """The error of an answer that no stream listens, or that its leader has resigned. It is kept until the next
-        message is stored. Until then the window is full, so that no message overtakes those that wait."""
+        """The error in an answer which says that no stream listens, or that the stream's leader has resigned. It is
+        kept until the next message is stored. Until then the window is full, so that no message overtakes those that
+        wait."""
 
     @property
     def unanswered(self) -> list[OutgoingMessage]:

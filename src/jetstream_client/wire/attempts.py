@@ -42,8 +42,9 @@ class Attempts:
                 ...
                 return
 
-    An error that may pass is logged, after the text that ``interrupted`` returns, and the loop continues after a pause.
-    Any other error is raised, and any error at all if there was no progress for :data:`RESUMED_WITHIN` seconds.
+    An error after which another attempt may succeed is logged, with the text that ``interrupted`` returns in front of
+    it, and the loop continues after a pause. Any other error is raised, and any error at all if there was no progress
+    for :data:`RESUMED_WITHIN` seconds.
 
     patient:  if False, every error is raised until there has been progress. Default True.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The NATS client protocol as values: commands, header blocks, reply subjects. No I/O.
 
-Source: docs.nats.io, "Client Protocol"; header lines as ADR-4; acknowledgement subjects as ADR-15.
+Sources: docs.nats.io, "Client Protocol"; ADR-4 for header lines; ADR-15 for acknowledgement subjects.
 """
 
 from __future__ import annotations

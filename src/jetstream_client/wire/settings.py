@@ -50,8 +50,9 @@ class ConnectionSettings:
                           the line ends of any system. Each secret may also be the path of a file that contains it, see
                           :mod:`jetstream_client.wire.credential`: ``file:///…`` for any of them, the plain path for a
                           seed or a ``.creds`` file.
-    credential_folders:   folders, separated by ``:``, that must contain such files after links are resolved. Default
-                          None: any file that this process may read, which is right if its owner writes the settings.
+    credential_folders:   folders, separated by ``:``. The file of a secret must be in one of them, after links are
+                          resolved. Default None: any file that this process may read, which is right if its owner
+                          writes the settings.
                           An Airflow connection gets the folders of Airflow's configuration, also in Spark's workers.
     tls:                  use TLS or fail. Implied by ``tls://`` and by the other ``tls_`` fields. Default False.
     tls_ca, tls_certificate, tls_private_key:
