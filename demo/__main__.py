@@ -19,6 +19,9 @@ DEMO, UP = ROOT / "build" / "demo", ROOT / "build" / "up"
 DAGS = ROOT / "dags"
 DAG = "flight_delays"
 LONGEST_RUN = 900  # seconds; a run takes a tenth of that
+OTHERS = """\
+The other examples are paused. To run one, unpause it with the switch next to its name, then trigger it. An example with
+a schedule starts without being triggered, and flights_arriving when messages arrive, half a minute after that."""
 
 
 class Clock:
@@ -136,8 +139,10 @@ def up() -> int:
     stack = Stack(UP, DAGS, {"FLIGHT_DELAYS_OUT": str(UP / "out")}, guarded=True)
     stack.start()
     stack.airflow.wait_for_dag(DAG)
+    stack.airflow.pause(DAG, False)
     clock.say(f"{stack.airflow.url}/dags/{DAG} is ready to trigger. nats-server: {stack.nats.url}")
     print(_login(stack.password))
+    print(OTHERS)
     print(f"Logs, data and output are in {UP}. `make down` stops everything.")
     return 0
 

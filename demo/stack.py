@@ -190,7 +190,7 @@ class Stack:
                 "executor": "LocalExecutor",
                 "parallelism": parallelism,
                 "load_examples": False,
-                "dags_are_paused_at_creation": False,
+                "dags_are_paused_at_creation": True,  # Airflow's default: only what somebody asked for uses the machine
                 "execution_api_server_url": f"http://127.0.0.1:{port}/execution/",
                 "fernet_key": urlsafe_b64encode(secrets.token_bytes(32)).decode(),
                 "simple_auth_manager_all_admins": False,

@@ -35,6 +35,8 @@ HEARD += ["airflow.sdk", "airflow.jobs.triggerer_job_runner", "supervisor", "tas
 
 # With Airflow's defaults, a single kill costs from half a minute (triggerer) to ten minutes (worker and retry).
 IMPATIENT = {
+    # A watcher of a DAG that is unpaused later starts when its file is parsed again, which here is after an hour.
+    "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
     "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1",
     # DEBUG would show a secret first. Not for all loggers, because tests read the scheduler's log repeatedly.
     "AIRFLOW__LOGGING__NAMESPACE_LEVELS": " ".join(f"{name}=DEBUG" for name in HEARD),

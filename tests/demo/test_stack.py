@@ -1,4 +1,4 @@
-"""The nats-server of `make up` and `make demo` requires the password that they print."""
+"""The nats-server of `make up` and `make demo` requires the password that they print, and no other DAG runs there."""
 
 import json
 import stat
@@ -37,3 +37,8 @@ def test_the_password_is_in_no_file_that_others_can_read(stack: Stack) -> None:
     holding = [path for path in stack.folder.rglob("*") if path.is_file() and stack.password in path.read_text()]
     assert holding == [stack.folder / "nats" / "nats-server.conf"]
     assert [stat.S_IMODE(path.stat().st_mode) for path in (*holding, holding[0].parent)] == [0o600, 0o700]
+
+
+def test_examples_are_paused_until_somebody_asks_for_them(stack: Stack) -> None:
+    """Some have a schedule, and one starts when messages arrive: they would slow down the DAG that is shown."""
+    assert stack.environment["AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION"] == "True"
