@@ -17,7 +17,7 @@ unexport VIRTUAL_ENV
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench sensors javascript dist matrix docs reference fmt fuzz audit release walk watched submitted
+.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench stages sensors javascript dist matrix docs reference fmt fuzz audit release walk watched submitted
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -92,6 +92,10 @@ crowd: $(READY) ## take 10,000 claims from one consumer with 100 sensors: the le
 
 bench: $(READY) ## measure this package and the alternatives, and print ratios
 	$(BIN)/python -m benchmarks
+
+stages: $(READY) ## run the main job on Airflow and without it, and print how long each stage and a cold start of Spark take; 30 minutes
+	$(BIN)/python -m benchmarks.main_job
+	$(BIN)/python -m benchmarks.cold
 
 sensors: $(READY) ## run 1,000 sensors in one triggerer: connections, idle processor share, memory, delay of messages; 15 minutes
 	$(BIN)/python -m benchmarks.sensors $(or $(SENSORS),1000)

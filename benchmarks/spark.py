@@ -175,7 +175,9 @@ class _Prebuilt(DataSourceReader):
 
 @contextmanager
 def session() -> Iterator[SparkSession]:
-    spark = spark_session(master="local[2]", config={"spark.ui.enabled": "false"})
+    spark = spark_session(
+        master="local[2]", config={"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    )
     spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -18,7 +19,7 @@ class TaskInstance:
     """One task instance of a run.
 
     `state` is None until the task is scheduled, `map_index` is -1 unless it is mapped, and `try_number` is 0 before the
-    first try.
+    first try. `started` is when the newest try began, in seconds since 1970; None before that.
     """
 
     id: str
@@ -26,6 +27,7 @@ class TaskInstance:
     map_index: int
     state: str | None
     try_number: int
+    started: float | None = None
 
     @property
     def name(self) -> str:
@@ -71,9 +73,13 @@ class Airflow:
 
         until(f"the DAG {dag_id}", stored, seconds, every=0.5)
 
-    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
-        """Unpause the DAG and start a run with `conf`. Returns the run's id."""
-        self._answer("PATCH", f"dags/{dag_id}", {"is_paused": False})
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None, *, paused: bool = False) -> str:
+        """Start a run with `conf`. Returns the run's id.
+
+        paused: leave the DAG as it is instead of unpausing it. A run of a paused DAG waits until it is unpaused.
+        """
+        if not paused:
+            self.pause(dag_id, False)
         answer = self._answer("POST", f"dags/{dag_id}/dagRuns", {"logical_date": None, "conf": dict(conf or {})})
         run_id: str = answer["dag_run_id"]
         return run_id
@@ -108,6 +114,11 @@ class Airflow:
         events: int = self._get(f"assets/events?asset_id={asset['id']}&limit=1")["total_entries"]
         return events
 
+    def notified(self, dag_id: str, run_id: str) -> list[float]:
+        """Return when the asset events were stored that the run was started by, in seconds since 1970."""
+        found = self._get(f"dags/{dag_id}/dagRuns/{run_id}/upstreamAssetEvents")["asset_events"]
+        return [at for event in found if (at := _moment(event["timestamp"])) is not None]
+
     def event_waits(self, dag_id: str) -> bool:
         """Whether an event of an asset waits for the DAG's next run."""
         return bool(self._get(f"dags/{dag_id}/assets/queuedEvents")["total_entries"])
@@ -116,7 +127,14 @@ class Airflow:
         """Return all task instances of the run, with each mapped one separately."""
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances?limit=100"
         return [
-            TaskInstance(task["id"], task["task_id"], task["map_index"], task["state"], task["try_number"])
+            TaskInstance(
+                task["id"],
+                task["task_id"],
+                task["map_index"],
+                task["state"],
+                task["try_number"],
+                _moment(task["start_date"]),
+            )
             for task in self._get(path)["task_instances"]
         ]
 
@@ -158,10 +176,19 @@ class Airflow:
 
     def log(self, dag_id: str, run_id: str, task: TaskInstance, lines: int = 60) -> str:
         """Return the end of the log of the newest try, with the traceback of its error."""
-        path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task.task_id}/logs/{max(task.try_number, 1)}"
-        entries = self._get(f"{path}?map_index={task.map_index}")["content"]
+        entries = self._entries(dag_id, run_id, task)
         text = [entry if isinstance(entry, str) else _line(entry) for entry in entries]
         return "\n".join("\n".join(text).splitlines()[-lines:])
+
+    def told(self, dag_id: str, run_id: str, task: TaskInstance) -> list[tuple[float, str]]:
+        """Return what the newest try logged, each message with its time in seconds since 1970."""
+        entries = [entry for entry in self._entries(dag_id, run_id, task) if not isinstance(entry, str)]
+        return [(at, entry["event"]) for entry in entries if (at := _moment(entry.get("timestamp"))) is not None]
+
+    def _entries(self, dag_id: str, run_id: str, task: TaskInstance) -> list[Any]:
+        path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task.task_id}/logs/{max(task.try_number, 1)}"
+        entries: list[Any] = self._get(f"{path}?map_index={task.map_index}")["content"]
+        return entries
 
     def _get(self, path: str) -> Any:
         return self._answer("GET", path)
@@ -185,6 +212,10 @@ class Airflow:
                     raise
                 time.sleep(0.5)
         raise AssertionError("unreachable")
+
+
+def _moment(time: str | None) -> float | None:
+    return None if time is None else datetime.fromisoformat(time).timestamp()
 
 
 def _line(entry: Mapping[str, Any]) -> str:

@@ -1,0 +1,141 @@
+"""The main job on Airflow and without it, and how long a message waits at each stage until it is settled.
+
+    python -m benchmarks.main_job [--messages 336776] [--few 1000] [--runs 3] [--rounds 20] [--skip main few arriving]
+
+Three things are measured:
+
+    main      dags/flight_delays.py with all departures, from the start of its run to the settlement of the last claim
+    few       the same DAG with a few messages, which are published when its sensor waits, from then to their settlement
+    arriving  dags/flights_arriving.py: one message starts a run, from publishing to its settlement
+
+The first two are also done without Airflow, in one Spark session that is warm. Nothing else may use the machine
+meanwhile. The figures are stored in build/main_job/figures.json, and drawn in build/main_job/stages.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.main_job.drawn import draw
+from benchmarks.main_job.on_airflow import ARRIVING, MAIN, OnAirflow
+from benchmarks.main_job.stages import Runs, Timeline
+from benchmarks.main_job.without_airflow import WithoutAirflow
+from benchmarks.spark import session
+from demo.java import java_home
+from demo.nats_server import NatsServer
+from demo.stack import Stack
+from jetstream_client import ConnectionSettings
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "build" / "main_job"
+POLL = 5.0  # seconds between two looks of the watcher in dags/flights_arriving.py
+ON, WITHOUT = "on Airflow", "without Airflow"
+
+
+@dataclass(frozen=True)
+class Load:
+    """How many messages the main job has, and whether its sensor waits when they are published."""
+
+    part: str
+    messages: int
+    waiting: bool
+
+    def named(self, where: str) -> str:
+        return f"{self.messages:,} messages {where}"
+
+
+def measured(options: argparse.Namespace) -> Iterator[tuple[str, Runs]]:
+    """Yield each result with its name."""
+    both = (Load("main", options.messages, waiting=False), Load("few", options.few, waiting=True))
+    loads = [load for load in both if load.part not in options.skip]
+    if loads:
+        yield from without_airflow(loads, options.runs)
+    environment = {
+        "FLIGHT_DELAYS_OUT": str(FOLDER / "delays"),
+        "FLIGHTS_ARRIVING_OUT": str(FOLDER / "arriving"),
+        "SPARK_SUBMIT_OPTS": "",  # the demo's options for Java, which users do not have
+    }
+    with Stack(FOLDER / "stack", ROOT / "dags", environment) as stack:
+        for dag in (MAIN, ARRIVING):
+            stack.airflow.wait_for_dag(dag)
+        bench = OnAirflow(stack)
+        for load in loads:
+            timelines = [bench.main_job(load.messages, waiting=load.waiting) for _ in range(options.runs)]
+            yield load.named(ON), Runs(timelines)
+        if "arriving" not in options.skip:
+            yield f"1 message, {ARRIVING}", Runs(list(arrivals(bench, options.rounds)))
+
+
+def without_airflow(loads: list[Load], runs: int) -> Iterator[tuple[str, Runs]]:
+    server = NatsServer(FOLDER / "nats")
+    server.start()
+    try:
+        with session() as spark:
+            work = WithoutAirflow(ConnectionSettings(servers=server.url), spark, FOLDER / "without")
+            for load in loads:
+                work.main_job(load.messages, waiting=load.waiting)  # from now on the session is warm
+                timelines = [work.main_job(load.messages, waiting=load.waiting) for _ in range(runs)]
+                yield load.named(WITHOUT), Runs(timelines)
+    finally:
+        server.stop()
+
+
+def arrivals(bench: OnAirflow, rounds: int) -> Iterator[Timeline]:
+    """Publish at moments that are spread evenly between two looks of the watcher."""
+    bench.prepare_arriving()
+    for number in range(rounds):
+        time.sleep(POLL * number / rounds)
+        yield bench.arrive()
+
+
+def table(name: str, runs: Runs) -> str:
+    mean = sum(runs.stages.values())
+    lines = [f"{name}: median {runs.median:.1f} s, worst {runs.worst:.1f} s of {len(runs.timelines)}"]
+    lines += [f"  {stage:<36} {seconds:7.2f} s {seconds / mean:6.1%}" for stage, seconds in runs.stages.items()]
+    return "\n".join(lines)
+
+
+def ratios(results: Mapping[str, Runs]) -> Iterator[str]:
+    """How many times as long as without Airflow each job takes on it."""
+    for name, runs in results.items():
+        bare = results.get(name.replace(ON, WITHOUT))
+        if bare and bare is not runs:
+            yield f"{name}: {runs.median / bare.median:.1f} times as long as {WITHOUT}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.main_job", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--messages", type=int, default=336_776, help="messages of the main job; default: all")
+    parser.add_argument("--few", type=int, default=1_000, help="a few messages; default: 1000")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each job, of which the median counts; default: 3")
+    parser.add_argument("--rounds", type=int, default=20, help="messages that arrive one after the other; default: 20")
+    parser.add_argument("--skip", nargs="*", default=[], choices=("main", "few", "arriving"), help="parts to leave out")
+    options = parser.parse_args()
+    logging.disable(logging.INFO)  # the story of each claim
+    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    results: dict[str, Runs] = {}
+    for name, runs in measured(options):
+        results[name] = runs
+        print(table(name, runs), flush=True)
+    print("\n".join(ratios(results)))
+    figures = {name: [dict(each.stages) for each in runs.timelines] for name, runs in results.items()}
+    (FOLDER / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+    draw(results, FOLDER / "stages.svg")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
