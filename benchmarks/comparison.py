@@ -26,8 +26,8 @@ class Comparison:
     def run(
         self, ours: Callable[[], int], baseline: Callable[[], int], limit: Callable[[], int] | None = None
     ) -> "Comparison":
-        """Time functions that return how many messages they handled. They take turns, so that a slow moment of the
-        machine affects both."""
+        """Time functions that return how many messages they handled. The functions take turns, so that a slow moment of
+        the machine affects all of them."""
         for _ in range(ROUNDS):
             self.baseline.append(rate(baseline))
             self.ours.append(rate(ours))

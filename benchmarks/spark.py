@@ -1,8 +1,8 @@
-"""Spark with JetStream, compared with the way without this package: nats-py in the driver.
+"""Spark with JetStream, compared with what works without this package: nats-py in the driver.
 
 The alternative reads with ``fetch`` and ``createDataFrame``. It writes with ``collect`` and ``publish_async``, and with
 message ids, because without them a job that runs again would store everything twice. The limit of reading is a Python
-data source that yields Arrow batches prepared before. All measurements begin after the JVM has compiled and the workers
+data source that yields Arrow batches made before. All measurements begin after the JVM has compiled and the workers
 have started.
 
 The alternatives handle a sample, because their rate does not depend on the number of messages.
@@ -99,8 +99,8 @@ def read(load: Load, url: str) -> Comparison:
 
 
 def wire(url: str) -> Comparison:
-    """Compare reading outside Spark with nats-py's ``fetch(100)``. Published figures of nats.go's ``Consume`` are 8.8
-    times those of that."""
+    """Compare reading outside Spark with nats-py's ``fetch(100)``. By published figures,
+    nats.go's ``Consume`` is 8.8 times as fast as ``fetch(100)``."""
     load = LOADS[0]
     load.publish(url)
     numbers = itertools.count()

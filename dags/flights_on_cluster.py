@@ -1,7 +1,7 @@
 """Process departures on a Spark cluster, while no Airflow worker waits for the job.
 
-The stream is that of `flight_delays`. Each claim becomes a job that runs on a standalone cluster, including its driver:
-the program `flights_on_cluster_job.py`, which the cluster's workers find at the same path. Meanwhile the task is
+The stream is that of `flight_delays`. For each claim, a job runs on a standalone cluster, together with its driver. Its
+program is `flights_on_cluster_job.py`, which the cluster's workers find at the same path. Meanwhile the task is
 deferred, and a trigger holds the claim and watches the job. When the job has succeeded, the claim is settled, and the
 settlement records the name of the attempt that wrote the output. Otherwise the messages are redelivered.
 

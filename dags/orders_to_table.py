@@ -48,7 +48,7 @@ where excluded.settled_at > orders.settled_at
 
 @contextmanager
 def warehouse() -> Iterator[sqlite3.Connection]:
-    """The database, in one transaction: a merge is stored as a whole, or not at all."""
+    """Open the database for one transaction: a merge is stored as a whole, or not at all."""
     OUT.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(OUT / "warehouse.sqlite", timeout=600)) as database:
         database.executescript(TABLES)
@@ -58,7 +58,7 @@ def warehouse() -> Iterator[sqlite3.Connection]:
 
 
 def rows(attempt: "Receipt") -> list[dict[str, Any]]:
-    """The orders that an attempt processed, one for each message."""
+    """Return the orders that an attempt processed, one for each message."""
     import pyarrow.parquet as pq
 
     name = attempt.attempt_id
@@ -96,7 +96,7 @@ def orders_to_table() -> None:
 
     @task(retries=2)
     def merge() -> int:
-        """How many attempts were merged."""
+        """Merge the settled attempts that are not merged yet. Return their number."""
         settled = JetStreamHook().committed("ORDERS", "table")
         with warehouse() as database:
             merged = {name for (name,) in database.execute("select * from merged")}

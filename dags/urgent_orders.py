@@ -4,8 +4,8 @@ Every consumer receives every message that its filter matches, so this DAG does 
 same messages. A run that finds no message within a minute is skipped. Missed runs are not repeated, because the next
 run claims all messages that are waiting.
 
-`pick` only counts the orders; your work goes there. In production, it has a pool for urgent work alone, which no other
-task can fill: `airflow pools set urgent 4 "urgent orders"`. The example uses the pool that every Airflow has.
+`pick` only counts the orders; put your own work there. In production, give it a pool that no other task can fill:
+`airflow pools set urgent 4 "urgent orders"`. The example uses the pool that every Airflow has.
 """
 
 from datetime import timedelta
@@ -16,7 +16,7 @@ from airflow.sdk import dag, task
 
 from airflow_nats_jetstream.sensors import JetStreamPullSensor
 
-RUNS = 3  # how many runs work at once, including runs that wait for a retry
+RUNS = 3  # how many runs are active at once, including runs that wait for a retry
 MESSAGES = 1_000
 
 

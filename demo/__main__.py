@@ -39,7 +39,7 @@ class Clock:
 
 
 def run() -> int:
-    """Run the demo: start clean, run the DAG, count, stop everything. Returns 1 if the run fails or counts differ."""
+    """Run the demo from an empty folder, and stop everything. Returns 1 if the run fails or the counts differ."""
     clock = Clock()
     stop(DEMO / "stack")
     shutil.rmtree(DEMO, ignore_errors=True)
@@ -124,7 +124,10 @@ def conclude(counts: report.Counts, out: Path, clock: Clock) -> bool:
     processed = counts.messages == rows.num_rows == figures["distinct_sequences"] > 0
     complete = processed and not (counts.pending or counts.ack_pending or counts.settled_twice)
     if not complete:
-        print("Some messages were not processed and settled exactly once: see the counts above.", file=sys.stderr)
+        print(
+            "Not every message was processed and settled exactly once. The counts above show the difference.",
+            file=sys.stderr,
+        )
     return complete
 
 

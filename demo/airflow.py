@@ -153,7 +153,7 @@ class Airflow:
         return until(f"the end of {dag_id} {run_id}", ended, seconds, every=0.5)
 
     def clear(self, dag_id: str, run_id: str, task_id: str, map_index: int | None = None) -> None:
-        """Clear a task, one map index or all, as a user does in the UI. If it runs, it is ended; then it runs again."""
+        """Clear a task, one map index or all, as a user does in the UI. A running task is ended; then it runs again."""
         chosen = task_id if map_index is None else [task_id, map_index]
         body = {"dag_run_id": run_id, "task_ids": [chosen], "dry_run": False, "only_failed": False}
         self._answer("POST", f"dags/{dag_id}/clearTaskInstances", body)

@@ -44,8 +44,8 @@ class NatsServer(Service):
         super().launch()
 
     def ready(self) -> bool:
-        """Whether it sends INFO to a client that connects. With `handshake_first` it sends nothing, and connecting is
-        enough."""
+        """Whether the server sends INFO to a client that connects. With `handshake_first` a server sends nothing, and
+        connecting is enough."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
                 return "handshake_first" in self._config or connection.recv(5) == b"INFO "

@@ -20,7 +20,7 @@ FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
 class Postgres(Service):
-    """One database on a socket, without a port. If root starts it, it runs as the user `pgserver`, whom the wheel
+    """One database on a socket, without a port. If root starts it, it runs as the user `pgserver`, which the wheel
     creates.
 
     It asks for no password. Any user who can reach the socket is a superuser and may run programs, so the folder of the
@@ -51,7 +51,7 @@ class Postgres(Service):
         super().launch()
 
     def ready(self) -> bool:
-        """Whether it accepts a client. Its socket exists before it does."""
+        """Whether Postgres accepts a client. The existence of its socket does not show that."""
         try:
             psycopg2.connect(host=self._socket_folder, user="postgres").close()
         except psycopg2.OperationalError:

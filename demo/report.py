@@ -1,6 +1,6 @@
 """What the demo did, according to the stream, the consumer, the ledger and the Parquet files.
 
-Nothing here comes from the code that did the work, or through our client: it is read with nats-py and pyarrow.
+Everything is read with nats-py and pyarrow. Nothing comes from the code that did the work, or through our client.
 """
 
 import csv
@@ -51,7 +51,7 @@ class Counts:
 
 
 async def counts(url: str) -> Counts:
-    """Ask the server."""
+    """Return the counts as the server reports them."""
     connection = await nats.connect(url, connect_timeout=5)
     try:
         jetstream = connection.jetstream()

@@ -56,7 +56,7 @@ class Stack:
 
         environment:  additional variables for Airflow's environment.
         parallelism:  how many tasks run at the same time.
-        guarded:      whether the nats-server requires the password as well. Tests do without.
+        guarded:      whether the nats-server requires the password as well. Tests do not need that.
         """
         self.folder = folder.absolute()
         self.password = secrets.token_hex(16)

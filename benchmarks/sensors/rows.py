@@ -34,7 +34,7 @@ class Resumed(NamedTuple):
 
 
 def trigger(way: str, number: int, run: str, server: str, wake: float) -> BaseTrigger:
-    """Return the trigger of the sensor with this number. ``wake``: when a sleeping one fires, in seconds since 1970."""
+    """Return the trigger of the sensor with this number. ``wake``: when a SleepingTrigger fires, seconds since 1970."""
     if way == "asleep":
         return SleepingTrigger(wake)
     consumer = "w0" if way == "one" else f"w{number}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m airflow_nats_jetstream``: the commands of ``airflow jetstream``, which need no Airflow this way."""
+"""Run the commands of ``airflow jetstream`` where Airflow is not installed: ``python -m airflow_nats_jetstream``."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read an Airflow connection of type ``nats``: its settings, its test, its secrets and its field ``console``.
+"""An Airflow connection of type ``nats``: read its settings and its field ``console``, mask its secrets, and test it.
 
 The form is in ``get_provider_info.py``, and docs/reference/connection.md describes it.
 """
@@ -56,7 +56,7 @@ def settings_of(
     check_console(extra.pop("console", None))
     servers = extra.pop("servers", None)
     if servers is not None and connection.host:
-        raise InvalidValue("servers", "…", "the host names a server, too: give the servers here or as host, not both")
+        raise InvalidValue("servers", "…", "the host names a server, too; give either servers or host")
     if servers is None:
         servers = connection.host or ("127.0.0.1" if connection.port else None)
     if isinstance(servers, str):
@@ -71,7 +71,7 @@ def settings_of(
     for name, value in extra.items():
         if name not in _FIELDS:
             known = ", ".join(sorted(_FIELDS))
-            raise InvalidValue("extra", name, f"a nats connection has no such field, but these: {known}")
+            raise InvalidValue("extra", name, f"a nats connection has no such field; its fields are {known}")
         convert = _CONVERSIONS[_FIELDS[name]["schema"]["type"][0]]
         values[_SETTINGS.get(name, name)] = convert(name, value)
     if domain or api_prefix:
@@ -83,12 +83,12 @@ def settings_of(
 
 
 def check_console(console: object) -> str:
-    """Return the field ``console`` after a check, because everybody who sees the task sees it. Empty for None.
+    """Check the field ``console`` and return it, or an empty string for None. Everybody who sees the task sees it.
 
     console:  the value of the field.
 
     Raises:
-        InvalidValue: it is not the address of a web page, contains a password, or has an unknown placeholder.
+        InvalidValue: the value is not the address of a web page, contains a password, or has an unknown placeholder.
     """
     if console is None:
         return ""
@@ -108,7 +108,7 @@ def check_console(console: object) -> str:
 
 
 def console_page(console: str, stream: str, consumer: str, claim: str) -> str:
-    """Return the address of the page about a stream, consumer and claim. Empty if ``console`` is empty.
+    """Return the address of the page about a stream, consumer and claim, or an empty string if ``console`` is empty.
 
     console:   the value of the connection's field.
     stream:    the name of the stream.
@@ -124,10 +124,11 @@ _lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Co
 
 
 async def shared_lookup(conn_id: str, look_up: Callable[[str], Coroutine[Any, Any, Connection]]) -> Connection:
-    """Return the result of ``look_up(conn_id)``. Concurrent callers share one lookup; its result is not kept.
+    """Return the result of ``look_up(conn_id)``. Concurrent callers share one lookup, and the result is not cached.
 
-    A triggerer's supervisor receives several messages for each lookup and handles one of them in each round of its work
-    in the database (``TriggerRunnerSupervisor.run_once``), so separate lookups of a thousand triggers take minutes.
+    For each lookup, the triggerer's supervisor receives several messages. It handles one message in each round of its
+    work in the database (``TriggerRunnerSupervisor.run_once``), so separate lookups for a thousand triggers would take
+    minutes.
 
     conn_id:  the id of the Airflow connection.
     look_up:  called with the id, returns the connection.
@@ -148,8 +149,8 @@ def masks(connection: Connection) -> list[Any]:
     """Return the strings that Airflow must mask in logs: each secret of a connection, in all forms in which it appears.
 
     Airflow itself registers only the unchanged secret, so it would not mask a value that JSON or ``repr`` has escaped,
-    nor a single line of a key. For each further string Airflow compiles its whole pattern again, so there are no more
-    of them than necessary.
+    nor a single line of a key. No more strings than necessary are returned, because Airflow compiles its whole pattern
+    again for each of them.
 
     connection:  the Airflow connection.
     """
@@ -173,12 +174,12 @@ def _parts(secret: str) -> list[str]:
 
 
 def _forms(text: str) -> set[str]:
-    """Return the text, and the text as escaped for JSON, ``repr`` and URLs, alone and one inside another."""
+    """Return the text unchanged, and escaped for JSON, ``repr`` and URLs, also with one escape inside another."""
     forms = {text}
     for _ in range(2):
         forms |= {escape(each) for each in forms for escape in _ESCAPES}
     if len(forms) == 1:
-        return forms  # no escape changes it, as with each of the up to fifty lines of a key
+        return forms  # no escape changes the text; a key has up to fifty such lines
     return forms | {escape(each) for each in (text, _as_json(text)) for escape in (quote, _quote_all, quote_plus)}
 
 
@@ -219,7 +220,7 @@ def check_connection(settings: ConnectionSettings) -> tuple[bool, str]:
     except PermissionDenied as refusal:
         return False, f"connected, but {_not_permitted(settings, refusal)}"
     except RequestTimeout as silence:
-        return False, f"connected, but {silence}: check domain and api_prefix, or raise request_timeout"
+        return False, f"connected, but {silence}; check domain and api_prefix, or raise request_timeout"
     except (ConnectionFailed, JetStreamError) as error:
         return False, str(error)
 
@@ -238,7 +239,7 @@ async def _summary(js: JetStream) -> str:
 
 def _not_permitted(settings: ConnectionSettings, refusal: PermissionDenied) -> str:
     if refusal.act == "publish on":
-        return f"{refusal}. Only this test needs it, and tasks may work without it: see docs/reference/permissions.md"
+        return f"{refusal}. Tasks may work without it, because only this test needs it (docs/reference/permissions.md)"
     return no_inbox(settings, refusal)
 
 
@@ -255,7 +256,10 @@ def _limit(number: int) -> str:
 
 
 def _extra(connection: Connection) -> Mapping[str, Any]:
-    """Return the extra as a mapping. Airflow's ``extra_dejson`` alone hides an extra that is not JSON: it is empty."""
+    """Return the extra as a mapping. Raises InvalidValue.
+
+    Airflow's ``extra_dejson`` alone would hide an extra that is not JSON, because it is empty in this case.
+    """
     try:
         fields = connection.extra_dejson  # reading it also registers secrets that Airflow masks
         if not fields and connection.extra:
@@ -268,8 +272,8 @@ def _extra(connection: Connection) -> Mapping[str, Any]:
 
 
 def _address(server: str, port: int | None) -> str:
-    """Return a server's address, with the brackets of an IPv6 address, which the URI form of a connection loses, and
-    with the connection's port if it has no port."""
+    """Return a server's address. Add the connection's port if the address has none, and the brackets of an IPv6
+    address, which the URI form of a connection loses."""
     with suppress(AddressValueError):
         server = f"[{IPv6Address(server)}]"
     if not port:
@@ -291,7 +295,7 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        remedy = "give a string; in a URI, where 1.5 and true are not strings, give it inside __extra__"
+        remedy = "give a string; in a URI, where 1.5 and true are not strings, put the field inside __extra__"
         raise InvalidValue(f"extra[{name!r}]", type(value).__name__, remedy)
     return value
 
@@ -314,10 +318,10 @@ def _seconds(name: str, value: Any) -> float:
 _FIELDS: Mapping[str, Any] = CONNECTION_FIELDS
 
 _CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {"string": _text, "boolean": _flag, "number": _seconds}
-"""Converts a field of the extra to a value of the settings, for each type that the form has."""
+"""For each type of the form, the function that converts a field of the extra to a value of the settings."""
 
 _SETTINGS = {"nkey_secret": "nkey_seed", "creds_secret": "credentials"}
-"""The fields with another name in the extra than in the settings, because Airflow masks names with "secret"."""
+"""Fields that have another name in the extra than in the settings, because Airflow masks names with "secret"."""
 
 _SECRETS = [name for name, field in _FIELDS.items() if field["schema"].get("format") == "password"]
 """The fields of the extra whose values must not appear in a log."""

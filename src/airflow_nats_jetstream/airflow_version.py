@@ -12,7 +12,7 @@ def check_airflow(version: str) -> None:
     """Raise ImportError if the Airflow ``version`` is older than this package needs."""
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_AIRFLOW:
         raise ImportError(
-            f"airflow-provider-nats-jetstream needs Apache Airflow 3.3 or later, but {version} is installed: upgrade it"
+            f"airflow-provider-nats-jetstream needs Apache Airflow 3.3 or later, but {version} is installed; upgrade it"
         )
 
 

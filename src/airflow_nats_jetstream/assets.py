@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assets ``nats://server[:port]/stream[/subject]``: a stream, or the messages of a stream that match a filter.
 
-As in the URIs of Airflow's other providers, one server stands for its whole cluster: always use the same one of its
-names. The URI does not contain the consumer, because the asset is the same whichever consumer reads it.
+As in the URIs of Airflow's other providers, one server stands for its whole cluster, so always use the same name of the
+server. The URI does not contain the consumer, because the asset is the same whichever consumer reads it.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
     uri:  the URI of the asset, split.
 
     Raises:
-        InvalidValue: it does not have the form ``nats://server[:port]/stream[/subject]``.
+        InvalidValue: the URI does not have the form ``nats://server[:port]/stream[/subject]``.
     """
     try:
         host, port = uri.hostname, uri.port
     except ValueError:
         raise InvalidValue("uri", "nats://…", _FORM) from None
     if uri.username is not None or uri.password is not None:
-        raise InvalidValue("uri", "nats://…@…", f"user and password belong in the Airflow connection: {_FORM}")
+        raise InvalidValue("uri", "nats://…@…", f"user and password belong in the Airflow connection; {_FORM}")
     if not host or "," in uri.netloc:
-        raise InvalidValue("uri", "nats://…", f"an asset names exactly one server: {_FORM}")
+        raise InvalidValue("uri", "nats://…", f"an asset names exactly one server; {_FORM}")
     if uri.query or uri.fragment:
-        raise InvalidValue("uri", "nats://…?…", f"a query or fragment is not allowed: {_FORM}")
+        raise InvalidValue("uri", "nats://…?…", f"a query or fragment is not allowed; {_FORM}")
     names = [unquote(each) for each in uri.path.split("/")[1:]]
     if not 1 <= len(names) <= 2:
         raise InvalidValue("uri", "nats://…", _FORM)

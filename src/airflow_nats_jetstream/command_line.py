@@ -28,7 +28,9 @@ FAILED = 1
 
 _COMMON = (
     Argument("--conn-id", help="id of the Airflow connection (default: nats_default)"),
-    Argument("--server", metavar="URL", help="server, instead of a connection: nats://host:port; needs no Airflow"),
+    Argument(
+        "--server", metavar="URL", help="server to use instead of a connection, as nats://host:port; needs no Airflow"
+    ),
     Argument("--credentials", metavar="FILE", help="with --server: the .creds file to authenticate with"),
     Argument("--ledger", metavar="NAME", help="with --server: prefix of the ledger's buckets (default: airflow)"),
     Argument("--domain", metavar="NAME", help="with --server: the JetStream domain"),
@@ -102,7 +104,7 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
         for name in ("credentials", "ledger", "domain"):
             if getattr(args, name) is not None:
                 shown = "…" if name == "credentials" else getattr(args, name)
-                remedy = "it is only for --server: leave it out, because the Airflow connection contains it"
+                remedy = "it is only for --server; leave it out, because the Airflow connection contains this setting"
                 raise InvalidValue(f"--{name}", shown, remedy)
         return _of_airflow(args.conn_id or "nats_default")
     if args.conn_id is not None:
@@ -114,24 +116,24 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
         try:
             given["credentials"] = Path(args.credentials).expanduser().read_text()
         except OSError as error:
-            raise InvalidValue("--credentials", "…", f"the file cannot be read: {error.strerror}") from None
+            raise InvalidValue("--credentials", "…", f"the file cannot be read ({error.strerror})") from None
     return ConnectionSettings(servers=args.server, **given)
 
 
 def _of_airflow(conn_id: str) -> ConnectionSettings:
-    # As in Airflow's own `connections test`: without it Airflow reads environment variables only, not the database.
+    # Airflow's own `connections test` sets this, too. Otherwise Airflow reads environment variables, not the database.
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     try:
         from airflow.sdk.exceptions import AirflowNotFoundException
 
         from airflow_nats_jetstream.hooks import JetStreamHook
     except ImportError:
-        remedy = "the connection cannot be read, because Airflow is not installed here: give --server"
+        remedy = "the connection cannot be read, because Airflow is not installed here; give --server"
         raise InvalidValue("--conn-id", conn_id, remedy) from None
     try:
         return JetStreamHook(conn_id).settings
     except AirflowNotFoundException:
-        remedy = "Airflow has no connection with this id: give another id (`airflow connections list`), or --server"
+        remedy = "Airflow has no connection with this id; give another id (`airflow connections list`), or --server"
         raise InvalidValue("--conn-id", conn_id, remedy) from None
 
 

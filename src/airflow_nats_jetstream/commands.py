@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands: list open claims, show and release a claim, list and replay dead letters.
+"""The commands: examine a setup, list open claims, show and release a claim, list and replay dead letters.
 
 :data:`COMMANDS` describes them once, and :mod:`~airflow_nats_jetstream.command_line` builds the parsers from it.
 Importing this file imports neither Airflow nor nats-py.
@@ -67,8 +67,8 @@ class Command:
     help:       the help text.
     run:        called with a JetStream context and the parsed arguments.
     arguments:  the command's own arguments. Default: none.
-    connects:   whether ``run`` needs a context. If False, it is called with the settings of the connection instead, or
-                with the error that says why they cannot be used, and connects itself. Default True.
+    connects:   whether ``run`` needs a context. If False, ``run`` connects itself. It is called with the settings, or
+                with the error that says why the settings cannot be used. Default True.
     """
 
     name: str
@@ -178,9 +178,9 @@ async def _release(js: JetStream, args: argparse.Namespace) -> Answer:
         (seen,) = await inspection.listen(js, [seen], seen.silence)
         if seen.alive:
             text = (
-                f"Attempt {seen.holder} of claim {seen.id} is alive: it has just sent a heartbeat. To take the claim "
-                "from it, add --yes: its work is stopped, its output does not count, and the messages are redelivered "
-                "at once and processed from the beginning."
+                f"Attempt {seen.holder} of claim {seen.id} is alive: it has just sent a heartbeat. To release the "
+                "claim nevertheless, add --yes. The attempt is then stopped, its output does not count, and the "
+                "messages are redelivered at once and processed from the beginning."
             )
             return Answer({"released": False, **inspection.plain(seen)}, visible(text), REFUSED)
     await inspection.release(js, seen)
@@ -232,8 +232,8 @@ async def _replay(js: JetStream, args: argparse.Namespace) -> Answer:
         lines[0] += f" {done.found} more were published before, by a replay that was killed."
     if done.unconfirmed:
         lines.append(
-            f"{done.unconfirmed} were not replayed, because the ledger does not confirm that their messages were given "
-            "up. To replay them, add --unconfirmed."
+            f"{done.unconfirmed} dead letters were not replayed, because the ledger does not confirm that their "
+            "messages were given up. To replay them, add --unconfirmed."
         )
     lines += [f"The dead letter {number} was not replayed: {visible(why)}" for number, why in done.refused.items()]
     data = {
@@ -307,7 +307,7 @@ def _report(sections: Mapping[str, list[Finding]], to_do: int) -> str:
 
 
 def _unknown(claim_id: str) -> Answer:
-    text = f"The ledger has no claim {claim_id!r}. It keeps a claim that has ended for 90 days."
+    text = f"The ledger has no claim {claim_id!r}. After a claim has ended, the ledger keeps it for 90 days."
     return Answer({"id": claim_id, "state": None}, text, UNKNOWN)
 
 
@@ -357,9 +357,9 @@ def age(seconds: float | None) -> str:
 
 
 def duration(text: str) -> float:
-    """Return a number of seconds. Raises ValueError.
+    """Return a duration in seconds. Raises ValueError if the text is not a duration.
 
-    text:  seconds, or an ISO 8601 duration.
+    text:  a number of seconds, or an ISO 8601 duration.
     """
     from airflow_nats_jetstream import times
 
@@ -371,7 +371,7 @@ def _short(text: str, width: int) -> str:
 
 
 def visible(text: str) -> str:
-    """Return a text on one line and without control characters.
+    """Return a text with its line breaks and control characters escaped.
 
     Text from the server must neither control the terminal nor look like another row.
 
@@ -387,7 +387,7 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-_ID = Argument("id", help="id of the claim, which `claims` and the log of a task show")
+_ID = Argument("id", help="id of the claim, as in the list of `claims` and in the log of a task")
 _LISTEN = Argument(
     "--listen",
     type=duration,
@@ -413,14 +413,14 @@ COMMANDS: tuple[Command | Group, ...] = (
         _doctor,
         (
             Argument("--stream", help="check this stream, and those of its consumers that the ledger knows"),
-            Argument("--consumer", help="check this consumer, also if the ledger does not know it (with --stream)"),
+            Argument("--consumer", help="check this consumer, even if the ledger does not know it (with --stream)"),
             Argument(
                 "--role",
                 action="append",
                 choices=ROLES,
                 help="role of this connection's user; may be repeated (default: sensor and processor)",
             ),
-            Argument("--subject", help="for the role publisher: a subject that it publishes on"),
+            Argument("--subject", help="with --role publisher: a subject on which the user publishes"),
         ),
         connects=False,
     ),
@@ -439,7 +439,7 @@ COMMANDS: tuple[Command | Group, ...] = (
         "release",
         "release an open claim: its messages are redelivered at once",
         _release,
-        (_ID, flag("--yes", "release it although an attempt is alive: its work is stopped and does not count")),
+        (_ID, flag("--yes", "release the claim even if an attempt is alive, which is then stopped")),
     ),
     Group(
         "dead-letters",
@@ -448,7 +448,7 @@ COMMANDS: tuple[Command | Group, ...] = (
             Command("list", "list dead letters", _dead_letters, _LETTERS),
             Command(
                 "replay",
-                "publish dead letters to their original subjects again; every consumer of the stream receives them",
+                "publish dead letters again to their original subjects; every consumer of the stream receives them",
                 _replay,
                 (
                     *_LETTERS,

@@ -65,7 +65,7 @@ def get_provider_info() -> dict[str, object]:
                     "relabeling": {"host": "Host", "port": "Port", "login": "User", "password": "Password"},
                     # The form has no help text for Airflow's own fields, but shows these while the fields are empty.
                     "placeholders": {
-                        "host": "nats.example.com, or several with commas; or fill in Servers",
+                        "host": "nats.example.com; or several, separated by commas; or fill in Servers",
                         "port": "4222; used for each address without a port",
                         "login": "user name; leave empty if you authenticate in another way",
                         "password": "the password, or file:///path",
@@ -112,7 +112,7 @@ def _field(label: str, description: str, *, kind: str = "string", form: str = ""
 CONNECTION_FIELDS = {
     "servers": _field(
         "Servers",
-        "Use this instead of Host: server addresses with commas between, for example "
+        "Use this instead of Host: server addresses, separated by commas, for example "
         "nats://a.example.com:4222,tls://b.example.com:4222. They must not contain a user or password.",
     ),
     "token": _field(
@@ -140,12 +140,12 @@ CONNECTION_FIELDS = {
     "tls_ca": _field(
         "TLS authorities",
         "Certificates of the authorities that may have signed the server's certificate, as PEM or as the path of a "
-        "file. If empty, the authorities that this machine trusts.",
+        "file. If empty, the authorities that this machine trusts are used.",
         form="multiline",
     ),
     "tls_certificate": _field(
         "TLS client certificate",
-        "The certificate for a server that asks for one, as PEM or as the path of a file. Needs TLS private key.",
+        "The certificate for a server that asks for one, as PEM or as the path of a file. Give TLS private key, too.",
         form="multiline",
     ),
     "tls_private_key": _field(
@@ -165,7 +165,7 @@ CONNECTION_FIELDS = {
     "inbox_prefix": _field(
         "Inbox prefix",
         "The first tokens of the subjects on which answers arrive, for example _INBOX_sensor. This user must be "
-        "allowed to subscribe to them. If empty, _INBOX.",
+        "allowed to subscribe to them. If empty, it is _INBOX.",
     ),
     "domain": _field(
         "JetStream domain",
@@ -178,8 +178,8 @@ CONNECTION_FIELDS = {
     ),
     "ledger": _field(
         "Ledger",
-        "The first part of the names of the two buckets that record claims. If empty, airflow: airflow_claims and "
-        "airflow_receipts.",
+        "The first part of the names of the two buckets that record claims. If empty, it is airflow, for the "
+        "buckets airflow_claims and airflow_receipts.",
     ),
     "console": _field(
         "Console",
@@ -188,15 +188,15 @@ CONNECTION_FIELDS = {
     ),
     "connect_timeout": _field(
         "Connect timeout",
-        "Seconds to wait for a connection, including all servers and attempts. If empty, 10.",
+        "Seconds to wait for a connection, including all servers and attempts. If empty, it is 10.",
         kind="number",
     ),
     "request_timeout": _field(
-        "Request timeout", "Seconds to wait for an answer of the JetStream API. If empty, 5.", kind="number"
+        "Request timeout", "Seconds to wait for an answer of the JetStream API. If empty, it is 5.", kind="number"
     ),
     "shortest_ack_wait": _field(
         "Shortest ack wait",
-        "Seconds. Claims are not taken from a consumer whose ack_wait is shorter. If empty, 60.",
+        "Claims are taken only from consumers whose ack_wait is at least this many seconds. If empty, it is 60.",
         kind="number",
     ),
 }

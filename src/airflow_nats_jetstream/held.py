@@ -47,11 +47,11 @@ class HeldClaim(held.HeldClaim):
         acknowledged. When the work fails, nothing is rejected.
 
         sequences:  one or more stream sequences, or a DataFrame with a column ``sequence``, which is collected here.
-        reason:     why they are rejected, in one line. Default None: for each message the value of the DataFrame's
-                    column ``reason``, as in the malformed messages of :func:`pyspark_jetstream.decoded`.
+        reason:     why the messages are rejected, in one line. Default None: each message has the reason in the column
+                    ``reason`` of the DataFrame, as in the malformed messages of :func:`pyspark_jetstream.decoded`.
 
         Raises:
-            InvalidValue: a sequence that does not belong to this claim, or no reason.
+            InvalidValue: a sequence does not belong to this claim, or a reason is missing.
             DeadLettersUnsuitable: the dead-letter stream breaks a rule.
             HoldLost: the claim is no longer held.
         """

@@ -67,13 +67,13 @@ class JetStreamHook(BaseHook):
         return self._settings(connection)
 
     def get_conn(self) -> ConnectionSettings:
-        """Return the settings, because a connection belongs to an event loop: see :meth:`context` and :meth:`run`."""
+        """Return the settings. To connect, use :meth:`context` or :meth:`run`: connections belong to an event loop."""
         return self.settings
 
     @property
     def console(self) -> str:
         """The connection's field ``console``: the address of a page, with the placeholders ``{stream}``, ``{consumer}``
-        and ``{claim}``. Empty if there is none. Raises InvalidValue."""
+        and ``{claim}``; empty if the field is empty. Raises InvalidValue if the field is invalid."""
         return check_console(self.get_connection(self.nats_conn_id).extra_dejson.get("console") or None)
 
     @asynccontextmanager
@@ -97,7 +97,7 @@ class JetStreamHook(BaseHook):
             yield js
 
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
-        """Return ``await function(js)`` to synchronous code, on a separate connection: ``hook.run(lambda js: …)``.
+        """Connect, await ``function(js)`` and return its result, for synchronous code: ``hook.run(lambda js: …)``.
 
         function:  called with a JetStream context, returns an awaitable.
 
@@ -129,9 +129,9 @@ class JetStreamHook(BaseHook):
         claim:  the claim, or its JSON value as the pull sensor returned it.
 
         Raises:
-            ClaimInvalid: the claim is invalid; at once.
-            StreamRecreated, DirectGetDisabled, ConnectionLost: while reading.
-            MessagesMissing: some messages no longer exist; after all the others were returned.
+            ClaimInvalid: the claim is invalid. Raised at once.
+            StreamRecreated, DirectGetDisabled, ConnectionLost: the messages cannot be read. Raised by the iterator.
+            MessagesMissing: some messages no longer exist. Raised by the iterator after all other messages.
         """
         from jetstream_handoff.claim import Claim
         from jetstream_handoff.messages import messages
@@ -152,8 +152,8 @@ class JetStreamHook(BaseHook):
         resume: in a plain ``@task``, only the missing heartbeats show that a worker was killed.
 
         Raises:
-            ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: before the block begins.
-            HoldLost, HeldByAnother, Superseded: after the block, when the claim could not be settled.
+            ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: the claim cannot be held. Raised before the block.
+            HoldLost, HeldByAnother, Superseded: the claim cannot be settled. Raised after the block.
         """
         with self.holding(claim, try_number=try_number, dead_letters=dead_letters) as held:
             yield held
@@ -179,7 +179,7 @@ class JetStreamHook(BaseHook):
                        False.
 
         Raises:
-            ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: before the block begins.
+            ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: the claim cannot be held. Raised before the block.
             MessagesMissing: with ``reprocess``, the stream no longer contains all of the messages.
         """
         from jetstream_handoff.claim import Claim

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Airflow metrics and OpenTelemetry spans: stream, consumer, claim, number of messages and duration.
 
-docs/monitoring.md lists them. They never contain a message or the text of an exception. Airflow's own spans and logs
-have these where they may be shown.
+docs/monitoring.md lists these metrics and spans. They never contain a message or the text of an exception, which
+Airflow's own spans and logs contain where they may be shown.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def published(stream: str, stored: int, duplicates: int, seconds: float) -> None
 
 @contextmanager
 def publishing(stream: str) -> Iterator[Carrier]:
-    """Return a context manager for the span of a publish, with its headers; they are empty if no trace is recorded.
+    """Record the span of a publish while the block runs. Yields the span's headers, empty if no trace is recorded.
 
     stream:  the name of the stream.
     """
@@ -95,7 +95,7 @@ def publishing(stream: str) -> Iterator[Carrier]:
 
 @contextmanager
 def processing(claim: Claim) -> Iterator[Carrier]:
-    """Return a context manager for the span of a hold, which Spark and programs started by the work continue.
+    """Record the span of a hold while the block runs. Spark and the programs that the block starts continue the trace.
 
     claim:  the claim that is held.
     """
@@ -113,7 +113,7 @@ def processing(claim: Claim) -> Iterator[Carrier]:
 
 
 def carrier() -> Carrier:
-    """Return the headers of the current span; they are empty if no trace is recorded."""
+    """Return the headers of the current span, or an empty mapping if no trace is recorded."""
     carried: Carrier = {}
     if trace.get_current_span().is_recording():
         TraceContextTextMapPropagator().inject(carried)

@@ -23,7 +23,7 @@ _PORT = 4222
 def read(operator: Any, task_instance: Any = None) -> OperatorLineage[Any, Any]:  # noqa: ARG001
     """Return the lineage of an operator that reads a ``stream``, or a ``claim`` of it.
 
-    Such an operator has it as ``get_openlineage_facets_on_complete``.
+    Such an operator has this function as its method ``get_openlineage_facets_on_complete``.
 
     operator:       the operator.
     task_instance:  the task instance, which is not used.
@@ -45,7 +45,7 @@ def read(operator: Any, task_instance: Any = None) -> OperatorLineage[Any, Any]:
 def written(operator: Any, task_instance: Any = None) -> OperatorLineage[Any, Any]:  # noqa: ARG001
     """Return the lineage of an operator that writes to a ``stream``, with its number of ``published`` messages.
 
-    Such an operator has it as ``get_openlineage_facets_on_complete``.
+    Such an operator has this function as its method ``get_openlineage_facets_on_complete``.
 
     operator:       the operator.
     task_instance:  the task instance, which is not used.

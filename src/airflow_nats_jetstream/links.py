@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links from a task to the page about its stream, consumer or claim in the site's own monitoring, and to Spark's."""
+"""Links from a task to the Spark master, and to the page about its stream, consumer or claim in a web console."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class JetStreamNotifier(BaseNotifier):
         _data(message)
 
     def __call__(self, *args: Any) -> None:
-        """Notify with a copy: rendering changes the object, and the DAG processor calls one object for many tasks."""
+        """Notify with a copy: rendering changes a notifier, and the DAG processor calls the same one for many tasks."""
         BaseNotifier.__call__(copy.copy(self), *args)
 
     def notify(self, context: Context) -> None:
@@ -102,8 +102,8 @@ class JetStreamNotifier(BaseNotifier):
         if self.stream:
             options["expected_stream"] = self.stream
         ack = await js.publish(self.subject, data, headers=self.headers or {}, **options)
-        again = ", which the stream had stored before" if ack.duplicate else ""
-        self.log.info("published on %s: message %d of stream %s%s", self.subject, ack.seq, ack.stream, again)
+        again = ", which had been stored before" if ack.duplicate else ""
+        self.log.info("published on %s: stream %s has message %d%s", self.subject, ack.stream, ack.seq, again)
 
 
 def _data(message: Any) -> bytes:
@@ -113,14 +113,14 @@ def _data(message: Any) -> bytes:
     try:
         return json.dumps(message).encode()
     except (TypeError, ValueError) as error:
-        raise InvalidValue("message", type(message).__name__, f"give a string or a JSON value: {error}") from None
+        raise InvalidValue("message", type(message).__name__, f"give a string or a JSON value ({error})") from None
 
 
 def _about(context: Context) -> tuple[str, dict[str, Any]]:
     """Return what a callback is about: as the scope of the message's id, and as a message."""
     values: Mapping[str, Any] = context
     ti, run = values.get("ti"), values.get("dag_run")
-    if ti is not None and "reason" not in values:  # a DAG's callback also has a task instance, but it has a reason
+    if ti is not None and "reason" not in values:  # a DAG's callback also has a task instance, but only it has a reason
         state = _state(ti)
         about = {
             "dag_id": ti.dag_id,
@@ -146,7 +146,7 @@ def _scope(*names: object) -> str:
 
 
 def _state(ti: Any) -> str:
-    """Return a task's state. In the callback for a task that died, the DAG processor has neither state nor start."""
+    """Return a task's state. For a task that died, the DAG processor knows neither its state nor its start."""
     if ti.state is not None:
         return str(getattr(ti.state, "value", ti.state))
     return "running" if getattr(ti, "start_date", None) else "failed"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner for whom a sensor takes claims. A retry of the task leaves it as it is, and a clear changes it."""
+"""The owner for whom a sensor takes claims. A retry of the task keeps the owner, and a clear changes it."""
 
 from __future__ import annotations
 

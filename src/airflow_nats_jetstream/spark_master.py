@@ -57,7 +57,7 @@ class Submission:
     application_args:  the program's arguments. Default: none.
     conf:              Spark properties, including the memory and the cores of the driver. Default: none.
     env_vars:          environment variables of the driver, in addition to those of its worker. Default: none.
-    py_files:          further Python files, with commas between. Default None.
+    py_files:          further Python files, separated by commas. Default None.
 
     Raises:
         InvalidValue: a value that would fail on the cluster, or a secret that the master would show.
@@ -83,10 +83,10 @@ class Submission:
         for name, values in (("conf", self.conf), ("env_vars", self.env_vars)):
             for key, value in values.items():
                 if ENVIRONMENT_PREFIX in key and not value.startswith("/"):
-                    remedy = f"the Spark master would show the value of {key}: give the path of a file on every worker"
+                    remedy = f"the Spark master would show the value of {key}; give the path of a file on every worker"
                     raise InvalidValue(name, "…", remedy)
         if self.conf.get("spark.driver.supervise", "false").lower() != "false":
-            remedy = "leave it out: a driver that Spark restarts would write to the same place as the first one"
+            remedy = "leave it out, because a driver that Spark restarts would write to the same place as the first one"
             raise InvalidValue("conf", "spark.driver.supervise", remedy)
 
     def request(self, master: str, name: str) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class SparkMaster:
         connection:  the Airflow connection.
 
         Raises:
-            InvalidValue: it does not name a standalone master, or another field is invalid. The error shows no secret.
+            InvalidValue: ``host`` names no standalone master, or another field is invalid. The error shows no secret.
         """
         host, extra, token = connection.host or "", connection.extra_dejson, connection.password or ""
         masters = [_HOST.fullmatch(each.strip()) for each in host.removeprefix("spark://").split(",")]
@@ -153,7 +153,7 @@ class SparkMaster:
             remedy = "give an address such as http://spark-master:8080, without user and password"
             raise InvalidValue("extra['webui']", "…", remedy)
         if not _TOKEN.fullmatch(token):
-            remedy = "it is sent as a bearer token: give printable ASCII characters without spaces, or leave it empty"
+            remedy = "it is sent as a bearer token; give printable ASCII characters without spaces, or leave it empty"
             raise InvalidValue("password", "…", remedy)
         addresses = tuple(f"{scheme}://{name}:{port}/v1/submissions" for name, _ in names)
         return cls("spark://" + ",".join(f"{name}:{port}" for name, port in names), addresses, webui, token)
@@ -186,7 +186,7 @@ class SparkMaster:
         if state is None:
             return LOST
         if state not in (*GOING, *ENDED):
-            raise SparkMasterUnavailable(f"the Spark master's answer has no known driverState for driver {driver}")
+            raise SparkMasterUnavailable(f"the Spark master's answer contains no known driverState of driver {driver}")
         return str(state)
 
     async def kill(self, driver: str) -> bool:
@@ -211,7 +211,7 @@ class SparkMaster:
             try:
                 state = await self.state(driver)
             except SparkMasterUnavailable as away:
-                log.warning("the state of Spark driver %s is unknown, asking again: %s", driver, away)
+                log.warning("the state of Spark driver %s is unknown and will be requested again: %s", driver, away)
             else:
                 if state not in (*GOING, LOST) or (state == LOST and lost):
                     return state
@@ -219,10 +219,11 @@ class SparkMaster:
             await asyncio.sleep(every)
 
     async def find(self, name: str, since: float) -> str | None:
-        """Return the driver of a job whose worker died before it received the driver's id; None if it is not certain.
+        """Return the driver of a job whose Airflow worker died before it received the driver's id.
 
         The master's page lists drivers without the names of their applications. If the application is running, its
-        driver is among those that were submitted since then. If there is exactly one, it is this one.
+        driver is among those that were submitted since then. If exactly one was submitted since then, it is returned.
+        Otherwise the driver is not certain, and None is returned.
 
         name:   the name of the application.
         since:  when the job was submitted, in seconds since 1970.
@@ -242,7 +243,7 @@ class SparkMaster:
             raise _unavailable(address, error) from None
         if status != 200:
             problem = "check that the connection's webui is the address of the Spark master's web pages"
-            raise SparkMasterUnavailable(f"{address} answered with status {status}: {problem}")
+            raise SparkMasterUnavailable(f"{address} answered with status {status}; {problem}")
         recent = [
             each["id"]
             for each in _objects(page, "activedrivers")
@@ -254,7 +255,7 @@ class SparkMaster:
         return recent[0] if running and len(recent) == 1 else None
 
     async def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the answer of the active master. A request that a master may have received goes to no other one."""
+        """Return the answer of the active master. A request that one master may have received is sent to no other."""
         import httpx
 
         address, problem = "", "the connection names none"
@@ -265,7 +266,7 @@ class SparkMaster:
                     try:
                         status, answer = await _answer(client, method, f"{address}/{path}", body)
                     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                        problem = f"{address}: {type(error).__name__} {_first_line(str(error))}"
+                        problem = f"{address} ({type(error).__name__} {_first_line(str(error))})"
                         continue
                     if (standby := _standby(address, status, answer)) is None:
                         return answer
@@ -294,13 +295,13 @@ async def _answer(
     data = bytearray()
     async with client.stream(method, address, json=body) as response:
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            problem = "sent a compressed answer, which was not requested"
-            raise SparkMasterUnavailable(f"{address} {problem}: check this address in the Spark connection")
+            problem = "sent a compressed answer although none was requested"
+            raise SparkMasterUnavailable(f"{address} {problem}; check this address in the Spark connection")
         async for chunk in response.aiter_raw():
             data += chunk
             if len(data) > _LARGEST_ANSWER:
                 problem = f"answered with more than {_LARGEST_ANSWER:,} bytes"
-                raise SparkMasterUnavailable(f"{address} {problem}: check this address in the Spark connection")
+                raise SparkMasterUnavailable(f"{address} {problem}; check this address in the Spark connection")
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError):
@@ -313,24 +314,24 @@ def _standby(address: str, status: int, answer: Mapping[str, Any]) -> str | None
     message = _first_line(answer.get("message"))
     if status in {401, 403}:
         remedy = "set the connection's password to the token that the master's spark.master.rest.filters require"
-        raise SparkMasterRefused(f"{address} answered with status {status}: {remedy}")
+        raise SparkMasterRefused(f"{address} answered with status {status}; {remedy}")
     if not 200 <= status < 300:
         raise SparkMasterRefused(f"{address} answered with status {status}: {message or _WHO}")
     if not isinstance(answer.get("success"), bool):
-        raise SparkMasterUnavailable(f"{address} sent an answer without the field success: {_WHO}")
+        raise SparkMasterUnavailable(f"{address} sent an answer without the field success; {_WHO}")
     if "Current state is not alive" in str(answer.get("message")):  # Master.scala, on standby or during recovery
-        return f"{address}: {message}"
+        return f"{address} ({message})"
     return None
 
 
 def _unavailable(address: str, error: Exception) -> SparkMasterUnavailable:
     if isinstance(error, TimeoutError):
         return SparkMasterUnavailable(f"{address} sent no complete answer within {_ANSWER:g} s")
-    return SparkMasterUnavailable(f"{address}: {type(error).__name__} {_first_line(str(error))}")
+    return SparkMasterUnavailable(f"the request to {address} failed: {type(error).__name__} {_first_line(str(error))}")
 
 
 def _is_driver(value: object) -> TypeGuard[str]:
-    """Return whether it can be a driver's id, which becomes part of addresses, logs and pages."""
+    """Return whether a value can be a driver's id, which becomes part of addresses, logs and pages."""
     return isinstance(value, str) and _DRIVER.fullmatch(value) is not None
 
 
@@ -342,7 +343,7 @@ def _is_page(address: str) -> bool:
 
 
 def _milliseconds(value: object) -> int:
-    """Return a time from the master's page, which is a string there; 0 for anything else."""
+    """Return a time from the master's page, where times are strings; 0 for anything else."""
     text = str(value)
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 

@@ -33,8 +33,8 @@ def check_mapping(name: str, value: object, what: str) -> None:
     what:   what the mapping contains, for the error: ``"variable names to strings"``.
 
     Raises:
-        InvalidValue: it is neither. The error shows only the value's type, because a value of another type may be a
-            secret that belongs inside the mapping.
+        InvalidValue: the value is neither. The error shows only the value's type, because a value of another type may
+            be a secret that belongs inside the mapping.
     """
     odd = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else [value]
     if odd and not templated(value):
@@ -55,10 +55,10 @@ def whole_number(name: str, value: object, lowest: int = 1, why: str = "") -> in
     name:    the parameter's name, for the error.
     value:   the number.
     lowest:  the smallest number allowed. Default 1.
-    why:     added to the error: why there is this limit.
+    why:     the reason for the limit, which is added to the error. Default: empty.
 
     Raises:
-        InvalidValue: it is not a whole number, or smaller than ``lowest``.
+        InvalidValue: the value is not a whole number, or is smaller than ``lowest``.
     """
     text = str(value).strip()
     if isinstance(value, bool) or not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) >= lowest):
@@ -79,7 +79,7 @@ def duration(name: str, value: object, *, zero: bool = False) -> timedelta:
     zero:   whether 0 is allowed. Default False.
 
     Raises:
-        InvalidValue: it is something else, or 0 where that is not allowed.
+        InvalidValue: the value is not a duration, or is 0 although ``zero`` is False.
     """
     try:
         length = times.duration(value)
@@ -93,7 +93,7 @@ def duration(name: str, value: object, *, zero: bool = False) -> timedelta:
 
 
 def known_duration(name: str, value: Any, *, zero: bool = False) -> Any:
-    """Return :func:`duration` of a value that is known when the DAG is parsed, and a templated value unchanged.
+    """Return the result of :func:`duration` for a value without a template, and a templated value unchanged.
 
     The parameters are those of :func:`duration`.
     """
@@ -107,7 +107,7 @@ def instant(name: str, value: object) -> str:
     value:  the time, in every form that :func:`times.instant` accepts.
 
     Raises:
-        InvalidValue: it is something else.
+        InvalidValue: the value is not such a time.
     """
     try:
         return times.instant(value)

@@ -21,7 +21,7 @@ _CARRIERS = frozenset(
 
 
 class Brief:
-    """Context manager that removes the frames that only passed a :class:`JetStreamError` on from its traceback.
+    """Context manager that shortens the traceback of a :class:`JetStreamError`: it removes frames of ``_CARRIERS``.
 
     The error keeps its class, attributes and cause, so Airflow handles it as before. The frames of the DAG author's
     code stay. The complete traceback is logged at DEBUG.
@@ -37,7 +37,7 @@ class Brief:
 
 
 def brief(error: BaseException) -> BaseException:
-    """Return the same error, and remove those frames from its traceback and from the tracebacks of its causes.
+    """Remove frames of ``_CARRIERS`` from the traceback of an error and of its causes, and return the error.
 
     error:  the error to shorten, which is changed in place.
     """

@@ -36,7 +36,8 @@ class JetStreamTrigger(BaseTrigger):
     """Base of the triggers: a shared connection, one event, and the serialization.
 
     nats_conn_id:  the id of the Airflow connection.
-    end:           when the sensor times out, in seconds since 1970, because another triggerer may continue the trigger.
+    end:           when the sensor times out, in seconds since 1970. This is a time and not a duration, because another
+                   triggerer may continue the trigger.
 
     The payload of the event has a ``status``. Every error becomes ``{"status": "error", "error": text}``, because with
     ``soft_fail`` Airflow would turn an exception into a skip.
@@ -78,7 +79,7 @@ class JetStreamTrigger(BaseTrigger):
             except JetStreamError as error:
                 if not js.connection.ended:
                     raise
-                log.warning("the connection to NATS has ended, reconnecting: %s", error)
+                log.warning("the connection to NATS has ended and is opened again: %s", error)
             self.handed_on()
             await self._stack.aclose()
             await asyncio.sleep(_RECONNECT_DELAY)
@@ -91,24 +92,24 @@ class JetStreamTrigger(BaseTrigger):
         raise NotImplementedError
 
     def handed_on(self) -> None:
-        """Note that the end of the trigger must not release what was taken so far."""
+        """Record that what was taken so far must not be released when the trigger ends."""
 
     async def on_kill(self) -> None:
-        """Do the work of :meth:`killed`.
+        """Call :meth:`killed`, and complete it despite cancellations.
 
         Airflow calls this when a user clears or marks the task, or when it has passed the trigger to another triggerer.
         """
         await self._complete(self.killed, _KILL_TIMEOUT, "cleaning up after a task was cleared or marked")
 
     async def cleanup(self) -> None:
-        """Do the work of :meth:`close`. Airflow calls this whenever the trigger ends."""
+        """Call :meth:`close`, and complete it despite cancellations. Airflow calls this whenever the trigger ends."""
         await self._complete(self.close, _KILL_TIMEOUT + _RELEASE_TIMEOUT, "closing a trigger")
 
     async def killed(self) -> None:
-        """End the work of a task that was cleared or marked. A cancellation by the triggerer does not interrupt it."""
+        """End the work of a task that was cleared or marked. The triggerer's cancellations do not interrupt this."""
 
     async def close(self) -> None:
-        """Release the connection. A cancellation by the triggerer does not interrupt it."""
+        """Release the connection. A cancellation by the triggerer does not interrupt this."""
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT):
                 await self._stack.aclose()
@@ -116,7 +117,7 @@ class JetStreamTrigger(BaseTrigger):
             log.warning("could not release the connection to NATS: %s", error)
 
     async def _complete(self, work: Callable[[], Awaitable[None]], within: float, what: str) -> None:
-        """Complete ``work`` despite cancellations, one such call after the other.
+        """Complete ``work`` despite cancellations. Calls of this method are carried out one after the other.
 
         Without the lock, ``on_kill`` and ``cleanup`` could overlap: ``asyncio.wait_for`` of Python 3.11 abandons an
         ``on_kill`` at the third cancellation, and the triggerer then calls ``cleanup``.
@@ -157,17 +158,18 @@ class JetStreamPullTrigger(JetStreamTrigger):
             self.taking = {**self.taking, "owner": list(owner_in_triggerer(self.task_instance))}
         self._take = take = Take(js, Taking.from_json(self.taking))
         await take.prepare()
-        log.info("waiting for messages of %s on consumer %s", take.taking.stream, take.taking.consumer)
+        log.info("waiting for messages of stream %s on consumer %s", take.taking.stream, take.taking.consumer)
         claims = await take.take(self.left)
         if not claims:
             return {"status": "timeout"}
         return {"status": "claims", "claims": [claim.to_json() for claim in claims]}
 
     def handed_on(self) -> None:
-        """Note that the end of the trigger must not release what was taken.
+        """Record that what was taken must not be released when the trigger ends.
 
-        Either the event contains the claims, or the connection has ended: then what was pulled on it is redelivered,
-        and the next trigger or worker with the same owner hands on the claims that are in the ledger.
+        Either the event contains the claims, or the connection has ended. In the second case the messages that were
+        pulled on it are redelivered, and the next trigger or worker with the same owner hands on the claims that are in
+        the ledger.
         """
         if self._take is not None:
             self._take.handed_on()

@@ -87,7 +87,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
 
     @classmethod
     async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Backlog]:
-        """Measure the backlog repeatedly, for all watchers of the consumer, without end and without an exception.
+        """Measure the backlog repeatedly, for all watchers of the consumer. This never ends and never raises an error.
 
         Airflow restarts a failed watcher at once, forever. This loop pauses instead, and reads the Airflow connection
         again for every attempt, because somebody may have corrected it.
@@ -110,7 +110,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
                         await asyncio.sleep(kwargs["poll_interval"])
             except Exception as error:  # noqa: BLE001 - a missing connection, for example, is an exception of Airflow
                 name = type(error).__name__
-                said = "cannot measure the backlog of consumer %s of stream %s, trying again in %g s: %s: %s"
+                said = "cannot measure the backlog of consumer %s of stream %s, trying again in %g s (%s: %s)"
                 log.warning(said, consumer, stream, pause, name, error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NATS JetStream as a Spark data source: ``spark.read.format("jetstream")``.
 
-Spark finds this module by its name and imports it wherever pyspark runs, without handling an ImportError. So it imports
-only pyspark and the standard library.
+Spark finds this module by its name and imports it wherever pyspark runs, without handling an ImportError. This module
+therefore imports only pyspark and the standard library.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ def decoded(
 ) -> tuple[DataFrame, DataFrame]:
     """Decode payloads into columns. Returns two DataFrames: the decoded messages and the malformed ones.
 
-    Each message is in one of the two. The first has the columns of ``messages``, with those of the schema instead of
-    ``data``. The second has all columns of ``messages`` and the column ``reason``; it can be passed to
-    ``claim.reject``. Using both reads the messages twice, unless they are persisted.
+    Each message is in one of the two. The decoded messages have the columns of ``messages``, with the columns of the
+    schema instead of ``data``. The malformed messages have all columns of ``messages`` and the column ``reason``, and
+    can be passed to ``claim.reject``. If you use both, the messages are read twice, unless they are persisted.
 
     messages:  a DataFrame of messages, with the column ``data``.
     schema:    for JSON a struct type or its DDL, for example ``"id INT, name STRING"``; for Avro the writer's schema as
@@ -127,7 +127,8 @@ def decoded(
     options:   options of Spark's ``from_json``, for example ``{"timestampFormat": "dd.MM.yyyy HH:mm"}``.
 
     Raises:
-        InvalidValue: ``data`` is missing, the schema cannot be used, or ``messages`` has a column of the same name.
+        InvalidValue: ``data`` is missing, the schema cannot be used, or it has a field with the name of a column of
+            ``messages``.
     """
     from pyspark_jetstream.payload import decoding, split
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def record_batch(messages: RawMessages, stream: str, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return the given columns of the messages, in that order."""
+    """Return the given columns of the messages, in the given order."""
     build = {
         "stream": lambda: _texts([stream.encode()] * len(messages)),
         "subject": lambda: _texts(messages.subjects),
@@ -56,8 +56,8 @@ def _headers(blocks: Sequence[bytes]) -> pa.Array:
 def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
     """Decode headers without a loop in Python. Returns None if the blocks need :func:`_any_headers`.
 
-    They must be UTF-8, consist of whole lines with a colon each, and have no name twice in a message. A publisher can
-    write anything into a block. The counts below make sure that each line is assigned to its own message.
+    The blocks must be UTF-8, consist of whole lines with a colon each, and have no name twice. A publisher can write
+    anything into a block. The counts below make sure that each line is assigned to its own message.
     """
     import pyarrow.compute as pc
 
@@ -71,7 +71,7 @@ def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
     last = pc.subtract(lines.offsets[1:], one)
     counts = pc.subtract(lengths, one)
     total = pc.sum(counts).as_py()
-    # The last line of each block must be empty, because a line break ends the one before it. No other line may be.
+    # The last line of each block must be empty, because a line break ends the line before. No other may be empty.
     if pc.any(filled.take(last)).as_py() or pc.sum(filled).as_py() != total:
         return None
     parts = pc.split_pattern(texts.filter(filled), ":", max_splits=1)

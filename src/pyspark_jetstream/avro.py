@@ -92,14 +92,16 @@ class Records:
     """
 
     def __init__(self, schema: object) -> None:
-        """Raises InvalidValue."""
+        """Raises InvalidValue if the schema cannot be used."""
         try:
             given = json.loads(str(schema))
             parsed: Any = parse_schema(_base_types(given))
         except Exception as error:
-            raise InvalidValue("schema", str(schema)[:100], f"give an Avro schema as JSON: {error}") from error
+            raise InvalidValue("schema", str(schema)[:100], f"give an Avro schema as JSON ({error})") from error
         if not isinstance(parsed, dict) or parsed["type"] != "record":
-            raise InvalidValue("schema", str(schema)[:100], "give the schema of a record, which each message contains")
+            raise InvalidValue(
+                "schema", str(schema)[:100], "give the schema of a record, because each message is a record"
+            )
         types = _Types()
         self.ddl, arrow = types.of(parsed)
         self.fields: list[str] = [field["name"] for field in parsed["fields"]]
@@ -197,7 +199,9 @@ class _Types:
             return self._described(schema)
         if found := _PLAIN.get(schema) or self._named.get(schema):
             return found
-        raise InvalidValue("schema", schema, "this type has no column type here; a type must not contain itself")
+        raise InvalidValue(
+            "schema", schema, "no column can have this type; null, and types that contain themselves, are not supported"
+        )
 
     def _described(self, schema: dict[str, Any]) -> Type:
         kind, logical = schema["type"], schema.get("logicalType")
@@ -251,7 +255,7 @@ class _Types:
 
 
 def _null_size(arrow: pa.DataType) -> int:
-    """Bytes of a null in Arrow. A null record contains a null of each of its fields."""
+    """Return the bytes that a null takes in Arrow. A null record contains a null of each of its fields."""
     if pa.types.is_struct(arrow):
         return 1 + sum(_null_size(field.type) for field in arrow)
     return 16

@@ -26,7 +26,7 @@ def read(held: HeldClaim, spark: SparkSession, connection: str, local_properties
     The session's jobs are cancelled when the claim is lost or the task killed.
 
     connection:        the id of the Airflow connection.
-    local_properties:  set for the jobs of this thread; Spark Connect does not support them.
+    local_properties:  Spark properties to set for the jobs of this thread. Spark Connect does not support them.
     """
     held.on_stop(partial(_cancel_jobs, spark))
     messages = read_claim(spark, held.claim, connection=connection)
@@ -38,8 +38,7 @@ def read(held: HeldClaim, spark: SparkSession, connection: str, local_properties
 
 
 def by_reason(rejected: DataFrame, reason: str | None) -> dict[str, list[int]]:
-    """Collect the sequences for each reason, which is the given one or that in the column ``reason``. Raises
-    InvalidValue."""
+    """Collect the sequences for each reason: the given one, or those in the column ``reason``. Raises InvalidValue."""
     columns = ["sequence", "reason"] if reason is None else ["sequence"]
     for name in columns:
         if name not in rejected.columns:
@@ -51,7 +50,7 @@ def by_reason(rejected: DataFrame, reason: str | None) -> dict[str, list[int]]:
 
 
 def _application(spark: SparkSession) -> str:
-    """The name of this session in Spark's pages and logs."""
+    """Return the name of this session in Spark's pages and logs."""
     try:
         return f"application {spark.sparkContext.applicationId}"
     except Exception:  # noqa: BLE001 - Spark Connect has no context and raises an error of its JVM

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python that Spark starts for its workers: whether it fits the driver's, and has what reading claims needs.
+"""Check the Python that Spark starts for its workers: whether it fits the driver's, and can read claims.
 
 PySpark starts ``PYSPARK_PYTHON``, or else the ``python3`` that it finds on PATH, whatever interpreter the driver is. On
-the driver it looks for data sources with ``PYSPARK_DRIVER_PYTHON`` if that is set.
+the driver, PySpark looks for data sources with ``PYSPARK_DRIVER_PYTHON`` if that is set.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ def check() -> Iterator[Finding]:
 def _checked(program: str, remedy: str, pyspark_version: str) -> Finding:
     path = shutil.which(program)
     if path is None:
-        return to_do(program, f"no such program is found on PATH, and Spark starts it for its Python workers: {remedy}")
+        return to_do(program, f"Spark starts it for its Python workers, but it does not exist on PATH; {remedy}")
     what = program if path == program else f"{program} ({path})"
     try:
         found = _probe(path)
     except (OSError, subprocess.SubprocessError, ValueError, LookupError):
-        return to_do(what, f"it did not start as a Python interpreter within {PATIENCE:g} s: {remedy}")
+        return to_do(what, f"it did not start as a Python interpreter within {PATIENCE:g} s; {remedy}")
     ours = "{}.{}".format(*sys.version_info[:2])
     if found["python"] != ours:
-        return to_do(what, f"it is Python {found['python']}, and Spark refuses it for a driver with {ours}: {remedy}")
+        return to_do(what, f"it is Python {found['python']}, and Spark refuses it for a driver with {ours}; {remedy}")
     if missing := [name for name in _PACKAGES if found[name] is None]:
-        return to_do(what, f"it cannot import {', '.join(missing)}: install what is missing there, or {remedy}")
+        return to_do(what, f"it cannot import {', '.join(missing)}; install what is missing there, or {remedy}")
     if found["pyspark"] != pyspark_version:
-        return to_do(what, f"it has pyspark {found['pyspark']}, and the driver here has {pyspark_version}: {remedy}")
+        return to_do(what, f"it has pyspark {found['pyspark']}, and the driver here has {pyspark_version}; {remedy}")
     return fine(what, f"Python {ours}, pyspark {found['pyspark']}, pyarrow {found['pyarrow']}")
 
 
 def _probe(path: str) -> dict[str, str | None]:
-    """The version of an interpreter, and of each package that it can import."""
+    """Return the version of an interpreter, and of each package that it can import."""
     command = [path, "-c", _PROBE, *_PACKAGES]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
     found: dict[str, str | None] = json.loads(printed.splitlines()[-1])

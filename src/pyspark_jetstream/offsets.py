@@ -42,7 +42,7 @@ def parse(name: str, value: str) -> Offset:
 
 
 def reversed_(starting: Offset | None, ending: Offset | None) -> bool:
-    """Whether the range is known to be empty without asking the server."""
+    """Return whether the range is empty, as far as that is known without asking the server."""
     if isinstance(starting, Time) and isinstance(ending, Time):
         return ending < starting
     return isinstance(starting, int) and isinstance(ending, int) and ending < starting

@@ -53,7 +53,7 @@ class Place:
 
     def __post_init__(self) -> None:
         if (self.servers is None) == (self.connection is None):
-            remedy = "give either the option servers or the option connection, not both or none"
+            remedy = "give exactly one of the options servers and connection"
             raise InvalidValue("servers", self.servers and "…", remedy)
         if self.servers is not None:
             ConnectionSettings(servers=self.servers)
@@ -75,18 +75,18 @@ class Options(Place):
     stream:           the name of the stream; with a claim the default is the claim's stream.
     subjects:         filters of subjects, separated by commas, for example ``orders.*.new``. With one filter the server
                       sends only messages that match. With several filters all messages are read, and those that do not
-                      match are dropped here.
+                      match are dropped by Spark's workers.
     claim:            the JSON of a claim. Exactly its messages are read, and a missing one is an error.
     startingOffsets:  where to begin: ``earliest`` (default of a batch), ``latest`` (default of a new streaming query),
                       a sequence or a time (RFC 3339), inclusive.
     endingOffsets:    where a batch ends: ``latest`` (default), a sequence or a time, inclusive.
     minPartitions:    the smallest number of partitions; default: the number of the driver's cores.
     readMode:         ``direct`` (direct get), ``consumer`` (an ephemeral consumer without acknowledgements), or
-                      ``auto`` (default): ``consumer`` where it is faster and stream and permissions allow it.
+                      ``auto`` (default): ``consumer`` where that is faster and the stream and the permissions allow it.
     maxOffsetsPerTrigger: the largest number of sequences in a micro-batch of a streaming query; default: all that are
                       available.
     failOnDataLoss:   ``true`` (default): messages that should be read but no longer exist are an error; ``false``: they
-                      are a warning.
+                      cause a warning.
     """
 
     subjects: tuple[str, ...] = ()
@@ -173,7 +173,7 @@ def option_name(option: str, names: Sequence[str]) -> str:
     if any(secret in option.lower() for secret in _SECRETS):
         remedy = "Spark shows options in plans, so credentials must not be options; use the option connection"
         raise InvalidValue("option", option, remedy)
-    raise InvalidValue("option", option, f"the options are {', '.join(names)}")
+    raise InvalidValue("option", option, f"there is no such option; the options are {', '.join(names)}")
 
 
 def _claim(text: str) -> Claim:

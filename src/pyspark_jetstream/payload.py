@@ -36,7 +36,7 @@ class Decoding:
 
 
 def split(messages: DataFrame, decoding: Decoding) -> tuple[DataFrame, DataFrame]:
-    """See :func:`pyspark_jetstream.decoded`."""
+    """Return the decoded messages and the malformed ones, as :func:`pyspark_jetstream.decoded` describes."""
     if not any(each.name == "data" and each.dataType == BinaryType() for each in messages.schema.fields):
         raise InvalidValue("messages", messages.columns, "the DataFrame needs the binary column data")
     kept = [name for name in messages.columns if name != "data"]
@@ -80,8 +80,8 @@ def json_decoding(schema: StructType | str, options: Mapping[str, str]) -> Decod
 
     Used alone, ``from_json`` would lose data: it ignores everything after the first value, and accepts bytes that are
     not UTF-8. So each payload is parsed as the first of two elements, ``{"<mark>": [<payload>, {"<mark>": true}]}``.
-    The mark is random, so that no payload can contain it. Only a payload of one JSON value leaves the second element in
-    its place.
+    The mark is random, so that no payload can contain it. If the second element is found in its place, the payload is
+    exactly one JSON value.
     """
     row = _struct(schema)
     for name in options:
@@ -117,7 +117,7 @@ def json_decoding(schema: StructType | str, options: Mapping[str, str]) -> Decod
 
 
 def _text(data: Column) -> Column:
-    """A string column; null where the data is not UTF-8."""
+    """Return the data as a string column, which is null where the data is not UTF-8."""
     return F.try_validate_utf8(data.cast("string"))
 
 

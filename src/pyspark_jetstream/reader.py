@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROWS, BYTES = 2_000, 1 << 18
-"""Number of rows, or of bytes of data and headers, after which an Arrow batch is passed on, while it is in the
-processor's caches. With 10,000 rows reading took a fifth longer. Messages that arrive together stay together, so the
+"""An Arrow batch is passed on after this many rows, or bytes of data and headers, while it is still in the processor's
+caches. With 10,000 rows reading took a fifth longer. Messages that arrive together stay together, so the
 window of direct get limits the bytes."""
 
 WORTH_A_CONSUMER = 1_000
@@ -114,8 +114,8 @@ class Reading:
             log.warning("%s; reading goes on, because failOnDataLoss is false", missing)
 
     def _present(self, wire: Wire, info: StreamInfo, first: int, last: int) -> Sequences:
-        """The sequences of a range that the stream contains now. Messages deleted before are gaps; messages that are
-        deleted later are losses."""
+        """Return the sequences of a range that the stream contains now. Messages that were deleted before now are gaps.
+        Messages that are deleted later are losses."""
         first, last = max(first, info.state["first_seq"]), min(last, info.state["last_seq"])
         if not info.state["messages"] or first > last:
             return Sequences()
@@ -126,8 +126,8 @@ class Reading:
         return present
 
     def _parts(self, wire: Wire, info: StreamInfo, wanted: Sequences, count: int) -> list[Sequenced]:
-        """Partitions with equal numbers of sequences. There is at least one, because without any partition Spark would
-        read one that it makes up."""
+        """Return partitions with equal numbers of sequences. There is at least one partition, because Spark would
+        make one up, and read it, if there were none."""
         if not wanted:
             return [Sequenced(wanted, info.created)]
         density = self._density(wire, info)
@@ -138,8 +138,8 @@ class Reading:
         return [Sequenced(part, info.created, density, by_consumer, headers_only) for part in parts]
 
     def _by_consumer(self, info: StreamInfo, each: float, wanted: Sequences) -> bool:
-        """Whether to read with a consumer. It reads every message from its start on, so at least half of these must be
-        wanted, and the partition must be large enough."""
+        """Return whether to read with a consumer. A consumer reads every message from its start on, so at least half of
+        these messages must be wanted, and the partition must be large enough."""
         if self._options.read_mode != AUTO:
             return self._options.read_mode == CONSUMER
         span = wanted.last - wanted.first + 1
@@ -148,7 +148,7 @@ class Reading:
         )
 
     def _density(self, wire: Wire, info: StreamInfo) -> float:
-        """The share of the stream's messages that match the filter: a first estimate of how far a request reaches."""
+        """Return the share of the stream's messages that match the filter, to estimate how far a request reaches."""
         if self._options.filter is None:
             return 1.0
         span = info.state["last_seq"] - info.state["first_seq"] + 1
@@ -158,7 +158,7 @@ class Reading:
 
 
 class JetStreamReader(Reading, DataSourceReader):
-    """Reads exactly a claim or a range of a stream. A planned message that cannot be read is an error."""
+    """Reads exactly a claim, or a range of a stream. A planned message that cannot be read is an error."""
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan partitions with equal numbers of sequences.
@@ -172,7 +172,7 @@ class JetStreamReader(Reading, DataSourceReader):
             if options.claim and options.claim.stream_created != info.created:
                 raise StreamRecreated(
                     f"claim {options.claim.id} cannot be read, because stream {options.stream!r} was recreated at "
-                    f"{info.created} and the claim is of the one created at {options.claim.stream_created}"
+                    f"{info.created}, and the claim is of the stream created at {options.claim.stream_created}"
                 )
             if options.claim:
                 wanted = options.claim.sequences
@@ -217,7 +217,7 @@ def _split(wanted: Sequences, count: int) -> Iterator[Sequences]:
 
 
 def _pattern(subjects: Sequence[str]) -> re.Pattern[bytes]:
-    """A pattern that matches each subject that one of the filters matches."""
+    """Return a pattern that matches every subject that at least one of the filters matches."""
     tokens = {"*": rb"[^.]+", ">": rb".+"}
     filters = (
         rb"\.".join(tokens.get(token, re.escape(token.encode())) for token in each.split(".")) for each in subjects

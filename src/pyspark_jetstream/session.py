@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def start(app_name: str, master: str | None, memory: str | None, config: Mapping[str, str]) -> SparkSession:
-    """See :func:`pyspark_jetstream.spark_session`."""
+    """Start or get a session, as :func:`pyspark_jetstream.spark_session` describes."""
     options = {"spark.master": master, "spark.driver.memory": memory}
     options |= {
         f"spark.executorEnv.{name}": os.environ[name] for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)
@@ -42,7 +42,7 @@ def start(app_name: str, master: str | None, memory: str | None, config: Mapping
 
 
 def _keep_commands_out_of_logs() -> None:
-    """Drop py4j's DEBUG logs: all commands and answers between Python and the JVM, the environment included."""
+    """Drop py4j's DEBUG logs, which show all that Python and the JVM send to each other, also the environment."""
     for name in ("py4j.clientserver", "py4j.java_gateway"):
         logging.getLogger(name).addFilter(_is_no_command)
 
@@ -52,19 +52,19 @@ def _is_no_command(record: logging.LogRecord) -> bool:
 
 
 def _remote(config: Mapping[str, str]) -> bool:
-    """Whether the session will be one of Spark Connect, decided as in SparkSession.Builder.getOrCreate."""
+    """Return whether the session will be one of Spark Connect, as SparkSession.Builder.getOrCreate decides it."""
     mode = config.get("spark.api.mode") or os.environ.get("SPARK_API_MODE") or default_api_mode()
     return mode.lower() == "connect" or is_remote() or "spark.remote" in config or "SPARK_REMOTE" in os.environ
 
 
 def check_environment(spark: SparkSession, connection: str) -> None:
-    """Raise InvalidValue if the session's JVM was started without the connection: its Python workers lack it, too."""
+    """Raise InvalidValue if the session's JVM, and so its Python workers, were started without the connection."""
     jvm = getattr(spark, "_jvm", None)
     _keep_commands_out_of_logs()
     name = environment_name(connection)
     if jvm is not None and jvm.System.getenv(name) != os.environ.get(name):
         remedy = (
-            "this Spark session was started before this connection was known, or with other settings of it; stop it, "
-            "and start another one with spark_session() inside the task's function"
+            "this Spark session was started before this connection was known, or with other settings of it; stop the "
+            "session, and start another one with spark_session() inside the task's function"
         )
         raise InvalidValue("connection", connection, remedy)

@@ -69,8 +69,8 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         read = start["sequence"]
         if latest["created"] != start["created"]:
             self._recreated(
-                f"was recreated at {latest['created']}, but this query has read the stream of {start['created']}; "
-                "with failOnDataLoss=false it goes on at the beginning of the new stream"
+                f"was recreated at {latest['created']}, but this query has read the stream created at "
+                f"{start['created']}; with failOnDataLoss=false the query goes on at the beginning of the new stream"
             )
             read = 0
         elif latest["sequence"] < read:
@@ -104,7 +104,9 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         def planned(wire: Wire) -> Sequence[InputPartition]:
             info = stream_info(wire, self._options.stream)
             if info.created != end["created"]:
-                self._recreated(f"was recreated at {info.created}, but this batch is of the stream of {end['created']}")
+                self._recreated(
+                    f"was recreated at {info.created}, but this batch is of the stream created at {end['created']}"
+                )
                 return self._parts(wire, info, Sequences(), 1)
             removed = min(info.state["first_seq"], end["sequence"] + 1) - 1
             if first <= removed and start["created"] == end["created"]:
@@ -128,7 +130,7 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         log.warning("%s", error)
 
     def _patiently(self, plan: Callable[[Wire], Result]) -> Result:
-        """Retry planning while the server does not answer, because a restart need not end the query."""
+        """Retry planning while the server does not answer, because a restart of the server need not end the query."""
         attempts = Attempts(lambda: f"stream {self._options.stream} cannot be read, trying again")
         while True:
             with attempts, Wire.open(self._options.settings()) as wire:

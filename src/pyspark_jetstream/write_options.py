@@ -55,7 +55,7 @@ class WriteOptions(Place):
         _check_columns(schema)
         given = {option_name(name, _OPTIONS + _OF_A_QUERY): value for name, value in options.items()}
         if "stream" not in given:
-            raise InvalidValue("stream", None, "name the stream that must store the messages with the option stream")
+            raise InvalidValue("stream", None, "give the option stream: the stream that must store the messages")
         accept = one_of("acceptDuplicates", given.get("acceptDuplicates", "false"), ("true", "false"))
         stream = check_stream_name(given["stream"])
         return cls(stream, given.get("servers"), given.get("connection"), accept == "true")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing: a row is a message. A task succeeds when the stream has acknowledged all of its rows.
+"""Writing, where each row becomes a message. A task succeeds when the stream has acknowledged all of its rows.
 
 Message ids are made from the job (or query and batch), the partition, the content, and the occurrence of this content
 in the partition. The partition is included because equal rows of two partitions are two messages, and no task knows how
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROWS = 1_000
-"""The number of rows that exist as Python objects at the same time. An Arrow batch has 10,000 rows, even large ones."""
+"""The number of rows that are Python objects at the same time. An Arrow batch has 10,000 rows, however large."""
 
 _OF_QUERY, _OF_BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # local properties of a micro-batch's tasks
 
@@ -84,7 +84,7 @@ class JetStreamWriter(DataSourceArrowWriter):
         _committed(self._options.stream, "the job", messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        remedy = "if you run the job again, it stores them again, unless the rows have a msg_id"
+        remedy = "If you run the job again, it stores these messages again, unless the rows have a msg_id"
         _aborted(self._options.stream, "the job", messages, remedy)
 
 
@@ -107,12 +107,12 @@ class JetStreamStreamWriter(DataSourceStreamArrowWriter):
         _committed(self._options.stream, f"batch {batchId}", messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        remedy = "if you restart the query within the stream's duplicate_window, it stores none of them again"
+        remedy = "If you restart the query within the stream's duplicate_window, it stores no message twice"
         _aborted(self._options.stream, f"batch {batchId}", messages, remedy)
 
 
 def _position(options: WriteOptions) -> Position | None:
-    """Where the stream ends now. Messages after it that have a task's ids were stored by an earlier attempt of it."""
+    """Return the end of the stream. Messages after it that have a task's ids were stored by an earlier attempt."""
     try:
         return Position.current(options.settings(), options.stream)
     except StreamNotFound:
@@ -134,9 +134,10 @@ def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], scope: str,
     """Publish every row of a partition.
 
     Raises:
-        InvalidValue: a row cannot be a message. Names column, value and row.
-        PublishFailed: a message was refused or not answered. Names the first one, and how many were stored.
-        DuplicatesPossible: it is unknown what an earlier attempt has stored.
+        InvalidValue: a row cannot be a message. The error names column, value and row.
+        PublishFailed: a message was refused or not answered. The error names the first such message, and how many were
+            stored.
+        DuplicatesPossible: it is unknown which messages an earlier attempt has stored.
     """
     context = _task()
     partition = context.partitionId()
@@ -168,8 +169,9 @@ def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], scope: str,
 def _seldom_collected() -> Iterator[None]:
     """Let Python's cyclic garbage collector run less often.
 
-    By default it runs after 700 new objects, which took a fifth of the time of writing. It would look at messages that
-    wait for their answers and refer to nothing, and nearly all of them are freed before it runs as seldom as here.
+    By default it runs after every 700 new objects, which took a fifth of the time of writing. It would look at messages
+    that wait for their answers, which contain no cycles. Nearly all of them are freed before a collector that runs as
+    seldom as this one would look at them.
     """
     before = gc.get_threshold()
     gc.set_threshold(100_000, *before[1:])
@@ -220,7 +222,9 @@ def _headers(entries: Sequence[tuple[str, Any]] | None, identity: str | None) ->
             raise InvalidValue(f"headers[{name!r}]", value, "a header needs values; leave out headers that are null")
     if identity is not None:
         if not identity.strip():
-            raise InvalidValue("msg_id", identity, "an id must not be empty; with null it is made from the content")
+            raise InvalidValue(
+                "msg_id", identity, "an id must not be empty; give null, so that the id is made from the content"
+            )
         headers["Nats-Msg-Id"] = identity
     return headers
 
@@ -242,7 +246,7 @@ def _aborted(stream: str, what: str, messages: Sequence[WriterCommitMessage | No
     written = [each for each in messages if isinstance(each, Written)]
     _driver_log().error(
         "%s failed. %d messages of the %d tasks that succeeded stay in stream %s, and so do messages that the other %d "
-        "tasks had published, because publishing cannot be undone; %s",
+        "tasks had published, because publishing cannot be undone. %s",
         what,
         sum(each.stored + each.duplicates for each in written),
         len(written),

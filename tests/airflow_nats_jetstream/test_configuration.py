@@ -99,16 +99,19 @@ BROKEN = {
     "subject.yaml": ("name: A\nsubjects:\n - a..b\n", r"subject.yaml:2: subjects='a..b': .*an empty token"),
     "name.yaml": ("description: x\nname: a.b\n", r"name.yaml:2: name='a.b'"),
     "nameless.yaml": ("description: x\n", r"nameless.yaml: name=None"),
-    "twice.yaml": ("name: A\nmax_age: 1h\nmax_age: 2h\n", r"twice.yaml:3='max_age': this field occurs twice"),
-    "twice.json": ('{"name": "A",\n"name": "B"}', r"twice.json:2='name': this field occurs twice"),
-    "yaml.yaml": ("name: A\n  b: [\n", r"yaml.yaml:2.*is not YAML"),
-    "json.json": ('{"name":\n}', r"json.json:2.*is not JSON"),
-    "nan.json": ('{"name": "A", "max_msgs": NaN}', r"nan.json.*NaN is not a number in JSON"),
+    "twice.yaml": ("name: A\nmax_age: 1h\nmax_age: 2h\n", r"config='twice.yaml:3': the field 'max_age' occurs twice"),
+    "twice.json": ('{"name": "A",\n"name": "B"}', r"config='twice.json:2': the field 'name' occurs twice"),
+    "yaml.yaml": ("name: A\n  b: [\n", r"config='yaml.yaml:2': this cannot be read as YAML"),
+    "json.json": ('{"name":\n}', r"config='json.json:2': this is not valid JSON"),
+    "nan.json": ('{"name": "A", "max_msgs": NaN}', r"config='nan.json': .*NaN is not a number in JSON"),
     "list.yaml": ("- name: A\n", r"list.yaml: config='list': a stream configuration must be a mapping"),
     "empty.yaml": ("", r"empty.yaml: config='NoneType': a stream configuration must be a mapping"),
-    "tag.yaml": ("name: !!python/name:os.system a\n", r"tag.yaml.*is not YAML"),
-    "deep.json": ("[" * 100_000, r"deep.json"),
-    "two.yaml": ("name: A\n---\nname: B\n", r"two.yaml.*is not YAML"),
+    "tag.yaml": ("name: !!python/name:os.system a\n", r"config='tag.yaml:1': this cannot be read as YAML"),
+    "deep.json": ("[" * 100_000, r"config='deep.json'"),
+    "two.yaml": (
+        "name: A\n---\nname: B\n",
+        r"two.yaml:2': .*expected a single document in the stream, but found another",
+    ),
     "missing.yaml": (None, r"config='missing.yaml': the file .*missing.yaml cannot be read \(No such file"),
     "bytes.yaml": (b"\xff\xfe\xff", r"bytes.yaml.*UTF-8"),
     "orders.txt": ("name: A", r"config='orders.txt': give a mapping, a dataclass, or the path of a file"),
@@ -127,7 +130,7 @@ def test_what_is_wrong_in_a_file_is_said_when_the_dag_is_parsed(dag: DAG, tmp_pa
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"name": "A", "retain": "limits"}, r"config\['retain'\]='limits': streams have no .*: did you mean retention"),
+        ({"name": "A", "retain": "limits"}, r"config\['retain'\]='limits': streams have no .*; did you mean retention"),
         ({"name": "A", "max_age": 1.5}, r"config\['max_age'\]=1.5: give a duration"),
         ({"name": "A", "max_msgs": -2}, r"config\['max_msgs'\]=-2: give a whole number that is -1 or more"),
         ({"name": "A", "num_replicas": 7}, "from 0 to 5"),
@@ -185,7 +188,7 @@ def test_a_consumer_needs_a_name_that_lasts() -> None:
         consumer({"name": "c"})
     with pytest.raises(InvalidValue, match=r"config\['name'\]"):
         consumer({"ack_policy": "explicit"})
-    with pytest.raises(InvalidValue, match="consumers have no such field: did you mean ack_wait"):
+    with pytest.raises(InvalidValue, match="consumers have no such field; did you mean ack_wait"):
         consumer({"durable_name": "c", "ackwait": "1m"})
     consumer({"name": "c", "inactive_threshold": "1h"})
     consumer({"durable_name": "c"})

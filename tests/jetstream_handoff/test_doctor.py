@@ -526,7 +526,7 @@ async def test_sparks_python_without_what_it_needs(
     monkeypatch.delenv("PYTHONPATH", raising=False)
     for python, words in (
         (bare, "it cannot import pyspark, pyarrow, pyspark_jetstream: install what is missing there"),
-        (str(tmp_path / "none"), "no such program is found on PATH"),
+        (str(tmp_path / "none"), "it does not exist on PATH"),
         ("false", "it did not start as a Python interpreter"),
     ):
         monkeypatch.setenv("PYSPARK_PYTHON", python)

@@ -65,7 +65,7 @@ class ClaimTask(OfClaim):
             self._held = None
 
     def on_kill(self) -> None:
-        """Release the claim, which takes at most 3 s. From now on, this attempt cannot settle it."""
+        """Release the claim, which takes at most 3 s. From now on, this attempt cannot settle the claim."""
         if self._held is not None:
             self.log.warning("the task is being killed: releasing claim %s", self._held.id)
             self._held.kill()

@@ -73,7 +73,7 @@ class ConfigurationOperator(BaseOperator):
         if is_dataclass(self.config) and not isinstance(self.config, type):
             self.config = {name: value for name, value in asdict(self.config).items() if value is not None}
         if isinstance(self.config, Mapping):
-            # Keep the same object: Airflow recognises another task's output by its identity and does not render it.
+            # Keep the same object: Airflow recognises another task's output by its identity, and does not render that.
             self._check(self.config, "", {})
         elif isinstance(self.config, str):
             if not templated(self.config):
@@ -126,7 +126,7 @@ class ConfigurationOperator(BaseOperator):
             shown = self._file or ""
             if not shown and config.endswith(FILES) and "\n" not in config:
                 shown, config = config, read(self._path(config) or Path(config), config)
-            config, lines = parse(config, shown or "config")
+            config, lines = parse(config, shown or "the rendered config")
         wanted = self._check(config, shown, lines, rendered=True)
         self._name = str(wanted["name"])
         return wanted
@@ -219,18 +219,18 @@ async def create_or_update(
 ) -> Difference | None:
     """Create a stream or consumer, or change those of its fields that differ.
 
-    Returns the fields that changed, or None if it was created. A field that the server left unchanged although a
-    change was requested is not in the result: a value of 0 may stand for a default.
+    Returns the fields that changed, or None if the stream or consumer was created. The result does not contain a field
+    that the server left unchanged although a change was requested: a value of 0 may stand for a default.
 
     handle:  the stream or consumer.
-    wanted:  the fields that it should have; all other fields stay unchanged.
+    wanted:  the fields that the stream or consumer should have; all other fields stay unchanged.
     fields:  the fields of its kind of configuration.
-    create:  called without arguments to create it.
+    create:  called without arguments to create the stream or consumer.
 
     Raises:
         UpdateRefused: the server refuses the change. The error names the field, its current and its requested value,
             and what to do.
-        ApiError: the server refuses to create it.
+        ApiError: the server refuses to create the stream or consumer.
     """
     before = await current(handle, fields)
     if before is None:

@@ -32,7 +32,7 @@ def read(path: Path, shown: str) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        remedy = f"the file {path} cannot be read ({problem}): give the path of a readable YAML or JSON file"
+        remedy = f"the file {path} cannot be read ({problem}); give the path of a readable YAML or JSON file"
         raise InvalidValue("config", shown, remedy) from None
 
 
@@ -54,15 +54,16 @@ def parse(text: str, shown: str) -> tuple[Any, Lines]:
         lines = _lines(yaml.compose(text, Loader=_Core), shown)
         return yaml.load(text, Loader=_Core), lines  # noqa: S506 - a SafeLoader
     except json.JSONDecodeError as error:
-        raise InvalidValue(f"{shown}:{error.lineno}", "…", f"this is not JSON: {error.msg}") from None
+        raise InvalidValue("config", f"{shown}:{error.lineno}", f"this is not valid JSON ({error.msg})") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise InvalidValue(f"{shown}:{line}", "…", f"this is not YAML: {error.problem}") from None
+        problem = ", ".join(each for each in (error.context, error.problem) if each)
+        raise InvalidValue("config", f"{shown}:{line}", f"this cannot be read as YAML ({problem})") from None
     except InvalidValue:
         raise
     except (yaml.YAMLError, ValueError, RecursionError, AttributeError, LookupError) as error:
         # PyYAML raises the last two for a tag such as !!timestamp before a value of another type.
-        raise InvalidValue(shown, "…", f"the file cannot be read: {error}") from None
+        raise InvalidValue("config", shown, f"the file cannot be read ({error})") from None
 
 
 class _Core(yaml.SafeLoader):  # type: ignore[misc]
@@ -79,11 +80,11 @@ class _Core(yaml.SafeLoader):  # type: ignore[misc]
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()
-            problem = f"the alias *{event.anchor} is not allowed: repeat the value here"
+            problem = f"the alias *{event.anchor} is not allowed; repeat the value here"
             raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
         if self.depth == _DEEPEST:  # PyYAML's time grows with the square of the depth
             mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(None, None, f"it is nested deeper than {_DEEPEST} levels", mark)
+            raise yaml.composer.ComposerError(None, None, f"the value is nested deeper than {_DEEPEST} levels", mark)
         self.depth += 1
         try:
             return super().compose_node(parent, index)
@@ -114,7 +115,7 @@ def _lines(node: Any, shown: str, path: tuple[str | int, ...] = ()) -> Lines:
         for key, value in node.value:
             name, line = str(key.value), key.start_mark.line + 1
             if (*path, name) in lines and name != "<<":
-                raise InvalidValue(f"{shown}:{line}", name, "this field occurs twice: keep one of them")
+                raise InvalidValue("config", f"{shown}:{line}", f"the field {name!r} occurs twice; keep one of them")
             lines |= {(*path, name): line} | _lines(value, shown, (*path, name))
     elif isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):

@@ -71,7 +71,7 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
         wanted = check_consumer_config(config)
         consumer_name(wanted)
         if not wanted.get("durable_name") and not wanted.get("inactive_threshold"):
-            remedy = "give durable_name or inactive_threshold: otherwise the server deletes it 5 s after its last use"
+            remedy = "give durable_name or inactive_threshold; otherwise the server deletes it 5 s after its last use"
             raise InvalidValue("config['name']", wanted["name"], remedy)
         return wanted
 
@@ -102,7 +102,7 @@ class ConsumerOperator(StreamOperator):
 
 
 class JetStreamDeleteConsumerOperator(ConsumerOperator):
-    """Delete a consumer, and with it the record of which messages were processed: a new one begins from the start.
+    """Delete a consumer, and with it the record of what was processed: a new one begins where its configuration says.
 
     stream:               the name of the stream that the consumer belongs to. (templated)
     consumer:             the name of the consumer. Deleting a consumer that does not exist succeeds. (templated)
@@ -111,7 +111,7 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
                           and the error names the claims.
     despite_unprocessed:  whether to delete the consumer of a stream with retention ``interest`` if the stream would
                           then drop messages that this consumer has not acknowledged. Default False: the deletion is
-                          refused, and the error says how many messages they are.
+                          refused, and the error gives their number.
     nats_conn_id:         the id of the Airflow connection. Default ``nats_default``. (templated)
 
     Returns ``{"stream", "consumer", "deleted": bool, "unacknowledged": number of messages,
@@ -139,7 +139,7 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
         }
         gone = self._run(lambda js: delete(js, self.stream, self.consumer, **despite))
         if gone is None:
-            self.log.warning("consumer %s of %s does not exist: nothing was deleted", self.consumer, self.stream)
+            self.log.warning("consumer %s of %s does not exist, so nothing was deleted", self.consumer, self.stream)
         else:
             said = "consumer %s of %s was deleted; it had not acknowledged %d messages"
             self.log.info(said, self.consumer, self.stream, gone.messages)
@@ -194,10 +194,10 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
             self._end(0)
 
     def _end(self, now: int) -> int:
-        """Return the end of the pause; it and ``now`` are nanoseconds since 1970. Raises InvalidValue."""
+        """Return the end of the pause. Both it and ``now`` are in nanoseconds since 1970. Raises InvalidValue."""
         until, duration = self.until or None, self.duration or None
         if (until is None) == (duration is None):
-            raise InvalidValue("until", until, "give either until or duration, exactly one of them")
+            raise InvalidValue("until", until, "give exactly one of until and duration")
         if until is not None:
             end = time_nanoseconds(instant("until", until))
         else:
@@ -226,7 +226,7 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
         end = self._end(time_nanoseconds(info.now))
         if end <= time_nanoseconds(info.now):
             remedy = (
-                f"the pause would end in the past, because the server's clock shows {info.now}: give a later end, or "
+                f"the pause would end in the past, because the server's clock shows {info.now}; give a later end, or "
                 "use JetStreamResumeConsumerOperator to end a pause"
             )
             raise InvalidValue("until", self.until or self.duration, remedy)
@@ -302,14 +302,14 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
                    and is refused while the ledger knows claims of this consumer. Default True.
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Open claims are superseded: the attempts that hold them stop and cannot settle. Messages from the sequence on that
-    were settled before are processed again, in new claims. The reset takes a few seconds. It fails rather than lose a
-    message: while acknowledgements are unconfirmed, while claims are still being settled, or while another reset is
-    under way.
+    Open claims are superseded: the attempts that hold them stop and cannot settle. All messages from the sequence on
+    are processed again in new claims, even if they were settled before. The reset takes a few seconds. In order to lose
+    no message, it fails while acknowledgements are unconfirmed, while claims are still being settled, and while another
+    reset is under way.
 
-    Returns ``{"stream", "consumer", "sequence", "superseded": [claim id, …], "forgotten": ranges, "pending"}``: the
-    claims that were open, the settled messages above the acknowledgement floor, and how many messages will be
-    delivered now. ``dry_run`` prints the same.
+    Returns ``{"stream", "consumer", "sequence", "superseded": [claim id, …], "forgotten": ranges, "pending"}``:
+    ``superseded`` are the claims that were open, ``forgotten`` the settled messages above the acknowledgement floor,
+    and ``pending`` is the number of messages that will be delivered now. ``dry_run`` prints the same.
 
     Raises:
         InvalidValue: an invalid name or sequence; when the DAG is parsed, unless it is templated.

@@ -3,7 +3,7 @@
 
 They are those of nats-server's ``StreamConfig`` and ``ConsumerConfig`` (server/stream.go and server/consumer.go, 2.15).
 An unknown field is an error when the DAG is parsed, because a typing error is more likely than a server that is newer
-than this package. For a field of a newer server there is :meth:`JetStreamHook.run`.
+than this package. To set a field of a newer server, use :meth:`JetStreamHook.run`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Fields(NamedTuple):
 
     what:      what is configured: ``"stream"`` or ``"consumer"``.
     table:     each field and the check of its value.
-    for_life:  each field that the server does not change, and a regular expression for the server's refusal.
+    for_life:  each field that the server never changes, and a regular expression that matches the server's refusal.
     remedy:    what to do when the server refuses to change such a field.
     zero:      the value that the server uses instead of 0, for each field where there is one.
     """
@@ -95,11 +95,11 @@ class Fields(NamedTuple):
             return named, self.remedy
         spoken = description.lower()
         likely = [name for name in changes if name in spoken or name.replace("_", " ") in spoken]
-        return likely or list(changes), f"correct the value, or remove it to leave the {self.what} unchanged"
+        return likely or list(changes), "correct the value, or leave the field out to keep its current value"
 
 
 def text(value: Any) -> Any:
-    """Return a string. Raises Wrong for any other ``value``."""
+    """Return ``value`` if it is a string. Raises Wrong for any other value."""
     if not isinstance(value, str):
         raise Wrong(value, "give a string; in YAML, quote a value that looks like a number, true, false or null")
     return value
@@ -133,8 +133,8 @@ _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": _S, "m": 60 * _S
 _PART = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(ns|us|µs|ms|s|m|h|d)")
 
 DURATION = (
-    "give a duration: a string such as 24h, 1h30m or 500ms, an ISO 8601 duration such as PT5M, a timedelta, or a whole "
-    "number of nanoseconds. It must not be negative"
+    "give a duration that is not negative, as a string such as 24h, 1h30m or 500ms, an ISO 8601 duration such as PT5M, "
+    "a timedelta, or a whole number of nanoseconds"
 )
 
 
@@ -214,7 +214,7 @@ def _mapping(have: str = "it has", /, **table: Check) -> Check:
             if name not in table:
                 near = get_close_matches(str(name), table, n=1, cutoff=0.5)
                 meant = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(table)}"
-                raise Wrong(item, f"{have} no such field: {meant}", (name,))
+                raise Wrong(item, f"{have} no such field; {meant}", (name,))
             if item is not None:
                 checked[name] = _checked(table[name], item, name)
         return checked
@@ -301,8 +301,8 @@ STREAM = Fields(
         "persist_mode": "persist mode",
     },
     remedy=(
-        "the server never changes this: keep the current value, create a stream with another name, or first delete "
-        "this one and its messages with JetStreamDeleteStreamOperator"
+        "the server never allows this change; keep the current value, create a stream with another name, or first "
+        "delete this one and its messages with JetStreamDeleteStreamOperator"
     ),
     zero=dict.fromkeys(("max_consumers", "max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size"), -1)
     | {"num_replicas": 1},
@@ -357,8 +357,8 @@ CONSUMER = Fields(
         "max_waiting": "max waiting",
     },
     remedy=(
-        "the server never changes this: keep the current value, create a consumer with another name, or first delete "
-        "this one with JetStreamDeleteConsumerOperator. A new consumer begins where its deliver_policy says"
+        "the server never allows this change; keep the current value, create a consumer with another name, or first "
+        "delete this one with JetStreamDeleteConsumerOperator. A new consumer begins where its deliver_policy says"
     ),
     zero={"max_deliver": -1},
 )

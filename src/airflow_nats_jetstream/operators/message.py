@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jetstream_client.read.message import StoredMessage
 
 LARGEST_DATA = 256 << 10
-"""The most bytes that a message may have as an XCom, because Airflow's database keeps one for every run."""
+"""The largest message that is returned as an XCom, in bytes. Airflow's database keeps an XCom for every run."""
 
 
 class JetStreamGetMessageOperator(StreamOperator):
@@ -93,13 +93,13 @@ class JetStreamGetMessageOperator(StreamOperator):
         if len(message.data) > LARGEST_DATA:
             raise JetStreamError(
                 f"message {message.sequence} of stream {self.stream!r} has {len(message.data)} bytes, but an XCom may "
-                f"have at most {LARGEST_DATA}: claim the message, or read it inside a task with JetStreamHook"
+                f"have at most {LARGEST_DATA}; claim the message, or read it inside a task with JetStreamHook"
             )
         try:
             data, encoding = message.data.decode(), "utf-8"
         except UnicodeDecodeError:
             data, encoding = base64.b64encode(message.data).decode(), "base64"
-        self.log.info("message %d of stream %s: %s", message.sequence, self.stream, message.subject)
+        self.log.info("got message %d of stream %s, subject %s", message.sequence, self.stream, message.subject)
         return {
             "stream": self.stream,
             "subject": message.subject,
@@ -126,7 +126,7 @@ class JetStreamDeleteMessageOperator(StreamOperator):
 
     stream:        the name of the stream. (templated)
     sequence:      the stream sequence of the message. Deleting a message that no longer exists succeeds. (templated)
-    secure:        whether to also overwrite its bytes on the server's disk, which is slow. Default False.
+    secure:        whether to also overwrite the message on the server's disk, which is slow. Default False.
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
     Returns ``{"stream", "sequence", "deleted": bool}``. ``dry_run`` prints which message would be deleted.
@@ -162,7 +162,7 @@ class JetStreamDeleteMessageOperator(StreamOperator):
             return True
 
         deleted = self._run(run)
-        said = "message %d of stream %s was deleted" if deleted else "message %d of stream %s was deleted before"
+        said = "message %d of stream %s was deleted" if deleted else "message %d of stream %s no longer exists"
         self.log.info(said, sequence, self.stream)
         return {"stream": self.stream, "sequence": sequence, "deleted": deleted}
 

@@ -135,7 +135,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
         except MessagesMissing as missing:
             if self._held is not None:
                 raise  # the function was reading them
-            raise AirflowFailException(f"the claim cannot be processed again: {missing}") from brief(missing)
+            raise AirflowFailException(f"the claim cannot be processed again, because {missing}") from brief(missing)
 
     def _work(self, held: HeldClaim) -> Any:
         try:
@@ -149,7 +149,9 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
             raise
         except AirflowTaskTimeout as error:
             if held.ended:
-                self.log.info("the task timed out after its work was done, while it was settled: the claim is settled")
+                self.log.info(
+                    "the task timed out after its work, while its claim was being settled; the claim is settled"
+                )
                 return value
             if held.killed or held.lost:
                 raise
@@ -207,7 +209,7 @@ def check_function(function: Callable[..., Any]) -> None:
     function:  the function.
 
     Raises:
-        InvalidValue: it is asynchronous, or has no parameter ``claim``.
+        InvalidValue: the function is asynchronous, or has no parameter ``claim``.
     """
     name = getattr(function, "__name__", None) or repr(function)
     try:
@@ -216,6 +218,8 @@ def check_function(function: Callable[..., Any]) -> None:
         raise InvalidValue("python_callable", name, "give a function with a parameter named claim") from None
     takes = parameters.get("claim")
     if takes is None or takes.kind in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
-        raise InvalidValue("python_callable", name, "give it a parameter named claim, which receives the held claim")
+        raise InvalidValue(
+            "python_callable", name, "give the function a parameter named claim, which receives the held claim"
+        )
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "func", None)):
         raise InvalidValue("python_callable", name, "give a function that is not async")

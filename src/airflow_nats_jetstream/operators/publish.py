@@ -45,14 +45,14 @@ class JetStreamPublishOperator(StreamOperator):
     messages:                the messages to publish: a list, the output of another task, the path of a file of JSON
                              lines, or a callable without parameters that returns an iterable and is called when the
                              task runs. A callable suits large numbers of messages best. (templated)
-    ttl:                     how long the stream keeps each message that has no own ``ttl``: a ``timedelta``, an ISO
+    ttl:                     how long the stream keeps each message that has no ``ttl`` option: a ``timedelta``, an ISO
                              8601 string such as ``PT5M``, or ``"never"``. The stream needs ``allow_msg_ttl``. Default
                              None: as long as the stream's limits allow. (templated)
     atomic:                  whether to store either all messages or none, as one batch of 1 to 1,000 messages. A larger
                              batch is an error before anything is sent; for a list, when the DAG is parsed. The stream
                              needs ``allow_atomic`` (nats-server 2.12). Default False.
-    expected_last_sequence:  with ``atomic``: the stream's last sequence before the batch. If it is another one, nothing
-                             is stored. Default None: any. (templated)
+    expected_last_sequence:  with ``atomic``: the stream's last sequence before the batch. If the stream ends at another
+                             sequence, nothing is stored. Default None: not checked. (templated)
     accept_duplicates:       whether to publish even if it cannot be found out which messages an earlier attempt stored.
                              Default False.
     trace_context:           whether to add the header ``traceparent`` to each message that has none, when Airflow
@@ -115,7 +115,7 @@ class JetStreamPublishOperator(StreamOperator):
         if not templated(ttl):
             self._ttl()
         if expected_last_sequence is not None and not atomic:
-            remedy = "it applies only to an atomic batch: set atomic=True, or leave it out"
+            remedy = "it applies only to an atomic batch; set atomic=True, or leave it out"
             raise InvalidValue("expected_last_sequence", expected_last_sequence, remedy)
         if expected_last_sequence is not None and not templated(expected_last_sequence):
             self._expected()
@@ -210,14 +210,16 @@ class JetStreamPublishOperator(StreamOperator):
         except (PermissionDenied, RequestTimeout) as silence:
             if not self.accept_duplicates:
                 raise
-            self.log.warning("a retry will not be able to find out which messages this try stored: %s", silence)
+            self.log.warning(
+                "a retry cannot find out which messages this try stored, because the stream cannot be read: %s", silence
+            )
             return None
         state.set(key, position.to_json(), retention=NEVER_EXPIRE)
         return position
 
     def _message(self, value: Any) -> Any:
-        """Return a message as the client accepts it. An invalid message is returned unchanged: the client refuses it
-        with its position."""
+        """Return a message as the client accepts it. An invalid message is returned unchanged, because the client
+        refuses it with an error that names its position."""
         options: dict[str, Any] = {}
         if isinstance(value, Mapping) and {"subject", "data"} <= value.keys():
             names = ("subject", "data", "headers")
@@ -254,7 +256,7 @@ class JetStreamPublishOperator(StreamOperator):
         since: Position | None,
         added: dict[str, str],
     ) -> dict[str, Any]:
-        """Publish all messages or none. With ``since``, in a later try, first look for them behind that position."""
+        """Publish all messages or none. A later try gives ``since``, and first looks for them after that position."""
         from jetstream_client.publish.ids import MessageIds
         from jetstream_client.publish.position import find
         from jetstream_client.wire.protocol import encode_headers
@@ -312,7 +314,7 @@ def _lines(path: Path) -> Iterator[Any]:
     try:
         file = path.open(encoding="utf-8")
     except OSError as error:
-        remedy = f"the file cannot be read ({error.strerror}): give the path of a file of JSON lines"
+        remedy = f"the file cannot be read ({error.strerror}); give the path of a file of JSON lines"
         raise InvalidValue("messages", str(path), remedy) from None
     with file:
         for number, line in enumerate(file, 1):
@@ -328,7 +330,7 @@ def _check_size(count: int) -> None:
     from jetstream_client.publish.batch import MAX_MESSAGES
 
     if not 1 <= count <= MAX_MESSAGES:
-        remedy = f"an atomic batch has 1 to {MAX_MESSAGES} messages: use several tasks, or set atomic=False"
+        remedy = f"an atomic batch has 1 to {MAX_MESSAGES} messages; use several tasks, or set atomic=False"
         raise InvalidValue("messages", f"{count} or more" if count > MAX_MESSAGES else count, remedy)
 
 
@@ -347,7 +349,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         try:
             options["schedule"] = Schedule(**fields)
         except TypeError as error:
-            raise InvalidValue("schedule", dict(schedule), f"give the fields of a Schedule: {error}") from None
+            raise InvalidValue("schedule", dict(schedule), f"give the fields of a Schedule ({error})") from None
     return options
 
 
@@ -359,7 +361,7 @@ def _ttl(name: str, value: Any) -> Ttl:
         try:
             return timedelta(seconds=value)
         except (ValueError, OverflowError) as error:
-            raise InvalidValue(name, value, f"give seconds within the range of a timedelta: {error}") from None
+            raise InvalidValue(name, value, f"give seconds within the range of a timedelta ({error})") from None
     return duration(name, value)
 
 

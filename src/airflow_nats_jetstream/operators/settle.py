@@ -22,7 +22,7 @@ OnSettled = Literal["return", "fail"]
 
 
 class JetStreamSettleOperator(ClaimTask, BaseOperator):
-    """Settle a claim if every task directly upstream has succeeded; otherwise fail the claim, and the task.
+    """Settle a claim if every task directly upstream has succeeded; otherwise fail both the claim and this task.
 
     claim:           the claim as the pull sensor returned it; map over it with ``expand``. (templated)
     value:           the value to record with the settlement, which is also the XCom: JSON of at most 8 KiB, for example
@@ -89,8 +89,9 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
 
     def dry_run(self) -> None:
         """Print which tasks must have succeeded."""
-        work = ", ".join(self._work()) or "none is directly upstream, so it would fail"
-        print(f"would settle claim {claimed(self.claim, 'id')} after these tasks have succeeded: {work}")  # noqa: T201
+        work, claim = ", ".join(self._work()), claimed(self.claim, "id")
+        nothing = f"would fail claim {claim}, because no task that works on it is directly upstream"
+        print(f"would settle claim {claim} after these tasks have succeeded: {work}" if work else nothing)  # noqa: T201
 
     def _work(self) -> list[str]:
         """Return the tasks directly upstream, except those that take claims."""
@@ -114,9 +115,9 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
         return undone
 
     def _map_index(self, ti: RuntimeTaskInstance, task_id: str) -> int | None:
-        """Return the map index of the task instance that worked on this claim.
+        """Return the map index of the task instance that worked on this claim, or None for all instances.
 
-        In a mapped task group that also contains this task it is this task's; otherwise None, for all instances.
+        In a mapped task group that also contains this task, both tasks have the same map index.
         """
         group = self.get_closest_mapped_task_group()
         other = self.dag.get_task(task_id).get_closest_mapped_task_group()

@@ -74,13 +74,13 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
     application:           the program: an absolute path, or an address, at which every worker of the cluster finds it.
                            (templated)
     claim:                 the claim as the pull sensor returned it; map over it with ``expand``. (templated)
-    application_args:      the program's arguments, which precede those two. Default: none. (templated)
+    application_args:      the program's arguments before ``--claim`` and ``--attempt``. Default: none. (templated)
     conf:                  Spark properties. Default None. (templated)
     env_vars:              environment variables of the driver, in addition to those of its worker. Default None.
                            (templated)
-    py_files:              further Python files for the program, with commas between. Default None. (templated)
-    value:                 a value to record with the settlement, together with attempt and driver: JSON of at most 8
-                           KiB with them. Default None. (templated)
+    py_files:              further Python files for the program, separated by commas. Default None. (templated)
+    value:                 a value to record with the settlement. Together with attempt and driver, which are also
+                           recorded, it is JSON of at most 8 KiB. Default None. (templated)
     conn_id:               the id of the Airflow connection to the Spark standalone master, which needs
                            ``spark.master.rest.enabled``. Default ``spark_default``. (templated)
     nats_conn_id:          the id of the Airflow connection to NATS. Default ``nats_default``. (templated)
@@ -99,8 +99,8 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
     * The job finishes: the claim is settled.
     * The job fails, is killed, is lost or exceeds ``execution_timeout``, and Airflow retries the task: the claim is
       released, and its messages wait for the retry delay and 5 minutes more.
-    * The same happens in the last try: the claim fails. Its messages are redelivered, and the failure counts towards
-      the sensor's ``max_failures``.
+    * One of these happens in the last try: the claim fails. Its messages are redelivered, and the failure counts
+      towards the sensor's ``max_failures``.
     * The task is marked as success or failed: the job is killed, and the claim is released at once.
     * The task is cleared, or its worker is stopped: the job is killed, and the next try submits another one.
     * The triggerer dies: another triggerer continues.
@@ -240,15 +240,15 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
             error = JetStreamError(event["error"])
         elif status != "timeout":
             with self._holding():  # usually raises the error that names the attempt that ended the claim
-                raise HoldLost(f"claim {job.claim} was settled or failed while its Spark job ran: the job is killed")
+                raise HoldLost(f"claim {job.claim} was settled or failed while its Spark job ran, so the job is killed")
         elif self.execution_timeout and self.execution_timeout <= self.longest_hold:
-            limit = f"its execution_timeout, {self.execution_timeout}"
-            error = AirflowTaskTimeout(f"the Spark job took longer than {limit}, and was killed")
+            limit = f"its execution_timeout of {self.execution_timeout}"
+            error = AirflowTaskTimeout(f"the Spark job took longer than {limit} and was killed")
         else:
             with self._holding() as held:
                 held.release()
-            limit = f"its longest_hold, {self.longest_hold}"
-            raise HoldLost(f"the Spark job took longer than {limit}, and was killed; its messages are redelivered")
+            limit = f"its longest_hold of {self.longest_hold}"
+            raise HoldLost(f"the Spark job took longer than {limit} and was killed; its messages are redelivered")
         if status == "error" and tries.is_last(self._ti):
             self._kill(job.driver)  # otherwise it would keep running without anything that watches it
         self._give_back(error)
@@ -280,7 +280,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         if job.driver is None:
             job = replace(job, driver=_run(lambda: master.find(self._name_of(job), job.since)))
         if job.driver is None:
-            said = "an earlier try may have submitted a Spark job for attempt %s; if it did, its output does not count"
+            said = "an earlier try may have submitted a Spark job for attempt %s; the output of that job does not count"
             self.log.warning(said, job.attempt)
             return None
         driver = job.driver
@@ -301,7 +301,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         return recorded
 
     def _give_back(self, error: BaseException) -> None:
-        """Release the claim for the retry, or fail it in the last try, as after a failed function."""
+        """Release the claim for the retry, or fail it in the last try."""
         try:
             with self._holding() as held:
                 tries.give_back(held, error, self, self._ti)
@@ -347,7 +347,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         if not (listed or templated(self.application_args)):
             raise InvalidValue("application_args", type(self.application_args).__name__, "give a list")
         if not (absent(self.py_files) or isinstance(self.py_files, str) or templated(self.py_files)):
-            raise InvalidValue("py_files", type(self.py_files).__name__, "give a string with commas between the files")
+            raise InvalidValue("py_files", type(self.py_files).__name__, "give a string of files, separated by commas")
         self.status_poll_interval = known_duration("status_poll_interval", self.status_poll_interval)
         self.longest_hold = known_duration("longest_hold", self.longest_hold)
         check_mapping("conf", self.conf, "Spark properties to their values")

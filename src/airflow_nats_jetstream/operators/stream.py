@@ -125,7 +125,7 @@ class JetStreamDeleteStreamOperator(StreamOperator):
 
         gone = self._run(lambda js: delete(js, self.stream, despite_open_claims=self.despite_open_claims))
         if gone is None:
-            self.log.warning("stream %s does not exist: nothing was deleted", self.stream)
+            self.log.warning("stream %s does not exist, so nothing was deleted", self.stream)
             return {"stream": self.stream, "deleted": False, "messages": 0, "superseded": []}
         self.log.info("stream %s and its %d messages were deleted", self.stream, gone.messages)
         superseded = list(gone.superseded)
@@ -145,7 +145,7 @@ class JetStreamPurgeOperator(StreamOperator):
     stream:        the name of the stream. (templated)
     subject:       remove only messages whose subject matches this filter. Default None: any subject. (templated)
     sequence:      remove only messages below this stream sequence. Default None: up to the end. (templated)
-    keep:          number of messages to keep: the last ones. Default None. Not together with ``sequence``. (templated)
+    keep:          how many of the last messages to keep; not together with ``sequence``. Default None. (templated)
     everything:    must be True to purge the whole stream, without ``subject``, ``sequence`` and ``keep``. Default
                    False.
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
@@ -153,8 +153,8 @@ class JetStreamPurgeOperator(StreamOperator):
     ``dry_run`` prints how many messages would be removed.
 
     Raises:
-        InvalidValue: both ``sequence`` and ``keep``, 0 for either, or none of the selections; when the DAG is parsed,
-            unless one of them is templated.
+        InvalidValue: ``sequence`` and ``keep`` are both given, one of them is 0, or nothing is selected; when the DAG
+            is parsed, unless one of them is templated.
         StreamNotFound: the stream does not exist.
     """
 
@@ -213,7 +213,7 @@ class JetStreamPurgeOperator(StreamOperator):
 def purged(info: StreamInfo, *, subject: str | None, sequence: int | None, keep: int | None) -> str:
     """Return how many messages a purge would remove, in words.
 
-    info:      the stream's INFO, with the sequences of deleted messages and with the messages of each subject.
+    info:      the stream's INFO, with the sequences of deleted messages and the number of messages of each subject.
     subject:   the subject filter, or None.
     sequence:  the sequence below which messages are removed, or None.
     keep:      how many messages are kept, or None.

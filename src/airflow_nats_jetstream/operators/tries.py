@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.held import HeldClaim
 
 RETRY_SLACK = timedelta(minutes=5)
-"""How long a retry may wait for a worker after its delay, before its messages are redelivered."""
+"""How long a retry may wait for a worker after the retry delay. Then its messages are redelivered."""
 
 
 def is_last(ti: Any) -> bool:
-    """Return whether Airflow does not retry the task instance when this try fails.
+    """Return whether this try is the last one: Airflow does not retry the task instance if this try fails.
 
     ti:  the task instance.
     """
@@ -39,9 +39,10 @@ def lease(task: BaseOperator, ti: Any) -> timedelta:
 
 
 def give_back(held: HeldClaim, error: BaseException, task: BaseOperator, ti: Any) -> None:
-    """End a hold whose work has failed: release the claim until the next try, or fail it if this was the last try.
+    """End the hold of a claim after the work on it has failed.
 
-    The release has a delay, because without one the sensor of another run would take the messages first.
+    If Airflow retries the task, the claim is released, with a delay that lasts until the retry. Without the delay, the
+    sensor of another run would take the messages before the retry. If this was the last try, the claim fails.
 
     held:   the claim.
     error:  the exception that the work raised.
@@ -57,7 +58,7 @@ def give_back(held: HeldClaim, error: BaseException, task: BaseOperator, ti: Any
 def reason(error: BaseException, ti: Any) -> str:
     """Return the reason that a dead letter gives for a failure.
 
-    It names the error's class and where to look, but not the error's message, which may contain a secret.
+    The reason names the error's class and where to look. It leaves out the error's message, which may contain a secret.
 
     error:  the exception that the work raised.
     ti:     the task instance.

@@ -28,16 +28,16 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
 
     claim:         the claim as the pull sensor returned it; map over it with ``expand``. (templated)
     deferrable:    whether to hold in the triggerer (True, the default) or in a worker (False).
-    timeout:       the longest hold: seconds or a ``timedelta``. Then the claim is released, and its messages are
-                   redelivered. Default 24 hours.
+    timeout:       the longest hold: seconds or a ``timedelta``. After that, the claim is released, and its messages
+                   are redelivered. Default 24 hours.
     soft_fail:     whether the task is skipped instead of failed when ``timeout`` is over. Default False.
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
     Further parameters are those of every Airflow sensor, except ``mode="reschedule"``.
 
-    Put it downstream of the pull sensor only, and upstream of no task: the work must not wait for it, because the
-    settling ends it. Without this sensor, the messages of a claim are redelivered after the pull sensor's
-    ``hand_off_timeout``.
+    Put this sensor downstream of the pull sensor only, and upstream of no task. The work must not wait for it, because
+    it waits until the claim is settled. Without this sensor, the messages of a claim are redelivered after the pull
+    sensor's ``hand_off_timeout``.
 
     Returns ``"done"`` or ``"failed"``: how the claim ended.
 
@@ -57,7 +57,7 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
     def check_mode(self) -> None:
         """Raise InvalidValue for ``mode="reschedule"``, which would interrupt the hold."""
         if self.reschedule:
-            raise InvalidValue("mode", self.mode, "leave it out: a claim must be held without interruption")
+            raise InvalidValue("mode", self.mode, "leave it out, because a claim must be held without interruption")
 
     def execute(self, context: Context) -> Any:
         from jetstream_handoff.claim import Claim

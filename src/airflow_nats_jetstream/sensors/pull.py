@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _PRIORITY = {each.name for each in dataclasses.fields(Priority)}
 _TRIGGER_SLACK = timedelta(minutes=1)  # how long after the trigger's own time-out Airflow ends the trigger
-_RELEASE_TIMEOUT = 4.0  # seconds for the release when it ends; Airflow kills a process 5 s after asking it to end
+_RELEASE_TIMEOUT = 4.0  # seconds for the release when the task ends; Airflow kills a process 5 s after asking it to end
 
 
 class JetStreamPullSensor(JetStreamSensor):
@@ -146,7 +146,7 @@ class JetStreamPullSensor(JetStreamSensor):
         self.consumer_config = consumer_config
         numbers = [max_messages, messages_per_claim, min_messages, max_failures]
         if backlog is not None and not all(part.isidentifier() for part in str(backlog).split(".")):
-            raise InvalidValue("backlog", backlog, "give the path of a function: package.module.function")
+            raise InvalidValue("backlog", backlog, "give the path of a function, such as package.module.function")
         if not templated(consumer_config):
             _consumer_config(consumer_config)
         if not templated(self.priority):
@@ -157,7 +157,9 @@ class JetStreamPullSensor(JetStreamSensor):
             self._taking(("owner",))
         if start_from_trigger:
             if not (known and self.deferrable) or templated(self.nats_conn_id):
-                remedy = "leave it out: it needs deferrable=True and no templates, because only a worker renders them"
+                remedy = (
+                    "leave it out, or give deferrable=True and no templates, because only a worker renders templates"
+                )
                 raise InvalidValue("start_from_trigger", True, remedy)
             self.start_from_trigger = True
             self.start_trigger_args = self._start()
@@ -174,7 +176,7 @@ class JetStreamPullSensor(JetStreamSensor):
         return self.resume(context, {"status": "claims", "claims": claims} if claims else {"status": "timeout"})
 
     def _start(self) -> StartTriggerArgs:
-        """Return what the scheduler passes to the triggerer. The owner is missing, because it is known only there."""
+        """Return what the scheduler passes to the triggerer; without the owner, which only the triggerer knows."""
         taking = self._taking(("owner",)).to_json()
         del taking["owner"]
         return StartTriggerArgs(
@@ -185,7 +187,7 @@ class JetStreamPullSensor(JetStreamSensor):
         )
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
-        """Pull once, and hand on what has arrived as claims; if it is too little, negatively acknowledge it."""
+        """Pull once. Hand on the messages as claims, or negatively acknowledge them if they are too few."""
         claims = self._in_worker(self._taking_for(context), lambda take: take.look())
         return PokeReturnValue(is_done=True, xcom_value=self._handed_on(claims)) if claims else False
 
@@ -224,7 +226,7 @@ class JetStreamPullSensor(JetStreamSensor):
         return taking
 
     def _taking(self, owner: Owner) -> Taking:
-        """Return what to take, checked; except for the backlog function, which is not imported when a DAG is parsed."""
+        """Check the parameters and return what to take. The backlog function is not imported when the DAG is parsed."""
         from jetstream_handoff.consumer import check_config
         from jetstream_handoff.taking import Taking
 

@@ -37,7 +37,7 @@ class JetStreamSensor(BaseSensorOperator):
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Return a context manager for waiting in the worker, where :meth:`on_kill` ends the wait."""
+        """Return a context manager for waiting in the worker: inside it, :meth:`on_kill` ends the wait."""
         self._waiting = True
         try:
             yield
