@@ -198,7 +198,7 @@ def _memory(service: Service) -> int:
 
 
 def _shares(stack: Stack) -> list[float]:
-    """Return shares of one core: the triggerer's event loop, its other process, nats-server, Postgres, and the rest."""
+    """Return loads as shares of one core: triggerer's event loop and other process, nats-server, Postgres, the rest."""
 
     def busy() -> list[float]:
         triggerer = _seconds(stack.triggerer)

@@ -55,7 +55,7 @@ class PlainTrigger(BaseTrigger):
 
 
 class SleepingTrigger(BaseTrigger):
-    """Sleeps until a time in seconds since 1970, which shows what Airflow alone needs."""
+    """Sleeps until a time, in seconds since 1970. This shows what Airflow alone needs."""
 
     def __init__(self, until: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

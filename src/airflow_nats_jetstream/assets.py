@@ -35,7 +35,7 @@ def create_asset(
     asset:    further fields of the asset, such as ``name`` and ``watchers``.
 
     Raises:
-        InvalidValue: a name or subject that JetStream forbids, when the DAG is parsed.
+        InvalidValue: a name or subject that JetStream forbids. Raised when the DAG is parsed.
     """
     from airflow.sdk import Asset
 

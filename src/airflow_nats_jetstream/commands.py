@@ -229,7 +229,7 @@ async def _replay(js: JetStream, args: argparse.Namespace) -> Answer:
     done = await replay(DeadLetters(js, args.stream, args.name), _selection(args, listing=False), args.into)
     lines = [f"{done.published} dead letters of stream {args.stream} were published again."]
     if done.found:
-        lines[0] += f" {done.found} more were published before, by a replay that was killed."
+        lines[0] += f" {done.found} more had already been published by a replay that was killed."
     if done.unconfirmed:
         lines.append(
             f"{done.unconfirmed} dead letters were not replayed, because the ledger does not confirm that their "

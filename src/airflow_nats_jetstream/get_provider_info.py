@@ -81,9 +81,9 @@ def get_provider_info() -> dict[str, object]:
                     "credential_folders": {
                         "description": (
                             "Folders, separated by colons. A file that a connection names for a password, a key or a "
-                            "certificate must be below one of them, after symbolic links are resolved, on every "
-                            "machine that connects. A user who may edit connections can have any file below these "
-                            "folders sent to a server as a password, so name only folders that contain nothing but "
+                            "certificate must be below one of these folders, after symbolic links are resolved, on "
+                            "every machine that connects. A user who may edit connections can have any file below "
+                            "these folders sent to a server as a password, so name only folders with nothing but "
                             "credentials for NATS. If empty, connections cannot name files."
                         ),
                         "version_added": None,

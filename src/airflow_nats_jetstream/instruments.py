@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Airflow metrics and OpenTelemetry spans: stream, consumer, claim, number of messages and duration.
 
-docs/monitoring.md lists these metrics and spans. They never contain a message or the text of an exception, which
-Airflow's own spans and logs contain where they may be shown.
+docs/monitoring.md lists these metrics and spans. They contain neither messages nor the texts of exceptions, which may
+be shown only in Airflow's own spans and logs.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class JetStreamNotifier(BaseNotifier):
     context:       Airflow's context; Airflow passes it.
 
     Raises:
-        InvalidValue: a subject, stream, header or message that cannot be published; when the DAG is parsed, unless it
-            is templated.
+        InvalidValue: a subject, stream, header or message that cannot be published. Raised when the DAG is parsed,
+            unless the value is templated.
         WrongStream: another stream than ``stream`` listens on the subject.
         JetStreamError: the message was not stored. Airflow logs this error, and the task keeps its state.
     """

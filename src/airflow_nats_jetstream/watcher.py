@@ -54,7 +54,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
     ``consumer_sequence`` (the number of deliveries so far).
 
     Raises:
-        InvalidValue: an invalid parameter, when the DAG is parsed.
+        InvalidValue: an invalid parameter. Raised when the DAG is parsed.
     """
 
     def __init__(

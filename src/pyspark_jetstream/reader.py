@@ -172,7 +172,7 @@ class JetStreamReader(Reading, DataSourceReader):
             if options.claim and options.claim.stream_created != info.created:
                 raise StreamRecreated(
                     f"claim {options.claim.id} cannot be read, because stream {options.stream!r} was recreated at "
-                    f"{info.created}, and the claim is of the stream created at {options.claim.stream_created}"
+                    f"{info.created}, and the claim belongs to the stream created at {options.claim.stream_created}"
                 )
             if options.claim:
                 wanted = options.claim.sequences

@@ -105,7 +105,7 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
             info = stream_info(wire, self._options.stream)
             if info.created != end["created"]:
                 self._recreated(
-                    f"was recreated at {info.created}, but this batch is of the stream created at {end['created']}"
+                    f"was recreated at {info.created}, but this batch belongs to the stream created at {end['created']}"
                 )
                 return self._parts(wire, info, Sequences(), 1)
             removed = min(info.state["first_seq"], end["sequence"] + 1) - 1

@@ -170,8 +170,8 @@ def _seldom_collected() -> Iterator[None]:
     """Let Python's cyclic garbage collector run less often.
 
     By default it runs after every 700 new objects, which took a fifth of the time of writing. It would look at messages
-    that wait for their answers, which contain no cycles. Nearly all of them are freed before a collector that runs as
-    seldom as this one would look at them.
+    that wait for their answers. These contain no cycles, and nearly all of them are freed before the collector runs, if
+    it runs as seldom as here.
     """
     before = gc.get_threshold()
     gc.set_threshold(100_000, *before[1:])

@@ -44,8 +44,8 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
     Returns ``{"stream", "consumer": name, "created": bool, "changed": [field, …]}``. ``dry_run`` prints the difference.
 
     Raises:
-        InvalidValue: a field that JetStream does not have, a value that it forbids, or no name; when the DAG is parsed,
-            unless the value is templated. The error names the file, its line, the field and what to do.
+        InvalidValue: a field that JetStream does not have, a value that it forbids, or no name. Raised when the DAG is
+            parsed, unless the value is templated. The error names the file, its line, the field and what to do.
         UpdateRefused: the server refuses to change a field. The error names the field, its current and its requested
             value, and what to do.
         ApiError: the server refuses to create the consumer.
@@ -118,7 +118,7 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
     "superseded": [claim id, …]}``. ``dry_run`` prints what would be deleted.
 
     Raises:
-        InvalidValue: a name that JetStream forbids; when the DAG is parsed, unless it is templated.
+        InvalidValue: a name that JetStream forbids. Raised when the DAG is parsed, unless the name is templated.
         DeletionRefused: claims are open, or messages would be lost. The error says which ones and what to do.
         LedgerUnavailable: the ledger cannot be read, so it is unknown whether claims are open.
     """
@@ -176,8 +176,8 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
     Returns ``{"stream", "consumer", "until": RFC 3339, "changed": bool}``. ``dry_run`` prints the difference.
 
     Raises:
-        InvalidValue: an invalid name or time, when the DAG is parsed, unless it is templated; a time in the past, which
-            would resume the consumer, when the task runs.
+        InvalidValue: an invalid name or time, raised when the DAG is parsed, unless the value is templated; or a time
+            in the past, which would resume the consumer, raised when the task runs.
         ConsumerNotFound, StreamNotFound: the consumer or its stream does not exist.
         ServerTooOld: the server is older than 2.11.
     """
@@ -252,7 +252,7 @@ class JetStreamResumeConsumerOperator(ConsumerOperator):
     Returns ``{"stream", "consumer", "changed": bool}``. ``dry_run`` prints until when the consumer is paused.
 
     Raises:
-        InvalidValue: a name that JetStream forbids; when the DAG is parsed, unless it is templated.
+        InvalidValue: a name that JetStream forbids. Raised when the DAG is parsed, unless the name is templated.
         ConsumerNotFound, StreamNotFound: the consumer or its stream does not exist.
         ServerTooOld: the server is older than 2.11.
     """
@@ -312,7 +312,7 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
     and ``pending`` is the number of messages that will be delivered now. ``dry_run`` prints the same.
 
     Raises:
-        InvalidValue: an invalid name or sequence; when the DAG is parsed, unless it is templated.
+        InvalidValue: an invalid name or sequence. Raised when the DAG is parsed, unless the value is templated.
         ResetRefused, LedgerUnavailable, ConsumerNotFound, StreamNotFound: the consumer was not reset.
     """
 

@@ -41,7 +41,7 @@ class JetStreamGetMessageOperator(StreamOperator):
     prints which message would be returned.
 
     Raises:
-        InvalidValue: parameters that contradict each other; when the DAG is parsed, unless one of them is templated.
+        InvalidValue: parameters that contradict each other. Raised when the DAG is parsed, unless one is templated.
         MessageNotFound: no message matches.
         JetStreamError: the payload is larger than 256 KiB, which is too large for an XCom.
         StreamNotFound: the stream does not exist.
@@ -132,7 +132,7 @@ class JetStreamDeleteMessageOperator(StreamOperator):
     Returns ``{"stream", "sequence", "deleted": bool}``. ``dry_run`` prints which message would be deleted.
 
     Raises:
-        InvalidValue: an invalid name or sequence; when the DAG is parsed, unless it is templated.
+        InvalidValue: an invalid name or sequence. Raised when the DAG is parsed, unless the value is templated.
         MessageDeleteFailed: the stream has not reached that sequence yet, or has ``deny_delete``.
         StreamNotFound: the stream does not exist.
     """

@@ -37,8 +37,8 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
     python_callable:  the function. It has a parameter ``claim``, which receives a
                       :class:`~airflow_nats_jetstream.held.HeldClaim`. Its return value becomes the XCom and is recorded
                       with the settlement: JSON of at most 8 KiB.
-    op_kwargs:        the keyword arguments of the function. ``claim`` among them is a claim as the pull sensor returned
-                      it; map over it with ``expand``. (templated)
+    op_kwargs:        the keyword arguments of the function. Its argument ``claim`` is a claim as the pull sensor
+                      returned it; to map over claims, use ``expand``. (templated)
     on_settled:       what to do with a claim that is already settled, in a retry or a cleared task. ``"return"``
                       (default): skip the function and return the recorded value. ``"fail"``: fail without retry.
                       ``"reprocess"``: call the function again with the same messages, as a new attempt whose output
@@ -65,8 +65,8 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
     Further parameters are those of Airflow's ``PythonOperator``.
 
     Raises:
-        InvalidValue: an invalid parameter, when the DAG is parsed, unless it is templated; or a return value that is
-            not JSON or too large, before anything is settled.
+        InvalidValue: an invalid parameter, raised when the DAG is parsed, unless the value is templated; or a return
+            value that is not JSON or too large, raised before anything is settled.
         AirflowFailException: the claim is invalid, superseded, held by another attempt, or lost.
         JetStreamError: another error of NATS or the ledger. A retry holds the claim again.
     """

@@ -49,11 +49,11 @@ class JetStreamPublishOperator(StreamOperator):
                              8601 string such as ``PT5M``, or ``"never"``. The stream needs ``allow_msg_ttl``. Default
                              None: as long as the stream's limits allow. (templated)
     atomic:                  whether to store either all messages or none, as one batch of 1 to 1,000 messages. A larger
-                             batch is an error before anything is sent; for a list, when the DAG is parsed. The stream
-                             needs ``allow_atomic`` (nats-server 2.12). Default False.
+                             batch is refused before anything is sent, and a larger list when the DAG is parsed. The
+                             stream needs ``allow_atomic`` (nats-server 2.12). Default False.
     expected_last_sequence:  with ``atomic``: the stream's last sequence before the batch. If the stream ends at another
                              sequence, nothing is stored. Default None: not checked. (templated)
-    accept_duplicates:       whether to publish even if it cannot be found out which messages an earlier attempt stored.
+    accept_duplicates:       whether to publish even if it is unknown which messages an earlier attempt stored.
                              Default False.
     trace_context:           whether to add the header ``traceparent`` to each message that has none, when Airflow
                              records traces (docs/monitoring.md). Default True.
@@ -76,8 +76,8 @@ class JetStreamPublishOperator(StreamOperator):
     the given order. ``dry_run`` prints how many messages would be published.
 
     Raises:
-        InvalidValue: an invalid parameter or message; when the DAG is parsed, unless it is known only later.
-        DuplicatesPossible: it cannot be found out which messages an earlier attempt stored. Nothing was sent.
+        InvalidValue: an invalid parameter or message. Raised when the DAG is parsed if the value is known then.
+        DuplicatesPossible: it is unknown which messages an earlier attempt stored. Nothing was sent.
         PublishFailed: a message was not stored. The error names the first such message, the reason, and how many
             messages were stored.
         BatchRefused, WrongLastSequence: with ``atomic``, the batch was refused. Nothing was stored.

@@ -114,7 +114,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
     The master never receives credentials, because the workers have them (docs/how-to/spark-cluster.md).
 
     Raises:
-        InvalidValue: an invalid parameter; when the DAG is parsed, unless it is templated.
+        InvalidValue: an invalid parameter. Raised when the DAG is parsed, unless the value is templated.
         SparkJobFailed: the job did not succeed. The error names the driver and its state.
         SparkMasterUnavailable, SparkMasterRefused: the job could not be submitted.
         AirflowFailException: the messages belong to another run now, or the hold was lost.

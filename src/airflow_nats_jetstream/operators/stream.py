@@ -42,8 +42,8 @@ class JetStreamCreateStreamOperator(ConfigurationOperator):
     Returns ``{"stream": name, "created": bool, "changed": [field, …]}``. ``dry_run`` prints the difference.
 
     Raises:
-        InvalidValue: a field that JetStream does not have, or a value that it forbids; when the DAG is parsed, unless
-            the value is templated. The error names the file, its line, the field and what to do.
+        InvalidValue: a field that JetStream does not have, or a value that it forbids. Raised when the DAG is parsed,
+            unless the value is templated. The error names the file, its line, the field and what to do.
         UpdateRefused: the server refuses to change a field. The error names the field, its current and its requested
             value, and what to do.
         ApiError: the server refuses to create the stream.
@@ -109,7 +109,7 @@ class JetStreamDeleteStreamOperator(StreamOperator):
     ``dry_run`` prints what would be deleted.
 
     Raises:
-        InvalidValue: a name that JetStream forbids; when the DAG is parsed, unless it is templated.
+        InvalidValue: a name that JetStream forbids. Raised when the DAG is parsed, unless the name is templated.
         DeletionRefused: claims are open. The error names them and says what to do.
         LedgerUnavailable: the ledger cannot be read, so it is unknown whether claims are open.
     """
@@ -153,8 +153,8 @@ class JetStreamPurgeOperator(StreamOperator):
     ``dry_run`` prints how many messages would be removed.
 
     Raises:
-        InvalidValue: ``sequence`` and ``keep`` are both given, one of them is 0, or nothing is selected; when the DAG
-            is parsed, unless one of them is templated.
+        InvalidValue: ``sequence`` and ``keep`` are both given, one of them is 0, or nothing is selected. Raised when
+            the DAG is parsed, unless one of the values is templated.
         StreamNotFound: the stream does not exist.
     """
 

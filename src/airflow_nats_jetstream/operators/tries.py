@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from airflow_nats_jetstream.held import HeldClaim
 
 RETRY_SLACK = timedelta(minutes=5)
-"""How long a retry may wait for a worker after the retry delay. Then its messages are redelivered."""
+"""How long a retry may wait for a worker after the retry delay. After that, the messages are redelivered."""
 
 
 def is_last(ti: Any) -> bool:

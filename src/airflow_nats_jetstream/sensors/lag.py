@@ -24,7 +24,7 @@ class JetStreamLagSensor(JetStreamSensor):
     """Wait until a consumer has caught up, or until enough messages wait for it.
 
     The lag is the number of messages that wait for their first delivery or are not acknowledged. Messages in claims
-    that are not settled are part of it.
+    that are not settled are part of the lag.
 
     stream:         the name of the stream that the consumer belongs to. (templated)
     consumer:       the name of the consumer, which must exist. (templated)
@@ -45,8 +45,8 @@ class JetStreamLagSensor(JetStreamSensor):
     processed: messages that the stream's limits have deleted are not part of the lag.
 
     Raises:
-        InvalidValue: an invalid name or number, or not exactly one of ``below`` and ``above``; when the DAG is parsed,
-            unless one of them is templated.
+        InvalidValue: an invalid name or number, or not exactly one of ``below`` and ``above``. Raised when the DAG is
+            parsed, unless one of these values is templated.
         StreamNotFound, ConsumerNotFound: the consumer or its stream does not exist. The sensor does not wait for it.
         JetStreamError: another error while waiting.
         AirflowSensorTimeout: the lag did not reach the bound in time.

@@ -46,8 +46,8 @@ class JetStreamPullSensor(JetStreamSensor):
     consumer:            the name of the durable consumer to pull from. It is created if it does not exist. (templated)
     max_messages:        the most messages to take; the wait ends as soon as this many have arrived. Default 10,000.
                          (templated)
-    messages_per_claim:  the most messages in one claim: the messages are divided into as many claims as that needs, to
-                         map tasks over them. Default None: one claim. (templated)
+    messages_per_claim:  the most messages in one claim. The messages are divided into as many claims as necessary, so
+                         that tasks can be mapped over the claims. Default None: one claim. (templated)
     min_messages:        keep waiting until at least this many messages have arrived. Default 1. (templated)
     gather:              how long to wait for further messages after the first one: a ``timedelta``, or an ISO 8601
                          string such as ``PT5S``. Default 5 s. (templated)
@@ -90,8 +90,8 @@ class JetStreamPullSensor(JetStreamSensor):
     Always returns a list of claims: ``task.expand(claim=sensor.output)``.
 
     Raises:
-        InvalidValue, ConsumerUnsuitable: a parameter that JetStream or a rule for claims forbids; when the DAG is
-            parsed, unless it is templated.
+        InvalidValue, ConsumerUnsuitable: a parameter that JetStream or a rule for claims forbids. Raised when the
+            DAG is parsed, unless the value is templated.
         JetStreamError: another error while waiting.
         AirflowSensorTimeout: too few messages arrived in time.
     """
