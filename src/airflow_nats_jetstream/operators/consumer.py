@@ -303,9 +303,9 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
     Open claims are superseded: the attempts that hold them stop and cannot settle. All messages from the sequence on
-    are processed again in new claims, even if they were settled before. The reset takes a few seconds. In order to lose
-    no message, it fails while acknowledgements are unconfirmed, while claims are still being settled, and while another
-    reset is under way.
+    are processed again in new claims, even if they were settled before. The reset takes a few seconds. So that no
+    message is lost, the reset fails while acknowledgements are unconfirmed, while claims are still being settled, and
+    while another reset is under way.
 
     Returns ``{"stream", "consumer", "sequence", "superseded": [claim id, …], "forgotten": ranges, "pending"}``:
     ``superseded`` are the claims that were open, ``forgotten`` the settled messages above the acknowledgement floor,

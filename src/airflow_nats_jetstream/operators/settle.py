@@ -26,7 +26,7 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
 
     claim:           the claim as the pull sensor returned it; map over it with ``expand``. (templated)
     value:           the value to record with the settlement, which is also the XCom: JSON of at most 8 KiB, for example
-                     the place of the output. Readers get it from :meth:`JetStreamHook.committed`. Default None.
+                     the place of the output. Readers get the value from :meth:`JetStreamHook.committed`. Default None.
                      (templated)
     settle_skipped:  whether a skipped upstream task counts as successful. Default False.
     on_settled:      what to do with a claim that is already settled: ``"return"`` the recorded value (default), or
