@@ -50,7 +50,7 @@ def check() -> Iterator[Finding]:
 def _checked(program: str, remedy: str, pyspark_version: str) -> Finding:
     path = shutil.which(program)
     if path is None:
-        return to_do(program, f"Spark starts it for its Python workers, but it does not exist on PATH; {remedy}")
+        return to_do(program, f"no such program is found on PATH, but Spark starts it for its Python workers; {remedy}")
     what = program if path == program else f"{program} ({path})"
     try:
         found = _probe(path)

@@ -525,8 +525,8 @@ async def test_sparks_python_without_what_it_needs(
     bare = str(tmp_path / "bare" / "bin" / "python")
     monkeypatch.delenv("PYTHONPATH", raising=False)
     for python, words in (
-        (bare, "it cannot import pyspark, pyarrow, pyspark_jetstream: install what is missing there"),
-        (str(tmp_path / "none"), "it does not exist on PATH"),
+        (bare, "it cannot import pyspark, pyarrow, pyspark_jetstream; install what is missing there"),
+        (str(tmp_path / "none"), "no such program is found on PATH"),
         ("false", "it did not start as a Python interpreter"),
     ):
         monkeypatch.setenv("PYSPARK_PYTHON", python)
