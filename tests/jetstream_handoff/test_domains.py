@@ -142,7 +142,7 @@ async def test_least_privilege_suffices(domains: Domains, sides: dict[str, JetSt
 
 async def test_an_account_that_is_not_told_is_refused(domains: Domains, sides: dict[str, JetStream]) -> None:
     async with connect(domains.settings("leaf", "hub", user="mute")) as js:
-        with pytest.raises(AddressUnknown, match=r"'\$SYS.REQ.USER.INFO': grant it.*connect to a server"):
+        with pytest.raises(AddressUnknown, match=r"'\$SYS.REQ.USER.INFO'; grant it.*connect to a server"):
             await take(js.stream(STREAM))
     (consumer,) = (await sides["hub"].api(f"CONSUMER.LIST.{STREAM}"))["consumers"]
     assert consumer["delivered"]["stream_seq"] == 0
