@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
-import platform
-import re
+import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from jetstream_handoff.findings import fine, not_checked, to_do
 
@@ -14,9 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from jetstream_handoff.findings import Finding
-
-_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?")
-_BOUND = re.compile(r"(>=|<)\s*([0-9.]+)")
 
 
 def check_versions(distribution: str, packages: Iterable[str]) -> Iterator[Finding]:
@@ -31,33 +32,37 @@ def check_versions(distribution: str, packages: Iterable[str]) -> Iterator[Findi
         yield not_checked(distribution, "it is not installed as a distribution, so its requirements are unknown")
         return
     yield fine(f"{distribution} {own.version}")
-    yield _compared("Python", platform.python_version(), str(own.metadata["Requires-Python"] or ""))
-    required: dict[str, tuple[str, str | None]] = {}
-    for line in own.requires or ():
-        if found := _REQUIREMENT.match(line):
-            required.setdefault(found[1].lower(), (found[2], found[3]))
+    python = "{}.{}.{}".format(*sys.version_info)
+    yield _compared("Python", python, SpecifierSet(own.metadata["Requires-Python"]))
     for name in packages:
-        bounds, extra = required.get(name, ("", None))
+        versions, extra = _required(own, name)
         try:
-            yield _compared(name, metadata.version(name), bounds)
+            yield _compared(name, metadata.version(name), versions)
         except metadata.PackageNotFoundError:
-            if extra is None:
-                yield to_do(name, f"it is not installed; run pip install '{name}{bounds}'")
-            else:
+            if extra:
                 remedy = f"pip install '{distribution}[{extra}]' installs it"
                 yield not_checked(name, f"it is not installed; where it is needed, {remedy}")
+            else:
+                yield to_do(name, f"it is not installed; run pip install '{name}{versions}'")
 
 
-def _compared(name: str, version: str, bounds: str) -> Finding:
+def _required(own: metadata.Distribution, name: str) -> tuple[SpecifierSet, str]:
+    """The required versions of a package, and the extra that requires it, empty if it is needed in any case."""
+    extras = own.metadata.get_all("Provides-Extra") or []
+    for requirement in map(Requirement, own.requires or ()):
+        if canonicalize_name(requirement.name) == canonicalize_name(name):
+            for extra in ("", *extras):
+                if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                    return requirement.specifier, extra
+    return SpecifierSet(), ""
+
+
+def _compared(name: str, version: str, required: SpecifierSet) -> Finding:
     what = f"{name} {version}"
-    for operator, bound in _BOUND.findall(bounds):
-        if (_numbers(version) >= _numbers(bound)) != (operator == ">="):
-            remedy = "use another interpreter" if name == "Python" else f"run pip install '{name}{bounds}'"
-            return to_do(what, f"{bounds} is required; {remedy}")
-    return fine(what)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: ``4.3.0.dev1`` is (4, 3, 0)."""
-    leading = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
-    return tuple(map(int, leading[0].split("."))) if leading else ()
+    try:
+        if required.contains(Version(version), prereleases=True):
+            return fine(what)
+    except InvalidVersion:
+        return not_checked(what, "its version does not have Python's form (PEP 440), so it cannot be compared")
+    remedy = "use another interpreter" if name == "Python" else f"run pip install '{name}{required}'"
+    return to_do(what, f"{required} is required; {remedy}")

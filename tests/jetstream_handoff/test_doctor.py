@@ -593,16 +593,20 @@ async def test_no_secret_is_printed(
     assert "choose one way to authenticate" in said["both"][1]
 
 
+def distribution(folder: Path, name: str, version: str, *lines: str) -> None:
+    """The metadata of an installed distribution."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}", *lines]))
+
+
 def test_versions_are_compared_with_what_the_distribution_requires(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "ours-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: ours\nVersion: 1.0\nRequires-Python: >=99.1\n"
-        "Requires-Dist: pytest<9999,>=1.0\nRequires-Dist: ruff>=9999.1\nRequires-Dist: nowhere>=2\n"
-        "Requires-Dist: somewhere>=3; extra == 'some'\nRequires-Dist: anyio<1; extra == 'some'\n"
-    )
+    lines = ["Requires-Python: >=99.1", "Provides-Extra: some"]
+    lines += ["Requires-Dist: pytest<9999,>=1.0", "Requires-Dist: ruff>=9999.1", "Requires-Dist: nowhere>=2"]
+    lines += ["Requires-Dist: somewhere>=3; extra == 'some'", "Requires-Dist: anyio<1; extra == 'some'"]
+    distribution(tmp_path, "ours", "1.0", *lines)
     monkeypatch.syspath_prepend(tmp_path)
     found = list(check_versions("ours", ("pytest", "ruff", "nowhere", "somewhere", "anyio")))
     assert [each.state for each in found] == ["fine", "to do", "fine", "to do", "to do", "not checked", "to do"]
@@ -613,6 +617,34 @@ def test_versions_are_compared_with_what_the_distribution_requires(
         "<1 is required; run pip install 'anyio<1'",
     ]
     assert [each.state for each in check_versions("none-of-that-name", ())] == ["not checked"]
+
+
+def test_requirements_may_have_every_form_of_python_packaging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    distribution(tmp_path, "pre", "2.0rc1")
+    distribution(tmp_path, "odd", "1.2-vendor-3")
+    forms = {
+        "pytest": "pytest~=0.1",
+        "ruff": "ruff!=9999",
+        "import-linter": "Import_Linter >= 9999",
+        "mypy": "mypy>=9999; python_version < '3'\nRequires-Dist: mypy>=1",
+        "pre": "pre>=2.0",
+        "odd": "odd>=1",
+        "missing": "missing; extra == 'none' or extra == 'some'",
+    }
+    lines = [f"Requires-Dist: {form}" for form in forms.values()]
+    distribution(tmp_path, "ours", "1.0", "Requires-Python: ~=3.0", "Provides-Extra: some", *lines)
+    monkeypatch.syspath_prepend(tmp_path)
+    _, _, *found = check_versions("ours", forms)
+    assert dict(zip(forms, (each.state for each in found), strict=True)) == {
+        "pytest": "to do",
+        "ruff": "fine",
+        "import-linter": "to do",
+        "mypy": "fine",
+        "pre": "to do",
+        "odd": "not checked",
+        "missing": "not checked",
+    }
+    assert "pip install 'ours[some]'" in found[-1].text
 
 
 def test_airflow_is_not_loaded_for_a_server(settings: ConnectionSettings) -> None:
