@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jetstream_client.errors import ServerTooOld
+from jetstream_client.errors import LONGEST_TEXT, ServerTooOld
 
 
 class Requirement(NamedTuple):
@@ -26,14 +26,16 @@ class Requirement(NamedTuple):
     version: tuple[int, int]
     what: str
 
-    def met_by(self, version: str) -> bool:
-        """Whether a nats-server of this version is new enough."""
-        return level_of(version) >= self.level
-
     def check(self, version: str) -> None:
         """Raises ServerTooOld if a nats-server of this version is too old."""
-        if not self.met_by(version):
+        if level_of(version) < self.level:
             raise self.error(version)
+
+    def check_answer(self, config: Mapping[str, Any]) -> None:
+        """Raises ServerTooOld if the server that answered with a configuration is too old. The leader of a stream or
+        consumer answers its INFO, and since 2.11 it adds its version (ADR-44)."""
+        if _level(_note(config, "_nats.level")) < self.level:
+            raise self.error(_note(config, "_nats.ver")[:LONGEST_TEXT] or "a server before 2.11")
 
     def error(self, found: str) -> ServerTooOld:
         return ServerTooOld(self.what, "{}.{}".format(*self.version), found)
@@ -118,8 +120,17 @@ def of_config(config: Mapping[str, Any]) -> Requirement | None:
 def recorded(config: Mapping[str, Any]) -> int:
     """The API level that a stored configuration needs, as the server that stored it noted in its metadata; 0 without
     this note. An older server keeps the note, although it ignores the fields that it does not know."""
-    level = str((config.get("metadata") or {}).get("_nats.req.level", ""))
-    return int(level) if level.isdecimal() else 0
+    return _level(_note(config, "_nats.req.level"))
+
+
+def _note(config: Mapping[str, Any], name: str) -> str:
+    """What the server has written into a configuration's metadata; empty if it has written nothing."""
+    metadata = config.get("metadata")
+    return str(metadata.get(name, "")) if isinstance(metadata, Mapping) else ""
+
+
+def _level(note: str) -> int:
+    return int(note) if re.fullmatch("[0-9]{1,9}", note) else 0
 
 
 def beyond(level: int) -> list[Requirement]:

@@ -78,11 +78,10 @@ async def ensure(
         ConsumerUnsuitable: the consumer exists, and breaks a rule or differs from ``config``.
         StreamNotFound: the stream does not exist.
         DirectGetDisabled: the stream has no ``allow_direct``, so the messages of its claims could not be read.
-        ServerTooOld: nats-server is older than 2.11, so that reading a claim would take ten seconds a message.
+        ServerTooOld: the stream's nats-server is older than 2.11, so that reading a claim would take ten seconds a
+            message.
     """
     wanted = configs.check_consumer_config(config or {})
-    if not requirements.BATCHED_DIRECT_GET.met_by(stream.js.connection.server_version):
-        await stream.js.require(requirements.BATCHED_DIRECT_GET)
     check_stream(stream.name, (await stream.info()).config)
     handle = stream.consumer(consumer)
     try:
@@ -109,7 +108,11 @@ async def ensure(
 
 
 def check_stream(name: str, config: Mapping[str, Any]) -> None:
-    """Raise DirectGetDisabled for a stream from which the messages of claims could not be read."""
+    """Raise DirectGetDisabled or ServerTooOld for a stream from which the messages of claims could not be read.
+
+    config: the configuration in the stream's INFO.
+    """
+    requirements.BATCHED_DIRECT_GET.check_answer(config)
     if not config.get("allow_direct"):
         raise DirectGetDisabled(name)
 

@@ -91,8 +91,8 @@ class Take:
         """Create the consumer and the buckets if they do not exist, and with ``max_failures`` the dead-letter stream.
 
         Raises:
-            StreamNotFound, DirectGetDisabled, ConsumerUnsuitable, DeadLettersUnsuitable, LedgerUnavailable: one of them
-                cannot be used.
+            StreamNotFound, DirectGetDisabled, ServerTooOld, ConsumerUnsuitable, DeadLettersUnsuitable,
+                LedgerUnavailable: one of them cannot be used.
             AddressUnknown: the stream is in a domain, and the address of acknowledgements cannot be found.
         """
         taking = self.taking

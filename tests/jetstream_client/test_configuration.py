@@ -12,7 +12,7 @@ from jetstream_client import ConnectionSettings, Trace, connect
 from jetstream_client.config import check_consumer_config, check_stream_config, difference, merge
 from jetstream_client.context import JetStream
 from jetstream_client.errors import ApiError, ConsumerCreateFailed, InvalidRequest, InvalidValue, ServerTooOld
-from jetstream_client.requirements import COUNTERS, of_config
+from jetstream_client.requirements import COUNTERS, of_config, recorded
 from jetstream_client.times import time_nanoseconds
 from tests.jetstream_client.servers import Ask, older_program
 
@@ -421,3 +421,11 @@ def test_what_needs_the_newest_server() -> None:
         COUNTERS.check(version)
     with pytest.raises(ServerTooOld, match=r"nats-server 2.12 .* counters, and .* 2.11.11"):
         COUNTERS.check("2.11.11")
+    COUNTERS.check_answer({"metadata": {"_nats.level": "2", "_nats.ver": "2.12.0"}})
+    with pytest.raises(ServerTooOld, match=r"nats-server 2.12 .* counters, and .* 2.11.11"):
+        COUNTERS.check_answer({"metadata": {"_nats.level": "1", "_nats.ver": "2.11.11"}})
+    wrong: list[Any] = [None, {}, [], "2", {"_nats.level": "two"}, {"_nats.level": "9" * 5_000}]
+    for metadata in wrong:
+        with pytest.raises(ServerTooOld, match=r"a server before 2\.11"):
+            COUNTERS.check_answer({"metadata": metadata})
+        assert recorded({"metadata": metadata}) == 0

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from demo.nats_server import NatsServer
+from demo.service import free_port
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.consume.priority import Priority
 from jetstream_client.context import JetStream
@@ -97,18 +98,29 @@ async def test_a_stream_that_cannot_be_read_is_refused_before_anything_is_made(s
 async def test_a_server_on_which_reading_takes_seconds_a_message_is_refused_before_anything_is_made(
     tmp_path: Path,
 ) -> None:
-    server = NatsServer(tmp_path, program=older_program("2.10.26"))
-    server.start()
+    """The server of the stream decides, also for a client that is connected to a newer one."""
+    port = free_port()
+    hub = f'server_name: hub, jetstream {{ domain: hub }}, leafnodes {{ listen: "127.0.0.1:{port}" }}'
+    remote = f'{{ url: "nats-leaf://127.0.0.1:{port}" }}'
+    leaf = f"server_name: leaf, jetstream {{ domain: leaf }}, leafnodes {{ reconnect: 1, remotes: [{remote}] }}"
+    servers = [NatsServer(tmp_path / "hub", hub, program=older_program("2.10.26")), NatsServer(tmp_path / "leaf", leaf)]
+    for server in servers:
+        server.start()
     try:
-        async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
-            stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
-            with pytest.raises(ServerTooOld, match=r"nats-server 2\.11 or newer is needed for batched direct get"):
-                await take(stream)
-            assert [name async for name in js.stream_names()] == ["S"]
-            with pytest.raises(ConsumerNotFound):
-                await stream.consumer(CONSUMER).info()
+        for server in servers:
+            settings = ConnectionSettings(servers=server.url, domain="hub", shortest_ack_wait=0.5, request_timeout=30)
+            async with connect(settings) as js:
+                await js.api("STREAM.NAMES", patience=30)  # until the leaf node has found the hub
+                config = {"name": "S", "subjects": ["S.>"], "allow_direct": True}
+                stream = await js.get_or_create_stream(config)
+                with pytest.raises(ServerTooOld, match=r"nats-server 2\.11 or newer is needed for batched direct get"):
+                    await take(stream)
+                assert [name async for name in js.stream_names()] == ["S"]
+                with pytest.raises(ConsumerNotFound):
+                    await stream.consumer(CONSUMER).info()
     finally:
-        server.stop()
+        for server in servers:
+            server.stop()
 
 
 async def test_the_lease_outlives_ack_wait_and_then_ends(stream: Stream) -> None:
