@@ -34,7 +34,7 @@ from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK
 from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.errors import DeadLettersUnsuitable, LedgerInvalid, LedgerUnavailable
 from jetstream_handoff.findings import Finding, fine, not_checked, to_do
-from jetstream_handoff.inspection import open_claims
+from jetstream_handoff.inspection import open_in
 from jetstream_handoff.ledger import Ledger, ledgers, never_used
 
 if TYPE_CHECKING:
@@ -128,6 +128,10 @@ class Examination:
         self._streams = {scope.stream} if scope.stream else set()
         self._timed = ""
         """A stream that exists: its INFO has the server's time."""
+        self._permitted: dict[str, bool] = {}
+        """Whether this user may publish on a subject. Each is looked up once, because several sections need it."""
+        self._places: list[roles.Place] | None = None
+        """What the roles of the hand-off work on, once it was looked up."""
 
     async def run(self) -> dict[str, list[Finding]]:
         sections = {}
@@ -216,8 +220,11 @@ class Examination:
             if claims not in wrong or not never_used(wrong[claims]):
                 self._timed = f"KV_{claims}"
                 await self._permit(f"STREAM.MSG.GET.KV_{claims}")
-                for known in await ledgers(self._js, self._scope.stream, self._scope.consumer):
-                    yield await self._record(known)
+                known = await ledgers(self._js, self._scope.stream, self._scope.consumer)
+                self._pairs = [*dict.fromkeys([*self._pairs, *(each.names for each in known)])]
+                self._streams.update(each.stream.name for each in known)
+                for consumer in known:
+                    yield await self._record(consumer)
         except PermissionDenied as denied:
             needed = {*self._roles} & {*roles.OF_CLAIMS}
             yield to_do("ledger", str(denied)) if needed else not_checked("ledger", str(denied))
@@ -227,9 +234,6 @@ class Examination:
         return _room(f"bucket {name}", int(info.state["bytes"]), most, f"max_bytes of its stream KV_{name}")
 
     async def _record(self, ledger: Ledger) -> Finding:
-        if ledger.names not in self._pairs:
-            self._pairs.append(ledger.names)
-        self._streams.add(ledger.stream.name)
         what = f"record of {_named(*ledger.names)}"
         try:
             record, _ = await ledger.read()
@@ -340,14 +344,11 @@ class Examination:
             return to_do(role, f"claims cannot be taken or settled through an API prefix; {remedy}")
         if role == "publisher" and (reason := self._publishing_unknown()):
             return not_checked(role, reason)
-        places = await self._places(role)
+        places = await self._places_of(role)
         if not places:
             consumer = "" if role in _READING else " and a consumer with --consumer"
             return not_checked(role, f"name a stream with --stream{consumer}")
-        lacking: dict[str, None] = {}
-        for place in places:
-            lacking |= dict.fromkeys(await roles.lacking(self._js.connection, roles.needs(role, place)))
-        if lacking:
+        if lacking := await self._lacking(need for place in places for need in roles.needs(role, place)):
             remedy = "allow that (docs/reference/permissions.md), or name the role that this user has with --role"
             return to_do(role, f"no permission to publish on {', '.join(map(repr, lacking))}; {remedy}")
         return fine(role, f"{'streams' if role in _READING else 'consumers'}: {len(places)}")
@@ -362,32 +363,32 @@ class Examination:
             return str(old)
         return ""
 
-    async def _places(self, role: str) -> list[roles.Place]:
-        prefix = self._js.settings.prefix
+    async def _places_of(self, role: str) -> list[roles.Place]:
         if role in _READING:
-            subject = self._scope.subject or ""
+            prefix, subject = self._js.settings.prefix, self._scope.subject or ""
             return [roles.Place(prefix, stream, subject=subject) for stream in sorted(self._streams)]
-        found = []
-        for stream, consumer in await self._own():
-            ledger = Ledger(self._js, stream, consumer)
-            try:
-                await self._permit(f"STREAM.INFO.{stream}")
-                ack_prefix = (await ledger.locate()).prefix
-            except (StreamNotFound, PermissionDenied):
-                ack_prefix = f"$JS.ACK.{stream}.{consumer}"
-            names = (stream, consumer, *ledger.buckets, DeadLetters(self._js, stream).name)
-            found.append(roles.Place(prefix, *names, ack_prefix, *ledger.subjects))
-        return found
+        if self._places is None:
+            self._places = [await self._place(*pair) for pair in await self._own()]
+        return self._places
+
+    async def _place(self, stream: str, consumer: str) -> roles.Place:
+        ledger = Ledger(self._js, stream, consumer)
+        try:
+            await self._permit(f"STREAM.INFO.{stream}")
+            ack_prefix = (await ledger.locate()).prefix
+        except (StreamNotFound, PermissionDenied):
+            ack_prefix = f"$JS.ACK.{stream}.{consumer}"
+        names = (stream, consumer, *ledger.buckets, DeadLetters(self._js, stream).name)
+        return roles.Place(self._js.settings.prefix, *names, ack_prefix, *ledger.subjects)
 
     async def _own(self) -> list[tuple[str, str]]:
         """The consumers whose INFO this user may request. The ledger may also know consumers of other users."""
         if (self._scope.stream, self._scope.consumer) in self._pairs:
             return self._pairs
         prefix = self._js.settings.prefix
-        asked = [roles.request(prefix, f"CONSUMER.INFO.{stream}.{name}") for stream, name in self._pairs]
-        denied = await roles.lacking(self._js.connection, asked)
-        own = [pair for pair, each in zip(self._pairs, asked, strict=True) if each.allow not in denied]
-        return own or self._pairs
+        asked = {(of, name): roles.request(prefix, f"CONSUMER.INFO.{of}.{name}") for of, name in self._pairs}
+        lacking = await self._lacking(asked.values())
+        return [pair for pair, each in asked.items() if each.allow not in lacking] or self._pairs
 
     async def clock(self) -> AsyncIterator[Finding]:
         if not self._timed:
@@ -420,7 +421,7 @@ class Examination:
             what = _named(stream, consumer)
             try:
                 await self._permit(f"CONSUMER.INFO.{stream}.{consumer}")
-                seen = await open_claims(self._js, stream, consumer, whatever_can_be_read=True)
+                seen = await open_in(Ledger(self._js, stream, consumer), whatever_can_be_read=True)
             except PermissionDenied as denied:
                 yield not_checked(what, str(denied))
                 continue
@@ -438,8 +439,17 @@ class Examination:
         """Raise PermissionDenied at once if one of these requests of the JetStream API is not allowed. The refusal of
         the request itself would be noticed only after a wait for its answer."""
         prefix = self._js.settings.prefix
-        for subject in await roles.lacking(self._js.connection, [roles.request(prefix, each) for each in requests]):
+        for subject in await self._lacking(roles.request(prefix, each) for each in requests):
             raise PermissionDenied(subject)
+
+    async def _lacking(self, needs: Iterable[roles.Need]) -> list[str]:
+        """The subjects to allow for these needs, each once."""
+        needs = list(needs)
+        new = {need.subject: need for need in needs if need.subject not in self._permitted}
+        if new:
+            denied = await roles.denied(self._js.connection, new.values())
+            self._permitted |= {subject: subject not in denied for subject in new}
+        return list(dict.fromkeys(need.allow for need in needs if not self._permitted[need.subject]))
 
 
 _SECTIONS: dict[str, Callable[[Examination], AsyncIterator[Finding]]] = {

@@ -135,11 +135,17 @@ async def open_claims(
     """
     found = []
     for ledger in await ledgers(js, stream, consumer):
-        record = await _readable(ledger) if whatever_can_be_read else (await ledger.read())[0]
-        if record and record.open:
-            now, info = await _now(ledger)
-            found += [_open(ledger, claim_id, record, now, info) for claim_id in record.open]
+        found += await open_in(ledger, whatever_can_be_read=whatever_can_be_read)
     return sorted(found, key=lambda seen: (seen.since, seen.sequences.first))
+
+
+async def open_in(ledger: Ledger, *, whatever_can_be_read: bool = False) -> list[Seen]:
+    """Return the open claims of one consumer. As :func:`open_claims`."""
+    record = await _readable(ledger) if whatever_can_be_read else (await ledger.read())[0]
+    if not (record and record.open):
+        return []
+    now, info = await _now(ledger)
+    return [_open(ledger, claim_id, record, now, info) for claim_id in record.open]
 
 
 async def check_known(js: JetStream, stream: str | None, consumer: str | None) -> None:

@@ -118,24 +118,24 @@ def request(prefix: str, words: str) -> Need:
     return Need(f"{prefix}.{words}", f"{prefix}.{words}")
 
 
-async def lacking(connection: Connection, wanted: Iterable[Need]) -> list[str]:
-    """Return ``allow`` of those permissions among ``wanted`` that this user does not have.
+async def denied(connection: Connection, needs: Iterable[Need]) -> set[str]:
+    """Return the subjects of those needs on which this user may not publish.
 
     Raises:
         PermissionDenied: this user may not subscribe to its inbox, so that no answer arrives.
     """
-    wanted = list(wanted)
-    for each in wanted:
-        await connection.publish(each.subject, each.data, headers=each.headers)
+    needs = list(needs)
+    for need in needs:
+        await connection.publish(need.subject, need.data, headers=need.headers)
     await connection.flush()
-    found = []
-    for each in wanted:
+    found = set()
+    for need in needs:
         try:
-            connection.check_permitted(each.subject)
+            connection.check_permitted(need.subject)
         except PermissionDenied as denied:
             if denied.act != "publish on":
                 raise
-            found.append(each.allow)
+            found.add(need.subject)
     return found
 
 

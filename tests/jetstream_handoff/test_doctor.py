@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -22,6 +23,7 @@ from demo.service import free_port
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.stream import Stream
+from jetstream_client.wire.protocol import Reply
 from jetstream_handoff import doctor
 from jetstream_handoff.backlog import AWAITING_TASK
 from jetstream_handoff.bucket import bucket_config
@@ -428,6 +430,22 @@ def test_the_roles_need_what_the_shipped_configuration_permits() -> None:
         prefix = API_PREFIX if role in ("publisher", "reader") else "$JS.API"
         wanted = {each.allow for each in needs(role, Place(prefix, "FLIGHTS", "delays", *ledger, *subjects))}
         assert wanted == permitted - {"flights.>"}, role
+
+
+async def test_each_permission_is_looked_up_once(access: Access) -> None:
+    await set_up(access)
+    asked: Counter[str] = Counter()
+
+    def heard(message: Reply) -> None:
+        if message.data == b"?":
+            asked[message.subject] += 1
+
+    async with connect(access.settings("admin")) as js, js.connection.listen("$JS.API.>", heard):
+        sections = await find(access.settings("admin"), roles=("setup", "sensor", "processor"))
+        await js.connection.flush()
+    assert [each.state for each in sections["Permissions"]] == ["fine"] * 3
+    assert asked["$JS.API.CONSUMER.INFO.FLIGHTS.delays"]
+    assert {*asked.values()} == {1}
 
 
 async def state_of(js: JetStream) -> dict[str, Any]:
