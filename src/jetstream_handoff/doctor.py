@@ -7,6 +7,7 @@ bounded time. What one section finds does not stop the others, unless it shows t
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -54,7 +55,6 @@ CLOCKS = 2.0
 FULL = 0.9
 """The part of a limit in bytes that may be used before the doctor reports it."""
 
-_SILENT = "the server may be frozen or overloaded, or a stream may have no leader (`nats server report jetstream`)"
 _READING = ("publisher", "reader")  # roles that have to do with a stream alone
 _NO_ROLE = "the roles of this connection do not need it"
 
@@ -132,6 +132,8 @@ class Examination:
         """Whether this user may publish on a subject. Each is looked up once, because several sections need it."""
         self._places: list[roles.Place] | None = None
         """What the roles of the hand-off work on, once it was looked up."""
+        self._advanced = 0.0
+        """When the last check or look-up was complete, on the loop's clock."""
 
     async def run(self) -> dict[str, list[Finding]]:
         sections = {}
@@ -144,27 +146,46 @@ class Examination:
 
     async def _section(self, title: str, check: Callable[[], AsyncIterator[Finding]]) -> list[Finding]:
         found: list[Finding] = []
+        self._advance()
         try:
             async with self._js.connection.timeout(SECTION):
                 async for finding in check():
-                    found.append(finding)  # noqa: PERF401 - what was found before an error is kept
+                    found.append(finding)  # what was found before an error is kept
+                    self._advance()
         except PermissionDenied as denied:
             found.append(not_checked(title, str(denied)))
         except (ConnectionFailed, TimeoutError) as silence:
-            what = str(silence) or f"these checks did not end within {SECTION:g} s"
-            found.append(to_do(title, f"{what}; {_SILENT}"))
-            await self._listen()
+            found.append(await self._unfinished(title, str(silence), "the rest" if found else "everything"))
         except JetStreamError as error:
             found.append(to_do(title, str(error)))
         return found
 
-    async def _listen(self) -> None:
-        """Skip all other sections if the server does not answer at all."""
+    def _advance(self) -> None:
+        self._advanced = asyncio.get_running_loop().time()
+
+    async def _unfinished(self, title: str, error: str, rest: str) -> Finding:
+        """Say why a section ended early: the server is silent, one look-up had no answer, or all took too long.
+
+        error:  empty if the section's time ran out.
+        rest:   what was not checked.
+        """
+        clock = asyncio.get_running_loop().time
+        stalled = bool(error) or clock() - self._advanced > ANSWER
         try:
             async with self._js.connection.timeout(ANSWER):
-                await self._js.connection.round_trip()
+                round_trip = await self._js.connection.round_trip()
         except (JetStreamError, TimeoutError):
             self._stopped = "the server no longer answers"
+            reason = "the server may be frozen or overloaded"
+        else:
+            if not stalled:
+                remedy = "name one stream with --stream and one consumer with --consumer"
+                if self._scope.stream and self._scope.consumer:
+                    remedy = f"a round trip takes {round_trip * 1000:.0f} ms; run this closer to the server"
+                return not_checked(rest, f"the time ran out after {SECTION:g} s, although the server answers; {remedy}")
+            report = "`nats server report jetstream`"
+            reason = f"the server itself answers, so look for a stream without a leader or for too much load ({report})"
+        return to_do(title, f"{error or f'no answer for {clock() - self._advanced:.0f} s'}; {reason}")
 
     async def connection(self) -> AsyncIterator[Finding]:
         settings, connection = self._js.settings, self._js.connection
@@ -378,6 +399,7 @@ class Examination:
             ack_prefix = (await ledger.locate()).prefix
         except (StreamNotFound, PermissionDenied):
             ack_prefix = f"$JS.ACK.{stream}.{consumer}"
+        self._advance()
         names = (stream, consumer, *ledger.buckets, DeadLetters(self._js, stream).name)
         return roles.Place(self._js.settings.prefix, *names, ack_prefix, *ledger.subjects)
 
@@ -449,6 +471,7 @@ class Examination:
         if new:
             denied = await roles.denied(self._js.connection, new.values())
             self._permitted |= {subject: subject not in denied for subject in new}
+            self._advance()
         return list(dict.fromkeys(need.allow for need in needs if not self._permitted[need.subject]))
 
 

@@ -37,6 +37,7 @@ from jetstream_handoff.roles import ROLES, Place, needs
 from jetstream_handoff.take import Take
 from jetstream_handoff.taking import Taking
 from jetstream_handoff.versions import check_versions
+from tests.chaos.proxy import Proxy as SlowProxy
 from tests.jetstream_client.proxy import Proxy
 from tests.jetstream_client.servers import PASSWORD, TOKEN, USER, frozen, older_program
 from tests.jetstream_handoff.access import API_PREFIX, SHIPPED, Access
@@ -195,7 +196,10 @@ async def test_an_inbox_that_may_not_be_subscribed_to(access: Access) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before connecting", "after connecting"])
-async def test_a_frozen_server_ends_it_in_bounded_time(serve: Serve, moment: str) -> None:
+async def test_a_frozen_server_ends_it_in_bounded_time(
+    serve: Serve, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "SECTION", 4)
     server = serve()
     settings = ConnectionSettings(servers=server.url, connect_timeout=1, request_timeout=1)
     began = time.monotonic()
@@ -211,6 +215,47 @@ async def test_a_frozen_server_ends_it_in_bounded_time(serve: Serve, moment: str
         assert sections["Clock"] == [Finding("everything", "not checked", "the server no longer answers")]
     assert time.monotonic() - began < 45
     assert len(to_do(sections)) == 1
+
+
+async def test_what_a_slow_connection_does_not_reach_is_not_checked(
+    stream: Stream, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "SECTION", 0.4)
+    await prepared(stream)
+    proxy = SlowProxy(nats_server.port)
+    proxy.delay = 0.05
+    await proxy.start()
+    try:
+        settings = replace(stream.js.settings, servers=f"nats://127.0.0.1:{proxy.port}")
+        for scope, remedy in (
+            ({}, "name one stream with --stream and one consumer with --consumer"),
+            ({"stream": stream.name, "consumer": CONSUMER}, "a round trip takes "),
+        ):
+            sections = await find(settings, **scope)
+            assert to_do(sections) == []
+            rest = sections["Ledger"][-1]
+            assert (rest.what, rest.state) in [("the rest", "not checked"), ("everything", "not checked")]
+            assert rest.text.startswith(f"the time ran out after 0.4 s, although the server answers; {remedy}")
+    finally:
+        await proxy.stop()
+
+
+async def test_a_look_up_without_an_answer_is_not_taken_for_a_frozen_server(
+    stream: Stream, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "SECTION", 3)
+    monkeypatch.setattr(doctor, "ANSWER", 1.5)
+
+    def to_nobody(data: bytes) -> bytes:
+        """Lead the answers to STREAM.INFO astray."""
+        return re.sub(rb'(MSG \S+)\S( \d+ \d+\r\n\{"type":"io\.nats\.jetstream\.api\.v1\.stream_info)', rb"\1~\2", data)
+
+    await prepared(stream)
+    with Proxy(nats_server.port, altered=to_nobody) as proxy:
+        sections = await find(replace(stream.js.settings, servers=proxy.url))
+    (found,) = to_do(sections)
+    assert re.match(r"ledger: no answer for [2-9] s; the server itself answers, so look for a stream without", found)
+    assert sections["Open claims"][0].state == "fine"
 
 
 async def test_a_long_timeout_of_the_connection_is_not_waited_for(
