@@ -45,9 +45,9 @@ class Queue:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._waiting: list[Waiting] = []
-        self.read = ""
+        self.read = b""
         self.record: Record | None = None
-        """The string that was read last, and the record that it contains."""
+        """The value that was read last, and the record that it contains."""
         self.written = 0
         """The revision that this connection wrote last. Any other revision shows that there are rivals."""
         self.idle_until = 0.0

@@ -141,9 +141,6 @@ class LedgerFull(LedgerUnavailable):
     """A consumer's record would become larger than its limit, even with a smaller batch."""
 
 
-KEEP_RECEIPT = "Restore its previous value. Do not purge it, because the output of its claim would no longer count"
-
-
 class LedgerInvalid(LedgerUnavailable):
     """A record or receipt that this release cannot read. It is neither used nor overwritten.
 

@@ -17,6 +17,7 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from jetstream_client import requirements
 from jetstream_client.consume import address
 from jetstream_client.consume.address import NO_MESSAGE
 from jetstream_client.errors import (
@@ -34,14 +35,16 @@ from jetstream_client.errors import (
     StreamNotFound,
     WrongDomain,
     WrongLastSequence,
+    promised,
 )
 from jetstream_client.names import check_stream_name
+from jetstream_client.read import stored
+from jetstream_client.read.message import RawMessage
 from jetstream_client.sequences import MOST_RANGES
 from jetstream_handoff.bucket import RECEIPTS_KEPT, bucket_config, check_bucket
 from jetstream_handoff.changes import Applied, Change, Queue, Waiting
 from jetstream_handoff.claim import Claim, is_claim_id, new_claim_id
 from jetstream_handoff.errors import (
-    KEEP_RECEIPT,
     AlreadyDone,
     HeldByAnother,
     HoldLost,
@@ -49,7 +52,7 @@ from jetstream_handoff.errors import (
     LedgerUnavailable,
     Superseded,
 )
-from jetstream_handoff.record import DoneEntry, Receipt, Record
+from jetstream_handoff.record import DoneEntry, Receipt, Record, stored_receipt, stored_record
 
 if TYPE_CHECKING:
     from jetstream_client.consume.address import AckAddress
@@ -224,12 +227,12 @@ class Ledger:
         message = await self._last(self._claims, self._record_subject)
         if message is None:
             return None, 0
-        text, revision = message
+        data, revision = message
         queue = Queue.of(self.js, self._record_subject)
-        if queue.read != text:  # decoding a record of 100,000 ranges takes a tenth of a second
+        if queue.read != data:  # decoding a record of 100,000 ranges takes a tenth of a second
             what = f"record of consumer {self.consumer.name!r}, stream {self.stream.name!r},"
-            queue.record = Record.from_json(_decoded(what, text), what)
-            queue.read = text
+            queue.record = stored_record(data, what)
+            queue.read = data
         return queue.record, revision
 
     async def known(self) -> Record | None:
@@ -249,8 +252,8 @@ class Ledger:
         message = await self._last(self._receipts, f"$KV.{self._receipts}.{claim_id}")
         if message is None:
             return None, 0
-        text, revision = message
-        return Receipt.from_json(claim_id, _decoded(f"receipt of claim {claim_id}", text, KEEP_RECEIPT)), revision
+        data, revision = message
+        return stored_receipt(claim_id, data), revision
 
     async def change(self, function: Change) -> tuple[Record | None, ConsumerInfo]:
         """Change the record by compare-and-set.
@@ -471,10 +474,12 @@ class Ledger:
         found = {
             claim_id: self.done_receipt(claim_id, entry) for claim_id, entry in (record.done.items() if record else ())
         }
-        for claim_id in filter(is_claim_id, await _keys(self.js, self._receipts)):
-            receipt = await self.receipt(claim_id)
-            if receipt and receipt.state == "done" and (receipt.stream, receipt.consumer) == self.names:
-                found[claim_id] = receipt
+        prefix = f"$KV.{self._receipts}."
+        for subject, data in (await self._stored_receipts()).items():
+            if is_claim_id(claim_id := subject.removeprefix(prefix)):
+                receipt = stored_receipt(claim_id, data)
+                if receipt.state == "done" and (receipt.stream, receipt.consumer) == self.names:
+                    found[claim_id] = receipt
         with_output = [receipt for receipt in found.values() if receipt.processed]
         return sorted(with_output, key=lambda receipt: receipt.sequences.first)
 
@@ -487,8 +492,48 @@ class Ledger:
             for claim_id in old.open.keys() - new.open.keys() - new.done.keys():
                 yield Receipt(claim_id, "superseded", *self.names, old.open[claim_id].sequences)
 
-    async def _last(self, bucket: str, subject: str) -> tuple[str, int] | None:
-        """Return the value of a key, in base64, and its revision; None if the key does not exist."""
+    async def _stored_receipts(self) -> dict[str, bytes]:
+        """Return the values of all keys of the bucket of receipts by their subjects.
+
+        Direct get reads a thousand at a time. The replica or mirror that answers may lag behind the leader, so the
+        leader is asked for what follows, and for everything if direct get is not possible or leaves keys out.
+        """
+        stream = self.js.stream(f"KV_{self._receipts}")
+        try:
+            info = await stream.info(patience=PATIENCE)
+            with promised("the answer to STREAM.INFO"):
+                keys = int(info.state.get("num_subjects", 0))
+        except JetStreamError as error:
+            raise _unavailable(self._receipts, error) from error
+        found: dict[str, bytes] = {}
+        reached = 0
+        try:
+            requirements.BATCHED_DIRECT_GET.check_answer(info.config)
+            async for message in stored.pages(stream, stored.selection(1), None):
+                found[message.subject], reached = message.data, message.sequence
+        except JetStreamError as error:
+            log.info("reading stream %s from its leader from sequence %d on: %s", stream.name, reached + 1, error)
+        found |= await self._receipts_of_leader(reached + 1)
+        return found if len(found) >= keys else await self._receipts_of_leader(1)
+
+    async def _receipts_of_leader(self, first: int) -> dict[str, bytes]:
+        """Return the values from a sequence on by their subjects, read one by one."""
+        found: dict[str, bytes] = {}
+        while True:
+            which = {"seq": first, "next_by_subj": ">"}
+            try:
+                answer = await self.js.api(f"STREAM.MSG.GET.KV_{self._receipts}", which, patience=PATIENCE)
+                message = RawMessage.parse(answer).decoded()
+            except MessageNotFound:
+                return found
+            except JetStreamError as error:
+                raise _unavailable(self._receipts, error) from error
+            if message.sequence < first:
+                raise _invalid_answer(message.subject)
+            found[message.subject], first = message.data, message.sequence + 1
+
+    async def _last(self, bucket: str, subject: str) -> tuple[bytes, int] | None:
+        """Return the value of a key and its revision; None if the key does not exist."""
         try:
             answer = await self.js.api(f"STREAM.MSG.GET.KV_{bucket}", {"last_by_subj": subject}, patience=PATIENCE)
         except MessageNotFound:
@@ -497,10 +542,10 @@ class Ledger:
             raise _unavailable(bucket, error) from error
         try:
             message = answer["message"]
-            return message.get("data", ""), int(message["seq"])  # the marker of a deleted key has no data
+            data = base64.b64decode(message.get("data", ""))  # the marker of a deleted key has no data
+            return data, int(message["seq"])
         except (KeyError, TypeError, ValueError, AttributeError):
-            wrong, remedy = "the server's answer is invalid", "Check the server, and any proxy in front of it"
-            raise LedgerInvalid(f"entry {subject!r}", wrong, remedy) from None
+            raise _invalid_answer(subject) from None
 
     def _sent_to(self, subject: str) -> str:
         # A message to a plain $KV subject would be stored in the connected server's bucket of that name. Each server
@@ -578,13 +623,6 @@ def _pause(lost: int, duration: float) -> float:
     return random.uniform(0, min(LONGEST_PAUSE, duration * 2 ** max(1, 6 - lost)))  # noqa: S311
 
 
-def _decoded(what: str, text: str, remedy: str = "") -> Any:
-    try:
-        return json.loads(base64.b64decode(text))
-    except (TypeError, ValueError, RecursionError):
-        raise LedgerInvalid(what, "it is not JSON", remedy) from None
-
-
 def _base32(name: str) -> str:
     return base64.b32encode(name.encode()).rstrip(b"=").decode()
 
@@ -592,6 +630,11 @@ def _base32(name: str) -> str:
 def _name(base32: str) -> str:
     """The reverse of :func:`_base32`. Raises ValueError if this is not the name of a stream or consumer in base32."""
     return check_stream_name(base64.b32decode(base32 + "=" * (-len(base32) % 8)).decode())
+
+
+def _invalid_answer(subject: str) -> LedgerInvalid:
+    wrong, remedy = "the server's answer is invalid", "Check the server, and any proxy in front of it"
+    return LedgerInvalid(f"entry {subject!r}", wrong, remedy)
 
 
 def _unavailable(bucket: str, error: Exception) -> LedgerUnavailable:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client.errors import InvalidValue
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff.errors import KEEP_RECEIPT, LedgerInvalid
+from jetstream_handoff.errors import LedgerInvalid
 from jetstream_handoff.failures import Failure, without
 from jetstream_handoff.settled import Settled
 
@@ -320,8 +320,31 @@ class Receipt:
                 raise ValueError("unknown state")  # noqa: TRY301 - handled with the errors of the lines above
             settled = (token, value["value"], rejected, value["at"], value["again"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise LedgerInvalid(f"receipt of claim {claim_id}", type(error).__name__, KEEP_RECEIPT) from None
+            raise _unreadable(claim_id, type(error).__name__) from None
         return cls(claim_id, state, stream, consumer, sequences, *settled)
+
+
+def stored_record(data: bytes, what: str) -> Record:
+    """Read the value of a record's key. As :meth:`Record.from_json`."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise LedgerInvalid(what, "it is not JSON") from None
+    return Record.from_json(value, what)
+
+
+def stored_receipt(claim_id: str, data: bytes) -> Receipt:
+    """Read the value of a receipt's key. As :meth:`Receipt.from_json`."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise _unreadable(claim_id, "it is not JSON") from None
+    return Receipt.from_json(claim_id, value)
+
+
+def _unreadable(claim_id: str, wrong: str) -> LedgerInvalid:
+    remedy = "Restore its previous value. Do not purge it, because the output of its claim would no longer count"
+    return LedgerInvalid(f"receipt of claim {claim_id}", wrong, remedy)
 
 
 def _check_record(value: Any) -> None:

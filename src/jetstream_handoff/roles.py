@@ -48,7 +48,14 @@ _REQUESTS = {
     ),
     "publisher": (_INFO,),
     "sensor": (_INFO, _CONSUMER, "CONSUMER.MSG.NEXT.{stream}.{consumer}", *_LEDGER),
-    "processor": (*_READ, _CONSUMER, *_LEDGER, "STREAM.INFO.{dead}", "STREAM.MSG.GET.{dead}"),
+    "processor": (
+        *_READ,
+        _CONSUMER,
+        *_LEDGER,
+        "DIRECT.GET.KV_{receipts}",
+        "STREAM.INFO.{dead}",
+        "STREAM.MSG.GET.{dead}",
+    ),
     "reader": _READ,
 }
 """The requests of the JetStream API that each role sends, below the prefix of the API."""

@@ -42,7 +42,7 @@ from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.take import Take
 from jetstream_handoff.taking import Taking
-from tests.jetstream_client.until import until
+from tests.jetstream_client.until import SOON, until
 from tests.jetstream_handoff.access import API_PREFIX, ROLES, SHARED, SHIPPED, Access
 
 FOREIGN = (("FLIGHTS", "audit"), ("OTHER", "delays"))
@@ -106,6 +106,7 @@ ACTS: dict[str, tuple[str, ...]] = {
     "$JS.API.STREAM.MSG.GET.KV_airflow_claims": ("sensor", "processor"),
     "$JS.API.STREAM.PURGE.KV_airflow_receipts": (),
     "$JS.API.STREAM.MSG.GET.KV_airflow_receipts": ("sensor", "processor"),
+    "$JS.API.DIRECT.GET.KV_airflow_receipts": ("processor",),
     RECORD: ("sensor", "processor"),
     "$KV.airflow_claims.IZGESR2IKRJQ.MF2WI2LU": (),
     "$KV.airflow_receipts.5f0c9a7be21d": ("sensor", "processor"),
@@ -190,6 +191,9 @@ async def test_each_user_can_do_its_work(access: Access) -> None:
         (again,) = await take(js)
     assert again.sequences == claim.sequences
     async with connect(access.settings("processor")) as js:
+        assert [each.claim_id for each in await Ledger(js, "FLIGHTS", "delays").committed()] == [claim.id]
+    access.without("processor", "$JS.API.DIRECT.GET.KV_airflow_receipts")
+    async with connect(replace(access.settings("processor"), request_timeout=60)) as js, asyncio.timeout(SOON):
         assert [each.claim_id for each in await Ledger(js, "FLIGHTS", "delays").committed()] == [claim.id]
 
 

@@ -131,16 +131,22 @@ async def request_direct(stream: Stream, body: Mapping[str, Any]) -> Reply:
 
 
 async def batch(stream: Stream, body: Mapping[str, Any], count: int | None) -> AsyncIterator[StoredMessage]:
+    """As :func:`pages`, but first check that the servers have batched direct get. Raises also ServerTooOld."""
+    await stream.js.require(requirements.BATCHED_DIRECT_GET)
+    async for message in pages(stream, body, count):
+        yield message
+
+
+async def pages(stream: Stream, body: Mapping[str, Any], count: int | None) -> AsyncIterator[StoredMessage]:
     """Up to ``count`` messages by direct get, in pages; all messages if ``count`` is None.
 
     A page is requested when the previous one has been read. Between pages the server keeps no state.
 
     Raises:
-        ServerTooOld, DirectGetDisabled, TooManyResults, TooManyRequests.
+        PermissionDenied, DirectGetDisabled, TooManyResults, TooManyRequests.
         RequestTimeout: no message arrived within the context's ``request_timeout``.
         ConnectionLost: messages were lost on their way, so the result is incomplete.
     """
-    await stream.js.require(requirements.BATCHED_DIRECT_GET)
     page, given = dict(body), 0
     while count is None or given < count:
         page |= {"batch": BATCH if count is None else min(BATCH, count - given), "max_bytes": MAX_BYTES}
@@ -168,6 +174,8 @@ async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMes
     js.trace.tell(RequestSent(subject, data))
     async with js.connection.inbox(arrived.put_nowait) as inbox:
         await js.connection.publish(subject, data, reply=inbox.subject(1))
+        await js.connection.flush()
+        js.connection.check_permitted(subject)
         while not (reply := await _next(stream, subject, arrived)).status:
             message, before = direct_message(reply)
             if message.sequence < max(body.get("seq", 1), last + 1) or len(messages) == body["batch"]:

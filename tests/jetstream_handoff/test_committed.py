@@ -1,0 +1,99 @@
+"""The list of what is settled: many receipts with few requests, and never less than the leader has."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jetstream_client.errors import DirectGetDisabled
+from jetstream_client.publish.bulk import publish_all
+from jetstream_client.sequences import Sequences
+from jetstream_client.stream import Stream
+from jetstream_client.trace import Trace
+from jetstream_handoff.claim import new_claim_id
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.record import Receipt
+from tests.jetstream_client.until import until
+from tests.jetstream_handoff.steps import CONSUMER
+
+
+async def written(ledger: Ledger, receipts: Iterable[Receipt]) -> None:
+    _, bucket = ledger.buckets
+    messages = [(f"$KV.{bucket}.{each.claim_id}", json.dumps(each.to_json()).encode()) for each in receipts]
+    await asyncio.to_thread(publish_all, ledger.js.settings, messages)
+
+
+async def settled(stream: Stream, count: int) -> list[Receipt]:
+    """Receipts of so many claims, in a new ledger."""
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    await ledger.create()
+    receipts = [
+        Receipt(
+            new_claim_id(),
+            "done",
+            stream.name,
+            CONSUMER,
+            Sequences.of([number]),
+            "1-aaaa",
+            number,
+            at="2026-11-21T03:00:05Z",
+        )
+        for number in range(1, count + 1)
+    ]
+    await written(ledger, receipts)
+    return receipts
+
+
+async def test_many_receipts_are_read_with_few_requests(stream: Stream) -> None:
+    receipts = await settled(stream, 1_500)
+    asked: Counter[str] = Counter()
+    js = stream.js.with_options(trace=Trace(lambda event: asked.update([event.subject])))
+    ledger = Ledger(js, stream.name, CONSUMER)
+    assert await ledger.committed() == receipts
+    _, bucket = ledger.buckets
+    assert asked[f"$JS.API.DIRECT.GET.KV_{bucket}"] == 2
+    assert asked[f"$JS.API.STREAM.MSG.GET.KV_{bucket}"] == 1  # whether the leader has more
+    assert asked.total() <= 6
+
+
+async def test_receipts_that_cannot_be_read_by_direct_get_are_read_from_the_leader(stream: Stream) -> None:
+    receipts = await settled(stream, 5)
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    await stream.js.update_stream({"name": f"KV_{ledger.buckets[1]}", "allow_direct": False})
+    assert await ledger.committed() == receipts
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [({"max_msgs": 10, "discard": "new"}, range(1, 11)), ({"max_msgs": 3, "discard": "old"}, range(8, 11))],
+    ids=["lags behind", "leaves keys out"],
+)
+async def test_a_mirror_that_has_less_than_the_leader_does_not_decide(
+    stream: Stream, limits: dict[str, Any], kept: range
+) -> None:
+    """A mirror that answers direct gets stands for a slow replica: both have the same sequences, as far as they go."""
+    receipts = await settled(stream, 10)
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    origin = f"KV_{ledger.buckets[1]}"
+    config = {"name": f"OTHER_{stream.name}", "mirror": {"name": origin}, "mirror_direct": True}
+    await stream.js.create_stream(config | limits)
+    await stream.js.update_stream({"name": origin, "allow_direct": False})  # so that the mirror alone answers
+
+    async def answered() -> list[int]:
+        with suppress(DirectGetDisabled):
+            return [each.sequence async for each in stream.js.stream(origin).get_messages()]
+        return []
+
+    async def by_the_mirror() -> bool:
+        return await answered() == [*kept]
+
+    await until(by_the_mirror)
+    receipts[0] = replace(receipts[0], token="2-bbbb", value="again")
+    await written(ledger, receipts[:1])
+    assert await ledger.committed() == receipts
+    assert len(await answered()) == len(kept)
