@@ -182,14 +182,15 @@ class GatherWindow:
         """When the batch is handed over if nothing else arrives.
 
         Until then, messages that the server has are fetched, and others are waited for. After a renewal that took too
-        long the batch is handed over at once: with more messages, leases would end before they are entered.
+        long a batch that has ``min_messages`` is handed over at once: with more messages, leases would end before they
+        are entered.
         """
         if not self._pulled:
             return self._patience
         if not (self._look or self.enough):
             return self._deadline
         gathered = max(self._began + self._taking.gather.total_seconds(), self._more_until)
-        return min(self._deadline, self._began if self._slow else gathered)
+        return min(self._deadline, self._began if self._slow and self.enough else gathered)
 
     def on_messages(self, deliveries: Iterable[Delivery], now: float, *, silence: float, pending: int | None) -> None:
         """Report the messages that have arrived by ``now``, perhaps none.

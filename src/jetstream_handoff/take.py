@@ -30,6 +30,7 @@ from jetstream_handoff.events import tell
 from jetstream_handoff.gather import LONGEST_PULL, LOOK, Batch, Delivery, GatherWindow, LeaseOver
 from jetstream_handoff.ledger import PATIENCE, Ledger
 from jetstream_handoff.moment import Moment
+from jetstream_handoff.pace import Pace
 from jetstream_handoff.record import BELIEVED, Record
 from jetstream_handoff.waiting import Waiting
 
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TOO_SLOW = 3  # batches in a row that were too slow: during a single one, a network or a machine may stand still
 _KEPT = 10  # times ack_wait: a batch that was kept leased this long is not too slow, unless something stands still
 _TO_TELL = 5.0  # seconds for finding out what the take waits for
 
@@ -56,20 +56,16 @@ class Take:
 
     def __init__(self, js: JetStream, taking: Taking) -> None:
         self.taking = taking
+        self.pace = Pace()
+        """What became of the batches so far. To continue an earlier take, assign its pace before the first pull."""
         self._asks = taking.backlog_function()
         self.ledger = Ledger(js, taking.stream, taking.consumer)
         self._dead_letters = DeadLetters(js, taking.stream, taking.dead_letters)
         self._clock = asyncio.get_running_loop().time
         self._ack_wait = 60.0
-        self._too_slow = 0
         self._longest_pull = LONGEST_PULL
         self._waiting = Waiting(self.ledger, taking)
         self._window: GatherWindow | None = None
-        self._most = taking.max_messages
-        """The largest number of messages in a batch. It is lower after two dropped batches in a row, because
-        otherwise the next ones might be dropped, too."""
-        self._dropped = 0
-        """Number of batches that were dropped since the last one that was entered."""
         self._entered: list[Claim] = []
         self._origin = ""
         """The ``traceparent`` of the batch's first message; empty if it has none."""
@@ -167,11 +163,10 @@ class Take:
         except LeaseOver as over:
             too_few = self._window is not None and not self._window.enough
             batch = self._gathered()
-            self._drop(batch, str(over))
             kept = batch is not None and self._clock() - batch.began > _KEPT * self._ack_wait
-            self._too_slow = self._too_slow + 1 if too_few and not kept else 0
-            if self._too_slow == _TOO_SLOW:
-                few = f"{_TOO_SLOW} times in a row, leases ended before min_messages={self.taking.min_messages}"
+            self._drop(batch, str(over), too_few=too_few and not kept)
+            if self.pace.hopeless:
+                few = f"{self.pace.too_few} times in a row, leases ended before min_messages={self.taking.min_messages}"
                 remedy = f"{few} had arrived; raise ack_wait, or lower min_messages"
                 raise ConsumerUnsuitable(self.taking.consumer, "ack_wait", self._ack_wait, remedy) from over
             return []
@@ -182,10 +177,10 @@ class Take:
             self._gathered()  # these messages are redelivered after ack_wait
             await asyncio.sleep(0.2)
             return []
-        self._too_slow = 0
         if self._window and self._window.enough:
             return await self._enter()
         if self._window and self._window.count:
+            self.pace = self.pace.after_kept(self._window.count)
             await self.put_back()
         return []
 
@@ -226,13 +221,11 @@ class Take:
             return record, info  # without a change there is no need to wait for a turn
         return await self.ledger.change(lambda old, info: old.reborn(info) if old and old.new_life(info) else old)
 
-    def _drop(self, batch: Batch | None, reason: str) -> None:
+    def _drop(self, batch: Batch | None, reason: str, *, too_few: bool = False) -> None:
         count = len(batch.deliveries) if batch else 0
         log.warning("dropping a batch of %d messages, which are redelivered: %s", count, reason)
         tell("dropped", self.taking, count)
-        self._dropped += 1
-        if self._dropped > 1:  # a single one may be due to a pause of the machine or the network
-            self._most = max(1, self.taking.min_messages, min(count, self._most) // 2)
+        self.pace = self.pace.after_drop(self.taking, count, too_few=too_few)
 
     async def _mine(self) -> list[Claim]:
         """Hand on claims that another try of this owner has entered and that no attempt holds, with a new lease.
@@ -265,7 +258,7 @@ class Take:
         self._window = window = GatherWindow(
             self.taking,
             deadline=deadline,
-            most=self._most,
+            most=self.pace.most(self.taking),
             ack_wait=self._ack_wait,
             longest_pull=self._longest_pull,
             look=look,
@@ -329,7 +322,7 @@ class Take:
         if entered.dropped or record is None:
             self._drop(whole, entered.dropped)
             return []
-        self._dropped, self._most = 0, min(self.taking.max_messages, 2 * self._most)
+        self.pace = self.pace.after_entered(self.taking)
         self._entered = claims = [
             self.ledger.claim_of(each, entry, created, record.created) for each, entry in entered.claims.items()
         ]
@@ -376,6 +369,7 @@ class Take:
     async def _refuse(self, batch: Batch, entered: Entered) -> list[Claim]:
         log.info("negatively acknowledging %d messages: no room in the ledger's record", batch.sequences.count)
         await answers.negative(self.ledger, batch.sequences)
+        self.pace = self.pace.after_kept(batch.sequences.count)
         if entered.full:
             raise LedgerFull(
                 f"the ledger's record of consumer {self.taking.consumer!r} has no room for another claim; settle the "

@@ -44,6 +44,9 @@ class State:
         assert retention == NEVER_EXPIRE  # because a task may be cleared years later
         self.values[key] = json.loads(json.dumps(value))
 
+    def delete(self, key: str) -> None:
+        self.values.pop(key, None)
+
 
 class Kept(State):
     """A task state store in which a worker may die at any write."""

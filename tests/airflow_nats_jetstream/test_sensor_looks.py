@@ -22,11 +22,16 @@ from airflow_nats_jetstream.triggers import JetStreamPullTrigger
 from jetstream_client.consume.priority import Priority
 from jetstream_client.errors import InvalidValue, JetStreamError, StreamNotFound
 from jetstream_client.info import ConsumerInfo
+from jetstream_client.sequences import Sequences
+from jetstream_handoff import answers
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.pace import Pace
 from tests.airflow_nats_jetstream.steps import (
     ACK_WAIT,
     CONSUMER,
+    State,
     context_of,
     execute,
     info,
@@ -43,10 +48,11 @@ LONG = {"ack_wait": timedelta(minutes=1)}
 GROUP = {"ack_wait": ACK_WAIT, "priority_groups": ["g"], "priority_policy": "overflow"}
 
 
-def looks(stream: str, **changes: Any) -> Any:
+def looks(stream: str, state: State | None = None, **changes: Any) -> Any:
     """Run a rescheduled sensor once, and return its claims, or None if Airflow must run it again."""
+    task = sensor(stream, **{"mode": "reschedule", "consumer_config": LONG, "timeout": 600, **changes})
     try:
-        return execute(sensor(stream, **{"mode": "reschedule", "consumer_config": LONG, "timeout": 600, **changes}))
+        return execute(task, state=state)
     except AirflowRescheduleException:
         return None
 
@@ -91,6 +97,49 @@ def test_nothing_is_kept_between_two_looks(hook: JetStreamHook, stream: str) -> 
     assert execute(sensor(stream, consumer_config=None), run_id="other")[0]["count"] == 9
     publish(hook, stream, 10)
     assert looks(stream, min_messages=10)[0]["count"] == 10
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Simulate a machine that needs a millisecond to renew each lease. Returns parameters of a sensor, whose consumer's
+    leases are too short for that."""
+    renew = answers.in_progress
+
+    async def slowly(ledger: Ledger, sequences: Sequences, counter: int) -> None:
+        await renew(ledger, sequences, counter)
+        await asyncio.sleep(0.001 * sequences.count)
+
+    monkeypatch.setattr(answers, "in_progress", slowly)
+    return {"consumer_config": {"ack_wait": timedelta(seconds=0.5)}, "gather": timedelta(seconds=2)}
+
+
+def until_claimed(stream: str, state: State, **changes: Any) -> Any:
+    for _ in range(9):
+        if claims := looks(stream, state, **changes):
+            return claims
+    raise AssertionError("every look pulled the same messages and dropped them")
+
+
+def test_a_backlog_that_looks_cannot_keep_leased_is_taken_in_parts(
+    hook: JetStreamHook, stream: str, slow: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(hook, stream, 1_000)
+    state = State()
+    (claim,) = until_claimed(stream, state, max_messages=1_500, **slow)
+    assert caplog.text.count("dropping a batch") > 1  # because a single drop says nothing
+    assert claim["count"] <= 500
+    assert Pace.from_json(state.get("jetstream_pace")) == Pace()  # if the task is cleared, it begins anew
+
+
+def test_looks_that_cannot_keep_min_messages_leased_end_with_an_error(
+    hook: JetStreamHook, stream: str, slow: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(hook, stream, 1_000)
+    state = State()
+    with pytest.raises(ConsumerUnsuitable, match=r"3 times in a row, leases ended before min_messages=1500"):
+        until_claimed(stream, state, min_messages=1_500, max_messages=1_500, **slow)
+    assert caplog.text.count("dropping a batch") == 3
+    assert state.get("jetstream_pace") is None  # so that a retry does not fail at its first drop
 
 
 def test_a_look_that_died_before_its_claims_were_stored_hands_them_on(hook: JetStreamHook, stream: str) -> None:

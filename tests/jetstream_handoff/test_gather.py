@@ -304,6 +304,18 @@ def test_a_renewal_that_takes_too_long_ends_the_batch() -> None:
     assert world.now < 2
 
 
+def test_a_look_whose_renewals_take_too_long_goes_on_until_it_has_min_messages() -> None:
+    """Otherwise a rescheduled sensor would pull the same messages and release them again at every look."""
+    world = World(2.0, [0.0] * 10 + [1.2] * 10, renewing=0.045)
+    window = GatherWindow(taking(100, 20), deadline=float("inf"), ack_wait=2.0, longest_pull=100.0, look=True)
+    assert "renew" in list(gather(world, window))
+    assert window.count == 20
+    world = World(2.0, [number / 10 for number in range(40)], renewing=0.05)
+    window = GatherWindow(taking(100, 41), deadline=float("inf"), ack_wait=2.0, longest_pull=100.0, look=True)
+    with pytest.raises(LeaseOver):
+        list(gather(world, window))
+
+
 def test_what_the_server_has_is_waited_for_and_not_for_ever() -> None:
     window = GatherWindow(taking(100, seconds=0), deadline=100.0, ack_wait=30.0, longest_pull=100.0)
     window.on_look(("created", 0), Moment(10.0, 0), elsewhere=False)

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import PokeReturnValue
+from airflow.sdk.execution_time.context import NEVER_EXPIRE
 from airflow.triggers.base import StartTriggerArgs
 
 from airflow_nats_jetstream import lineage
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _PRIORITY = {each.name for each in dataclasses.fields(Priority)}
 _TRIGGER_SLACK = timedelta(minutes=1)  # how long after the trigger's own time-out Airflow ends the trigger
+_PACE = "jetstream_pace"  # the key in the task state store
 _RELEASE_TIMEOUT = 4.0  # seconds for the release when the task ends; Airflow kills a process 5 s after asking it to end
 
 
@@ -187,8 +189,31 @@ class JetStreamPullSensor(JetStreamSensor):
         )
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
-        """Pull once. Hand on the messages as claims, or negatively acknowledge them if they are too few."""
-        claims = self._in_worker(self._taking_for(context), lambda take: take.look())
+        """Pull once. Hand on the messages as claims, or negatively acknowledge them if they are too few.
+
+        The pace of the take is kept for the next look, because a backlog that cannot be kept leased would otherwise be
+        pulled and dropped again at every look.
+        """
+        from jetstream_handoff.errors import ConsumerUnsuitable
+        from jetstream_handoff.pace import Pace
+
+        state: Any = context["task_state_store"]
+        pace = kept = Pace.from_json(state.get(_PACE))
+
+        async def look(take: Take) -> list[Claim]:
+            nonlocal pace
+            take.pace = kept
+            claims = await take.look()
+            pace = Pace() if claims else take.pace
+            return claims
+
+        try:
+            claims = self._in_worker(self._taking_for(context), look)
+        except ConsumerUnsuitable:
+            state.delete(_PACE)  # so that a retry does not fail at its first drop
+            raise
+        if pace != kept:
+            state.set(_PACE, pace.to_json(), retention=NEVER_EXPIRE)
         return PokeReturnValue(is_done=True, xcom_value=self._handed_on(claims)) if claims else False
 
     def _in_worker(self, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]) -> list[dict[str, Any]]:

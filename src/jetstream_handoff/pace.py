@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pace: how large the next batch of a take may be, after batches whose messages could not be kept leased.
+
+No I/O: :mod:`.take` reports what became of each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jetstream_handoff.taking import Taking
+
+_HOPELESS = 3  # batches in a row: during a single one, a network or a machine may stand still
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What became of the batches of a take. A value of 0 means none.
+
+    limit:    the largest number of messages in the next batch; 0 for ``max_messages``.
+    dropped:  the number of batches that were dropped in a row.
+    too_few:  how many of these, counted from the last one, grew too old with fewer than ``min_messages``.
+    size:     the number of messages of the last one.
+
+    A batch between two dropped ones ends the row if it was entered, or if it was kept leased and was at least as large.
+    Fewer messages say nothing: after a drop, those whose leases end first are redelivered first.
+    """
+
+    limit: int = 0
+    dropped: int = 0
+    too_few: int = 0
+    size: int = 0
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether ``min_messages`` messages cannot be kept leased."""
+        return self.too_few >= _HOPELESS
+
+    def most(self, taking: Taking) -> int:
+        """Return the largest number of messages in the next batch."""
+        return min(max(self.limit, taking.min_messages), taking.max_messages) if self.limit else taking.max_messages
+
+    def after_drop(self, taking: Taking, size: int, *, too_few: bool) -> Pace:
+        """Return the pace after a batch of ``size`` messages was dropped.
+
+        too_few:  whether it grew too old with fewer than ``min_messages``.
+        """
+        limit = self.limit
+        if self.dropped:  # a single drop may be due to a pause of the machine or the network
+            limit = max(1, min(size, self.most(taking)) // 2)
+        return Pace(limit, self.dropped + 1, self.too_few + 1 if too_few else 0, size)
+
+    def after_kept(self, size: int) -> Pace:
+        """Return the pace after a batch of ``size`` messages was kept leased, but not entered."""
+        return Pace(self.limit) if size >= self.size else self
+
+    def after_entered(self, taking: Taking) -> Pace:
+        """Return the pace after a batch was entered."""
+        return Pace(min(2 * self.limit, taking.max_messages))
+
+    def to_json(self) -> dict[str, int]:
+        """Return the pace as JSON, for a rescheduled sensor, which keeps it between its looks."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Pace:
+        """Create it from what :meth:`to_json` returned. Anything else is the pace of a take that begins."""
+        numbers: list[Any] = [value.get(each.name) for each in fields(cls)] if isinstance(value, Mapping) else [None]
+        return cls(*numbers) if all(type(number) is int and number >= 0 for number in numbers) else cls()
