@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands: examine a setup, list open claims, show and release a claim, list and replay dead letters.
+"""What each command does: examine a setup, list open claims, show and release a claim, list and replay dead letters.
 
-:data:`COMMANDS` describes them once, and :mod:`~airflow_nats_jetstream.command_line` builds the parsers from it.
-Importing this file imports neither Airflow nor nats-py.
+:mod:`~airflow_nats_jetstream.command_table` has their names and arguments. Importing this file imports neither Airflow
+nor nats-py.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import argparse
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import InvalidValue
-from jetstream_handoff.roles import ROLES
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
@@ -31,6 +30,9 @@ TO_DO = 1
 """The exit code of ``doctor`` if it found something to do."""
 UNKNOWN, REFUSED = 3, 4
 """Exit codes: the claim is unknown; the request was refused, because it needs ``--yes`` or is not possible."""
+
+_DISTRIBUTION = "airflow-provider-nats-jetstream"
+_PACKAGES = ("apache-airflow", "nats-py", "pyspark", "pyarrow")
 
 
 @dataclass(frozen=True)
@@ -47,57 +49,8 @@ class Answer:
     code: int = 0
 
 
-class Argument:
-    """One argument of a command, with the parameters that argparse and Airflow's parser share.
-
-    flags:    the name, or the option strings.
-    options:  the keyword arguments of ``ArgumentParser.add_argument``.
-    """
-
-    def __init__(self, *flags: str, **options: Any) -> None:
-        self.flags = flags
-        self.options = options
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command.
-
-    name:       the name.
-    help:       the help text.
-    run:        called with a JetStream context and the parsed arguments.
-    arguments:  the command's own arguments. Default: none.
-    connects:   whether ``run`` needs a context. If False, ``run`` connects itself. It is called with the settings, or
-                with the error that says why the settings cannot be used. Default True.
-    """
-
-    name: str
-    help: str
-    run: Callable[[Any, argparse.Namespace], Coroutine[Any, Any, Answer]]
-    arguments: tuple[Argument, ...] = ()
-    connects: bool = True
-
-
-@dataclass(frozen=True)
-class Group:
-    """Commands under a common name.
-
-    name:      the name.
-    help:      the help text.
-    commands:  the commands, or further groups.
-    """
-
-    name: str
-    help: str
-    commands: tuple[Command | Group, ...]
-
-
-def flag(name: str, words: str) -> Argument:
-    """Return an option without a value, with its name and its help text."""
-    return Argument(name, action="store_true", help=words)
-
-
-async def _claims(js: JetStream, args: argparse.Namespace) -> Answer:
+async def list_claims(js: JetStream, args: argparse.Namespace) -> Answer:
+    """List the open claims."""
     from jetstream_handoff import inspection
 
     found = await inspection.open_claims(js, args.stream, args.consumer, whatever_can_be_read=True)
@@ -125,7 +78,8 @@ async def _claims(js: JetStream, args: argparse.Namespace) -> Answer:
     return Answer([inspection.plain(seen) for seen in found], text)
 
 
-async def _claim(js: JetStream, args: argparse.Namespace) -> Answer:
+async def show_claim(js: JetStream, args: argparse.Namespace) -> Answer:
+    """Show one claim, open or not, and what happens to it next."""
     from jetstream_handoff import inspection
 
     seen = await inspection.find(js, args.id)
@@ -165,7 +119,8 @@ async def _claim(js: JetStream, args: argparse.Namespace) -> Answer:
     )
 
 
-async def _release(js: JetStream, args: argparse.Namespace) -> Answer:
+async def release_claim(js: JetStream, args: argparse.Namespace) -> Answer:
+    """Release an open claim, unless its attempt is alive; with ``--yes`` in any case."""
     from jetstream_handoff import inspection
 
     seen = await inspection.find(js, args.id)
@@ -188,7 +143,8 @@ async def _release(js: JetStream, args: argparse.Namespace) -> Answer:
     return Answer({"released": True, "id": seen.id, "count": seen.sequences.count}, text)
 
 
-async def _dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
+async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
+    """List dead letters, and messages of the dead-letter stream that are no dead letters."""
     from jetstream_handoff.dead_letters import DeadLetters
     from jetstream_handoff.replay import select
 
@@ -222,7 +178,8 @@ async def _dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
     return Answer(data, _table(header, rows) if rows else f"No dead letters of stream {args.stream} were found")
 
 
-async def _replay(js: JetStream, args: argparse.Namespace) -> Answer:
+async def replay_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
+    """Publish dead letters to their original subjects again."""
     from jetstream_handoff.dead_letters import DeadLetters
     from jetstream_handoff.replay import replay
 
@@ -245,7 +202,8 @@ async def _replay(js: JetStream, args: argparse.Namespace) -> Answer:
     return Answer(data, "\n".join(lines), REFUSED if done.refused else 0)
 
 
-async def _doctor(settings: ConnectionSettings | JetStreamError, args: argparse.Namespace) -> Answer:
+async def check_setup(settings: ConnectionSettings | JetStreamError, args: argparse.Namespace) -> Answer:
+    """Check versions, the server and Spark's Python, and change nothing."""
     from jetstream_handoff.doctor import Scope, examine
     from jetstream_handoff.versions import check_versions
 
@@ -356,16 +314,6 @@ def age(seconds: float | None) -> str:
     return pendulum.now("UTC").subtract(seconds=max(0.0, seconds)).diff_for_humans(locale="en")
 
 
-def duration(text: str) -> float:
-    """Return a duration in seconds. Raises ValueError if the text is not a duration.
-
-    text:  a number of seconds, or an ISO 8601 duration.
-    """
-    from airflow_nats_jetstream import times
-
-    return float(text) if text.replace(".", "", 1).isdigit() else times.duration(text).total_seconds()
-
-
 def _short(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
@@ -385,77 +333,3 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows))
     return "\n".join(line.rstrip() for line in lines)
-
-
-_ID = Argument("id", help="id of the claim, as in the list of `claims` and in the log of a task")
-_LISTEN = Argument(
-    "--listen",
-    type=duration,
-    default=0.0,
-    metavar="DURATION",
-    help="how long to listen for heartbeats of attempts: seconds, or an ISO 8601 duration such as PT5S (default: 0)",
-)
-_LETTERS = (
-    Argument("stream", help="name of the stream that the messages came from"),
-    Argument("--name", help="name of the dead-letter stream (default: DEAD_<stream>)"),
-    Argument("--sequences", metavar="RANGES", help="only messages with these sequences, for example 7,10-20"),
-    Argument("--subject", help="only messages whose original subject matches this filter"),
-    Argument("--consumer", help="only messages that this consumer gave up"),
-    Argument("--reason", help="only dead letters whose reason contains this string"),
-    flag("--unconfirmed", "include dead letters whose messages the ledger does not show as given up"),
-)
-_DISTRIBUTION = "airflow-provider-nats-jetstream"
-_PACKAGES = ("apache-airflow", "nats-py", "pyspark", "pyarrow")
-COMMANDS: tuple[Command | Group, ...] = (
-    Command(
-        "doctor",
-        "check versions, connection, permissions, ledger, consumers, clock and Spark's Python, and change nothing",
-        _doctor,
-        (
-            Argument("--stream", help="check this stream, and those of its consumers that the ledger knows"),
-            Argument("--consumer", help="check this consumer, even if the ledger does not know it (with --stream)"),
-            Argument(
-                "--role",
-                action="append",
-                choices=ROLES,
-                help="role of this connection's user; may be repeated (default: sensor and processor)",
-            ),
-            Argument("--subject", help="with --role publisher: a subject on which the user publishes"),
-        ),
-        connects=False,
-    ),
-    Command(
-        "claims",
-        "list the open claims",
-        _claims,
-        (
-            Argument("--stream", help="only claims of this stream"),
-            Argument("--consumer", help="only claims of this consumer"),
-            _LISTEN,
-        ),
-    ),
-    Command("claim", "show one claim, open or not, and what happens to it next", _claim, (_ID, _LISTEN)),
-    Command(
-        "release",
-        "release an open claim: its messages are redelivered at once",
-        _release,
-        (_ID, flag("--yes", "release the claim even if an attempt is alive, which is then stopped")),
-    ),
-    Group(
-        "dead-letters",
-        "messages that could not be processed",
-        (
-            Command("list", "list dead letters", _dead_letters, _LETTERS),
-            Command(
-                "replay",
-                "publish dead letters again to their original subjects; every consumer of the stream receives them",
-                _replay,
-                (
-                    *_LETTERS,
-                    flag("--everything", "replay all dead letters"),
-                    Argument("--into", metavar="STREAM", help="stream to publish to (default: the original stream)"),
-                ),
-            ),
-        ),
-    ),
-)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names, help texts and arguments of the commands. :mod:`~airflow_nats_jetstream.command_line` builds the parsers.
+
+Importing this file imports neither Airflow nor nats-py.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_nats_jetstream import commands
+from jetstream_handoff.roles import ROLES
+
+
+class Argument:
+    """One argument of a command, with the parameters that argparse and Airflow's parser share.
+
+    flags:    the name, or the option strings.
+    options:  the keyword arguments of ``ArgumentParser.add_argument``.
+    """
+
+    def __init__(self, *flags: str, **options: Any) -> None:
+        self.flags = flags
+        self.options = options
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command.
+
+    name:       the name.
+    help:       the help text.
+    run:        called with a JetStream context and the parsed arguments.
+    arguments:  the command's own arguments. Default: none.
+    connects:   whether ``run`` needs a context. If False, ``run`` connects itself. It is called with the settings, or
+                with the error that says why the settings cannot be used. Default True.
+    """
+
+    name: str
+    help: str
+    run: Callable[[Any, argparse.Namespace], Coroutine[Any, Any, commands.Answer]]
+    arguments: tuple[Argument, ...] = ()
+    connects: bool = True
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands under a common name.
+
+    name:      the name.
+    help:      the help text.
+    commands:  the commands, or further groups.
+    """
+
+    name: str
+    help: str
+    commands: tuple[Command | Group, ...]
+
+
+def flag(name: str, words: str) -> Argument:
+    """Return an option without a value, with its name and its help text."""
+    return Argument(name, action="store_true", help=words)
+
+
+def duration(text: str) -> float:
+    """Return a duration in seconds. Raises ValueError if the text is not a duration.
+
+    text:  a number of seconds, or an ISO 8601 duration.
+    """
+    from airflow_nats_jetstream import times
+
+    return float(text) if text.replace(".", "", 1).isdigit() else times.duration(text).total_seconds()
+
+
+_ID = Argument("id", help="id of the claim, as in the list of `claims` and in the log of a task")
+_LISTEN = Argument(
+    "--listen",
+    type=duration,
+    default=0.0,
+    metavar="DURATION",
+    help="how long to listen for heartbeats of attempts: seconds, or an ISO 8601 duration such as PT5S (default: 0)",
+)
+_LETTERS = (
+    Argument("stream", help="name of the stream that the messages came from"),
+    Argument("--name", help="name of the dead-letter stream (default: DEAD_<stream>)"),
+    Argument("--sequences", metavar="RANGES", help="only messages with these sequences, for example 7,10-20"),
+    Argument("--subject", help="only messages whose original subject matches this filter"),
+    Argument("--consumer", help="only messages that this consumer gave up"),
+    Argument("--reason", help="only dead letters whose reason contains this string"),
+    flag("--unconfirmed", "include dead letters whose messages the ledger does not show as given up"),
+)
+COMMANDS: tuple[Command | Group, ...] = (
+    Command(
+        "doctor",
+        "check versions, connection, permissions, ledger, consumers, clock and Spark's Python, and change nothing",
+        commands.check_setup,
+        (
+            Argument("--stream", help="check this stream, and those of its consumers that the ledger knows"),
+            Argument("--consumer", help="check this consumer, even if the ledger does not know it (with --stream)"),
+            Argument(
+                "--role",
+                action="append",
+                choices=ROLES,
+                help="role of this connection's user; may be repeated (default: sensor and processor)",
+            ),
+            Argument("--subject", help="with --role publisher: a subject on which the user publishes"),
+        ),
+        connects=False,
+    ),
+    Command(
+        "claims",
+        "list the open claims",
+        commands.list_claims,
+        (
+            Argument("--stream", help="only claims of this stream"),
+            Argument("--consumer", help="only claims of this consumer"),
+            _LISTEN,
+        ),
+    ),
+    Command("claim", "show one claim, open or not, and what happens to it next", commands.show_claim, (_ID, _LISTEN)),
+    Command(
+        "release",
+        "release an open claim: its messages are redelivered at once",
+        commands.release_claim,
+        (_ID, flag("--yes", "release the claim even if an attempt is alive, which is then stopped")),
+    ),
+    Group(
+        "dead-letters",
+        "messages that could not be processed",
+        (
+            Command("list", "list dead letters", commands.list_dead_letters, _LETTERS),
+            Command(
+                "replay",
+                "publish dead letters again to their original subjects; every consumer of the stream receives them",
+                commands.replay_dead_letters,
+                (
+                    *_LETTERS,
+                    flag("--everything", "replay all dead letters"),
+                    Argument("--into", metavar="STREAM", help="stream to publish to (default: the original stream)"),
+                ),
+            ),
+        ),
+    ),
+)
