@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An Airflow connection of type ``nats``: read its settings and its field ``console``, mask its secrets, and test it.
+"""An Airflow connection of type ``nats``: read its settings and its field ``console``, and test it.
 
 The form is in ``get_provider_info.py``, and docs/reference/connection.md describes it.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from ipaddress import AddressValueError, IPv6Address
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, quote_plus, urlsplit
+from urllib.parse import quote, urlsplit
 from weakref import WeakKeyDictionary
 
 from airflow_nats_jetstream.get_provider_info import CONNECTION_FIELDS
@@ -145,64 +144,6 @@ async def shared_lookup(conn_id: str, look_up: Callable[[str], Coroutine[Any, An
     return await asyncio.shield(lookups[conn_id])
 
 
-def masks(connection: Connection) -> list[Any]:
-    """Return the strings that Airflow must mask in logs: each secret of a connection, in all forms in which it appears.
-
-    Airflow itself registers only the unchanged secret, so it would not mask a value that JSON or ``repr`` has escaped,
-    nor a single line of a key. No more strings than necessary are returned, because Airflow compiles its whole pattern
-    again for each of them.
-
-    connection:  the Airflow connection.
-    """
-    try:
-        extra = json.loads(connection.extra or "{}")
-    except (ValueError, RecursionError):
-        extra = {}
-    fields = extra if isinstance(extra, dict) else {}
-    secrets = [connection.password, *(fields.get(name) for name in _SECRETS)]
-    return sorted({form for secret in secrets if secret for part in _parts(str(secret)) for form in _forms(part)})
-
-
-def _parts(secret: str) -> list[str]:
-    """Return the lines of a secret; or its words, if a form has turned the line breaks of a key into spaces."""
-    parts = []
-    for line in re.split(r"[\r\n]+", secret):
-        words = [word for word in line.split() if len(word) >= _LONG_WORD]
-        parts += words if len(words) > 1 else [line]
-    # The first and the last line of PEM are no secrets, because they are always the same.
-    return [part for part in parts if not (part.startswith("-----") and part.endswith("-----"))][:_MOST_PARTS]
-
-
-def _forms(text: str) -> set[str]:
-    """Return the text unchanged, and escaped for JSON, ``repr`` and URLs, also with one escape inside another."""
-    forms = {text}
-    for _ in range(2):
-        forms |= {escape(each) for each in forms for escape in _ESCAPES}
-    if len(forms) == 1:
-        return forms  # no escape changes the text; a key has up to fifty such lines
-    return forms | {escape(each) for each in (text, _as_json(text)) for escape in (quote, _quote_all, quote_plus)}
-
-
-def _quote_all(text: str) -> str:
-    return quote(text, safe="")
-
-
-def _as_json(text: str) -> str:
-    return json.dumps(text)[1:-1]
-
-
-def _as_unicode_json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _as_repr(text: str) -> str:
-    return repr(f'"{text}')[2:-1]  # the leading double quotation mark makes repr choose single ones
-
-
-def _as_repr_in_quotes(text: str) -> str:
-    return _as_repr(text).replace("\\'", "'")
-
-
 def check_connection(settings: ConnectionSettings) -> tuple[bool, str]:
     """Return whether a connection works, and a message for the Test button: what was found, or what to do.
 
@@ -322,16 +263,5 @@ _CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {"string": _text, "boolean"
 
 _SETTINGS = {"nkey_secret": "nkey_seed", "creds_secret": "credentials"}
 """Fields that have another name in the extra than in the settings, because Airflow masks names with "secret"."""
-
-_SECRETS = [name for name, field in _FIELDS.items() if field["schema"].get("format") == "password"]
-"""The fields of the extra whose values must not appear in a log."""
-
-_ESCAPES = (_as_json, _as_unicode_json, _as_repr, _as_repr_in_quotes)
-
-_MOST_PARTS = 100
-"""The most parts of one secret that are masked; a private key has about fifty lines."""
-
-_LONG_WORD = 20
-"""The fewest characters of a word that counts as a line of a key: a line of PEM has 64, and a seed has 58."""
 
 _NAMES = {"user": "login", **{field: name for name, field in _SETTINGS.items()}}

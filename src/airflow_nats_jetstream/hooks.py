@@ -17,8 +17,9 @@ from airflow.sdk import BaseHook
 from airflow.sdk.log import amask_secret, mask_secret
 
 from airflow_nats_jetstream import instruments
-from airflow_nats_jetstream.airflow_connection import check_connection, check_console, masks, settings_of, shared_lookup
+from airflow_nats_jetstream.airflow_connection import check_connection, check_console, settings_of, shared_lookup
 from airflow_nats_jetstream.held import HeldClaim
+from airflow_nats_jetstream.masks import masks
 from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.settings import ConnectionSettings, environment_name

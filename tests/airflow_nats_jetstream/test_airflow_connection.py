@@ -17,9 +17,10 @@ from airflow.sdk import Connection, configuration
 from airflow.sdk._shared.secrets_masker import redact, reset_secrets_masker
 from airflow.sdk.log import mask_secret
 
-from airflow_nats_jetstream.airflow_connection import CREDENTIAL_FOLDERS, masks
+from airflow_nats_jetstream.airflow_connection import CREDENTIAL_FOLDERS
 from airflow_nats_jetstream.get_provider_info import get_provider_info
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.masks import masks
 from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.settings import ConnectionSettings
 from tests.jetstream_client.servers import PASSWORD

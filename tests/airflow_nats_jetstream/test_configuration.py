@@ -12,8 +12,9 @@ from airflow.sdk import DAG
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.consumer import JetStreamCreateConsumerOperator
-from airflow_nats_jetstream.operators.fields import CONSUMER, STREAM, Fields, Wrong, duration, duration_text
+from airflow_nats_jetstream.operators.fields import CONSUMER, STREAM, Fields
 from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator
+from airflow_nats_jetstream.operators.values import Wrong, duration, duration_text
 from jetstream_client.errors import ApiError, InvalidRequest, InvalidValue
 from jetstream_client.times import time_nanoseconds
 from tests.airflow_nats_jetstream.steps import CONNECTION, execute, rendered

@@ -13,7 +13,8 @@ from airflow.sdk import BaseOperator
 
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink
-from airflow_nats_jetstream.operators.fields import Fields, Wrong
+from airflow_nats_jetstream.operators.fields import Fields
+from airflow_nats_jetstream.operators.values import Wrong
 from airflow_nats_jetstream.template import templated
 from jetstream_client.config import Difference, difference
 from jetstream_client.errors import (

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_nats_jetstream.operators import fields
+from airflow_nats_jetstream.operators import values
 from airflow_nats_jetstream.operators.configuration import ConfigurationOperator
 from airflow_nats_jetstream.operators.fields import CONSUMER
 from airflow_nats_jetstream.operators.stream import StreamOperator
@@ -202,8 +202,8 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
             end = time_nanoseconds(instant("until", until))
         else:
             try:
-                end = now + int(fields.duration(duration))
-            except fields.Wrong as wrong:
+                end = now + int(values.duration(duration))
+            except values.Wrong as wrong:
                 raise InvalidValue("duration", duration, wrong.remedy) from None
         return end // 1_000 * 1_000  # whole microseconds, because the client is called with a datetime
 

@@ -15,7 +15,8 @@ from airflow.triggers.base import StartTriggerArgs
 
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.operators.fields import CONSUMER, Wrong
+from airflow_nats_jetstream.operators.fields import CONSUMER
+from airflow_nats_jetstream.operators.values import Wrong
 from airflow_nats_jetstream.owner import owner_in_worker
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import absent, duration, known_duration, optional_number, templated, whole_number
