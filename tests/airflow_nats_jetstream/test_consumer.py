@@ -297,8 +297,8 @@ def test_a_pause_that_would_resume_is_refused_when_the_task_runs(hook: JetStream
     with pytest.raises(InvalidValue, match="JetStreamResumeConsumerOperator"):
         execute(past)
     for wrong, says in (
-        ({}, "one of them"),
-        ({"until": "2100-01-01T00:00:00Z", "duration": "1h"}, "one of them"),
+        ({}, "exactly one of until and duration"),
+        ({"until": "2100-01-01T00:00:00Z", "duration": "1h"}, "exactly one of until and duration"),
         ({"until": "tomorrow"}, "until='tomorrow'.*ISO 8601"),
         ({"until": datetime(2100, 1, 1)}, "zone"),  # noqa: DTZ001 - that is what is wrong
         ({"duration": "a while"}, "24h"),
