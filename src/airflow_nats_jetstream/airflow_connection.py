@@ -55,7 +55,7 @@ def settings_of(
     check_console(extra.pop("console", None))
     servers = extra.pop("servers", None)
     if servers is not None and connection.host:
-        raise InvalidValue("servers", "…", "the host names a server, too; give either servers or host")
+        raise InvalidValue("servers", "…", "the host names a server, too; give either servers or host, not both")
     if servers is None:
         servers = connection.host or ("127.0.0.1" if connection.port else None)
     if isinstance(servers, str):
@@ -180,7 +180,7 @@ async def _summary(js: JetStream) -> str:
 
 def _not_permitted(settings: ConnectionSettings, refusal: PermissionDenied) -> str:
     if refusal.act == "publish on":
-        return f"{refusal}. Tasks may work without it, because only this test needs it (docs/reference/permissions.md)"
+        return f"{refusal}. Only this test needs the permission, so tasks may work (docs/reference/permissions.md)"
     return no_inbox(settings, refusal)
 
 

@@ -105,7 +105,10 @@ REACHING: dict[str, Case] = {
         "no NATS server.*nats.invalid.*check the addresses and ports",
     ),
     "monitoring port": (lambda s, _: {"servers": s.monitor}, "sent nothing.*4222.*8222"),
-    "two ways to say where": (lambda s, _: {"host": "a", "servers": s.accounts}, "servers=.*as host, not both"),
+    "two ways to say where": (
+        lambda s, _: {"host": "a", "servers": s.accounts},
+        "servers=.*either servers or host, not both",
+    ),
     "two ways, and a secret": (lambda _, __: {"host": "a", "servers": f"nats://u:{SECRET}@h"}, "servers=.*not both"),
     "secret with a comma": (lambda _, __: {"servers": f"nats://u:1,{SECRET}@h"}, "servers=.*their own fields"),
     "secret in a query": (lambda _, __: {"servers": f"nats://h?token={SECRET}"}, "servers=.*nats://host:port"),
