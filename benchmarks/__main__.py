@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import acknowledge, consume, publish, spark
+from benchmarks import acknowledge, consume, publish, spark, take
 from benchmarks.comparison import Comparison
 from demo.java import java_home
 from demo.nats_server import NatsServer
@@ -15,6 +15,7 @@ from demo.nats_server import NatsServer
 BENCHMARKS: Mapping[str, Sequence[Callable[[str], Comparison]]] = {
     "publish": publish.BENCHMARKS,
     "consume": consume.BENCHMARKS,
+    "take": (take.compare,),
     "acknowledge": (acknowledge.compare,),
     "spark": spark.BENCHMARKS,
 }

@@ -104,9 +104,7 @@ def _stale(batch: Batch, info: ConsumerInfo, now: float) -> str:
 def _delivered_anew(batch: Batch, done: Settled) -> bool:
     """Whether a settled message arrives as if it had never been delivered, because the consumer began a new life."""
     return any(
-        batch.deliveries[sequence].first or batch.deliveries[sequence].counter <= counter
-        for first, last, counter in done.spans
-        for sequence in range(first, last + 1)
+        batch.deliveries.delivered_anew(Sequences(((first, last),)), counter) for first, last, counter in done.spans
     )
 
 
@@ -119,8 +117,7 @@ def _cut(batch: Batch, rest: Sequences, failed: failures.Failures, now: str, tak
         parts = failures.parts(failed, rest - poison, size)
 
     def entry(part: Sequences, token: str | None = None) -> OpenEntry:
-        deliveries = [batch.deliveries[sequence] for sequence in part]
-        counter, size = max(each.counter for each in deliveries), sum(each.size for each in deliveries)
+        counter, size = batch.deliveries.totals(part)
         return OpenEntry(part, counter, size, now, taking.owner, token)
 
     claims = {new_claim_id(): entry(part) for part in parts}

@@ -6,19 +6,19 @@ No I/O and no clock: :mod:`.take` reports what arrives and when, and does what :
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from jetstream_client.errors import InvalidValue
-from jetstream_client.sequences import Sequences
+from jetstream_handoff.deliveries import Deliveries
 from jetstream_handoff.durations import HEARTBEATS
 from jetstream_handoff.moment import Moment
 
 if TYPE_CHECKING:
-    from jetstream_client.consume.address import AckAddress
-    from jetstream_client.consume.message import Message
+    from collections.abc import Iterable
+
+    from jetstream_client.consume.metadata import Metadata
+    from jetstream_client.sequences import Sequences
     from jetstream_handoff.taking import Taking
 
 # Seconds. Pull requests are most of what a waiting sensor costs. After two minutes a server unpins a client (ADR-42).
@@ -34,46 +34,28 @@ class LeaseOver(Exception):
     """Some messages of the batch may have been delivered to another client."""
 
 
-class Delivery(NamedTuple):
-    """What the hand-off needs to know of a message: its stream sequence, its consumer sequence (``counter``), its size,
-    and whether this is its first delivery."""
-
-    sequence: int
-    counter: int
-    size: int
-    first: bool
-
-    @classmethod
-    def of(cls, message: Message, address: AckAddress) -> Delivery:
-        meta = message.metadata
-        if not address.covers(meta):
-            remedy = f"this message was not delivered by the consumer whose acknowledgements go to {address.prefix}"
-            raise InvalidValue("reply", message.reply, remedy)
-        return cls(meta.sequence, meta.consumer_sequence, message.size, meta.delivered == 1)
-
-
 @dataclass(frozen=True)
 class Batch:
-    """Deliveries by their stream sequences.
+    """The deliveries of a batch.
 
     since:     a moment before which none of the messages was delivered or renewed.
     began:     when the first message arrived, on our clock.
     ack_wait:  that of the consumer, in seconds.
     """
 
-    deliveries: dict[int, Delivery]
+    deliveries: Deliveries
     since: Moment
     began: float
     ack_wait: float
 
     @cached_property
     def sequences(self) -> Sequences:
-        return Sequences.of(self.deliveries)
+        return self.deliveries.ranges()
 
     @cached_property
     def counter(self) -> int:
         """The highest consumer sequence."""
-        return max(delivery.counter for delivery in self.deliveries.values())
+        return self.deliveries.counter
 
     def check(self, at: Moment) -> None:
         """Raise LeaseOver if some of the messages may have been redelivered by then."""
@@ -85,8 +67,7 @@ class Batch:
 
     def halved(self) -> Batch:
         """Return a batch of the lower half of its sequences."""
-        kept = sorted(self.deliveries)[: len(self.deliveries) // 2]
-        return replace(self, deliveries={sequence: self.deliveries[sequence] for sequence in kept})
+        return replace(self, deliveries=self.deliveries.lower_half())
 
 
 class GatherWindow:
@@ -122,7 +103,7 @@ class GatherWindow:
         self._look = look
         self._life: tuple[str, int] | None = None
         self._seen = self._since = Moment(0.0, 0)
-        self._pulled: dict[int, Delivery] = {}
+        self._pulled = Deliveries()
         self._began = 0.0
         self._more_until = 0.0  # until when to wait for more messages that the server has
         self._quiet = _REFUSED  # how long to wait for a first message
@@ -151,7 +132,7 @@ class GatherWindow:
             LeaseOver: the batch was gathered too slowly.
         """
         if life != self._life:
-            self._pulled.clear()  # messages of an earlier life, which are redelivered
+            self._pulled = Deliveries()  # those so far are messages of an earlier life, which are redelivered
         if self._look and self._life is None:
             self._patience = min(self._deadline, at.ours + LOOK)
         self._life, self._seen = life, at
@@ -192,17 +173,16 @@ class GatherWindow:
         gathered = max(self._began + self._taking.gather.total_seconds(), self._more_until)
         return min(self._deadline, self._began if self._slow and self.enough else gathered)
 
-    def on_messages(self, deliveries: Iterable[Delivery], now: float, *, silence: float, pending: int | None) -> None:
+    def on_messages(self, arrived: Iterable[Metadata], now: float, *, silence: float, pending: int | None) -> None:
         """Report the messages that have arrived by ``now``, perhaps none.
 
+        arrived: each time the messages that arrived together.
         silence: the longest time so far without a message or heartbeat of this pull. No message was in transit longer.
         pending: how many more messages the server has; None if no message has arrived or the pull was stopped.
         """
         began = not self._pulled
-        for delivery in deliveries:
-            before = self._pulled.get(delivery.sequence)
-            again = before is not None and before.first
-            self._pulled[delivery.sequence] = delivery._replace(first=True) if again else delivery
+        for together in arrived:
+            self._pulled.add(together)
         self._quiet = self._longest_pull
         if pending is not None:
             self._more_until = now + _STALLED if pending else 0.0

@@ -14,6 +14,7 @@ from jetstream_client.errors import (
     ConnectionLost,
     ConsumerNotFound,
     HeartbeatMissed,
+    InvalidValue,
     JetStreamNotEnabled,
     LeadershipChanged,
     PinLost,
@@ -27,7 +28,7 @@ from jetstream_handoff.dead_letters import DeadLetters, Holder
 from jetstream_handoff.enter import SMALLEST_BATCH, Entered, enter
 from jetstream_handoff.errors import ConsumerUnsuitable, LedgerFull
 from jetstream_handoff.events import tell
-from jetstream_handoff.gather import LONGEST_PULL, LOOK, Batch, Delivery, GatherWindow, LeaseOver
+from jetstream_handoff.gather import LONGEST_PULL, LOOK, Batch, GatherWindow, LeaseOver
 from jetstream_handoff.ledger import PATIENCE, Ledger
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.pace import Pace
@@ -35,8 +36,8 @@ from jetstream_handoff.record import BELIEVED, Record
 from jetstream_handoff.waiting import Waiting
 
 if TYPE_CHECKING:
-    from jetstream_client.consume.fetch import Pull
-    from jetstream_client.consume.message import Message
+    from jetstream_client.consume.fetch import MetadataPull
+    from jetstream_client.consume.metadata import Metadata
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.taking import Taking
@@ -269,27 +270,36 @@ class Take:
             window.on_look(record.life, Moment.of(info, clock()), elsewhere=bool(record.unheld(self.taking.owner)))
             if (request := window.next_pull(clock())) is None:
                 return
-            async with self.ledger.consumer.pull(**request) as pull:
+            async with self.ledger.consumer.pull_metadata(**request) as pull:
                 await self._receive(window, pull)
 
-    async def _receive(self, window: GatherWindow, pull: Pull) -> None:
+    async def _receive(self, window: GatherWindow, pull: MetadataPull) -> None:
         while not pull.ended and (wait := window.wait(self._clock())):
-            messages = await pull.receive(wait)
-            self._report(window, pull, messages)
-            if not messages and not window.enough:
+            arrived = await pull.receive(wait)
+            self._report(window, pull, arrived)
+            if not arrived and not window.enough:
                 await self._waiting.tell(window.count, min(_TO_TELL, self._ack_wait / 4))
             if window.renewal_due(self._clock()):
                 await self._renew(window, pull)
         self._report(window, pull, await pull.stop(), stopped=True)
 
-    def _report(self, window: GatherWindow, pull: Pull, messages: list[Message], *, stopped: bool = False) -> None:
-        if messages and not window.count:
-            self._origin = "".join(messages[0].headers.get("traceparent", ())[:1])
-        pending = messages[-1].metadata.pending if messages and not stopped else None
-        deliveries = (Delivery.of(each, self.ledger.address) for each in messages)
-        window.on_messages(deliveries, self._clock(), silence=pull.silence, pending=pending)
+    def _report(
+        self, window: GatherWindow, pull: MetadataPull, arrived: list[Metadata], *, stopped: bool = False
+    ) -> None:
+        if arrived and not window.count:
+            self._origin = "".join(arrived[0].headers.get("traceparent", ())[:1])
+        pending = arrived[-1].last.pending if arrived and not stopped else None
+        window.on_messages(map(self._ours, arrived), self._clock(), silence=pull.silence, pending=pending)
 
-    async def _renew(self, window: GatherWindow, pull: Pull) -> None:
+    def _ours(self, arrived: Metadata) -> Metadata:
+        """Return what has arrived. Raises InvalidValue if another consumer delivered it."""
+        address = self.ledger.address
+        if not address.covers(arrived.last):
+            remedy = f"this message was not delivered by the consumer whose acknowledgements go to {address.prefix}"
+            raise InvalidValue("reply", arrived.reply, remedy)
+        return arrived
+
+    async def _renew(self, window: GatherWindow, pull: MetadataPull) -> None:
         """Renew the leases of all messages that were pulled.
 
         Messages that the server delivered before it answered INFO have arrived before the answer, so they are included.
@@ -297,7 +307,7 @@ class Take:
         asked = self._clock()
         began = (await self._moment()).at(asked)
         self._report(window, pull, await pull.receive(0))
-        await answers.in_progress(self.ledger, window.batch.sequences, window.batch.counter)
+        await answers.in_progress(self.ledger, window.batch.deliveries.sequences, window.batch.counter)
         window.on_renewed(began, await self._moment())
 
     async def _moment(self) -> Moment:

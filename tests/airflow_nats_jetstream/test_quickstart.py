@@ -17,6 +17,7 @@ from airflow_nats_jetstream.sensors import JetStreamPullSensor
 from demo.nats_server import NatsServer
 from demo.service import free_port
 from jetstream_client.errors import InvalidValue, JetStreamError
+from jetstream_handoff.deliveries import Deliveries
 from jetstream_handoff.gather import Batch, LeaseOver
 from jetstream_handoff.moment import Moment
 from tests.airflow_nats_jetstream.steps import execute
@@ -78,7 +79,7 @@ def test_a_wrong_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_busy_machine() -> None:
-    batch = Batch({}, since=Moment(0, 0), began=0, ack_wait=60)
+    batch = Batch(Deliveries(), since=Moment(0, 0), began=0, ack_wait=60)
     with pytest.raises(LeaseOver) as late:
         batch.check(Moment(46, 0))
     assert quoted("The machine is busy").endswith(str(late.value))

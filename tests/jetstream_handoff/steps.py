@@ -4,10 +4,13 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
+from jetstream_client.consume.metadata import Metadata
 from jetstream_client.context import JetStream
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
+from jetstream_client.wire.protocol import AckSubject
 from jetstream_handoff.claim import Claim
+from jetstream_handoff.deliveries import Delivery
 from jetstream_handoff.take import Take
 from jetstream_handoff.taking import Taking
 from tests.jetstream_client.until import until
@@ -66,3 +69,12 @@ async def ended_by_the_server(js: JetStream) -> None:
     js.connection._client.write(b"WHAT\r\n")
     await js.connection.publish("flushed")
     await until(lambda: js.connection.closed)
+
+
+def arrived(*deliveries: Delivery) -> list[Metadata]:
+    """Deliveries that arrived together, as a pull returns them."""
+    if not deliveries:
+        return []
+    last = AckSubject("S", "c", 1, deliveries[-1].sequence, deliveries[-1].counter, 0, 0)
+    sequences, counters, sizes, firsts = zip(*deliveries, strict=True)
+    return [Metadata(sequences, counters, sizes, firsts, last, "", {}, "")]

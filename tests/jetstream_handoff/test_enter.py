@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
+from jetstream_handoff.deliveries import Deliveries, Delivery
 from jetstream_handoff.enter import Entered, enter
 from jetstream_handoff.failures import Failure
-from jetstream_handoff.gather import Batch, Delivery
+from jetstream_handoff.gather import Batch
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.record import OpenEntry, Record
 from jetstream_handoff.settled import Settled
@@ -32,8 +33,8 @@ def info(counter: int = 100, **changes: Any) -> ConsumerInfo:
 
 def batch(sequences: set[int], age: float = 1.0, first: bool = False) -> Batch:
     """A batch delivered after all messages that the record knows."""
-    deliveries = {each: Delivery(each, 50 + at, 10, first) for at, each in enumerate(sorted(sequences), 1)}
-    return Batch(deliveries, Moment(100.0 - age, NOW - round(age * 1e9)), 100.0 - age, ACK_WAIT)
+    deliveries = (Delivery(each, 50 + at, 10, first) for at, each in enumerate(sorted(sequences), 1))
+    return Batch(Deliveries(deliveries), Moment(100.0 - age, NOW - round(age * 1e9)), 100.0 - age, ACK_WAIT)
 
 
 def entered(record: Record | None, of: Batch, now: ConsumerInfo, room: int = 100, **changes: Any) -> Entered:

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from jetstream_handoff.gather import LOOK, Batch, Delivery, GatherWindow, LeaseOver
+from jetstream_handoff.deliveries import Delivery
+from jetstream_handoff.gather import LOOK, Batch, GatherWindow, LeaseOver
 from jetstream_handoff.moment import Moment
 from jetstream_handoff.taking import Taking
+from tests.jetstream_handoff.steps import arrived
 
 Span = tuple[float, float]
 """When it begins, and how long it lasts."""
@@ -82,7 +84,7 @@ class World:
 
     def renew(self, batch: Batch) -> None:
         self.expire()
-        self.leases |= dict.fromkeys(batch.deliveries, self.server)
+        self.leases |= dict.fromkeys(batch.deliveries.sequences, self.server)
         self.now += self.renewing * len(batch.deliveries)
 
     def expire(self, at: float | None = None) -> None:
@@ -175,16 +177,16 @@ def gather(world: World, window: GatherWindow) -> Iterator[str]:
             yield "receive"
             messages = pull.receive(wait)
             pending = pull.pending() if messages else None
-            window.on_messages(messages, world.now, silence=pull.silence, pending=pending)
+            window.on_messages(arrived(*messages), world.now, silence=pull.silence, pending=pending)
             if window.renewal_due(world.now):
                 yield "renew"
                 asked = world.now
                 began = world.info().at(asked)
                 messages = pull.receive(0)
-                window.on_messages(messages, world.now, silence=pull.silence, pending=None)
+                window.on_messages(arrived(*messages), world.now, silence=pull.silence, pending=None)
                 world.renew(window.batch)
                 window.on_renewed(began, world.info())
-        window.on_messages(pull.stop(), world.now, silence=pull.silence, pending=None)
+        window.on_messages(arrived(*pull.stop()), world.now, silence=pull.silence, pending=None)
 
 
 def taking(max_messages: int, min_messages: int = 1, seconds: float = 5.0) -> Taking:
@@ -249,8 +251,8 @@ def test_no_lease_of_what_is_handed_over_has_run_out(
         return
     event("handed over")
     if world.life() == window._life[1]:  # type: ignore[index] # otherwise it is noticed when the batch is entered
-        assert not world.lapsed & batch.deliveries.keys()
-        assert all(world.delivered_in[message] >= world.life() for message in batch.deliveries)
+        assert world.lapsed.isdisjoint(batch.sequences)
+        assert all(world.delivered_in[message] >= world.life() for message in batch.sequences)
 
 
 @settings(derandomize=True)
@@ -320,18 +322,18 @@ def test_what_the_server_has_is_waited_for_and_not_for_ever() -> None:
     window = GatherWindow(taking(100, seconds=0), deadline=100.0, ack_wait=30.0, longest_pull=100.0)
     window.on_look(("created", 0), Moment(10.0, 0), elsewhere=False)
     assert window.next_pull(10.0) == {"batch": 100, "expires": 90.0, "heartbeat": 7.5, "priority": None}
-    window.on_messages([Delivery(1, 1, 1, first=True)], 11.0, silence=1.0, pending=5)
+    window.on_messages(arrived(Delivery(1, 1, 1, first=True)), 11.0, silence=1.0, pending=5)
     assert window.wait(11.0)
     assert window.wait(13.9)
     assert not window.wait(14.0)
-    window.on_messages([Delivery(2, 2, 1, first=True)], 13.0, silence=1.0, pending=0)
+    window.on_messages(arrived(Delivery(2, 2, 1, first=True)), 13.0, silence=1.0, pending=0)
     assert not window.wait(13.0)
 
 
 def test_what_is_of_an_earlier_life_is_not_handed_over() -> None:
     window = GatherWindow(taking(100), deadline=100.0, ack_wait=30.0, longest_pull=100.0)
     window.on_look(("created", 0), Moment(0.0, 0), elsewhere=False)
-    window.on_messages([Delivery(1, 7, 1, first=True)], 1.0, silence=0.5, pending=0)
+    window.on_messages(arrived(Delivery(1, 7, 1, first=True)), 1.0, silence=0.5, pending=0)
     assert window.batch.since.ours == pytest.approx(0.5)
     window.on_look(("created", 1), Moment(2.0, 0), elsewhere=False)
     assert window.count == 0
@@ -340,16 +342,16 @@ def test_what_is_of_an_earlier_life_is_not_handed_over() -> None:
 def test_a_message_stays_a_first_delivery_when_it_is_delivered_again() -> None:
     window = GatherWindow(taking(100), deadline=100.0, ack_wait=30.0, longest_pull=100.0)
     window.on_look(("created", 0), Moment(0.0, 0), elsewhere=False)
-    window.on_messages([Delivery(1, 1, 1, first=True)], 1.0, silence=0.5, pending=0)
-    window.on_messages([Delivery(1, 2, 1, first=False)], 2.0, silence=0.5, pending=0)
-    assert window.batch.deliveries == {1: Delivery(1, 2, 1, first=True)}
+    window.on_messages(arrived(Delivery(1, 1, 1, first=True)), 1.0, silence=0.5, pending=0)
+    window.on_messages(arrived(Delivery(1, 2, 1, first=False)), 2.0, silence=0.5, pending=0)
+    assert list(window.batch.deliveries) == [Delivery(1, 2, 1, first=True)]
 
 
 def test_a_lease_counts_from_before_its_renewal() -> None:
     """A message that is delivered while the renewal goes on is not renewed by it."""
     window = GatherWindow(taking(100), deadline=100.0, ack_wait=30.0, longest_pull=100.0)
     window.on_look(("created", 0), Moment(0.0, 0), elsewhere=False)
-    window.on_messages([Delivery(1, 1, 1, first=True)], 1.0, silence=0.0, pending=0)
+    window.on_messages(arrived(Delivery(1, 1, 1, first=True)), 1.0, silence=0.0, pending=0)
     assert not window.renewal_due(7.0)
     assert window.renewal_due(7.1)
     window.on_renewed(Moment(7.1, 8_000_000_000), Moment(9.0, 9_900_000_000))

@@ -21,7 +21,14 @@ from demo.service import free_port
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.consume.priority import Priority
 from jetstream_client.context import JetStream
-from jetstream_client.errors import ConsumerDeleted, ConsumerNotFound, DirectGetDisabled, InvalidValue, ServerTooOld
+from jetstream_client.errors import (
+    ConsumerDeleted,
+    ConsumerNotFound,
+    DirectGetDisabled,
+    InvalidValue,
+    NotJetStreamMessage,
+    ServerTooOld,
+)
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
@@ -36,6 +43,7 @@ from jetstream_handoff.settled import Settled
 from jetstream_handoff.take import Take
 from tests.chaos.proxy import Proxy
 from tests.jetstream_client.servers import older_program
+from tests.jetstream_client.steps import forge
 from tests.jetstream_client.until import SOON, until
 from tests.jetstream_handoff.steps import (
     ACK_WAIT,
@@ -609,7 +617,7 @@ async def test_after_two_batches_that_were_not_kept_leased_a_smaller_one_is_pull
 
     def slow(*arguments: Any, **stopped: Any) -> None:
         report(*arguments, **stopped)
-        time.sleep(0.0005 * len(arguments[3]))
+        time.sleep(0.0005 * sum(map(len, arguments[3])))
 
     monkeypatch.setattr(Take, "_report", slow)
     await publish(stream, 4_000)
@@ -782,3 +790,49 @@ async def test_what_a_forged_record_calls_settled_is_processed_when_it_is_delive
     (claim,) = await take(stream, "after")
     assert claim.count == 10
     assert await floor(stream) == 0
+
+
+@pytest.mark.parametrize(
+    ("forged", "kind", "says"),
+    [
+        ("$JS.ACK.{}.other.1.7.7.0.0", InvalidValue, r"reply='\$JS\.ACK\..*other.*was not delivered by the consumer"),
+        ("$JS.ACK.hub.HASHHASH.{}.work.1.7.7.0.0", InvalidValue, r"hub.*was not delivered by the consumer"),
+        ("$JS.ACK.{}.work.1.-7.7.0.0", NotJetStreamMessage, "no consumer delivered this message"),
+        ("$JS.ACK.{}.work.1.99999999999999999999.7.0.0", NotJetStreamMessage, "no consumer delivered this message"),
+        ("$JS.ACK.{}.work.1.7.7.0", NotJetStreamMessage, "no consumer delivered this message"),
+    ],
+)
+async def test_what_the_consumer_did_not_deliver_ends_the_take_and_enters_nothing(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, forged: str, kind: type[Exception], says: str
+) -> None:
+    receive = Take._receive
+
+    async def attacked(take: Take, window: Any, pull: Any) -> None:
+        await forge(stream.js.connection, pull.inbox, forged.format(stream.name))
+        await receive(take, window, pull)
+
+    monkeypatch.setattr(Take, "_receive", attacked)
+    await publish(stream, 10)
+    work = Take(stream.js, taking(stream, consumer_config=LONG, gather=timedelta(seconds=30)))
+    await work.prepare()
+    with pytest.raises(kind, match=says):
+        await work.take(60)
+    await work.put_back()
+    assert await Ledger(stream.js, stream.name, CONSUMER).read() == (None, 0)
+    monkeypatch.setattr(Take, "_receive", receive)
+    claims = await take(stream, "after", consumer_config=LONG, min_messages=10, wait=60)
+    assert [sequence for claim in claims for sequence in claim.sequences] == list(range(1, 11))
+
+
+async def test_messages_that_are_redelivered_in_any_order_are_claimed_once(stream: Stream) -> None:
+    await publish(stream, 3_000)
+    config = {**LONG, "max_ack_pending": 10_000}
+    await Take(stream.js, taking(stream, consumer_config=config)).prepare()
+    messages = await stream.consumer(CONSUMER).fetch(2_000, max_wait=SOON)
+    random.Random(1).shuffle(messages)
+    for message in messages:
+        await message.nak()
+    (claim,) = await take(stream, max_messages=10_000, min_messages=3_000, wait=60, consumer_config=config)
+    assert claim.sequences.ranges == ((1, 3_000),)
+    assert claim.bytes == 30_000
+    assert claim.consumer_sequence == (await stream.consumer(CONSUMER).info()).counter == 5_000

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from jetstream_client.callbacks import check_coroutine_function, check_handler
 from jetstream_client.consume.message import Message
 from jetstream_client.consume.messages import Messages, Subscribed, passes
+from jetstream_client.consume.priority import pin_of
 from jetstream_client.consume.pull_window import ConsumeWindow, Pulling
 from jetstream_client.errors import ConnectionLost, ConsumingMisused, JetStreamError, NoResponders, PinLost
 from jetstream_client.wire.protocol import inbox_number
@@ -55,7 +56,7 @@ class PullMessages(Subscribed):
             if self._put_message(reply):
                 self._window.on_messages(1, now, reply.size)
                 if self._priority:
-                    self._consumer._pinned(self._window, reply, self._priority)
+                    self._consumer._pinned(self._window, pin_of(reply.headers), self._priority)
             return
         try:
             self._window.on_status(inbox_number(reply.subject), reply.status, reply.description, reply.headers, now)

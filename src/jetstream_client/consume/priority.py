@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,3 +52,8 @@ class Priority:
             "id": pin,
         }
         return {name: value for name, value in fields.items() if value}
+
+
+def pin_of(headers: Mapping[str, Sequence[str]]) -> str:
+    """The id of this client's pin, which messages of a ``pinned_client`` group contain; empty in other messages."""
+    return "".join(headers.get("Nats-Pin-Id", ())[-1:])

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
+    from jetstream_client.wire.parser import Columns
     from jetstream_client.wire.settings import ConnectionSettings
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,8 @@ MOST_DENIED = 10_000
 Denied = dict[str, PermissionDenied]
 Headers = Mapping[str, str | Sequence[str]] | bytes
 """Headers of a message to be sent: by name, or as an encoded block."""
+Accept = Callable[["Columns"], bool]
+"""Takes messages that arrived together, and returns whether it did. Those that it leaves are delivered one by one."""
 
 
 class Connection:
@@ -202,6 +205,19 @@ class Connection:
             with _Translated(self._client, subject):
                 await client._flush_pending()
 
+    async def answer_all(self, before: str, numbers: Sequence[int], after: str, data: bytes) -> None:
+        """Answer many messages: publish ``data`` on the subject that each number makes, between ``before`` and
+        ``after``. After a :meth:`flush`, :meth:`check_permitted` tells about the first of them."""
+        client = self._client
+        if not client.is_connected:
+            raise client.lost()
+        if self._denied:
+            self._denied.pop(f"{before}{numbers[0]}{after}".lower(), None)  # it may be permitted by now
+        start, _, end = encode_publish(f"{before}\n{after}", "", data).partition(b"\n")
+        if client.write(start + (end + start).join(map(b"%d".__mod__, numbers)) + end):
+            with _Translated(client, before):
+                await client._flush_pending()
+
     async def request(
         self, subject: str, data: bytes = b"", *, timeout: float | None = None, headers: Headers | None = None
     ) -> Reply:
@@ -237,20 +253,20 @@ class Connection:
                 raise denied
 
     @asynccontextmanager
-    async def inbox(self, deliver: Callable[[Reply], None]) -> AsyncIterator[Inbox]:
+    async def inbox(self, deliver: Callable[[Reply], None], accept: Accept | None = None) -> AsyncIterator[Inbox]:
         """A separate inbox that passes arrivals to ``deliver``. It is unsubscribed at the end of the block, so that the
-        server no longer serves its pulls."""
-        inbox = await self.open_inbox(deliver)
+        server no longer serves its pulls. ``accept``: see :data:`Accept`."""
+        inbox = await self.open_inbox(deliver, accept)
         try:
             yield inbox
         finally:
             await inbox.close()
 
-    async def open_inbox(self, deliver: Callable[[Reply], None]) -> Inbox:
+    async def open_inbox(self, deliver: Callable[[Reply], None], accept: Accept | None = None) -> Inbox:
         """Open an :meth:`inbox` that stays open until :meth:`Inbox.close`, or until the connection is closed."""
         prefix = self.new_inbox()
         with _Translated(self._client, prefix):
-            return Inbox(self, prefix, await self._client.subscribe(f"{prefix}.*", cb=_at_once(deliver)))
+            return Inbox(self, prefix, await self._client.subscribe(f"{prefix}.*", cb=_at_once(deliver, accept)))
 
     @asynccontextmanager
     async def listen(self, subject: str, deliver: Callable[[Reply], None], *, queue: str = "") -> AsyncIterator[Inbox]:
@@ -313,14 +329,14 @@ def _block(headers: Headers | None) -> Any:  # nats-py passes it to Client._send
     return headers if isinstance(headers, bytes) else encode_headers(headers)
 
 
-def _at_once(deliver: Callable[[Reply], None]) -> Callable[[Msg], Awaitable[None]]:
+def _at_once(deliver: Callable[[Reply], None], accept: Accept | None = None) -> Callable[[Msg], Awaitable[None]]:
     """A callback that ``_Stream`` calls directly. nats-py's queue and task for each subscription would cost as much as
     everything else about a message."""
 
     async def receive(message: Msg) -> None:
         deliver(_reply(message))
 
-    receive.deliver = deliver  # type: ignore[attr-defined]
+    receive.deliver, receive.accept = deliver, accept  # type: ignore[attr-defined]
     return receive
 
 

@@ -20,7 +20,7 @@ from jetstream_client.errors import (
     ProtocolError,
 )
 from jetstream_client.wire.authentication import connect_line
-from jetstream_client.wire.parser import Frame, Parser
+from jetstream_client.wire.parser import Columns, Frame, Parser, Run
 from jetstream_client.wire.protocol import DELIVERY, Reply, decode_headers, decode_info, decode_status, encode_publish
 from jetstream_client.wire.tls import check_plain
 
@@ -60,25 +60,50 @@ class _Stream:
         """Parse and process. Raises nats-py's ProtocolError, at which nats-py reconnects."""
         client = self._client
         try:
-            for frame in self._parser.feed(data):
-                if isinstance(frame, Frame):
-                    subscription = client._subs.get(frame.sid)
-                    deliver = getattr(subscription._cb, "deliver", None) if subscription else None
-                    if deliver is not None:
-                        self._deliver(deliver, frame)
-                        continue
-                    await client._process_msg(frame.sid, frame.subject, frame.reply, frame.data, frame.header)
-                elif frame.verb == "INFO":
-                    await client._process_info(decode_info(frame.rest))
-                elif frame.verb == "PING":
+            for piece in self._parser.cut(data):
+                if isinstance(piece, Run):
+                    await self._process(piece)
+                elif piece.verb == "INFO":
+                    await client._process_info(decode_info(piece.rest))
+                elif piece.verb == "PING":
                     await client._process_ping()
-                elif frame.verb == "PONG":
+                elif piece.verb == "PONG":
                     await client._process_pong()
-                elif frame.verb == "-ERR":
-                    await client._process_err(frame.rest[:LONGEST_TEXT].decode("utf-8", "replace").lower())
+                elif piece.verb == "-ERR":
+                    await client._process_err(piece.rest[:LONGEST_TEXT].decode("utf-8", "replace").lower())
         except ProtocolError as error:
             log.warning("NATS connection: %s", error)
             raise nats.errors.ProtocolError from None
+
+    async def _process(self, run: Run) -> None:
+        """Deliver messages as columns where the subscription takes them, and one by one elsewhere."""
+        columns = run.columns()
+        if columns is None:
+            await self._one_by_one(run.frames())
+            return
+        for alike in columns.by_sid():
+            subscription = self._client._subs.get(alike.sids[0])
+            accept = getattr(subscription._cb, "accept", None) if subscription else None
+            if accept is None or not self._accepted(accept, alike):
+                await self._one_by_one(alike.frames())
+
+    async def _one_by_one(self, frames: list[Frame]) -> None:
+        client = self._client
+        for frame in frames:
+            subscription = client._subs.get(frame.sid)
+            deliver = getattr(subscription._cb, "deliver", None) if subscription else None
+            if deliver is None:
+                await client._process_msg(frame.sid, frame.subject, frame.reply, frame.data, frame.header)
+            else:
+                self._deliver(deliver, frame)
+
+    @staticmethod
+    def _accepted(accept: Callable[[Columns], bool], columns: Columns) -> bool:
+        try:
+            return accept(columns)
+        except Exception:
+            log.exception("NATS connection: handling %d messages at once failed", len(columns.data))
+            return False
 
     @staticmethod
     def _deliver(deliver: Callable[[Reply], None], frame: Frame) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from operator import gt
 from typing import NamedTuple
 
@@ -49,6 +50,22 @@ class Columns(NamedTuple):
     replies: Sequence[bytes]
     headers: Sequence[bytes]
     data: Sequence[bytes]
+
+    def by_sid(self) -> Iterator[Columns]:
+        """Split them into consecutive messages of one subscription each."""
+        if self.sids.count(self.sids[0]) == len(self.sids):
+            yield self
+            return
+        end = 0
+        for _, alike in groupby(self.sids):
+            start, end = end, end + sum(1 for _ in alike)
+            here = slice(start, end)
+            yield Columns(self.subjects[here], self.sids[here], self.replies[here], self.headers[here], self.data[here])
+
+    def frames(self) -> list[Frame]:
+        """The messages one by one."""
+        new = tuple.__new__  # skips the named tuple's constructor, which would double the time
+        return [new(Frame, fields) for fields in zip(*self, strict=True)]
 
 
 class Deliveries(NamedTuple):
@@ -128,9 +145,8 @@ class Run:
 
     def frames(self) -> list[Frame]:
         """The messages one by one. Raises ProtocolError."""
-        new = tuple.__new__  # skips the named tuple's constructor, which would double the time
         if columns := self.columns():
-            return [new(Frame, fields) for fields in zip(*columns, strict=True)]
+            return columns.frames()
         frames = []
         for line, body in zip(self.lines, self.bodies, strict=True):
             subject, sid, reply, header_size = _read_line(line, len(body))

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metadata of many deliveries as columns, without an object for each message. No I/O."""
+
+from __future__ import annotations
+
+import functools
+import re
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jetstream_client.consume.priority import pin_of
+from jetstream_client.errors import NotJetStreamMessage
+from jetstream_client.wire.protocol import AckSubject, decode_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jetstream_client.consume.message import Message
+    from jetstream_client.wire.parser import Columns
+
+_NUMBER = b"(?:0|[1-9][0-9]{0,18})"  # as in AckSubject.parse
+_SIZE = b"\r\nNats-Msg-Size:"
+_PIN = b"\r\nNats-Pin-Id:"
+_DIGITS = b"0123456789"
+_LONGEST = 10  # digits of a size that Message.size reads
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Deliveries of one consumer in the order of their arrival, as columns of equal length; at least one.
+
+    sequences:  stream sequences.
+    counters:   consumer sequences.
+    sizes:      bytes of the payloads, as :attr:`Message.size`.
+    firsts:     1 for a first delivery, 0 for a redelivery.
+    last:       what the reply subject of the last one says. The others name the same stream, consumer, domain and
+                account.
+    reply:      the reply subject of the last one.
+    headers:    of the first one.
+    pin:        the id of this client's pin in a priority group, if their headers contain it, else empty.
+    """
+
+    sequences: Sequence[int]
+    counters: Sequence[int]
+    sizes: Sequence[int]
+    firsts: Sequence[int]
+    last: AckSubject
+    reply: str
+    headers: dict[str, list[str]]
+    pin: str
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @classmethod
+    def of(cls, message: Message) -> Metadata:
+        """That of one message."""
+        meta = message.metadata
+        numbers = ([meta.sequence], [meta.consumer_sequence], [message.size], [meta.delivered == 1])
+        return cls(*numbers, meta, message.reply, message.headers, pin_of(message.headers))
+
+    @classmethod
+    def cut(cls, columns: Columns) -> Metadata | None:
+        """That of messages that arrived together, without a Python loop. None unless all of them are deliveries of the
+        same consumer: then they must be read one by one (:meth:`of`), and :class:`Message` refuses what is none."""
+        replies, headers = columns.replies, columns.headers
+        reply = replies[-1].decode("utf-8", "replace")
+        try:
+            last = AckSubject.parse(reply)
+        except NotJetStreamMessage:
+            return None
+        if last.tokens > 11:
+            return None  # the numbers are not its last tokens
+        # Nothing lies between the deliveries. No reply subject contains a space, so there is one before each of them.
+        parts = _delivery(replies[-1].rsplit(b".", 5)[0]).split(b" %b" % b" ".join(replies))
+        if any(parts[::4]):
+            return None
+        firsts = bytes(map(b"1".__eq__, parts[1::4]))
+        sequences, counters = (array("Q", map(int, column)) for column in (parts[2::4], parts[3::4]))
+        sizes = _sizes(headers, columns.data)
+        return cls(sequences, counters, sizes, firsts, last, reply, decode_headers(headers[0]), _pin(headers))
+
+
+@functools.lru_cache(maxsize=16)
+def _delivery(stem: bytes) -> re.Pattern[bytes]:
+    """Matches a reply subject after a space: its delivery count, stream sequence and consumer sequence."""
+    return re.compile(rb" %b\.(%b)\.(%b)\.(%b)\.%b\.%b(?= |\Z)" % (re.escape(stem), *[_NUMBER] * 5))
+
+
+def _pin(headers: Sequence[bytes]) -> str:
+    if _PIN not in b"".join(headers):
+        return ""
+    return pin_of(decode_headers(next((block for block in reversed(headers) if _PIN in block), b"")))
+
+
+def _sizes(headers: Sequence[bytes], data: Sequence[bytes]) -> Sequence[int]:
+    """As :attr:`Message.size`. A publisher may have set the same header; the last one is the server's."""
+    stated = [block.rpartition(_SIZE)[2] for block in headers]
+    if (
+        b"".join(stated).translate(None, _DIGITS) == b" \r\n\r\n" * len(stated)
+        and len(b" \r\n\r\n") < min(map(len, stated))
+        and max(map(len, stated)) <= len(b" \r\n\r\n") + _LONGEST
+        and not any(data)
+    ):
+        return array("Q", map(int, stated))
+    return array("Q", map(_size, headers, data))
+
+
+def _size(block: bytes, data: bytes) -> int:
+    at = -1 if data else block.rfind(_SIZE)
+    stated = block[at + len(_SIZE) :].partition(b"\r\n")[0].strip() if at >= 0 else b""
+    return int(stated) if 0 < len(stated) <= _LONGEST and not stated.translate(None, _DIGITS) else len(data)
