@@ -39,6 +39,7 @@ NAVIGATION = {
         "docs/how-to/event-driven",
         "docs/how-to/read-results",
         "docs/several-tasks",
+        "docs/how-to/warm-spark",
         "docs/how-to/spark-cluster",
         "docs/how-to/parallel-runs",
         "docs/how-to/catch-up-and-backfill",

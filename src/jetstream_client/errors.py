@@ -3,6 +3,7 @@
 
     JetStreamError
     ├── InvalidValue (ValueError)         a value that was refused before anything was sent
+    │   └── SettingsMissing               the settings of a connection are not where Spark works
     ├── ProtocolError                     received data that breaks the NATS protocol or the JetStream API
     │   └── NotJetStreamMessage           a message that no consumer delivered
     ├── ConnectionFailed (ConnectionError)
@@ -143,6 +144,10 @@ class InvalidValue(JetStreamError, ValueError):
         self.field = field
         self.value = value
         self.remedy = remedy
+
+
+class SettingsMissing(InvalidValue):
+    """The settings of a connection are not where Spark works: in the environment there, or in a file."""
 
 
 class ConnectionFailed(JetStreamError, ConnectionError):

@@ -61,6 +61,7 @@ class HeldClaim:
         self._portal = portal
         self._dead_letters = dead_letters
         self._when_stopped: list[Callable[[], None]] = []
+        self._when_ended: list[Callable[[], None]] = []
         self._ending = False
         self._releasing: Future[None] | None = None
         portal.call(hold.on_lost, lambda _: self._stop_work())
@@ -97,6 +98,8 @@ class HeldClaim:
             try:
                 yield held
             finally:
+                for callback in held._when_ended:
+                    callback()
                 if held._releasing is not None and wait([held._releasing], _RELEASE_TIMEOUT).not_done:
                     log.warning("%s within %g s; %s", hold.unreleased, _RELEASE_TIMEOUT, hold.until)
 
@@ -112,6 +115,10 @@ class HeldClaim:
         """Call ``callback()`` in a separate thread when the work has to stop because the claim was lost or the task
         killed."""
         self._when_stopped.append(callback)
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` at the end of the block, in its thread, whether the claim was settled or not."""
+        self._when_ended.append(callback)
 
     def messages(self) -> Iterator[StoredMessage]:
         """Read exactly the claimed messages without Spark, which suits small claims. See

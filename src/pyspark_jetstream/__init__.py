@@ -50,6 +50,12 @@ class DefaultSource(DataSource):
         return "jetstream"
 
     def schema(self) -> str:
+        """Return the columns. Spark calls this first, so a connection that is unknown here is an error at once."""
+        connection = self.options.get("connection")
+        if connection and "servers" not in self.options:
+            from jetstream_client.wire.settings import ConnectionSettings
+
+            ConnectionSettings.from_environment(connection)
         return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -93,18 +99,23 @@ def read_claim(
     spark:       the Spark session.
     claim:       the claim to read.
     servers:     addresses of the servers, separated by commas.
-    connection:  the id of an Airflow connection whose settings the task has put into the environment.
+    connection:  the id of an Airflow connection whose settings the task has put into the environment, or which a Spark
+                 Connect server finds in its own.
 
     Raises:
+        SettingsMissing: the Spark Connect server does not find the settings of the connection.
         InvalidValue: neither or both are given, or the session's JVM was started before the connection was known.
     """
-    from pyspark_jetstream.session import check_environment
+    from pyspark_jetstream.session import check_environment, check_server
 
     if connection is not None:
         check_environment(spark, connection)
     options = {"servers": servers, "connection": connection, "claim": json.dumps(claim.to_json())}
     given = {name: value for name, value in options.items() if value is not None}
-    return spark.read.format("jetstream").options(**given).load()
+    messages = spark.read.format("jetstream").options(**given).load()
+    if connection is not None:
+        check_server(messages, connection)
+    return messages
 
 
 def decoded(
@@ -144,11 +155,21 @@ def spark_session(
 ) -> SparkSession:
     """Start or get a Spark session that knows the connections of this task, on the driver and on executors.
 
+    If the environment variable ``SPARK_REMOTE`` names a running Spark Connect server, for example
+    ``sc://localhost:15002``, this is a session on that server, which finds the connections itself
+    (docs/how-to/warm-spark.md). It ends with this process.
+
     app_name:  the name of the application.
-    master:    the master URL; default: that of ``spark-submit``, ``PYSPARK_SUBMIT_ARGS``, ``SPARK_REMOTE`` or Spark's
-               configuration, otherwise ``local[*]``.
-    memory:    memory of the driver, for example ``"4g"``. In local mode this is the memory of all of Spark.
-    config:    other configuration, for example ``{"spark.sql.shuffle.partitions": "8"}``.
+    master:    the master URL; default: that of ``spark-submit``, ``PYSPARK_SUBMIT_ARGS`` or Spark's configuration,
+               otherwise ``local[*]``. A Spark Connect server has its own.
+    memory:    memory of the driver, for example ``"4g"``. In local mode this is the memory of all of Spark. A Spark
+               Connect server has its own.
+    config:    other configuration, for example ``{"spark.sql.shuffle.partitions": "8"}``. A Spark Connect server
+               ignores what cannot be changed while it runs.
+
+    Raises:
+        InvalidValue: the Spark Connect server does not answer within half a minute, its address is invalid, or
+            ``master`` is given in addition.
     """
     from pyspark_jetstream.session import start
 

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue
 from pyspark_jetstream import read_claim
+from pyspark_jetstream.session import is_on_server
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,17 +24,25 @@ log = logging.getLogger(__name__)
 def read(held: HeldClaim, spark: SparkSession, connection: str, local_properties: Mapping[str, str]) -> DataFrame:
     """Return a DataFrame of exactly the claimed messages.
 
-    The session's jobs are cancelled when the claim is lost or the task killed.
+    When the claim is lost or the task killed, the session's jobs are cancelled; with Spark Connect those that this
+    thread has started since, because sessions and server may work on other claims, too.
 
     connection:        the id of the Airflow connection.
     local_properties:  Spark properties to set for the jobs of this thread. Spark Connect does not support them.
     """
-    held.on_stop(partial(_cancel_jobs, spark))
     messages = read_claim(spark, held.claim, connection=connection)
-    log.info("claim %s is read by Spark, %s: %d messages", held.id, _application(spark), held.count)
-    for name, value in local_properties.items():
-        with suppress(Exception):
-            spark.sparkContext.setLocalProperty(name, value)
+    if is_on_server(spark):
+        where, tag = f"session {spark.session_id} of Spark Connect", f"jetstream-{held.attempt_id}"
+        spark.addTag(tag)
+        held.on_end(partial(spark.removeTag, tag))
+        held.on_stop(partial(_quietly, partial(spark.interruptTag, tag)))
+    else:
+        context = spark.sparkContext
+        where = f"application {context.applicationId}"
+        held.on_stop(partial(_quietly, context.cancelAllJobs))
+        for name, value in local_properties.items():
+            context.setLocalProperty(name, value)
+    log.info("claim %s is read by Spark, %s: %d messages", held.id, where, held.count)
     return messages
 
 
@@ -49,14 +58,6 @@ def by_reason(rejected: DataFrame, reason: str | None) -> dict[str, list[int]]:
     return reasons
 
 
-def _application(spark: SparkSession) -> str:
-    """Return the name of this session in Spark's pages and logs."""
-    try:
-        return f"application {spark.sparkContext.applicationId}"
-    except Exception:  # noqa: BLE001 - Spark Connect has no context and raises an error of its JVM
-        return "a Connect session"
-
-
-def _cancel_jobs(spark: SparkSession) -> None:
+def _quietly(cancel: Callable[[], object]) -> None:
     with suppress(Exception):  # the session may have ended, and its jobs with it
-        spark.sparkContext.cancelAllJobs()
+        cancel()

@@ -1,21 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting Spark sessions that pass a task's connections to Spark's workers without showing them."""
+"""Starting Spark sessions that pass a task's connections to Spark's workers without showing them.
+
+A session on a Spark Connect server passes nothing: the server and its executors find a connection in their own
+environment, by its name.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, TypeGuard
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 from pyspark.util import default_api_mode
 
-from jetstream_client.errors import InvalidValue
-from jetstream_client.wire.settings import ENVIRONMENT_PREFIX, environment_name
+from jetstream_client.errors import InvalidValue, SettingsMissing
+from jetstream_client.wire.settings import ENVIRONMENT_PREFIX, environment_name, shown_address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.connect.session import SparkSession as RemoteSparkSession
+
+_PATIENCE = 30.0  # seconds in which a Spark Connect server must answer
 
 
 def start(app_name: str, master: str | None, memory: str | None, config: Mapping[str, str]) -> SparkSession:
@@ -26,9 +37,9 @@ def start(app_name: str, master: str | None, memory: str | None, config: Mapping
     }
     given = {name: value for name, value in {**options, **config}.items() if value is not None}
     plain = {name: value for name, value in given.items() if ENVIRONMENT_PREFIX not in name}
-    builder = SparkSession.builder.appName(app_name).config(map={**plain})
     if _remote(plain):
-        return builder.getOrCreate()  # the Connect server sets the environment of its executors
+        return _on_server(app_name, plain)
+    builder = SparkSession.builder.appName(app_name).config(map={**plain})
     from pyspark import SparkConf, SparkContext
 
     # PySpark would start the JVM with all of this on the command line (pyspark/java_gateway.py), which every user of
@@ -55,6 +66,69 @@ def _remote(config: Mapping[str, str]) -> bool:
     """Return whether the session will be one of Spark Connect, as SparkSession.Builder.getOrCreate decides it."""
     mode = config.get("spark.api.mode") or os.environ.get("SPARK_API_MODE") or default_api_mode()
     return mode.lower() == "connect" or is_remote() or "spark.remote" in config or "SPARK_REMOTE" in os.environ
+
+
+def _on_server(app_name: str, config: Mapping[str, str]) -> SparkSession:
+    """Return a session of Spark Connect. Its server is checked first, because PySpark's client would retry for ten
+    minutes, and its errors show the token of an address."""
+    address = config.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
+    if address.startswith("sc:"):
+        if master := config.get("spark.master") or os.environ.get("MASTER"):
+            remedy = "SPARK_REMOTE names a Spark Connect server, which has its own master: leave out one of the two"
+            raise InvalidValue("master", master, remedy)
+        _check_answer(address)
+        if "session_id=" not in address:  # others may go on with a session whose id was chosen
+            os.environ.setdefault("SPARK_CONNECT_RELEASE_SESSION_ON_EXIT", "true")
+        config = {name: value for name, value in config.items() if name != "spark.driver.memory"}
+    return SparkSession.builder.appName(app_name).config(map={**config}).getOrCreate()
+
+
+def _check_answer(address: str) -> None:
+    """Raise InvalidValue if no Spark Connect server answers at the address."""
+    try:
+        import grpc
+        from pyspark.sql.connect.client import DefaultChannelBuilder
+    except ImportError as missing:
+        remedy = "Spark Connect needs further packages; install airflow-provider-nats-jetstream[connect]"
+        raise InvalidValue("SPARK_REMOTE", "…", remedy) from missing
+    try:
+        builder = DefaultChannelBuilder(address)
+        endpoint = shown_address(builder.endpoint)
+    except ValueError:
+        endpoint = "…"
+    if endpoint == "…":
+        remedy = (
+            "give an address such as sc://localhost:15002 or sc://spark.example.com:443/;use_ssl=true, and a token in "
+            "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+        )
+        raise InvalidValue("SPARK_REMOTE", endpoint, remedy)
+    with builder.toChannel() as channel:
+        try:
+            grpc.channel_ready_future(channel).result(_PATIENCE)
+        except grpc.FutureTimeoutError:
+            remedy = (
+                f"no Spark Connect server answered within {_PATIENCE:g} s: start it, correct the address (if there is "
+                "a token, TLS is used for every host but localhost), or unset SPARK_REMOTE to start Spark in this task"
+            )
+            raise InvalidValue("SPARK_REMOTE", endpoint, remedy) from None
+
+
+def is_on_server(spark: SparkSession | RemoteSparkSession) -> TypeGuard[RemoteSparkSession]:
+    """Whether this is a session of Spark Connect, whose packages need not be installed."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def check_server(messages: DataFrame, connection: str) -> None:
+    """Raise SettingsMissing if a Spark Connect server does not find the settings of the connection."""
+    if not is_on_server(messages.sparkSession):
+        return
+    try:
+        messages.schema  # noqa: B018 - the server asks the data source for it, and then keeps it
+    except PySparkException as error:
+        missing = re.search(rf"\b{SettingsMissing.__name__}: [^:]+: (.+)", str(error))
+        if missing is None:
+            raise
+        raise SettingsMissing("connection", connection, f"on the Spark Connect server, {missing[1]}") from None
 
 
 def check_environment(spark: SparkSession, connection: str) -> None:

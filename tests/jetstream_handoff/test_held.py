@@ -25,8 +25,11 @@ async def test_heartbeats_go_on_while_the_thread_works(stream: Stream) -> None:
     await publish(stream, 10)
     (claim,) = await take(stream)
 
+    ended: list[int] = []
+
     def work() -> int:
         with HeldClaim.begin(stream.js.settings, claim, try_number=1) as held:
+            held.on_end(lambda: ended.append(threading.get_ident()))
             end = time.monotonic() + 2.5 * ACK_WAIT.total_seconds()
             while time.monotonic() < end:
                 sum(range(10_000))
@@ -34,6 +37,8 @@ async def test_heartbeats_go_on_while_the_thread_works(stream: Stream) -> None:
             count = sum(1 for _ in held.messages())
             held.settle("value")
             assert held.ended
+            assert ended == []
+        assert ended == [threading.get_ident()]
         return count
 
     assert await asyncio.to_thread(work) == 10

@@ -17,6 +17,7 @@ from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
+from airflow_nats_jetstream.spark_connect import spark_connect
 from airflow_nats_jetstream.template import duration, known_duration, templated
 from airflow_nats_jetstream.tracebacks import brief
 from jetstream_client.errors import InvalidValue, MessagesMissing
@@ -50,6 +51,9 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
     dead_letters:     the name of the stream for messages that the function rejects with ``claim.reject``. It is created
                       if it does not exist. Default None: ``DEAD_<stream>``. (templated)
     nats_conn_id:     the id of the Airflow connection. Default ``nats_default``. (templated)
+    spark_conn_id:    the id of an Airflow connection to a Spark Connect server, of type ``spark_connect``. In the
+                      function, ``spark_session()`` then returns a session on that server. Default None: the server that
+                      ``SPARK_REMOTE`` names in the worker's environment, or else a Spark in this task. (templated)
 
     The outcome decides what happens to the claim:
 
@@ -77,6 +81,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
         "longest_hold",
         "dead_letters",
         "nats_conn_id",
+        "spark_conn_id",
     )
     on_settled_choices = get_args(OnSettled)
     ui_color = "#34a574"
@@ -89,10 +94,12 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
         on_settled: OnSettled | str = "return",
         longest_hold: timedelta | str = LONGEST_HOLD,
         dead_letters: str | None = None,
+        spark_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.nats_conn_id = nats_conn_id
+        self.spark_conn_id = spark_conn_id
         self.on_settled = on_settled
         self.longest_hold = known_duration("longest_hold", longest_hold)
         self.dead_letters = dead_letters
@@ -118,13 +125,16 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
         claim: Any = self.op_kwargs["claim"] if named else arguments.arguments.get("claim")
         self.claim = claim if isinstance(claim, Mapping) else {}
         try:
-            with hook.holding(
-                claim,
-                try_number=self._ti.try_number,
-                longest_hold=duration("longest_hold", self.longest_hold),
-                dead_letters=self.dead_letters or None,
-                reprocess=self.on_settled == "reprocess",
-            ) as held:
+            with (
+                spark_connect(self.spark_conn_id),
+                hook.holding(
+                    claim,
+                    try_number=self._ti.try_number,
+                    longest_hold=duration("longest_hold", self.longest_hold),
+                    dead_letters=self.dead_letters or None,
+                    reprocess=self.on_settled == "reprocess",
+                ) as held,
+            ):
                 self._held = held
                 if named:
                     self.op_kwargs = {**self.op_kwargs, "claim": held}

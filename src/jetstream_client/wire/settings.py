@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from jetstream_client.errors import InvalidValue
+from jetstream_client.errors import InvalidValue, SettingsMissing
 from jetstream_client.names import check_subject
 from jetstream_client.quantities import check_count
 from jetstream_client.wire import credential
@@ -21,6 +21,8 @@ from jetstream_client.wire.authentication import check_credentials, check_seed
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 ENVIRONMENT_PREFIX = "JETSTREAM_SECRET_"
+FOLDER = "JETSTREAM_SECRETS"
+"""The environment variable that names a folder with a file for each connection, which is named like its variable."""
 _LONGEST_TIMEOUT = 86_400.0
 _LONGEST_PREFIX = 128  # bytes of inbox_prefix, which shares a protocol line with the subjects of published messages
 _SERVER = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff]+")
@@ -254,30 +256,37 @@ class ConnectionSettings:
         """The settings of the Airflow connection with the id ``connection``, from its environment variable, see
         :func:`environment_name`.
 
-        The variable contains the JSON of :meth:`to_json`, or the absolute path of a file with this JSON. On a cluster,
-        the executors can have such a file while the task that starts the job has the JSON.
+        The variable contains the JSON of :meth:`to_json`, or the absolute path of a file with this JSON. Without the
+        variable, the file has its name, in the folder that ``JETSTREAM_SECRETS`` names. A file is read at every call.
+        On a cluster, the executors can have such a file while the task that starts the job has the JSON.
 
         Raises:
-            InvalidValue: the variable is not set, its file cannot be read, or the content is invalid.
+            SettingsMissing: there is neither the variable nor a file, or the file cannot be read.
+            InvalidValue: the content is invalid.
         """
         name = environment_name(connection)
-        text = os.environ.get(name)
+        text, folder = os.environ.get(name), os.environ.get(FOLDER)
+        where = f"the environment variable {name} names a file"
+        if text is None and folder:
+            text, where = str(Path(folder, name).absolute()), f"{FOLDER} names a folder whose file {name} is one"
         if text is None:
             remedy = (
                 f"the environment variable {name} is not set here. @task.jetstream sets it before its function runs, "
                 "and spark_session() sends it to the executors. A Spark session that was started earlier or in another "
-                "way does not have the variable; stop that session, and start one with spark_session() in the function"
+                "way does not have the variable; stop that session, and start one with spark_session() in the "
+                f"function. A Spark Connect server reads the file {name} in the folder that {FOLDER} names in its "
+                "environment"
             )
-            raise InvalidValue("connection", connection, remedy)
+            raise SettingsMissing("connection", connection, remedy)
         if text.startswith("/"):  # JSON of settings begins with a brace
             try:
                 text = credential.read_file(Path(text))
             except credential.Unreadable as wrong:
                 remedy = (
-                    f"the environment variable {name} names a file that cannot be read here ({wrong}); the file must "
-                    "exist at that path, and be readable, on every machine that runs the driver or an executor"
+                    f"{where} that cannot be read here ({wrong}); the file must exist at that path, and be readable, "
+                    "on every machine that runs the driver or an executor"
                 )
-                raise InvalidValue("connection", connection, remedy) from None
+                raise SettingsMissing("connection", connection, remedy) from None
         return cls.from_json(text)
 
 

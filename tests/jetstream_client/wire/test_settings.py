@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jetstream_client import ConnectionSettings
-from jetstream_client.errors import InvalidValue
+from jetstream_client.errors import InvalidValue, SettingsMissing
 from jetstream_client.wire.settings import environment_name
 
 SEED = "SU" + "HIDDEN".ljust(56, "A")
@@ -175,6 +175,24 @@ def test_the_environment_may_name_a_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(InvalidValue) as refused:
         ConnectionSettings.from_environment("x")
     assert "hidden" not in str(refused.value)
+
+
+def test_the_environment_may_name_a_folder_with_a_file_for_each_connection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JETSTREAM_SECRETS", str(tmp_path))
+    with pytest.raises(SettingsMissing, match=r"JETSTREAM_SECRET_MYx2dxNATS is one that cannot be read.*No such file"):
+        ConnectionSettings.from_environment("my-nats")
+    for token in ("hidden", "changed"):  # the file is read again each time
+        settings = ConnectionSettings(token=token)
+        (tmp_path / "JETSTREAM_SECRET_MYx2dxNATS").write_text(settings.to_json())
+        assert ConnectionSettings.from_environment("my-nats") == settings
+    other = ConnectionSettings(token="of the variable")
+    monkeypatch.setenv("JETSTREAM_SECRET_MYx2dxNATS", other.to_json())
+    assert ConnectionSettings.from_environment("my-nats") == other
+    monkeypatch.setenv("JETSTREAM_SECRETS", "")
+    with pytest.raises(SettingsMissing, match="JETSTREAM_SECRET_X is not set here"):
+        ConnectionSettings.from_environment("x")
 
 
 def test_the_prefix_of_the_api() -> None:

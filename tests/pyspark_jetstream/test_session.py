@@ -1,0 +1,40 @@
+"""The address of a Spark Connect server is checked before PySpark uses it. Sessions on one: tests/cluster."""
+
+import pytest
+
+from demo.service import free_port
+from jetstream_client.errors import InvalidValue
+from pyspark_jetstream import session, spark_session
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "sc://localhost:hidden",
+        "sc://localhost/;token=hidden=",  # Base64 that was not escaped
+        "sc://localhost/hidden",
+        "sc://;token=hidden",
+        "sc:hidden",
+    ],
+)
+def test_an_address_that_is_none_is_not_shown(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", address)
+    with pytest.raises(InvalidValue, match=r"SPARK_REMOTE.*sc://localhost:15002") as refused:
+        spark_session()
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_server_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setattr(session, "_PATIENCE", 0.2)
+    monkeypatch.setenv("SPARK_REMOTE", f"sc://localhost:{port}/;token=hidden")
+    with pytest.raises(InvalidValue, match=f"'localhost:{port}': no Spark Connect server answered") as refused:
+        spark_session()
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_master_does_not_go_with_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://localhost/;token=hidden")
+    with pytest.raises(InvalidValue, match=r"master='local\[2\]'.*SPARK_REMOTE") as refused:
+        spark_session(master="local[2]")
+    assert "hidden" not in str(refused.value)
