@@ -44,8 +44,8 @@ def run() -> int:
     stop(DEMO / "stack")
     shutil.rmtree(DEMO, ignore_errors=True)
     out = DEMO / "out"
-    clock.say("starting nats-server, Postgres and Airflow")
-    with Stack(DEMO / "stack", DAGS, {"FLIGHT_DELAYS_OUT": str(out)}, guarded=True) as stack:
+    clock.say("starting nats-server, Postgres, Spark and Airflow")
+    with Stack(DEMO / "stack", DAGS, {"FLIGHT_DELAYS_OUT": str(out)}, guarded=True, warm=True) as stack:
         clock.say(f"Airflow is up at {stack.airflow.url}, nats-server at {stack.nats.url}")
         print(_login(stack.password))
         stack.airflow.wait_for_dag(DAG)
@@ -138,8 +138,8 @@ def up() -> int:
         print(_login(found["password"]))
         return 0
     clock = Clock()
-    clock.say("starting nats-server, Postgres and Airflow")
-    stack = Stack(UP, DAGS, {"FLIGHT_DELAYS_OUT": str(UP / "out")}, guarded=True)
+    clock.say("starting nats-server, Postgres, Spark and Airflow")
+    stack = Stack(UP, DAGS, {"FLIGHT_DELAYS_OUT": str(UP / "out")}, guarded=True, warm=True)
     stack.start()
     stack.airflow.wait_for_dag(DAG)
     stack.airflow.pause(DAG, False)

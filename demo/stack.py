@@ -1,4 +1,4 @@
-"""The stack: nats-server, Postgres, and Airflow's four processes, as child processes.
+"""The stack: nats-server, Postgres, Airflow's four processes and if wanted a Spark Connect server, as child processes.
 
 All files are in one folder. Its file `stack.json` names the sessions that were started, so that another process can
 stop them.
@@ -25,15 +25,14 @@ from demo.java import QUICK, java_home
 from demo.nats_server import NatsServer
 from demo.postgres import Postgres
 from demo.service import MARK, Service, ServiceFailed, end, free_port, marked, session, until
+from demo.spark_connect import CLOSED, SparkConnect, write_config
+from jetstream_client import ConnectionSettings
 
 AIRFLOW = str(Path(sysconfig.get_path("scripts")) / "airflow")
+SPARK = Path(sysconfig.get_path("purelib")) / "pyspark"
 CONNECTION = "nats_default"
 USER = "airflow"
 """The user for Airflow, and for a nats-server that requires one."""
-
-# Every user of the machine can reach Spark's ports, and neither its pages nor a driver that receives Java objects asks
-# for a password. In local mode Spark creates the secret for `authenticate` automatically.
-SPARK_DEFAULTS = "spark.ui.enabled false\nspark.authenticate true\n"
 
 
 class Stack:
@@ -51,12 +50,14 @@ class Stack:
         *,
         parallelism: int = 4,
         guarded: bool = False,
+        warm: bool = False,
     ) -> None:
         """Prepare a stack without starting it.
 
         environment:  additional variables for Airflow's environment.
         parallelism:  how many tasks run at the same time.
         guarded:      whether the nats-server requires the password as well. Tests do not need that.
+        warm:         whether tasks share one Spark Connect server, instead of a Spark for each of them.
         """
         self.folder = folder.absolute()
         self.password = secrets.token_hex(16)
@@ -69,7 +70,10 @@ class Stack:
         authorization = f'authorization {{ user: {USER}, password: "{self.password}" }}' if guarded else ""
         self.nats = NatsServer(self.folder / "nats", authorization, environment=plain)
         self.postgres = Postgres(self.folder / "postgres", self._sockets, environment=plain)
-        self.environment = {**plain, **self._settings(dags.absolute(), port, parallelism), **(environment or {})}
+        python = {"PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": QUICK}
+        self.spark = SparkConnect(self.folder / "warm", SPARK, environment=plain | python) if warm else None
+        settings = self._settings(dags.absolute(), port, parallelism) | (self.spark.clients if self.spark else {})
+        self.environment = {**plain, **settings, **(environment or {})}
         self.airflow = Airflow(f"http://127.0.0.1:{port}", USER, self.password)
         self.api_server = self._component("api-server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1")
         self.scheduler = self._component("scheduler", "--skip-serve-logs")
@@ -83,7 +87,7 @@ class Stack:
 
     @property
     def services(self) -> tuple[Service, ...]:
-        return self.nats, self.postgres, *self._components
+        return self.nats, self.postgres, *self._components, *([self.spark] if self.spark else [])
 
     @property
     def _components(self) -> tuple[Service, ...]:
@@ -102,7 +106,7 @@ class Stack:
         self._configure()
         try:
             with ThreadPoolExecutor() as pool:
-                starts = [pool.submit(self.nats.start), pool.submit(self._migrated)]
+                starts = [pool.submit(each) for each in (self.nats.start, self._migrated, self._warmed)]
                 for started in starts:
                     started.result()
             for service in self._components:
@@ -163,6 +167,14 @@ class Stack:
         if done.returncode:
             raise ServiceFailed(f"airflow db migrate failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
 
+    def _warmed(self) -> None:
+        if self.spark:
+            self.spark.launch()
+            user, password = (USER, self.password) if self._guarded else (None, None)
+            settings = ConnectionSettings(servers=self.nats.url, user=user, password=password)
+            self.spark.connection(CONNECTION, settings)
+            self.spark.wait_ready(240)
+
     def _healthy(self) -> bool:
         self.check()
         return self.airflow.healthy()
@@ -177,7 +189,7 @@ class Stack:
         for folder in (self.folder / "airflow", self.folder / "spark"):
             folder.mkdir(mode=0o700)
         _write_private(self._passwords, json.dumps({USER: self.password}))
-        (self.folder / "spark" / "spark-defaults.conf").write_text(SPARK_DEFAULTS)
+        write_config(self.folder / "spark", CLOSED)
 
     @property
     def _passwords(self) -> Path:
