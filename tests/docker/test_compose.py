@@ -26,7 +26,8 @@ VERSION = re.compile(r":v?\d+\.\d+[\w.-]*$")
 
 
 def test_it_has_the_shape_that_is_run_in_earnest() -> None:
-    shape = {"nats-1", "nats-2", "nats-3", "postgres", "spark-master", "spark-worker-1", "spark-worker-2"}
+    shape = {"nats-1", "nats-2", "nats-3", "postgres", "spark-connect", "spark-master"}
+    shape |= {"spark-worker-1", "spark-worker-2"}
     airflow = {"migration", "api-server", "dag-processor", "scheduler", "triggerer"}
     assert set(SERVICES) == shape | airflow
     assert {SERVICES[name]["command"][0] for name in airflow} == {
@@ -50,7 +51,7 @@ def test_what_a_service_refers_to_exists(name: str) -> None:
     for volume in service.get("volumes", ()):
         source = volume.split(":")[0]
         assert (DOCKER / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], volume
-    addresses = re.findall(r"(?:nats|spark|http)://([a-z][a-z0-9-]+):\d+", str(service))
+    addresses = re.findall(r"(?:nats|spark|sc|http)://([a-z][a-z0-9-]+):\d+", str(service))
     assert set(addresses) <= set(SERVICES)
     if build := service.get("build"):
         assert (DOCKER / build["context"] / build["dockerfile"]).is_file()
@@ -122,8 +123,22 @@ def test_driver_and_executors_have_the_same_python() -> None:
     images = re.findall(r"^FROM \S*python(?::|)(\$\{PYTHON\})\S* AS (spark|airflow)$", DOCKERFILE, re.MULTILINE)
     assert sorted(images) == [("${PYTHON}", "airflow"), ("${PYTHON}", "spark")]
     (version,) = re.findall(r"^ARG PYTHON=(\S+)$", DOCKERFILE, re.MULTILINE)
-    assert SERVICES["scheduler"]["environment"]["PYSPARK_PYTHON"] == f"python{version}"
+    assert SERVICES["spark-connect"]["environment"]["PYSPARK_PYTHON"] == f"python{version}"
     assert f"/python{version}/" in DOCKERFILE
+
+
+def test_a_task_finds_the_spark_connect_server_and_the_server_what_it_needs() -> None:
+    task, server = SERVICES["scheduler"], SERVICES["spark-connect"]
+    assert task["environment"]["SPARK_REMOTE"] == "sc://spark-connect:15002"  # the port that Spark uses by default
+    assert "ports" not in server
+    lines = (DOCKER / "spark" / "spark-defaults.conf").read_text().splitlines()
+    properties = dict(line.split() for line in lines if not line.startswith("#"))
+    assert properties["spark.driver.host"] == "spark-connect"
+    assert properties["spark.master"] in SERVICES["spark-worker-1"]["command"]
+    assert "./spark:/etc/spark:ro" in server["volumes"]
+    assert "out:/opt/airflow/out" in server["volumes"]
+    secret = "JETSTREAM_SECRET_NATS_DEFAULT"
+    assert server["environment"][secret] == SERVICES["spark-worker-1"]["environment"][secret]
 
 
 def test_a_job_on_the_cluster_finds_there_what_the_task_has() -> None:
