@@ -36,9 +36,10 @@ log = logging.getLogger(__name__)
 WINDOW = 1_000
 """Number of acknowledgements in a window. The consumer's life is tested before each window. An unconfirmed window is
 sent again, so this also limits how many acknowledgements are sent twice."""
-PIPELINED = 4_000
-"""Number of heartbeats or negative acknowledgements between two round trips. They are not confirmed. The event loop
-stands still for about a millisecond while they are written."""
+PIPELINED = 200_000
+"""Bytes of heartbeats or negative acknowledgements between two round trips, about two thousand of them. They are not
+confirmed. The event loop stands still for about a millisecond while they are written, and a link of 40 KB/s sends them
+within ``request_timeout``."""
 CONFIRMED_WITHIN = 5.0
 """Seconds to wait for the confirmations of one window."""
 
@@ -84,7 +85,8 @@ async def _publish(ledger: Ledger, sequences: Iterable[int], counter: int, body:
     await ledger.locate()
     connection, left = ledger.js.connection, iter(sequences)
     before, after = f"{ledger.address.prefix}.1.", f".{counter}.0.0"
-    while window := list(islice(left, PIPELINED)):
+    size = len(before) + len(after) + len(body) + 32  # with the number and what the protocol adds
+    while window := list(islice(left, PIPELINED // size)):
         await connection.answer_all(before, window, after, body)
         await connection.flush()
         # An account that may not answer one message may not answer the others.

@@ -143,6 +143,12 @@ class Deliveries:
 
     def _slices(self, some: Sequences) -> Iterator[slice]:
         self._sort()
+        if not some:
+            return
+        every = slice(bisect_left(self._sequences, some.first), bisect_right(self._sequences, some.last))
+        if every.stop - every.start == some.count:  # nothing else lies between, as in a batch of scattered sequences
+            yield every
+            return
         end = 0
         for first, last in some.ranges:
             start = bisect_left(self._sequences, first, end)

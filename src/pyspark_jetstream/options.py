@@ -160,9 +160,11 @@ class Options(Place):
 def check_schema(schema: StructType, columns: Mapping[str, str]) -> None:
     """Check that a reader's schema has only known columns, of the right types. Raises InvalidValue."""
     for each in schema.fields:
-        if columns.get(each.name) != each.dataType.simpleString():
+        kind = each.dataType.simpleString()
+        if columns.get(each.name) != kind:
             known = ", ".join(f"{name} {kind}" for name, kind in columns.items())
-            raise InvalidValue("schema", f"{each.name} {each.dataType.simpleString()}", f"the columns are {known}")
+            problem = f"no column has this name and type; the columns are {known}"
+            raise InvalidValue("schema", f"{each.name} {kind}", problem)
 
 
 def option_name(option: str, names: Sequence[str]) -> str:

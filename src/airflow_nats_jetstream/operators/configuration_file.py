@@ -124,4 +124,4 @@ def _lines(node: Any, shown: str, path: tuple[str | int, ...] = ()) -> Lines:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not a number in JSON")
+    raise ValueError(f"JSON does not allow the value {constant}")

@@ -28,7 +28,8 @@ Result = TypeVar("Result")
 
 
 class JetStreamCreateStreamOperator(ConfigurationOperator):
-    """Create a stream, or change those of its fields that differ. Fields that are not named stay unchanged.
+    """Create a stream, or change those fields of an existing stream that differ from ``config``. Fields that ``config``
+    does not name stay unchanged.
 
     config:        the configuration with the server's own field names, for example
                    ``{"name": "ORDERS", "subjects": ["orders.>"]}``: a mapping, a dataclass, or the path of a YAML or

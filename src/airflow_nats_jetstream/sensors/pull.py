@@ -214,7 +214,10 @@ class JetStreamPullSensor(JetStreamSensor):
             state.delete(_PACE)  # so that a retry does not fail at its first drop
             raise
         if pace != kept:
-            state.set(_PACE, pace.to_json(), retention=NEVER_EXPIRE)
+            try:
+                state.set(_PACE, pace.to_json(), retention=NEVER_EXPIRE)
+            except Exception as error:  # noqa: BLE001 - claims are taken: a look that fails would hand them on to nobody
+                self.log.warning("the pace of this take is not kept for the next look: %s", error)
         return PokeReturnValue(is_done=True, xcom_value=self._handed_on(claims)) if claims else False
 
     def _in_worker(self, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]) -> list[dict[str, Any]]:
