@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -22,7 +23,6 @@ from airflow_nats_jetstream.triggers import JetStreamPullTrigger
 from jetstream_client.consume.priority import Priority
 from jetstream_client.errors import InvalidValue, JetStreamError, StreamNotFound
 from jetstream_client.info import ConsumerInfo
-from jetstream_client.sequences import Sequences
 from jetstream_handoff import answers
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable
@@ -105,9 +105,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     leases are too short for that."""
     renew = answers.in_progress
 
-    async def slowly(ledger: Ledger, sequences: Sequences, counter: int) -> None:
+    async def slowly(ledger: Ledger, sequences: Sequence[int], counter: int) -> None:
         await renew(ledger, sequences, counter)
-        await asyncio.sleep(0.001 * sequences.count)
+        await asyncio.sleep(0.001 * len(sequences))
 
     monkeypatch.setattr(answers, "in_progress", slowly)
     return {"consumer_config": {"ack_wait": timedelta(seconds=0.5)}, "gather": timedelta(seconds=2)}

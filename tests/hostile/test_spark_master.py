@@ -6,7 +6,7 @@ import json
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
@@ -48,6 +48,8 @@ async def answering(*parts: bytes, every: float = 0) -> AsyncIterator[SparkMaste
             pass
         finally:
             writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()  # or its transport outlives the test
 
     async with await asyncio.start_server(answer, "127.0.0.1") as server:
         address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

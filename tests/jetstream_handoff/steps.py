@@ -57,11 +57,16 @@ async def floor(stream: Stream) -> int:
 async def reset_by_a_stranger(stream: Stream) -> None:
     """Reset the consumer without the ledger: all messages are delivered again.
 
-    This waits first, because directly after an acknowledgement nats-server 2.15.1 sometimes keeps showing the previous
-    counters (docs/handoff.md, What remains).
+    Directly after an acknowledgement, nats-server 2.15.1 sometimes keeps showing the previous counters
+    (docs/handoff.md, What remains). So this waits first, and resets again if they have not changed.
     """
-    await asyncio.sleep(0.3)
-    await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": 1})
+    consumer = stream.consumer(CONSUMER)
+    for _ in range(5):
+        await asyncio.sleep(0.3)
+        before = (await consumer.info()).raw["delivered"]
+        await stream.js.api(f"CONSUMER.RESET.{stream.name}.{CONSUMER}", {"seq": 1})
+        if (await consumer.info()).raw["delivered"] != before:
+            return
 
 
 async def ended_by_the_server(js: JetStream) -> None:
