@@ -441,7 +441,7 @@ def _said(error: Exception, denied: Denied) -> None:
     log.log(logging.DEBUG if violation and denied else logging.WARNING, "NATS connection: %s", error)
     if violation:
         if len(denied) == MOST_DENIED:
-            del denied[next(iter(denied))]  # the oldest: whoever is sending now still asks for the newest
+            del denied[next(iter(denied))]  # the oldest; a window of answers asks for the newest
         denied[violation[0]] = PermissionDenied(*violation)  # nats-py has converted it to lower case
 
 
