@@ -99,7 +99,10 @@ class HeldClaim:
                 yield held
             finally:
                 for callback in held._when_ended:
-                    callback()
+                    try:
+                        callback()
+                    except Exception:  # what was settled stays settled
+                        log.exception("claim %s: a callback of on_end failed", claim.id)
                 if held._releasing is not None and wait([held._releasing], _RELEASE_TIMEOUT).not_done:
                     log.warning("%s within %g s; %s", hold.unreleased, _RELEASE_TIMEOUT, hold.until)
 
@@ -113,8 +116,14 @@ class HeldClaim:
 
     def on_stop(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` in a separate thread when the work has to stop because the claim was lost or the task
-        killed."""
+        killed.
+
+        Raises:
+            HoldLost: the work has to stop already.
+        """
         self._when_stopped.append(callback)
+        if self.lost or self.killed:
+            raise HoldLost(self.lost or f"claim {self.id} was released when its task was killed")
 
     def on_end(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` at the end of the block, in its thread, whether the claim was settled or not."""

@@ -102,6 +102,9 @@ def _check_answer(address: str) -> None:
             "SPARK_CONNECT_AUTHENTICATE_TOKEN"
         )
         raise InvalidValue("SPARK_REMOTE", endpoint, remedy)
+    if builder.token and not (builder.token.isascii() and builder.token.isprintable()):
+        remedy = "has characters other than printable ASCII, for example a line break at its end; remove them"
+        raise InvalidValue("SPARK_CONNECT_AUTHENTICATE_TOKEN", "…", remedy)
     with builder.toChannel() as channel:
         try:
             grpc.channel_ready_future(channel).result(_PATIENCE)

@@ -29,6 +29,7 @@ async def test_heartbeats_go_on_while_the_thread_works(stream: Stream) -> None:
 
     def work() -> int:
         with HeldClaim.begin(stream.js.settings, claim, try_number=1) as held:
+            held.on_end(lambda: 1 // 0)  # neither fails what is settled nor keeps the next from being called
             held.on_end(lambda: ended.append(threading.get_ident()))
             end = time.monotonic() + 2.5 * ACK_WAIT.total_seconds()
             while time.monotonic() < end:
@@ -67,6 +68,8 @@ async def test_a_killed_claim_stops_its_work_and_is_released(stream: Stream) -> 
             held.kill()
             assert held.killed
             assert stopped.wait(10)
+            with pytest.raises(HoldLost, match="killed"):
+                held.on_stop(stopped.set)  # what would begin now would never be stopped
             held.settle()
 
     with pytest.raises(HoldLost, match="killed"):

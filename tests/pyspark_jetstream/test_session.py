@@ -33,6 +33,15 @@ def test_a_server_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert "hidden" not in str(refused.value)
 
 
+@pytest.mark.parametrize("token", ["hidden\n", "hiddén"])
+def test_a_token_that_no_header_can_carry_is_refused(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://localhost")
+    monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", token)
+    with pytest.raises(InvalidValue, match=r"SPARK_CONNECT_AUTHENTICATE_TOKEN.*printable ASCII") as refused:
+        spark_session()
+    assert "hidd" not in str(refused.value)
+
+
 def test_a_master_does_not_go_with_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "sc://localhost/;token=hidden")
     with pytest.raises(InvalidValue, match=r"master='local\[2\]'.*SPARK_REMOTE") as refused:
