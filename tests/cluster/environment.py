@@ -15,6 +15,7 @@ WITHOUT = (
     "cryptography",
     "idna",
     "nats-py",
+    "packaging",
     "pendulum",
     "pycparser",
     "python-dateutil",

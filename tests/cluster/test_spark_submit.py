@@ -224,7 +224,7 @@ async def test_a_job_that_failed_or_took_too_long_gives_its_messages_back(scene:
     event = await fired(trigger)
     assert event == {"status": "timeout"}
     await asyncio.to_thread(until, "the job's end", lambda: scene.jobs("KILLED"), 60)
-    with pytest.raises(AirflowFailException, match="took longer than its longest_hold, 1 day"):
+    with pytest.raises(AirflowFailException, match="took longer than its longest_hold of 1 day"):
         await asyncio.to_thread(resume, task, deferral, event, **last)
     task.execution_timeout = timedelta(seconds=60)
     with pytest.raises(AirflowTaskTimeout):

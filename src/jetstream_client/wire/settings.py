@@ -266,9 +266,10 @@ class ConnectionSettings:
         """
         name = environment_name(connection)
         text, folder = os.environ.get(name), os.environ.get(FOLDER)
-        where = f"the environment variable {name} names a file"
+        cannot = f"the environment variable {name} names a file that cannot"
         if text is None and folder:
-            text, where = str(Path(folder, name).absolute()), f"{FOLDER} names a folder whose file {name} is one"
+            text = str(Path(folder, name).absolute())
+            cannot = f"the file {name} in the folder that {FOLDER} names cannot"
         if text is None:
             remedy = (
                 f"the environment variable {name} is not set here. @task.jetstream sets it before its function runs, "
@@ -283,8 +284,8 @@ class ConnectionSettings:
                 text = credential.read_file(Path(text))
             except credential.Unreadable as wrong:
                 remedy = (
-                    f"{where} that cannot be read here ({wrong}); the file must exist at that path, and be readable, "
-                    "on every machine that runs the driver or an executor"
+                    f"{cannot} be read here ({wrong}); the file must exist at that path, and be readable, on every "
+                    "machine that runs the driver or an executor"
                 )
                 raise SettingsMissing("connection", connection, remedy) from None
         return cls.from_json(text)

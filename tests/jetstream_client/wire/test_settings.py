@@ -181,7 +181,7 @@ def test_the_environment_may_name_a_folder_with_a_file_for_each_connection(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("JETSTREAM_SECRETS", str(tmp_path))
-    with pytest.raises(SettingsMissing, match=r"JETSTREAM_SECRET_MYx2dxNATS is one that cannot be read.*No such file"):
+    with pytest.raises(SettingsMissing, match=r"file JETSTREAM_SECRET_MYx2dxNATS in .* cannot be read.*No such file"):
         ConnectionSettings.from_environment("my-nats")
     for token in ("hidden", "changed"):  # the file is read again each time
         settings = ConnectionSettings(token=token)
