@@ -29,6 +29,8 @@ from demo.java import java_home
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings
 
+STEPS = "steps.json"
+
 
 class Step(StrEnum):
     """The steps in their order. The values are their names."""
@@ -63,7 +65,7 @@ def job(url: str, out: Path) -> dict[Step, tuple[float, float]]:
     vars(context)["launch_gateway"] = launched
     from pyspark_jetstream import spark_session
 
-    spark = spark_session()
+    spark = spark_session(config={"spark.ui.showConsoleProgress": "false"})
     passed()
     source = spark.read.format("jetstream").option("servers", url).option("stream", STREAM)
     messages = source.load()
@@ -90,8 +92,8 @@ def measured(url: str) -> dict[Step, tuple[float, float]]:
     """Do the job in a new process."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "benchmarks.cold", "--job", url, out]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        found = json.loads((Path(out) / STEPS).read_text())
     return {step: found[step] for step in Step}
 
 
@@ -104,7 +106,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.job:
         url, out = options.job
-        print(json.dumps(job(url, Path(out))))
+        (Path(out) / STEPS).write_text(json.dumps(job(url, Path(out))))
         return
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ["PYSPARK_PYTHON"] = sys.executable

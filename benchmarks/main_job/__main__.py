@@ -1,6 +1,6 @@
 """The main job on Airflow and without it, and how long a message waits at each stage until it is settled.
 
-    python -m benchmarks.main_job [--messages 336776] [--few 1000] [--runs 3] [--rounds 20] [--skip main few arriving]
+    python -m benchmarks.main_job [--messages 336776] [--few 1000] [--runs 3] [--rounds 20] [--skip PART …]
 
 Three things are measured:
 
@@ -8,8 +8,9 @@ Three things are measured:
     few       the same DAG with a few messages, which are published when its sensor waits, from then to their settlement
     arriving  dags/flights_arriving.py: one message starts a run, from publishing to its settlement
 
-The first two are also done without Airflow, in one Spark session that is warm. Nothing else may use the machine
-meanwhile. The figures are stored in build/main_job/figures.json, and drawn in build/main_job/stages.svg.
+The first two are done on Airflow with a Spark that each task starts, on Airflow with a Spark Connect server that the
+tasks share (warm), and without Airflow in one Spark session that is warm. Nothing else may use the machine meanwhile.
+The figures are stored in build/main_job/figures.json, and drawn in build/main_job/stages.svg.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +40,7 @@ from jetstream_client import ConnectionSettings
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "main_job"
 POLL = 5.0  # seconds between two looks of the watcher in dags/flights_arriving.py
-ON, WITHOUT = "on Airflow", "without Airflow"
+ON, WARM, WITHOUT = "on Airflow", "on Airflow, warm Spark", "without Airflow"
 
 
 @dataclass(frozen=True)
@@ -59,20 +61,33 @@ def measured(options: argparse.Namespace) -> Iterator[tuple[str, Runs]]:
     loads = [load for load in both if load.part not in options.skip]
     if loads:
         yield from without_airflow(loads, options.runs)
+    with stack(warm=False) as cold:
+        yield from on_airflow(cold, loads, options.runs, ON)
+        if "arriving" not in options.skip:
+            yield f"1 message, {ARRIVING}", Runs(list(arrivals(OnAirflow(cold), options.rounds)))
+    if loads and "warm" not in options.skip:
+        with stack(warm=True) as warm:
+            OnAirflow(warm).main_job(loads[0].messages, waiting=False)  # from now on Spark is warm
+            yield from on_airflow(warm, loads, options.runs, WARM)
+
+
+@contextmanager
+def stack(*, warm: bool) -> Iterator[Stack]:
     environment = {
         "FLIGHT_DELAYS_OUT": str(FOLDER / "delays"),
         "FLIGHTS_ARRIVING_OUT": str(FOLDER / "arriving"),
-        "SPARK_SUBMIT_OPTS": "",  # the demo's options for Java, which users do not have
+        "SPARK_SUBMIT_OPTS": "",  # without the demo's options for Java, which users do not have
     }
-    with Stack(FOLDER / "stack", ROOT / "dags", environment) as stack:
+    with Stack(FOLDER / "stack", ROOT / "dags", environment, warm=warm) as services:
         for dag in (MAIN, ARRIVING):
-            stack.airflow.wait_for_dag(dag)
-        bench = OnAirflow(stack)
-        for load in loads:
-            timelines = [bench.main_job(load.messages, waiting=load.waiting) for _ in range(options.runs)]
-            yield load.named(ON), Runs(timelines)
-        if "arriving" not in options.skip:
-            yield f"1 message, {ARRIVING}", Runs(list(arrivals(bench, options.rounds)))
+            services.airflow.wait_for_dag(dag)
+        yield services
+
+
+def on_airflow(services: Stack, loads: list[Load], runs: int, where: str) -> Iterator[tuple[str, Runs]]:
+    for load in loads:
+        timelines = [OnAirflow(services).main_job(load.messages, waiting=load.waiting) for _ in range(runs)]
+        yield load.named(where), Runs(timelines)
 
 
 def without_airflow(loads: list[Load], runs: int) -> Iterator[tuple[str, Runs]]:
@@ -107,8 +122,8 @@ def table(name: str, runs: Runs) -> str:
 def ratios(results: Mapping[str, Runs]) -> Iterator[str]:
     """How many times as long as without Airflow each job takes on it."""
     for name, runs in results.items():
-        bare = results.get(name.replace(ON, WITHOUT))
-        if bare and bare is not runs:
+        bare = results.get(f"{name.partition(' on ')[0]} {WITHOUT}")
+        if bare:
             yield f"{name}: {runs.median / bare.median:.1f} times as long as {WITHOUT}"
 
 
@@ -119,7 +134,9 @@ def main() -> int:
     parser.add_argument("--few", type=int, default=1_000, help="a few messages; default: 1000")
     parser.add_argument("--runs", type=int, default=3, help="runs of each job, of which the median counts; default: 3")
     parser.add_argument("--rounds", type=int, default=20, help="messages that arrive one after the other; default: 20")
-    parser.add_argument("--skip", nargs="*", default=[], choices=("main", "few", "arriving"), help="parts to leave out")
+    parser.add_argument(
+        "--skip", nargs="*", default=[], choices=("main", "few", "arriving", "warm"), help="parts to leave out"
+    )
     options = parser.parse_args()
     logging.disable(logging.INFO)  # the story of each claim
     os.environ["JAVA_HOME"] = str(java_home())
