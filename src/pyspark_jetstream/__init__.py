@@ -159,6 +159,9 @@ def spark_session(
     ``sc://localhost:15002``, this is a session on that server, which finds the connections itself
     (docs/how-to/warm-spark.md). It ends with this process.
 
+    If this process starts Java, that is told to optimise later than by default, because most jobs are short. Options in
+    ``SPARK_SUBMIT_OPTS`` and in Spark's configuration prevail.
+
     app_name:  the name of the application.
     master:    the master URL; default: that of ``spark-submit``, ``PYSPARK_SUBMIT_ARGS`` or Spark's configuration,
                otherwise ``local[*]``. A Spark Connect server has its own.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeGuard
 
 from pyspark.errors import PySparkException
@@ -21,12 +22,19 @@ from jetstream_client.errors import InvalidValue, SettingsMissing
 from jetstream_client.wire.settings import ENVIRONMENT_PREFIX, environment_name, shown_address
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import DataFrame
     from pyspark.sql.connect.session import SparkSession as RemoteSparkSession
 
 _PATIENCE = 30.0  # seconds in which a Spark Connect server must answer
+_OPTIMISE_LATER = (
+    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
+"""Options with which Java optimises a method after ten times as many calls as by default. While Spark starts, it calls
+thousands of methods often enough to be optimised by default, which takes longer than it saves in a short job. A long
+job reaches the higher numbers soon."""
 
 
 def start(app_name: str, master: str | None, memory: str | None, config: Mapping[str, str]) -> SparkSession:
@@ -44,12 +52,28 @@ def start(app_name: str, master: str | None, memory: str | None, config: Mapping
 
     # PySpark would start the JVM with all of this on the command line (pyspark/java_gateway.py), which every user of
     # the machine can read. So the JVM starts without the connections, and receives them through its socket.
-    SparkContext._ensure_initialized(conf=SparkConf().setAll([("spark.app.name", app_name), *plain.items()]))
+    with _options_for_java(_OPTIMISE_LATER):
+        SparkContext._ensure_initialized(conf=SparkConf().setAll([("spark.app.name", app_name), *plain.items()]))
     _keep_commands_out_of_logs()
     # The connections are configuration of the context. Spark redacts it, because the names contain "secret". Options of
     # a session would be logged at DEBUG without redaction (org.apache.spark.sql.internal.SharedState).
     SparkContext.getOrCreate(SparkConf().setAll([("spark.app.name", app_name), *given.items()]))
     return builder.getOrCreate()
+
+
+@contextmanager
+def _options_for_java(options: str) -> Iterator[None]:
+    """Start the JVM with these options, before those of the environment and of Spark's configuration, which therefore
+    prevail. In the configuration they would replace others that this process does not know."""
+    given = os.environ.get("SPARK_SUBMIT_OPTS")
+    os.environ["SPARK_SUBMIT_OPTS"] = f"{options} {given or ''}".strip()
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ["SPARK_SUBMIT_OPTS"]
+        else:
+            os.environ["SPARK_SUBMIT_OPTS"] = given
 
 
 def _keep_commands_out_of_logs() -> None:

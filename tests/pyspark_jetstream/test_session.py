@@ -1,7 +1,14 @@
-"""The address of a Spark Connect server is checked before PySpark uses it. Sessions on one: tests/cluster."""
+"""The address of a Spark Connect server is checked before PySpark uses it. Sessions on one: tests/cluster.
+
+And the options for Java of a session that starts Spark.
+"""
+
+import os
 
 import pytest
+from pyspark.sql import SparkSession
 
+from demo.java import QUICK
 from demo.service import free_port
 from jetstream_client.errors import InvalidValue
 from pyspark_jetstream import session, spark_session
@@ -47,3 +54,12 @@ def test_a_master_does_not_go_with_a_server(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(InvalidValue, match=r"master='local\[2\]'.*SPARK_REMOTE") as refused:
         spark_session(master="local[2]")
     assert "hidden" not in str(refused.value)
+
+
+def test_java_is_to_optimise_later_unless_the_environment_says_otherwise(spark: SparkSession) -> None:
+    """Of two values for an option, Java takes the last one."""
+    assert os.environ["SPARK_SUBMIT_OPTS"] == QUICK  # as before the session was started
+    assert spark._jvm is not None
+    started_with = list(spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments())
+    ours, theirs = "-XX:Tier4InvocationThreshold=50000", QUICK.split()[0]
+    assert started_with.index(ours) < started_with.index(theirs)
