@@ -4,7 +4,9 @@
 
 Each run is a new process that reads departures and writes them as Parquet, as a mapped task of dags/flight_delays.py
 does, but without Airflow. Processor seconds are those of the process, Java and Spark's workers together; they depend
-less than the time on what else the machine does. SPARK_SUBMIT_OPTS, SPARK_HOME and SPARK_CONF_DIR have their effect.
+less than the time on what else the machine does. SPARK_SUBMIT_OPTS and SPARK_CONF_DIR have their effect.
+
+The runs with the installed pyspark are followed by others with a home that pyspark_jetstream.prepare makes.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -88,13 +91,35 @@ def processor_seconds() -> float:
     return used
 
 
-def measured(url: str) -> dict[Step, tuple[float, float]]:
-    """Do the job in a new process."""
+def measured(url: str, environment: Mapping[str, str]) -> dict[Step, tuple[float, float]]:
+    """Do the job in a new process with these variables in addition."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "benchmarks.cold", "--job", url, out]
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env={**os.environ, **environment})
         found = json.loads((Path(out) / STEPS).read_text())
     return {step: found[step] for step in Step}
+
+
+def prepared(home: Path) -> dict[str, str]:
+    """Return the variables for a prepared home."""
+    from pyspark_jetstream.prepare import prepare  # imports pyspark, which the other functions time
+
+    options = f"-XX:SharedArchiveFile={prepare(home)} {os.environ.get('SPARK_SUBMIT_OPTS', '')}"
+    return {"SPARK_HOME": str(home), "SPARK_SUBMIT_OPTS": options.strip()}
+
+
+def table(runs: Sequence[Mapping[Step, tuple[float, float]]]) -> str:
+    """Return the medians of each step, and of all steps of the first job together."""
+    rows = {str(step): [run[step] for run in runs] for step in Step}
+    first = [step for step in Step if step is not Step.AGAIN]
+    rows["together, without the last"] = [
+        (sum(run[step][0] for step in first), sum(run[step][1] for step in first)) for run in runs
+    ]
+    lines = []
+    for name, values in rows.items():
+        seconds, used = (median(column) for column in zip(*values, strict=True))
+        lines.append(f"{name:<30} {seconds:6.2f} s, {used:6.2f} processor seconds")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -112,23 +137,17 @@ def main() -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("AIRFLOW_HOME", str(Path("build/benchmarks/airflow").absolute()))
     with tempfile.TemporaryDirectory() as folder:
-        server = NatsServer(Path(folder))
+        server = NatsServer(Path(folder) / "nats")
         server.start()
         try:
             settings = ConnectionSettings(servers=server.url)
             recreate(settings)
             publish(settings, options.messages)
-            runs = [measured(server.url) for _ in range(options.runs)]
+            for home, environment in (("installed", {}), ("prepared", prepared(Path(folder) / "spark"))):
+                runs = [measured(server.url, environment) for _ in range(options.runs)]
+                print(f"{home}:\n{table(runs)}", flush=True)
         finally:
             server.stop()
-    rows = {str(step): [run[step] for run in runs] for step in Step}
-    first = [step for step in Step if step is not Step.AGAIN]
-    rows["together, without the last"] = [
-        (sum(run[s][0] for s in first), sum(run[s][1] for s in first)) for run in runs
-    ]
-    for name, values in rows.items():
-        seconds, used = (median(column) for column in zip(*values, strict=True))
-        print(f"{name:<30} {seconds:6.2f} s, {used:6.2f} processor seconds")
 
 
 if __name__ == "__main__":

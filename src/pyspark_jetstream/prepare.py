@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preparing a home of Spark that starts faster: ``python -m pyspark_jetstream.prepare FOLDER``.
+
+Every process of Spark finds its programs in the home that ``SPARK_HOME`` names. The prepared one has links to those of
+the installed pyspark, and two things that pyspark lacks:
+
+* The modules in its ``pyspark.zip`` are compiled. Every Python worker imports from this file, and would compile the
+  modules that it needs.
+* An archive of Java's classes, loaded and verified (AppCDS). Java ignores it if the version of Java or a file of Spark
+  has changed.
+
+Nothing that is installed is changed. Prepare the home again after an update of pyspark, Python or Java.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from py_compile import PycInvalidationMode
+
+import pyspark
+
+ARCHIVE = "classes.jsa"
+
+# What most jobs load: JSON, an aggregation and Parquet. Java writes the archive when it ends.
+_JOB = """
+import sys
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import col, from_json
+
+builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+rows = spark.range(1_000).selectExpr("id", "to_json(struct(id)) as data")
+parsed = rows.select(from_json(col("data"), "id BIGINT").alias("row")).select("row.*")
+parsed.write.parquet(sys.argv[1])
+spark.read.parquet(sys.argv[1]).groupBy("id").count().collect()
+gateway = spark.sparkContext._gateway
+spark.stop()
+gateway.shutdown()
+gateway.proc.stdin.close()
+sys.exit(gateway.proc.wait())
+"""
+
+
+def prepare(folder: Path) -> Path:
+    """Prepare a home in a new or empty folder. Returns the path of the archive of classes.
+
+    Raises:
+        OSError: the folder cannot be written, or is not empty.
+        RuntimeError: Spark does not run, or Java cannot write the archive; contains the reason.
+    """
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty; give a new folder, or remove it first")
+    installed = Path(pyspark.__path__[0])
+    for name in ("bin", "jars"):
+        (folder / name).symlink_to(installed / name)
+    libraries = folder / "python" / "lib"
+    libraries.mkdir(parents=True)
+    for library in (installed / "python" / "lib").glob("*.zip"):
+        compiled(library, libraries / library.name)
+    _archive_classes(folder, folder / ARCHIVE)
+    return folder / ARCHIVE
+
+
+def compiled(library: Path, target: Path) -> None:
+    """Copy a zip of modules, and add each compiled module next to its source. Another version of Python ignores it."""
+    with tempfile.TemporaryDirectory() as unpacked:
+        shutil.unpack_archive(library, unpacked)
+        mode = PycInvalidationMode.UNCHECKED_HASH
+        compileall.compile_dir(unpacked, quiet=2, legacy=True, invalidation_mode=mode, rx=re.compile(r"/tests/"))
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(Path(unpacked).rglob("*")):
+                archive.write(path, path.relative_to(unpacked))
+
+
+def _archive_classes(home: Path, archive: Path) -> None:
+    """Run a job with which Java writes the archive: without configuration, whose folder would be part of it."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    environment = {
+        **plain,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_SUBMIT_OPTS": f"-XX:ArchiveClassesAtExit={archive}",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable, "-c", _JOB, str(Path(out) / "rows")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode or not archive.exists():
+        raise RuntimeError(f"Java wrote no archive of classes; Java 13 or newer is needed:\n{done.stdout}{done.stderr}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m pyspark_jetstream.prepare", description="Prepare a Spark home.")
+    parser.add_argument("folder", type=Path, help="a new folder, for example /opt/spark")
+    folder = parser.parse_args().folder.absolute()
+    archive = prepare(folder)
+    sys.stdout.write(f"export SPARK_HOME={folder}\nexport SPARK_SUBMIT_OPTS=-XX:SharedArchiveFile={archive}\n")
+
+
+if __name__ == "__main__":
+    main()
