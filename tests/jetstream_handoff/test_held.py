@@ -27,9 +27,12 @@ async def test_heartbeats_go_on_while_the_thread_works(stream: Stream) -> None:
 
     ended: list[int] = []
 
+    def fails() -> None:
+        raise RuntimeError
+
     def work() -> int:
         with HeldClaim.begin(stream.js.settings, claim, try_number=1) as held:
-            held.on_end(lambda: 1 // 0)  # neither fails what is settled nor keeps the next from being called
+            held.on_end(fails)  # neither fails what is settled nor keeps the next from being called
             held.on_end(lambda: ended.append(threading.get_ident()))
             end = time.monotonic() + 2.5 * ACK_WAIT.total_seconds()
             while time.monotonic() < end:
