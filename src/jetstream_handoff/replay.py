@@ -370,7 +370,10 @@ async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stre
 async def _publish(letters: DeadLetters, stream: Stream, message: OutgoingMessage, within: float = PATIENCE) -> PubAck:
     (outcome,) = await publish(letters.js.settings, [message], asyncio.get_running_loop().time() + within)
     if isinstance(outcome, JetStreamError):
-        raise outcome.about(f"stream {stream.name!r} refuses a message while {letters.name!r} is replayed")
+        raise outcome.about(
+            f"dead letters of stream {letters.name!r} are being replayed, but publishing a message to stream "
+            f"{stream.name!r} failed"
+        )
     return outcome
 
 

@@ -574,7 +574,7 @@ async def test_a_full_stream_is_named_by_copies_and_replays(stream: Stream) -> N
         with pytest.raises(StoreFailed, match=says):
             await hold.settle()
     await stream.update({"max_msgs": 3, "discard": "new"})
-    says = f"stream '{stream.name}' refuses a message while '{dead.name}' is replayed: maximum"
+    says = f"'{dead.name}' are being replayed, but publishing a message to stream '{stream.name}' failed: maximum"
     with pytest.raises(StoreFailed, match=says):
         await replay(stream, EVERYTHING)
     assert await letters(stream) == [(1, "no date")]

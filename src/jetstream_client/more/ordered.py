@@ -273,8 +273,9 @@ class OrderedConsumer:
         self._resets = 0
 
     async def _reset(self, error: JetStreamError) -> None:
-        """Delete the consumer, and wait longer after each attempt in a row. Raises ``error`` if there was no consumer
-        yet, and OrderedConsumerFailed after too many attempts."""
+        """Delete the consumer, so that the caller creates it again. From the second reset without a message in between,
+        also wait, longer each time. Raises ``error`` if there was no consumer yet, and OrderedConsumerFailed after too
+        many resets without a message."""
         if not self._stream_created:
             raise error  # the consumer never existed
         where = f"stream {self._stream.name} after sequence {self.last_sequence}"
