@@ -17,7 +17,7 @@ unexport VIRTUAL_ENV
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down quickstart test test-lint test-system test-cluster test-spark test-parts cluster machine leader events chaos crowd bench stages sensors javascript dist matrix docs reference fmt fuzz audit release walk watched submitted
+.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench stages sensors javascript dist matrix docs reference fmt fuzz audit release walk watched submitted
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -35,7 +35,7 @@ quickstart: $(READY) ## run docs/quickstart.md verbatim, with pip install and Ai
 	$(BIN)/pytest tests/quickstart.py --capture=no
 
 test: $(READY) ## check style, types and imports, and run the tests
-	@$(MAKE) --no-print-directory --jobs=5 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-lint test-system test-cluster test-spark test-parts
+	@$(MAKE) --no-print-directory --jobs=4 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-lint test-system test-spark test-parts
 
 test-lint:
 	$(BIN)/ruff check
@@ -43,10 +43,8 @@ test-lint:
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-system: # the tests that share one Airflow stack, in one process
+test-system: # the tests that share one Airflow stack, in one process, and then those that share one standalone Spark
 	$(BIN)/pytest tests/airflow_system
-
-test-cluster: # the tests that share one standalone Spark, in one process
 	$(BIN)/pytest tests/cluster
 
 test-spark: # the tests that share one Spark session, in one process
