@@ -1,7 +1,6 @@
 """The deliveries of a batch as columns, compared with a dictionary of them."""
 
-from unittest.mock import patch
-
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +23,9 @@ def test_the_last_delivery_of_each_message_counts(
 ) -> None:
     found = Deliveries()
     expected: dict[int, Delivery] = {}
-    with patch.multiple(module, _LATE=late, _CHUNK=chunk):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_LATE", late)
+        patch.setattr(module, "_CHUNK", chunk)
         for run in together:
             for metadata in arrived(*run):
                 found.add(metadata)
