@@ -52,10 +52,10 @@ class Imposter:
             self._play(connection)
 
     def close(self) -> None:
-        self._listener.close()
-        for connection in self._connections:
+        for each in (self._listener, *self._connections):
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                each.shutdown(socket.SHUT_RDWR)  # to close it would not wake a thread that waits for it
+        self._listener.close()
 
 
 @pytest.fixture
@@ -213,12 +213,21 @@ async def test_the_control_connection_ends_in_time(imposter: Callable[[Play], Co
     assert {name: end for name, end in zip(names, ends, strict=True) if end} == {}
 
 
-def greet(connection: socket.socket) -> None:
+def hear(connection: socket.socket, words: bytes, heard: bytes = b"") -> bytes:
+    """Receive until these words came. Raises ConnectionError, which ends the thread, when the client closes."""
+    while words not in heard:
+        if not (data := connection.recv(65_536)):
+            raise ConnectionError("the client has closed the connection")
+        heard += data
+    return heard
+
+
+def greet(connection: socket.socket) -> bytes:
+    """Begin as a server does, and return what the client sent behind its PING."""
     connection.sendall(INFO)
-    heard = b""
-    while b"PING\r\n" not in heard:
-        heard += connection.recv(65_536)
+    heard = hear(connection, b"PING\r\n")
     connection.sendall(b"PONG\r\n")
+    return heard.partition(b"PING\r\n")[2]
 
 
 def floods(text: bytes) -> Play:
@@ -306,11 +315,7 @@ def test_any_first_words(words: bytes) -> None:
 )
 def test_any_answer_to_a_request(data: bytes, header: bytes) -> None:
     def play(connection: socket.socket) -> None:
-        greet(connection)
-        heard = b""
-        while b"\r\nPUB" not in heard:
-            heard += connection.recv(65_536)
-        subject = heard.split()[1].decode()
+        subject = hear(connection, b"\r\nPUB", greet(connection)).split()[1].decode()
         frame = b"%b %b 1 %b\r\n" % (
             (b"HMSG", subject.encode(), b"%d %d" % (len(header), len(header) + len(data)))
             if header

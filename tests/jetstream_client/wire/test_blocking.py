@@ -143,7 +143,9 @@ def test_what_comes_in_plain_text_before_tls_is_not_believed(authority: Authorit
         with context.wrap_socket(connection, server_side=True) as encrypted:
             heard = b""
             while b"PING\r\n" not in heard:
-                heard += encrypted.recv(1024)
+                data = encrypted.recv(1024)
+                assert data, "the client has closed the connection"
+                heard += data
             encrypted.sendall(b"PONG\r\nMSG %s 1 4\r\ngood\r\n" % inbox.encode())
             encrypted.recv(1)
 
