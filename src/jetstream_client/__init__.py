@@ -19,7 +19,7 @@ __all__ = ["ConnectionSettings", "RequestSent", "ResponseReceived", "Trace", "co
 
 @asynccontextmanager
 async def connect(settings: ConnectionSettings, *, trace: Trace | None = None) -> AsyncIterator[JetStream]:
-    """A JetStream context on a new connection, which is closed at the end of the block.
+    """Open a connection, and yield a JetStream context on it. The end of the block closes the connection.
 
     nats-py is imported only here, so that a Spark executor can use the bulk connection without nats-py.
 
@@ -28,7 +28,7 @@ async def connect(settings: ConnectionSettings, *, trace: Trace | None = None) -
 
     Raises:
         ConnectionFailed: no server was reachable within ``settings.connect_timeout`` seconds.
-        AuthenticationFailed, TlsFailed: raised at once, without another attempt.
+        AuthenticationFailed, TlsFailed: the credentials or TLS failed. There is no second attempt.
     """
     from jetstream_client.context import JetStream
     from jetstream_client.wire.control import Connection

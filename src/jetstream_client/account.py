@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the account uses of JetStream, and its limits."""
+"""The account's use of JetStream, and its limits."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class AccountInfo:
 
     @property
     def level(self) -> int:
-        """API level (ADR-44) of the server that answered: 0 before nats-server 2.11, then 1 or more."""
+        """API level (ADR-44) of the server that answered: 0 if it is older than nats-server 2.11, otherwise 1 or
+        more."""
         level = self.api.get("level")
         return level if type(level) is int else 0
 
@@ -92,18 +93,21 @@ class AccountInfo:
 
 
 def without_jetstream(settings: ConnectionSettings, refusal: JetStreamNotEnabled) -> str:
-    """Return why JetStream does not answer although a connection was made, and what to do."""
+    """Return the reason why JetStream does not answer on a working connection, with a remedy."""
     if isinstance(refusal, JetStreamNotEnabledForAccount):
-        return f"JetStream is not enabled for the account of this user ({settings.kind}); enable it on the server"
+        return (
+            f"JetStream is not enabled for the account of this user (connected with {settings.kind}); enable it on the "
+            "server"
+        )
     if settings.domain:
         return (
-            f"no server answers for the JetStream domain {settings.domain!r}; check domain, and the leaf node "
-            "connection to it"
+            f"no server answers for the JetStream domain {settings.domain!r}; correct domain, or "
+            "check that a leaf node connects the server to this domain"
         )
     if settings.api_prefix:
         return (
-            f"no server answers for the JetStream API prefix {settings.api_prefix!r}; check api_prefix, and what this "
-            "account imports"
+            f"no server answers for the JetStream API prefix {settings.api_prefix!r}; correct api_prefix, or "
+            "import the API with this prefix into the account"
         )
     return (
         "JetStream is not enabled on this server; enable it, name another server in servers or host, or set domain if "
@@ -112,5 +116,5 @@ def without_jetstream(settings: ConnectionSettings, refusal: JetStreamNotEnabled
 
 
 def no_inbox(settings: ConnectionSettings, refusal: PermissionDenied) -> str:
-    """Return what is wrong when a user may not subscribe to answers, and what to do."""
+    """Return the error text for a user without the permission to subscribe to answers, with a remedy."""
     return f"{refusal}, or set inbox_prefix (now {settings.inbox_prefix!r}) to a prefix that the user may subscribe to"

@@ -47,7 +47,7 @@ class Api:
         self.connection = connection
         self.settings = settings or connection.settings
         self.trace = trace or Trace()
-        self._level = ("", 0)  # the connected server's version, and the API level that was last found out for it
+        self._level = ("", 0)  # the connected server's version, and the API level that was last determined for it
 
     async def request(self, subject: str, data: bytes = b"", *, headers: Headers | None = None) -> Reply:
         """Send one request, trace it, and return its answer. Raises the errors of :meth:`Connection.request`.
@@ -78,8 +78,8 @@ class Api:
         payload:  body of the request, sent as JSON. Default None: an empty body.
         patience: seconds during which the request is repeated if the connection is lost, a leader is missing or no
                   answer arrives. Default 0. Set it only for requests that may be repeated.
-        headers:  headers of the request. With ``{"Nats-Required-Api-Level": "2"}``, for example, a server of a lower
-                  API level refuses the request, if it is nats-server 2.12 or newer.
+        headers:  headers of the request. With ``{"Nats-Required-Api-Level": "2"}``, for example, nats-server 2.12 or
+                  newer refuses the request if its API level is lower.
 
         Raises:
             ApiError: the server refused the request (usually a subclass).
@@ -120,12 +120,12 @@ class Api:
             raise InvalidRequest(error.code, error.err_code, found) from None
 
     async def require(self, needed: Requirement | None) -> None:
-        """Raises ServerTooOld if the servers are known not to support what is ``needed``.
+        """Raises ServerTooOld if the servers are known not to meet the requirement ``needed``.
 
-        The API level in the answer to ``$JS.API.INFO`` decides, because another server than the connected one may get
-        the request. If INFO is not answered, the version of the connected server decides. With another API prefix or
-        domain, of which the account may import only some requests, the request is sent even if INFO is not answered,
-        and the server that gets it decides.
+        The API level in the answer to ``$JS.API.INFO`` decides, because the request may reach another server than the
+        connected one. If INFO is not answered, the version of the connected server decides. The account may import only
+        some requests of another API prefix or domain. There, the request is sent even if INFO is not answered, and the
+        server that gets the request decides.
         """
         if needed is None:
             return
@@ -140,8 +140,8 @@ class Api:
             raise needed.error(version if here else f"a server of API level {self._level[1]}")
 
     async def account_info(self) -> AccountInfo:
-        """Request how much memory and storage and how many streams and consumers the account uses, the limits of these
-        four, and the server's API level."""
+        """Request the account's use of memory, storage, streams and consumers, the limits of these four, and the
+        server's API level."""
         return AccountInfo.parse(await self.api("INFO"))
 
 

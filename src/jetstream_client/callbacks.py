@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def check_coroutine_function(field: str, function: Callable[..., Any] | None) -> None:
-    """Check a callback that is awaited. Any other function might return an awaitable, but whether it does is known only
-    after it was called with a message, which would then stay unanswered. Raises InvalidValue."""
+    """Check a callback that is awaited. Any other function might return an awaitable, but this is known only after a
+    call with a message, which would then stay unanswered. Raises InvalidValue."""
     if not callable(function) or not _is_coroutine_function(function):
         raise InvalidValue(field, function, "must be an async def function, or functools.partial of one")
 
 
 def check_handler(field: str, function: Callable[..., object] | None) -> None:
-    """Check a callback that is not awaited, or None. Raises InvalidValue."""
+    """Check a callback that is not awaited; None is allowed. Raises InvalidValue."""
     if function is not None and (not callable(function) or _is_coroutine_function(function)):
-        raise InvalidValue(field, function, "must be a function that is not asynchronous, because it is not awaited")
+        raise InvalidValue(field, function, "must be a plain function, not an async one, because it is not awaited")
 
 
 def _is_coroutine_function(function: Callable[..., object]) -> bool:

@@ -98,7 +98,7 @@ def check_stream_config(config: object, name: str | None = None) -> dict[str, An
 
     name: name of the stream, if it exists already.
 
-    Raises InvalidValue for names and subjects that JetStream forbids, and for fields that it does not have.
+    Raises InvalidValue for names and subjects that JetStream forbids, and for fields that JetStream does not have.
     """
     if not isinstance(config, Mapping):
         raise InvalidValue("config", config, "a stream configuration must be a mapping with at least a name")

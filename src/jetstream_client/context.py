@@ -69,7 +69,7 @@ class JetStream(Publishing):
         config:   the server's JSON (nats-server ``StreamConfig``). Durations are ``timedelta`` or nanoseconds, times
                   are ``datetime`` with a time zone or RFC 3339. The ``domain`` of a mirror or source is sent as its
                   ``external.api``.
-        pedantic: if True, the server refuses values that it would otherwise change silently to fit each other
+        pedantic: if True, the server refuses values that it would otherwise silently adjust to one another
                   (ApiError 10157, nats-server 2.11). Default False.
 
         Raises:

@@ -3,18 +3,18 @@
 
     JetStreamError
     ├── InvalidValue (ValueError)         a value that was refused before anything was sent
-    │   └── SettingsMissing               the settings of a connection are not where Spark works
+    │   └── SettingsMissing               the settings of a connection are missing where Spark runs
     ├── ProtocolError                     received data that breaks the NATS protocol or the JetStream API
     │   └── NotJetStreamMessage           a message that no consumer delivered
     ├── ConnectionFailed (ConnectionError)
-    │   ├── ConnectionDenied              client or server refuses the connection: trying again does not help
+    │   ├── ConnectionDenied              the client or the server refuses the connection; trying again does not help
     │   │   ├── AuthenticationFailed      wrong or missing credentials
     │   │   └── TlsFailed                 a certificate was not accepted, or the server requires TLS and tls is not set
     │   │       └── TlsNotOffered         tls is set and the server does not offer TLS
     │   └── ConnectionLost                an established connection ended; carries the last sequence that arrived
     │       └── ConnectionEnded           the connection ended and will not be restored
     ├── RequestTimeout (TimeoutError)     no answer arrived in time
-    ├── PermissionDenied                  the user may not publish on, or subscribe to, a subject
+    ├── PermissionDenied                  no permission to publish on a subject, or to subscribe to it
     ├── ApiError                          a refusal by the server: code, err_code, description
     │   ├── StreamNotFound, StreamNameInUse, BadRequest, InvalidRequest, InvalidStreamConfig, ConsumerCreateFailed,
     │   │   MessageDeleteFailed, PurgeFailed, TooManyResults, WrongLastSequence, WrongLastMessageId, WrongStream,
@@ -36,9 +36,9 @@
     ├── ListingIncomplete                 the server could not answer for every item of a list
     ├── TooManyPending                    publish_async has reached its limit of unanswered messages
     ├── PublisherClosed                   publish_async was closed by its caller
-    ├── NoStreamResponse                  published on a subject that no stream listens on
-    ├── WrongDomain                       published, but stored only by a stream of another domain
-    ├── PublishFailed                     names the message that was refused or unanswered, and how many were stored
+    ├── NoStreamResponse                  no stream listens on the subject of a message
+    ├── WrongDomain                       only a stream of another domain stored the message
+    ├── PublishFailed                     names the first message that was not stored, and the number of stored ones
     │   └── BatchGap                      a fast-ingest batch ended because messages did not arrive
     ├── DuplicatesPossible                it is unknown which messages an earlier attempt stored
     ├── PullError                         a pull ended for another reason than "no messages"
@@ -49,10 +49,10 @@
     │   ├── HeartbeatMissed               the server was silent for two heartbeats
     │   └── DeliveriesMissed              deliveries of a consumer did not arrive
     ├── ConsumerIsPullBased, ConsumerIsBound   this client cannot subscribe to the messages of a push consumer
-    ├── ConsumingMisused                  consuming was started twice, or its callback waits for its end
+    ├── ConsumingMisused                  consuming was started twice, or a callback waits for the end of consuming
     ├── OrderedConsumerMisused, OrderedConsumerFailed
     ├── SlowConsumer                      messages arrived faster than they were read
-    ├── MessageAlreadyAnswered            acknowledged, negatively acknowledged or terminated before
+    ├── MessageAlreadyAnswered            the message was answered before
     ├── DirectGetDisabled                 the stream has no allow_direct
     ├── StreamRecreated                   the name now belongs to another stream
     ├── ConsumerRefused                   the stream's messages cannot be read with a consumer
@@ -137,7 +137,7 @@ class NotJetStreamMessage(ProtocolError):
 
 
 class InvalidValue(JetStreamError, ValueError):
-    """A value was refused before anything was sent. The message names the field, the value and what to do."""
+    """A value was refused before anything was sent. The message names the field, the value and a remedy."""
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         super().__init__(f"{field}={shown(value)}: {remedy[:LONGEST_TEXT]}")
@@ -147,7 +147,7 @@ class InvalidValue(JetStreamError, ValueError):
 
 
 class SettingsMissing(InvalidValue):
-    """The settings of a connection are not where Spark works: in the environment there, or in a file."""
+    """The settings of a connection are missing where Spark runs: neither the environment nor a file contains them."""
 
 
 class ConnectionFailed(JetStreamError, ConnectionError):
@@ -155,7 +155,8 @@ class ConnectionFailed(JetStreamError, ConnectionError):
 
 
 class ConnectionDenied(ConnectionFailed):
-    """Client or server refuses the connection. No attempt can succeed before a setting of one of them has changed."""
+    """The client or the server refuses the connection. No attempt can succeed until a setting of one of them
+    changes."""
 
 
 class AuthenticationFailed(ConnectionDenied):
@@ -190,7 +191,8 @@ class RequestTimeout(JetStreamError, TimeoutError):
 
 
 class PermissionDenied(JetStreamError):
-    """The user may not publish on ``subject`` or subscribe to it; ``act`` says which: ``publish on``, ``subscribe to``.
+    """The user lacks the permission to publish on ``subject`` or to subscribe to it. ``act`` says which of the two:
+    ``publish on`` or ``subscribe to``.
 
     The server drops a refused message, and reports the refusal separately instead of answering.
     """
@@ -211,14 +213,15 @@ class ApiError(JetStreamError):
     the server's message."""
 
     remedy = ""
-    """What to do next, if it is the same for every error of the class."""
+    """The remedy, if it is the same for every error of the class."""
 
     def __init_subclass__(cls, codes: Sequence[int] = ()) -> None:
         """``codes``: the server's ``err_code`` values for which :meth:`from_response` creates this class."""
         _BY_CODE.update(dict.fromkeys(codes, cls))
 
     def __init__(self, code: int, err_code: int, description: str) -> None:
-        super().__init__(f"{description} (err_code {err_code}, code {code})")
+        numbers = [f"{name} {number}" for name, number in (("err_code", err_code), ("code", code)) if number]
+        super().__init__(f"{description} ({', '.join(numbers)})" if numbers else description)
         self.code = code
         self.err_code = err_code
         self.description = description
@@ -323,8 +326,8 @@ class PurgeFailed(ApiError, codes=(10110,)):
 
 
 class BadRequest(ApiError, codes=(10003, 10193)):
-    """The server does not understand the request (10003), or it has an expected subject without an expected sequence
-    (10193)."""
+    """The server does not understand the request (10003), or a message has an expected subject without an expected
+    sequence (10193)."""
 
 
 class InvalidRequest(ApiError, codes=(10025,)):
@@ -336,7 +339,7 @@ class TooManyResults(ApiError):
 
 
 class WrongLastSequence(ApiError, codes=(10071, 10164)):
-    """The last sequence is not the expected one: another client has written in the meantime."""
+    """The last sequence is not the expected one: another client has published in the meantime."""
 
 
 class WrongLastMessageId(ApiError, codes=(10070,)):
@@ -427,7 +430,7 @@ class TooManyBatches(BatchRefused, codes=(10210, 10211)):
 class UpdateRefused(ApiError):
     """The server refused to change a stream or consumer, whose configuration stays as it is.
 
-    ``changes`` maps each field that caused the refusal, as far as it is known, to its current and its wanted value.
+    ``changes`` maps each field that is known to have caused the refusal to its current and its wanted value.
     """
 
     def __init__(self, error: ApiError, what: str, changes: Mapping[str, tuple[object, object]], remedy: str) -> None:
@@ -494,9 +497,10 @@ class WrongDomain(JetStreamError):
     subject."""
 
     def __init__(self, subject: str, stored: str, domain: str) -> None:
+        place = f"in domain {stored!r}" if stored else "outside any domain"
         super().__init__(
-            f"the message for {subject!r} was stored in domain {stored!r}, and not confirmed by a stream of domain "
-            f"{domain!r}; a subject does not name a domain, so use different subjects for the streams of both domains"
+            f"the message for {subject!r} was stored {place}, but no stream of domain {domain!r} has "
+            "confirmed it; a subject does not name a domain, so use different subjects for the streams of both domains"
         )
         self.subject = subject
         self.stored = stored
@@ -617,7 +621,7 @@ class ApiLevelTooLow(PullError, lines=("412",)):
 
 
 class PinLost(PullError, lines=("423",)):
-    """423 Nats-Pin-Id mismatch or Nats-Wrong-Pin-Id: another client of the priority group is pinned now (ADR-42)."""
+    """423 Nats-Pin-Id mismatch or Nats-Wrong-Pin-Id: another client of the priority group is now pinned (ADR-42)."""
 
 
 class NoResponders(PullError, lines=("503",)):
@@ -628,7 +632,11 @@ class HeartbeatMissed(PullError):
     """Two idle heartbeats of a pull did not arrive: the server or the network has failed."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(0, f"no message and no heartbeat for {seconds:.1f} s; check the server and the network")
+        super().__init__(
+            0,
+            f"no message and no heartbeat for {seconds:.1f} s; run `nats rtt` to see whether the server answers, and "
+            "`nats consumer info` to see whether too many pulls are waiting",
+        )
         self.seconds = seconds
 
 
@@ -659,8 +667,8 @@ class ConsumerIsBound(JetStreamError):
 
     def __init__(self, consumer: str) -> None:
         super().__init__(
-            f"consumer {consumer!r} is bound to another subscriber; end its subscription, or set deliver_group to "
-            "share the messages"
+            f"consumer {consumer!r} is bound to another subscriber; end the other subscription, or set deliver_group "
+            "to share the messages"
         )
         self.consumer = consumer
 
@@ -717,8 +725,8 @@ class StreamRecreated(JetStreamError):
 
 
 class ConsumerRefused(JetStreamError):
-    """The stream's messages cannot be read with a consumer: the user may not create one, or the stream accepts none.
-    Direct get does not need a consumer."""
+    """The stream's messages cannot be read with a consumer: the user lacks the permission to create one, or the stream
+    accepts none. Direct get does not need a consumer."""
 
 
 class AddressUnknown(JetStreamError):
@@ -736,12 +744,12 @@ class AddressUnknown(JetStreamError):
 
 
 class MessagesMissing(JetStreamError):
-    """The stream's leader does not hold the messages at some of the requested sequences, because they were removed."""
+    """The stream's leader does not hold some of the requested messages, because they were removed."""
 
     def __init__(self, stream: str, sequences: Sequences) -> None:
         super().__init__(
             f"stream {stream!r} does not contain {sequences.count} of the requested messages (sequences {sequences}): "
-            "they were deleted, purged, expired, or removed after they had been acknowledged"
+            "they have expired, were deleted or purged, or were removed after acknowledgement"
         )
         self.stream = stream
         self.sequences = sequences

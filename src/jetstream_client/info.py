@@ -25,8 +25,8 @@ class Info:
 
     @property
     def created(self) -> str:
-        """Creation time as RFC 3339, with the server's nanoseconds. It tells apart streams or consumers that had the
-        same name one after the other; the reset of a consumer does not change it."""
+        """Creation time as RFC 3339, with the server's nanoseconds. It distinguishes successive streams or consumers
+        with the same name. The reset of a consumer does not change it."""
         return str(self.raw["created"])
 
     @property
@@ -64,13 +64,13 @@ class StreamInfo(Info):
 
     @property
     def mirror(self) -> dict[str, Any] | None:
-        """name, lag and active (nanoseconds since the last contact) of the stream that this one mirrors, or None."""
+        """name, lag and active (nanoseconds since the last contact) of the mirrored stream, or None."""
         mirror = self.raw.get("mirror")
         return None if mirror is None else dict(mirror)
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """name, lag and active (as for :attr:`mirror`) of each stream that this one sources from."""
+        """name, lag and active (as for :attr:`mirror`) of each source of this stream."""
         return list(self.raw.get("sources") or ())
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 GROWTH = 10_000
-"""Items by which a list may grow beyond twice its length while it is read."""
+"""While a list is read, it may grow to twice its length plus this many items."""
 
 
 class Pager:
@@ -80,7 +80,7 @@ def _name(item: object) -> str:
 
 
 async def items(api: Api, request: str, field: str, body: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:
-    """Iterate over the items of all pages, which each answer has in its ``field``.
+    """Iterate over the items of all pages. Each answer contains the items of its page in ``field``.
 
     Raises:
         ListingIncomplete: raised after the last item.

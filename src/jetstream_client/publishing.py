@@ -162,7 +162,7 @@ class Publishing(Api):
             if not batch.ended:
                 raise JetStreamError(
                     f"batch {batch.id} was neither committed nor discarded, so none of its messages is stored; end the "
-                    "block with commit() or discard()"
+                    "block with `await batch.commit()` or `batch.discard()`"
                 )
         finally:
             await batch.close()
@@ -233,7 +233,7 @@ class Publishing(Api):
                 if not batch.ended:
                     raise JetStreamError(
                         f"batch {batch.id} was not committed, and it is unknown how many of its messages are stored; "
-                        "end the block with commit()"
+                        "end the block with `await batch.commit()`"
                     )
             finally:
                 self.connection.when_lost.discard(batch.lost)

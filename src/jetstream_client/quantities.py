@@ -22,8 +22,8 @@ def check_count(field: str, value: object, least: int = 1) -> int:
 
 
 def check_seconds(field: str, value: object, *, zero: bool = False) -> float:
-    """Check and return a number of seconds: an int or float above 0, and 0 too if ``zero`` is set. Raises InvalidValue,
-    also for NaN."""
+    """Check and return a number of seconds: an int or float above 0, or also 0 if ``zero`` is set. Raises InvalidValue
+    for anything else, including NaN."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LONGEST and (value or zero):
         return value
     least = "0 or more" if zero else "above 0"

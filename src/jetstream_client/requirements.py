@@ -4,7 +4,7 @@
 From 2.12 on, a server refuses a field that it does not know (10025), and names only the first one. An older server
 drops the field silently. No server refuses a header that it does not know. It ignores the header and stores the
 message: a message with a TTL would stay forever, and a message with an expected last sequence would be stored whatever
-the last sequence is. So before it sends anything, the client refuses what is known to be too new for the server.
+the last sequence is. So the client refuses everything that is known to be too new for the server, and sends nothing.
 
 Sources: server/jetstream_versioning.go (API levels, ADR-44), and the structs ``StreamConfig``, ``StreamSource`` and
 ``ConsumerConfig`` at the tags 2.10.0, 2.11.0, 2.12.0 and 2.14.0.
@@ -33,9 +33,9 @@ class Requirement(NamedTuple):
 
     def check_answer(self, config: Mapping[str, Any]) -> None:
         """Raises ServerTooOld if the server that answered with a configuration is too old. The leader of a stream or
-        consumer answers its INFO, and since 2.11 it adds its version (ADR-44)."""
+        consumer answers an INFO request, and since 2.11 the leader adds its version (ADR-44)."""
         if _level(_note(config, "_nats.level")) < self.level:
-            raise self.error(_note(config, "_nats.ver")[:LONGEST_TEXT] or "a server before 2.11")
+            raise self.error(_note(config, "_nats.ver")[:LONGEST_TEXT] or "a server older than 2.11")
 
     def error(self, found: str) -> ServerTooOld:
         return ServerTooOld(self.what, "{}.{}".format(*self.version), found)
@@ -118,13 +118,14 @@ def of_config(config: Mapping[str, Any]) -> Requirement | None:
 
 
 def recorded(config: Mapping[str, Any]) -> int:
-    """The API level that a stored configuration needs, as the server that stored it noted in its metadata; 0 without
-    this note. An older server keeps the note, although it ignores the fields that it does not know."""
+    """The API level that a stored configuration needs: the server that stored the configuration noted the level in the
+    metadata. 0 without this note. An older server keeps the note, although it ignores the fields that it does not
+    know."""
     return _level(_note(config, "_nats.req.level"))
 
 
 def _note(config: Mapping[str, Any], name: str) -> str:
-    """What the server has written into a configuration's metadata; empty if it has written nothing."""
+    """A note that the server has added to a configuration's metadata; empty if there is none."""
     metadata = config.get("metadata")
     return str(metadata.get(name, "")) if isinstance(metadata, Mapping) else ""
 

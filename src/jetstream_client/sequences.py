@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MOST_RANGES = 1_000_000
-"""The largest number of ranges in a JSON value, because a string of a few kilobytes can unpack to gigabytes. A million
-ranges take 200 MB."""
+"""The largest number of ranges in a JSON value. Without this limit, a string of a few kilobytes could unpack to
+gigabytes. A million ranges take 200 MB."""
 _LARGEST = 2**64 - 1  # sequences are unsigned 64-bit integers on the server
 _LONGEST_RANGE = 2 * 10  # bytes of two variable-length numbers
 
@@ -114,7 +114,7 @@ class Sequences:
         return shown + (f" and {len(self.ranges) - 10} more ranges" if len(self.ranges) > 10 else "")
 
     def windows(self, size: int) -> Iterator[Sequences]:
-        """Split the sequences, in order, into sets of at most ``size``."""
+        """Split the sequences, in order, into sets of at most ``size`` sequences."""
         window: list[tuple[int, int]] = []
         room = size
         for start, last in self.ranges:
@@ -142,7 +142,7 @@ class Sequences:
             InvalidValue: there are more ranges than :meth:`from_json` reads.
         """
         if len(self.ranges) > MOST_RANGES:
-            remedy = f"must be at most {MOST_RANGES}; take fewer messages at once"
+            remedy = f"there must be at most {MOST_RANGES}; take fewer messages at a time"
             raise InvalidValue("ranges", len(self.ranges), remedy)
         ranges = [[first, last] for first, last in self.ranges]
         if len(ranges) * 6 <= longest and len(str(ranges)) <= longest:
@@ -161,8 +161,8 @@ class Sequences:
 
     @classmethod
     def from_json(cls, value: object, field: str = "ranges", most: int = MOST_RANGES) -> Sequences:
-        """Read ``value``, which :meth:`to_json` returned. It has at most ``most`` ranges, ascending from 1, with a gap
-        between any two. ``field`` is the name of the value in errors.
+        """Read ``value``, which :meth:`to_json` returned: at most ``most`` ranges, ascending from 1, with a gap between
+        any two. ``field`` is the name of the value in errors.
 
         Raises:
             InvalidValue: the value is anything else.

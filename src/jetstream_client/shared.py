@@ -38,8 +38,8 @@ class Use:
     """One user of a shared connection, from entering to leaving.
 
     This is not a generator: `airflow dags test` ends the loop of a trigger without cleaning up, and asyncio then closes
-    all generators at once. A generator that waits inside another would be closed twice, and both would log an error
-    (``BaseEventLoop.shutdown_asyncgens``).
+    all generators at the same time. A generator that waits inside another would be closed twice, and both would log an
+    error (``BaseEventLoop.shutdown_asyncgens``).
     """
 
     def __init__(self, settings: ConnectionSettings) -> None:

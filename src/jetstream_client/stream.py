@@ -120,7 +120,7 @@ class Stream:
             raise InvalidValue("keep", keep, "set sequence or keep, not both")
         for name, number in (("sequence", sequence), ("keep", keep)):
             if number is not None and (type(number) is not int or number < 1):
-                remedy = f"must be 1 or more, because the server purges everything for 0; to do that, leave {name} out"
+                remedy = f"must be 1 or more; to purge everything, leave {name} out"
                 raise InvalidValue(name, number, remedy)
         if subject is not None:
             check_filter(subject, "subject")
@@ -146,8 +146,8 @@ class Stream:
                           ``sequence`` or ``start_time`` is set.
         last_by_subject:  the last message whose subject matches this filter.
         start_time:       the first message that was stored at this time or later (nats-server 2.11).
-        direct:           if True, use direct get (the stream needs ``allow_direct``): any replica answers, and may lag
-                          behind its leader. Default False: the leader answers.
+        direct:           if True, use direct get (the stream needs ``allow_direct``): any replica can answer, even one
+                          that lags behind the leader. Default False: the leader answers.
 
         Raises:
             MessageNotFound: there is no such message.
@@ -171,7 +171,7 @@ class Stream:
 
         Raises:
             ServerTooOld: the server is older than nats-server 2.12.
-            MessageNotFound, DirectGetDisabled, InvalidValue: as :meth:`get_message`.
+            MessageNotFound, DirectGetDisabled, InvalidValue: as for :meth:`get_message`.
         """
         body = stored.selection(sequence, next_by_subject, last_by_subject)
         await self.js.require(requirements.DATA_ALONE)
@@ -257,7 +257,7 @@ class Stream:
         return consumer
 
     def push_consumer(self, name: str) -> PushConsumer:
-        """Return a handle for the push consumer ``name``, which is a consumer with a ``deliver_subject``. Nothing is
+        """Return a handle for the push consumer ``name``. A push consumer has a ``deliver_subject``. Nothing is
         requested from the server, so the consumer need not exist."""
         return PushConsumer(self.js, self.name, name)
 
@@ -272,7 +272,7 @@ class Stream:
         """Return an ordered consumer, which gets every message once and in order, without acknowledgements. It is
         created on the server when it is first used.
 
-        config:     where to begin and what to leave out: ``deliver_policy``, ``opt_start_seq``, ``opt_start_time``,
+        config:     the fields that may be set: ``deliver_policy``, ``opt_start_seq``, ``opt_start_time``,
                     ``filter_subject``, ``filter_subjects``, ``headers_only``, ``replay_policy``, ``inactive_threshold``
                     (default 5 minutes), ``metadata``.
         max_resets: how many times in a row it may be recreated without receiving a message. Default None: no limit.

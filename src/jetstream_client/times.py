@@ -10,7 +10,7 @@ _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8})(?:\.([0-9]{1,9}))?(Z
 
 
 def nanoseconds(duration: timedelta) -> int:
-    """A duration in nanoseconds, exactly, unlike ``total_seconds() * 10**9``."""
+    """A duration in nanoseconds. The result is exact, unlike ``total_seconds() * 10**9``."""
     return ((duration.days * 86_400 + duration.seconds) * 1_000_000 + duration.microseconds) * 1_000
 
 

@@ -115,7 +115,7 @@ REACHING: dict[str, Case] = {
     "secret in the host": (lambda _, __: {"host": f"u:1,{SECRET}@h"}, "servers=.*their own fields"),
     "another scheme": (lambda _, __: {"servers": "http://a:4222"}, "servers=.*nats://host:port"),
     "secret in the address": (lambda _, __: {"servers": f"nats://u:{SECRET}@a"}, "servers=.*their own fields"),
-    "no such domain": (lambda s, _: {**who(s), "domain": "hub"}, "no server answers.*domain 'hub'.*check domain"),
+    "no such domain": (lambda s, _: {**who(s), "domain": "hub"}, "no server answers.*domain 'hub'.*correct domain"),
     "no such API": (lambda s, _: {**who(s), "api_prefix": "JS.x"}, "no server answers.*'JS.x'.*check api_prefix"),
     "no JetStream": (lambda s, f: {"servers": s.without_jetstream(f)}, "connected, but.*not enabled on this server"),
     "no JetStream for the account": (lambda s, _: who(s, "nobody"), "connected, but.*not enabled for the account"),

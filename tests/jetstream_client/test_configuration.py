@@ -426,6 +426,6 @@ def test_what_needs_the_newest_server() -> None:
         COUNTERS.check_answer({"metadata": {"_nats.level": "1", "_nats.ver": "2.11.11"}})
     wrong: list[Any] = [None, {}, [], "2", {"_nats.level": "two"}, {"_nats.level": "9" * 5_000}]
     for metadata in wrong:
-        with pytest.raises(ServerTooOld, match=r"a server before 2\.11"):
+        with pytest.raises(ServerTooOld, match=r"a server older than 2\.11"):
             COUNTERS.check_answer({"metadata": metadata})
         assert recorded({"metadata": metadata}) == 0

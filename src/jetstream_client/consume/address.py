@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The subject of a consumer's acknowledgements, chosen so that they reach no other consumer of the same name.
 
-``$JS.ACK.<stream>.<consumer>.…`` reaches every consumer of that name in the account: across a leaf node, those of both
+``$JS.ACK.<stream>.<consumer>.…`` reaches every consumer of that name in the account, and across a leaf node in both
 domains. ``$JS.ACK.<domain>.<account hash>.<stream>.<consumer>.…`` reaches only one. nats-server has listened on both
-since 2.14, and uses the second form in its own reply subjects with the feature flag ``js_ack_fc_v2`` (``ackSubjOld``
-and ``ackSubj`` in its ``server/consumer.go``). So a client that knows domain and account can always use the second
-form.
+forms since 2.14, and uses the second form in its own reply subjects with the feature flag ``js_ack_fc_v2``
+(``ackSubjOld`` and ``ackSubj`` in its ``server/consumer.go``). So a client that knows domain and account can always use
+the second form.
 """
 
 from __future__ import annotations
@@ -86,20 +86,21 @@ async def find(stream: Stream, consumer: str, *, patience: float = 0) -> AckAddr
 
     The stream's INFO names the domain; without a domain, the form with nine tokens is used. The connected server
     answers ``$SYS.REQ.USER.INFO``, and over leaf nodes so does one server of each domain. Each answer names the account
-    that this connection has there, because a leaf node may bind another account than its own. Then the consumer must
-    answer an in-progress acknowledgement that belongs to no message.
+    of this connection in that domain. The accounts can differ, because a leaf node can be bound to another account.
+    Then the consumer must answer an in-progress acknowledgement that belongs to no message.
 
     patience:  see :meth:`JetStream.api`.
 
     Raises:
         AddressUnknown: no server of the domain answered, or no consumer answered at the address.
-        PermissionDenied: the user may not acknowledge there.
+        PermissionDenied: the user lacks the permission to acknowledge there.
         StreamNotFound: the stream does not exist.
     """
     js = stream.js
     domain = (await stream.info(patience=patience)).domain
     if js.settings.domain and domain != js.settings.domain:
-        raise AddressUnknown(js.settings.domain, f"stream {stream.name!r} is in domain {domain!r}")
+        place = f"domain {domain!r}" if domain else "no domain"
+        raise AddressUnknown(js.settings.domain, f"stream {stream.name!r} is in {place}")
     if not domain:
         return AckAddress(stream.name, consumer)
     clock = asyncio.get_running_loop().time
@@ -117,8 +118,8 @@ async def find(stream: Stream, consumer: str, *, patience: float = 0) -> AckAddr
                 if await _answers(js, address):
                     return address
                 problem = (
-                    f"no consumer listens on {address.prefix}.>; use nats-server 2.14 or newer, with the JetStream of "
-                    f"account {account!r} in that domain"
+                    f"no consumer listens on {address.prefix}.>; use nats-server 2.14 or newer in that domain, and an "
+                    f"account that has the stream there (this connection uses {account!r})"
                 )
         except (ConnectionLost, RequestTimeout) as error:
             problem = str(error)

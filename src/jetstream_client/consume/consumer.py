@@ -68,7 +68,7 @@ class Consumer:
         LeadershipChanged: the consumer has a new leader, or no leader.
         HeartbeatMissed: nothing arrived for two heartbeats (10 s by default), so the server or the network has failed.
         ConnectionLost: there is no connection at this moment.
-        PermissionDenied: the user may not pull.
+        PermissionDenied: the user lacks the permission to pull.
         PullError: any other status, with its code and description.
     """
 
@@ -127,7 +127,8 @@ class Consumer:
         """Deliver nothing to any client until this time. Waiting pulls keep waiting. A time in the past ends a pause.
 
         Raises:
-            InvalidValue: ``until`` has no time zone, or is not a time, for which the server would end a pause.
+            InvalidValue: ``until`` has no time zone, or is not a time. Given such a value, the server would end a
+                pause.
             ServerTooOld: the server is older than nats-server 2.11.
             ConsumerNotFound: the consumer does not exist.
         """
@@ -138,7 +139,8 @@ class Consumer:
         return PauseState(await self.js.api(f"CONSUMER.PAUSE.{self.stream}.{self.name}", body))
 
     async def resume(self) -> PauseState:
-        """End a pause, if there is one. Raises ServerTooOld before nats-server 2.11, ConsumerNotFound."""
+        """End a pause, if there is one. Raises ServerTooOld if the server is older than nats-server 2.11, and
+        ConsumerNotFound."""
         await self.js.require(requirements.PAUSE)
         return PauseState(await self.js.api(f"CONSUMER.PAUSE.{self.stream}.{self.name}"))
 
@@ -157,7 +159,7 @@ class Consumer:
         """Reset the consumer on the server: deliver again from the acknowledgement floor, or from the stream sequence
         ``sequence`` on. Returns the sequence from which it delivers.
 
-        Do not use this for a consumer that claims are taken from: acknowledgements that are still on their way would
+        Do not use this for a consumer from which claims are taken: acknowledgements that are still on their way would
         count for the new deliveries, and messages would be lost. Use :func:`jetstream_handoff.reset.reset`, which waits
         for these acknowledgements and supersedes the claims.
 
@@ -207,7 +209,7 @@ class Consumer:
         150 bytes) and headers.
 
         Raises:
-            MaxBytesExceeded: the first message is larger.
+            MaxBytesExceeded: the first message is larger than ``max_bytes``.
             PullError: the pull failed, see :meth:`fetch`.
         """
         check_count("max_bytes", max_bytes)
@@ -216,7 +218,7 @@ class Consumer:
             return await pull._all()
 
     async def fetch_no_wait(self, batch: int, *, priority: Priority | None = None) -> list[Message]:
-        """Fetch up to ``batch`` messages that can be delivered now, without waiting for others.
+        """Fetch up to ``batch`` messages that can be delivered immediately, without waiting for others.
 
         Raises:
             PullError: the pull failed, see :meth:`fetch`. HeartbeatMissed is raised after ``request_timeout`` seconds
@@ -278,7 +280,7 @@ class Consumer:
 
         pulling:   how many messages are requested, and when. Default: 500 messages.
         on_error:  called with errors that consuming survives. Without ``on_error`` the iterator raises such errors, and
-                   iterating may continue.
+                   iterating can continue.
         """
         return PullMessages(self, pulling or pulls.Pulling(), on_error)
 
@@ -328,8 +330,8 @@ class Consumer:
         heartbeat: float | None = None,
         priority: Priority | None = None,
     ) -> AbstractAsyncContextManager[MetadataPull]:
-        """Like :meth:`pull`, but it receives the metadata of the messages, as columns. They arrive four times as fast
-        as messages. What was received can be answered only by its sequences."""
+        """Like :meth:`pull`, but it receives the metadata of the messages, as columns. Metadata arrives four times as
+        fast as messages. The messages can be answered only by their sequences."""
         window = self._window(batch, expires=expires, heartbeat=heartbeat, priority=priority)
         return self._running(MetadataPull(self, window))
 
@@ -356,7 +358,8 @@ class Consumer:
         return f"{self.js.settings.prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.name}"
 
     async def _unanswered(self, error: NoResponders) -> PullError:
-        """Why nothing listens for pull requests: the consumer does not exist, or has no leader at this moment."""
+        """The error that explains why nothing listens for pull requests: the consumer does not exist, or has no leader
+        at this moment."""
         try:
             await self.info(patience=self.js.settings.request_timeout)
         except (ConsumerNotFound, StreamNotFound) as gone:

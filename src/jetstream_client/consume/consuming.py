@@ -147,11 +147,11 @@ class Consuming:
             await self._messages.__aexit__(None, None, None)
             await self.closed()
         finally:
-            self._task.cancel()  # the last callback, if this was cancelled while it ran
+            self._task.cancel()  # the last callback, if this method was cancelled while it was running
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def stop(self) -> list[Message]:
-        """Stop after the callback that is running now. Returns delivered messages that were not passed to a callback.
+        """Stop after the running callback. Returns delivered messages that were not passed to a callback.
 
         Unless they are answered, the returned messages are redelivered after ``ack_wait``.
         """
@@ -161,10 +161,10 @@ class Consuming:
         return left
 
     async def drain(self) -> None:
-        """End consuming on the server, and wait until callbacks were called with all delivered messages.
+        """End consuming on the server, and wait until the callback has been called with all delivered messages.
 
-        A callback may call :meth:`drain` too. It then returns at once, and the callback is still called with the other
-        delivered messages.
+        In a callback, :meth:`drain` returns at once, and the callback is still called with the other delivered
+        messages.
         """
         if self._messages:
             await self._messages.drain()
@@ -172,8 +172,8 @@ class Consuming:
             await self.closed()
 
     async def closed(self) -> None:
-        """Wait for the end of the consuming. Raises the error that ended it, if an error did. In a callback, which
-        would wait for itself, raises ConsumingMisused."""
+        """Wait for the end of the consuming. Raises the error that ended it, if an error did. Raises ConsumingMisused
+        in a callback, which would wait for itself."""
         if self._in_callback:
             raise ConsumingMisused("a callback cannot wait for the end of the consuming that calls it; use stop()")
         if self._task:

@@ -29,7 +29,7 @@ class Pulled(ABC, Generic[Received]):
     """Drives a :class:`~jetstream_client.consume.pull_window.PullWindow` on a separate inbox."""
 
     def __init__(self, consumer: Consumer, window: PullWindow, *, subject: str = "", opening: bytes = b"") -> None:
-        """``subject``: subject of the requests, by default the consumer's. ``opening``: bytes in front of each one."""
+        """``subject``: subject of the requests, by default the consumer's. ``opening``: bytes before each request."""
         self._clock = asyncio.get_running_loop().time
         self._consumer = consumer
         self._window = window
@@ -52,7 +52,7 @@ class Pulled(ABC, Generic[Received]):
     @property
     def silence(self) -> float:
         """Seconds of the longest period without a message or heartbeat. No message that has arrived was on its way for
-        longer, unless the network is so slow that messages keep arriving all the time."""
+        longer, unless the network is so slow that messages arrive without a pause."""
         return self._window.longest_silence
 
     async def receive(self, wait: float = 1.0) -> list[Received]:
@@ -119,7 +119,7 @@ class Pulled(ABC, Generic[Received]):
 
     @abstractmethod
     def _received(self, arrived: Reply | Received) -> tuple[Received, int, str]:
-        """What has arrived, how many messages that is, and the id of this client's pin, if it contains one.
+        """The arrived item, its number of messages, and the id of this client's pin if the item contains one.
 
         Raises NotJetStreamMessage.
         """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jetstream_client.context import JetStream
 
 PATIENCE = 60.0
-"""Seconds without an answer of the server after which measuring fails."""
+"""Measuring fails after this many seconds without an answer from the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Lag:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """A condition on a consumer's lag: it must be ``below`` a number of messages, or ``above`` one.
+    """A condition on a consumer's lag: it must be either ``below`` or ``above`` a number of messages.
 
     Raises:
         InvalidValue: neither ``below`` nor ``above`` is set, or both are; a number is negative, ``below`` is 0, or
@@ -55,7 +55,7 @@ class Bound:
         if self.below is not None and self.below < 1:
             raise InvalidValue("below", self.below, "must be 1 or more; 1 means that no messages are left")
         if self.above is not None and self.above < 0:
-            raise InvalidValue("above", self.above, "must be 0 or more; 0 means that there are messages")
+            raise InvalidValue("above", self.above, "must be 0 or more; 0 means that at least one message is left")
 
     def __str__(self) -> str:
         return f"below {self.below}" if self.below is not None else f"above {self.above}"

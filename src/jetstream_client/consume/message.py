@@ -60,7 +60,7 @@ class Message:
     metadata: :class:`~jetstream_client.wire.protocol.AckSubject`: stream, consumer, sequence (in the stream),
               consumer_sequence, delivered (number of deliveries), pending (messages after this one), timestamp, domain.
     reply:    subject for the answers.
-    counted:  bytes of subject, reply subject, headers and data, which the server counts in a pull limited by bytes.
+    counted:  bytes of subject, reply subject, headers and data. The server counts them in a pull with ``max_bytes``.
 
     Raises:
         NotJetStreamMessage: no consumer delivered the message.
@@ -109,7 +109,7 @@ class Message:
                 of = f"consumer {self.metadata.consumer!r} of stream {self.metadata.stream!r}"
                 raise JetStreamError(
                     f"the acknowledgement of message {self.metadata.sequence} was not confirmed, because no server "
-                    f"answers for {of}; check that the consumer exists"
+                    f"answers for {of}; run `nats consumer info` to see whether the consumer exists"
                 )
 
     async def nak(self, delay: timedelta | None = None) -> None:

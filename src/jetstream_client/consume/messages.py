@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An iterator without end over the messages that arrive on a subscription (ADR-37)."""
+"""An endless iterator over the messages that arrive on a subscription (ADR-37)."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ RETRY_WAIT = 0.25
 CHECK_EVERY = 1.0
 """Seconds between two checks of the connection while nothing arrives."""
 TO_STOP = 0.5
-"""Seconds that stopping waits, at most, for messages that the server has sent already. A frozen server sends none."""
+"""Stopping waits at most this many seconds for messages that the server has already sent. A frozen server sends
+none."""
 ROOM = 0.1
-"""Seconds for reading what has arrived while the event loop was busy, before a heartbeat counts as missed."""
+"""Seconds for reading data that arrived while the event loop was busy, before a heartbeat counts as missed."""
 
 
 def passes(error: JetStreamError) -> bool:
@@ -61,15 +62,14 @@ def passes(error: JetStreamError) -> bool:
 class Messages(ABC):
     """An asynchronous iterator of messages, and a context manager that stops it.
 
-    ``async with consumer.messages() as messages: async for message in messages: …``. Several tasks may iterate over
-    the same object. After leaving the loop or the context, messages that had arrived stay unread and unacknowledged,
-    and are redelivered after ``ack_wait``. :meth:`stop` returns such messages; after :meth:`drain` they can still be
-    read.
+    ``async with consumer.messages() as messages: async for message in messages: …``. Several tasks may iterate over the
+    same object. When the loop or the context is left, messages that had arrived stay unread and unacknowledged, and are
+    redelivered after ``ack_wait``. :meth:`stop` returns such messages; after :meth:`drain` they can still be read.
 
     Iterating raises
 
         HeartbeatMissed, LeadershipChanged, RequestTimeout, ProtocolError (something arrived that is not a delivery):
-            consuming survives these errors. They are raised only without ``on_error``, and iterating may continue. A
+            consuming survives these errors. They are raised only without ``on_error``, and iterating can continue. A
             connection that is restored within two heartbeats raises nothing.
         PermissionDenied, ConsumerDeleted, PullError and its other subclasses: these errors end consuming.
         ConnectionEnded: the connection has ended for good. Messages that had arrived are redelivered.
@@ -81,7 +81,9 @@ class Messages(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         if left := await self.stop():
-            log.info("%d messages arrived and were not read; they are redelivered if they need an answer", len(left))
+            log.info(
+                "%d messages arrived and were not read; they are redelivered, unless the ack policy is none", len(left)
+            )
 
     def __aiter__(self) -> Self:
         return self
@@ -103,8 +105,8 @@ class Messages(ABC):
 
     @abstractmethod
     async def stop(self) -> list[Message]:
-        """End consuming on the server and end the iteration. Returns delivered messages that were not read. It may be
-        called repeatedly.
+        """End consuming on the server and end the iteration. Returns delivered messages that were not read. This method
+        may be called repeatedly.
 
         This takes at most half a second, even if the server does not answer. Unless they are answered, the returned
         messages are redelivered after ``ack_wait``, and so are messages that arrive later.
@@ -137,7 +139,7 @@ class Subscribed(Messages):
         self._clock = asyncio.get_running_loop().time
         self._reconnects = js.connection.reconnects
         self._paused_until = 0.0
-        self._subject = ""  # needs a permission
+        self._subject = ""  # the user needs a permission for it
         self._silence_allowed = math.inf  # seconds
 
     async def __anext__(self) -> Message:
@@ -201,7 +203,7 @@ class Subscribed(Messages):
             await self._stack.aclose()
 
     def _survives(self, error: JetStreamError) -> bool:
-        """Whether iterating continues after this error. Without ``on_error``, raises the error if it is survived."""
+        """Whether iterating continues after this error. Without ``on_error``, raises an error that it survives."""
         if self._on_error is not None:
             self._on_error(error)
         if not passes(error):
@@ -212,7 +214,7 @@ class Subscribed(Messages):
         if self._on_error is None:
             if not isinstance(error, PinLost):
                 raise error
-            log.info("another client is pinned now: %s", error)
+            log.info("another client is now pinned: %s", error)
         return True
 
     async def _next_arrived(self) -> Message | None:

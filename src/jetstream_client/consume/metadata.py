@@ -28,17 +28,17 @@ _LONGEST = 10  # digits of a size that Message.size reads
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Deliveries of one consumer in the order of their arrival, as columns of equal length; at least one.
+    """Deliveries of one consumer in the order of their arrival, as columns of equal length; at least one delivery.
 
     sequences:  stream sequences.
     counters:   consumer sequences.
     sizes:      bytes of the payloads, as :attr:`Message.size`.
     firsts:     1 for a first delivery, 0 for a redelivery.
-    last:       what the reply subject of the last one says. The others name the same stream, consumer, domain and
+    last:       the parsed reply subject of the last delivery. The others contain the same stream, consumer, domain and
                 account.
-    reply:      the reply subject of the last one.
-    headers:    of the first one.
-    pin:        the id of this client's pin in a priority group, if their headers contain it, else empty.
+    reply:      the reply subject of the last delivery.
+    headers:    the headers of the first delivery.
+    pin:        the id of this client's pin in a priority group, if the headers contain it, else empty.
     """
 
     sequences: Sequence[int]
@@ -55,15 +55,16 @@ class Metadata:
 
     @classmethod
     def of(cls, message: Message) -> Metadata:
-        """That of one message."""
+        """The metadata of one message."""
         meta = message.metadata
         numbers = ([meta.sequence], [meta.consumer_sequence], [message.size], [meta.delivered == 1])
         return cls(*numbers, meta, message.reply, message.headers, pin_of(message.headers))
 
     @classmethod
     def cut(cls, columns: Columns) -> Metadata | None:
-        """That of messages that arrived together, without a Python loop. None unless all of them are deliveries of the
-        same consumer: then they must be read one by one (:meth:`of`), and :class:`Message` refuses what is none."""
+        """The metadata of messages that arrived together, without a Python loop. None unless all of them are deliveries
+        of the same consumer. If it is None, read the messages one by one (:meth:`of`): :class:`Message` refuses those
+        that are not deliveries."""
         replies, headers = columns.replies, columns.headers
         reply = replies[-1].decode("utf-8", "replace")
         try:
@@ -71,8 +72,8 @@ class Metadata:
         except NotJetStreamMessage:
             return None
         if last.tokens > 11:
-            return None  # the numbers are not its last tokens
-        # Nothing lies between the deliveries. No reply subject contains a space, so there is one before each of them.
+            return None  # the numbers are not the last tokens of the subject
+        # Nothing lies between the matches. No reply subject contains a space, so a space precedes each of them.
         parts = _delivery(replies[-1].rsplit(b".", 5)[0]).split(b" %b" % b" ".join(replies))
         if any(parts[::4]):
             return None
@@ -95,7 +96,7 @@ def _pin(headers: Sequence[bytes]) -> str:
 
 
 def _sizes(headers: Sequence[bytes], data: Sequence[bytes]) -> Sequence[int]:
-    """As :attr:`Message.size`. A publisher may have set the same header; the last one is the server's."""
+    """The sizes, as :attr:`Message.size`. A publisher may have set the same header; the last one is the server's."""
     stated = [block.rpartition(_SIZE)[2] for block in headers]
     if (
         b"".join(stated).translate(None, _DIGITS) == b" \r\n\r\n" * len(stated)

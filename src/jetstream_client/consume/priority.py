@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Priority groups, which decide which clients a pull consumer serves (ADR-42; nats-server 2.11, prioritized 2.12)."""
+"""Priority groups: how a pull consumer chooses the clients to serve (ADR-42; nats-server 2.11, prioritized 2.12)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class Priority:
     min_pending:     with ``overflow``, the pull is served while at least this many messages wait to be delivered.
                      Default 0: not set.
     min_ack_pending: with ``overflow``, the pull is served while at least this many messages are delivered but
-                     unacknowledged. If ``min_pending`` is set too, one of the two is enough. Default 0: not set.
+                     unacknowledged. If ``min_pending`` is set too, meeting one of the two is enough. Default 0: not
+                     set.
     level:           with ``prioritized``, from 0 (served first) to 9. Default 0.
 
-    A ``pinned_client`` consumer serves one client of the group. Its messages contain the id of the pin, and the
-    :class:`~jetstream_client.consume.consumer.Consumer` that receives them sends this id with its pulls.
+    A ``pinned_client`` consumer serves one client of the group. The messages contain the id of the pin, and the
+    receiving :class:`~jetstream_client.consume.consumer.Consumer` sends this id with its pulls.
 
     Raises:
         InvalidValue: the group is empty, a number is negative, or the level is above 9.

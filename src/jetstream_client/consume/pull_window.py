@@ -25,9 +25,9 @@ from jetstream_client.quantities import check_count, check_seconds
 
 LARGEST_REQUEST = 10_000
 """The largest number of messages in one request. Up to one and a half times as many are outstanding, in three requests
-of MAX_BYTES or less, because the server closes a connection with 64 MiB of unread data as a slow consumer (its
-``max_pending``). Pulls on one connection share this number, because a hundred waiting sensors may be served at the same
-moment."""
+of MAX_BYTES or less. The number is limited because the server closes a connection with 64 MiB of unread data as a slow
+consumer (its ``max_pending``). Pulls on one connection share this number, because a hundred waiting sensors may be
+served at the same moment."""
 FEWEST = 50
 """The smallest number of messages in one request, however many pulls share the connection. A thousand pulls still fit,
 and a pull that has many messages to fetch is not slowed down by pulls that only wait."""
@@ -40,8 +40,8 @@ EXPIRES = 30.0
 HEARTBEAT = 5.0
 """Seconds between idle heartbeats of a fetch, as in nats.go. Two missed heartbeats are an error."""
 LONGEST_HEARTBEAT = 30.0
-"""The largest default of the seconds between idle heartbeats of consuming. Otherwise the default is half of the expiry,
-as in nats.go."""
+"""By default, the seconds between idle heartbeats of consuming are half of the expiry, as in nats.go, but at most this
+many."""
 MAX_MESSAGES = 500
 """Messages that consuming keeps requested or unread, as in nats.go (DefaultMaxMessages)."""
 MANY = 1_000_000
@@ -53,7 +53,7 @@ _REMEMBERED = 16  # requests whose size is remembered until they end
 
 @dataclass(frozen=True, slots=True)
 class Pulling:
-    """How consuming pulls (ADR-37). The defaults are those of nats.go.
+    """The settings with which consuming pulls messages (ADR-37). The defaults are those of nats.go.
 
     max_messages: the largest number of messages that are requested or wait unread. Default 500. With 1, this client
                   gets one message at a time.
@@ -62,7 +62,7 @@ class Pulling:
     expires:      seconds that a request waits on the server before it is renewed. Default 30.
     heartbeat:    seconds between the server's idle heartbeats. Default: half of ``expires``, and at most 30 (5 for an
                   ordered consumer). After two missed heartbeats a pull counts as lost.
-    threshold:    more messages are requested when no more than this many messages (or bytes, if bytes are limited) are
+    threshold:    more messages are requested when at most this many messages (or bytes, if bytes are limited) are
                   outstanding or unread. Default: half of the maximum.
     stop_after:   number of messages after which consuming ends. No others are requested. Default None: no limit.
     priority:     priority of the pulls, for a consumer with priority groups. Default None.
@@ -117,7 +117,7 @@ class PullWindow:
     expires, heartbeat: seconds, for every request.
     largest_request: the largest number of messages in one request.
     max_bytes: bytes of one request. If the caller sets it, the fetch ends at this limit; None uses a default limit.
-    no_wait:   request only messages that can be delivered now.
+    no_wait:   request only messages that can be delivered at once.
     largest_message: bytes of the largest possible message. The limit of a request is never smaller, however many pulls
                share the connection.
     """
@@ -211,7 +211,7 @@ class PullWindow:
     def on_status(
         self, number: int, status: int, description: str, headers: Mapping[str, Sequence[str]], now: float
     ) -> None:
-        """Record a status line for request ``number``. Returns if the line only means "no more messages now".
+        """Record a status line for request ``number``. Returns normally if the line only means "no more messages now".
 
         Raises:
             PullError: the line means anything else (usually a subclass).

@@ -2,9 +2,9 @@
 """Fast-ingest batches on the control connection (ADR-50, nats-server 2.14).
 
 For very many messages, ``publish.bulk.publish_fast`` is faster. A fast-ingest batch is not atomic: messages that
-arrived before a failure are stored. The server ends a batch that lost a message with an answer that looks like success,
-so a batch has succeeded only if the count in this answer is the number of messages that were sent. Batches that
-continue after gaps (``ok`` in the reply subject) are not supported, because their count does not show the loss.
+arrived before a failure are stored. If a message was lost, the server ends the batch with an answer that looks like
+success. So a batch has succeeded only if the count in this answer is the number of sent messages. Batches that continue
+after gaps (``ok`` in the reply subject) are not supported, because their count does not show the loss.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class OrderedConsumer:
 
             StreamNotFound, StreamRecreated: the stream does not exist, or another one has its name.
             OrderedConsumerFailed: the consumer was recreated ``max_resets`` times in a row without receiving a message.
-            OrderedConsumerMisused: the consumer is already being read, or a method to fetch was used before.
+            OrderedConsumerMisused: the consumer is already being read, or a fetch method was used before.
             PermissionDenied, PullError: the server refused a request.
         """
         return OrderedMessages(self, pulling or pulls.Pulling(), on_error)
@@ -159,7 +159,7 @@ class OrderedConsumer:
         return await self._fetch(batch, max_wait, lambda consumer, left, rest: consumer.fetch(left, max_wait=rest))
 
     async def fetch_no_wait(self, batch: int) -> list[Message]:
-        """Fetch up to ``batch`` messages that can be delivered now. Raises the same errors as :meth:`fetch`."""
+        """Fetch up to ``batch`` messages that can be delivered immediately. Raises the same errors as :meth:`fetch`."""
         check_count("batch", batch)
         patience = self._stream.js.settings.request_timeout
         return await self._fetch(batch, patience, lambda consumer, left, _: consumer.fetch_no_wait(left))
@@ -232,7 +232,7 @@ class OrderedConsumer:
         js = self._stream.js
         created = (await self._stream.info()).created
         if self._stream_created and created != self._stream_created:
-            problem = f"stream {self._stream.name!r} was recreated, so its sequences belong to other messages"
+            problem = f"stream {self._stream.name!r} was recreated; create another ordered consumer to read it"
             raise StreamRecreated(problem)
         config = dict(self._config)
         if self._start and (self.last_sequence or config.get("deliver_policy") != "last_per_subject"):
@@ -249,7 +249,7 @@ class OrderedConsumer:
 
     async def _new(self, config: dict[str, Any]) -> ConsumerInfo:
         """Create a consumer that has not been read. A consumer of an earlier reader with the same prefix may still
-        exist, and creating one with the same configuration would return it."""
+        exist, and creating one with the same configuration would return the existing one."""
         while True:
             self._number += 1
             config["name"] = f"{self._prefix}_{self._number}"
@@ -273,7 +273,7 @@ class OrderedConsumer:
         self._resets = 0
 
     async def _reset(self, error: JetStreamError) -> None:
-        """Delete the consumer, so that the caller creates it again. From the second reset without a message in between,
+        """Delete the consumer, so that the caller creates it again. From the second reset in a row without a message,
         also wait, longer each time. Raises ``error`` if there was no consumer yet, and OrderedConsumerFailed after too
         many resets without a message."""
         if not self._stream_created:

@@ -4,7 +4,7 @@ limited.
 
 This is modelled on nats.go's ``PublishAsync``. Each unanswered message occupies a slot. The slot becomes free when the
 stream answers, after ``ack_timeout`` without an answer, when the connection is lost, when the message is refused before
-it is sent, and when the caller cancels the future. So no message waits for a slot without end.
+it is sent, and when the caller cancels the future. So no message waits endlessly for a slot.
 """
 
 from __future__ import annotations
@@ -151,12 +151,12 @@ class AsyncPublisher:
             await self._api.connection.publish(subject, data, inbox.subject(number), message.header)
         except BaseException:
             if not future.cancel():
-                future.exception()  # marks it as retrieved: it failed meanwhile, and this call raises the other error
+                future.exception()  # marks the error as retrieved, because this call raises the other error
             raise
         return future
 
     async def complete(self, timeout: float | None = None) -> None:
-        """Wait until every message is answered, including those that are published meanwhile.
+        """Wait until every message is answered, including messages that are published during the wait.
 
         Failures are not reported here: check the futures, or set ``on_error``. This takes at most ``ack_timeout`` after
         the last publish; ``timeout`` sets a shorter limit in seconds. Raises RequestTimeout.
@@ -168,7 +168,7 @@ class AsyncPublisher:
                 while self._pending:
                     await asyncio.wait(list(self._pending.values()))
         except TimeoutError:
-            text = f"{self.pending} messages have no answer after {timeout:g} s; wait longer"
+            text = f"{self.pending} messages have no answer after {timeout:g} s; wait again, or raise timeout"
             raise RequestTimeout(text) from None
 
     async def close(self) -> None:
@@ -245,8 +245,8 @@ class AsyncPublisher:
     def _unanswered(self, number: int) -> None:
         subject = self._pending[number].message.subject
         error: Exception = RequestTimeout(
-            f"no answer on {subject!r} within {self._ack_timeout:g} s; the message may be stored. Publish it again "
-            "with the same msg_id if it had one; without a msg_id, publishing again may store it twice"
+            f"the message on {subject!r} got no answer within {self._ack_timeout:g} s, and may be stored; publish it "
+            "again with the same msg_id if it had one. Without a msg_id, publishing it again may store it twice"
         )
         try:
             self._api.connection.check_permitted(subject)

@@ -34,8 +34,8 @@ MOST_UNREAD_BYTES = 256 << 20
 HEARTBEATS_MISSED = 2
 _FLOW_CONTROL = "$JS.FC."
 """Beginning of the subjects of flow control, on which a slow reader answers the server. Other subjects are not
-answered, because any client could send a message that looks like flow control, and so make this client publish on a
-subject of its choice."""
+answered, because any client could send a message that looks like flow control, and so make this client publish on any
+subject."""
 
 
 class PushConsumer:
@@ -72,7 +72,7 @@ class PushConsumer:
             ConsumerNotFound, StreamNotFound: the consumer or the stream does not exist.
             ConsumerIsPullBased: the consumer has no ``deliver_subject``.
             ConsumerIsBound: another client listens, and the consumer has no ``deliver_group``.
-            PermissionDenied: the user may not subscribe to the ``deliver_subject``.
+            PermissionDenied: the user lacks the permission to subscribe to the ``deliver_subject``.
 
         In addition to the errors of :class:`~jetstream_client.consume.messages.Messages`, iterating raises
 

@@ -23,11 +23,11 @@ _NO_TRACE = "the trace of a message is invalid: a field is missing or has an inv
 
 @dataclass(frozen=True)
 class Route:
-    """Where a message would go.
+    """The route that a message would take.
 
     raw:      report of each server on the way (nats-server ``MsgTraceEvent``), the nearest one first.
     streams:  names of the streams that would get the message.
-    refused:  why servers would not pass the message on, in their own words.
+    refused:  reasons of servers that would not pass the message on, in the servers' own words.
     """
 
     raw: list[dict[str, Any]] = field(repr=False)
@@ -80,8 +80,8 @@ async def find(api: Api, subject: str, data: bytes, headers: Headers | None) -> 
                     begun = begun or not came_on(said[-1])  # reports of more distant servers may arrive first
         except TimeoutError:
             connection.check_permitted(subject)
-            text = f"only {len(said)} of {expected} servers reported the route of {subject!r}; try again"
-            raise RequestTimeout(text) from None
+            text = f"only {len(said)} of {expected} servers reported the route of {subject!r}"
+            raise RequestTimeout(f"{text}; try again, or raise request_timeout") from None
     route = Route.parse(said)
     if route.refused:
         await connection.flush()  # a missing permission is not reported as an answer

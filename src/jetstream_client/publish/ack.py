@@ -11,7 +11,8 @@ from jetstream_client.wire.answers import decode_answer
 from jetstream_client.wire.protocol import NO_RESPONDERS
 
 RETRY_ATTEMPTS, RETRY_WAIT = 2, 0.25
-"""Number of further attempts, and seconds before each, if no answer arrives because the stream has no leader."""
+"""Number of repeated attempts, and seconds before each of them, if no answer arrives because the stream has no
+leader."""
 NOT_PROPOSED = (503, 0)
 """Codes in the answer of a leader that could not propose a message to its replicas, because it is no longer the leader
 (``processClusteredInboundMsg`` in nats-server's ``server/jetstream_cluster.go``). Nothing was stored."""

@@ -85,7 +85,7 @@ class Batch:
             if name.lower() in _RESERVED:
                 raise InvalidValue(f"headers[{name!r}]", "…", "leave it out, because the batch sets it")
         if self.size == self._max_messages:
-            remedy = f"a batch may have {self._max_messages} messages; use several batches, or publish without a batch"
+            remedy = f"must be at most {self._max_messages}; use several batches, or publish without a batch"
             raise InvalidValue("messages", self.size + 1, remedy)
         if self._held is not None:
             await self._send(self._held)
@@ -100,8 +100,8 @@ class Batch:
         Raises:
             WrongLastSequence: an expectation was not met; nothing is stored.
             BatchIncomplete: a message was lost, or nothing was sent for 10 s; nothing is stored.
-            BatchDuplicate: the stream has the ``msg_id`` of a message; nothing is stored now. If this repeats a batch
-                with the same ids, the first one was stored completely.
+            BatchDuplicate: the stream already has the ``msg_id`` of a message; nothing of this batch is stored. If it
+                repeats a batch with the same ids, that batch was stored completely.
             ApiError: the batch was refused for another reason (usually a subclass); nothing is stored.
             RequestTimeout, ConnectionLost: all of the batch is stored, or nothing. Repeat the batch with the same
                 message ids.
@@ -183,8 +183,8 @@ class Batch:
             raise NoStreamResponse(self._subjects[number - 1])
         if reply.data and not (ack := PubAck.parse(reply.data)).batch_id:
             raise JetStreamError(
-                f"message {number} was stored outside the batch, as sequence {ack.seq} of stream {ack.stream!r}; check "
-                "that the stream's server supports atomic batches (nats-server 2.12)"
+                f"message {number} was stored outside the batch, as sequence {ack.seq} of stream {ack.stream!r}; use "
+                "nats-server 2.12 or newer for the stream, because older servers do not support atomic batches"
             )
 
     def _lost(self, error: ConnectionLost) -> None:

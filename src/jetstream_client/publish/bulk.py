@@ -77,7 +77,7 @@ def publish_all(
               twice after the duplicate window either. Before the first message is sent, and after a lost connection,
               the messages that the stream has stored since this position are found by their ids, and are not sent
               again. If it is unclear which ones are stored, sending relies on the duplicate window, and stops 10 s
-              before its end. All messages need ids, from ``scope`` or their headers. Default None.
+              before the end of the window. All messages need ids, from ``scope`` or their headers. Default None.
     first:    if True, this is the first attempt after the position ``since``, so stored messages are looked for only
               after a lost connection. Default False.
     accept_duplicates: if True, send even if messages could be stored twice. Default False.
@@ -88,8 +88,8 @@ def publish_all(
 
     After a lost connection, another one is opened and unanswered messages are sent again, until there is no progress
     for 60 s. Without ``since``, a message is stored twice if this takes longer than the duplicate window. For a stream
-    without a leader, publishing also waits for up to 60 s, and sends nothing new meanwhile. A subject that no stream
-    listens on is refused as soon as the server has confirmed that none does.
+    without a leader, publishing also waits for up to 60 s, and sends nothing new during this time. A subject that no
+    stream listens on is refused as soon as the server has confirmed that none does.
 
     The stream gets the messages in the order of the input, except those that it dropped at first because it was
     overloaded (429). ``Published.in_order`` says whether the order was kept.
@@ -98,7 +98,7 @@ def publish_all(
         DuplicatesPossible: it is unknown which messages were stored since the position ``since``; nothing was sent.
         PublishFailed: names the first message that was not stored, the reason, and how many were stored.
         ConnectionFailed: no connection could be made at the start.
-        PermissionDenied: the user may not subscribe to its inbox, see ``inbox_prefix`` of the settings.
+        PermissionDenied: the user lacks the permission to subscribe to its inbox, see ``inbox_prefix`` of the settings.
     """
     window = PublishWindow(stream, domain=settings.domain)
     ids = MessageIds(scope) if scope is not None else None
@@ -121,10 +121,10 @@ def publish_fast(
 ) -> PubAck:
     """Publish all messages as one fast-ingest batch (nats-server 2.14, ``allow_batched``). Blocking, on one connection.
 
-    This is faster than :func:`publish_all`, but a lost connection ends it, and messages that had arrived are stored.
-    With a ``scope``, the messages have ids, and repeating the call stores nothing twice within the stream's duplicate
-    window; recognised duplicates count as stored. The input must produce a message at least every 10 s, because the
-    server drops a batch after 10 s without a message.
+    This is faster than :func:`publish_all`, but a lost connection ends the batch, and messages that had arrived are
+    stored. With a ``scope``, the messages have ids, and repeating the call stores nothing twice within the stream's
+    duplicate window; recognised duplicates count as stored. The input must produce a message at least every 10 s,
+    because the server drops a batch after 10 s without a message.
 
     stream, scope, progress, stop:  see :func:`publish_all`.
 
@@ -225,7 +225,7 @@ def _drive_all(
     recovery: Recovery | None,
 ) -> None:
     attempts = Attempts(
-        lambda: f"publishing was interrupted, sending {len(window.unanswered)} messages again", patient=False
+        lambda: f"publishing was interrupted; sending {len(window.unanswered)} messages again", patient=False
     )
     inbox = ""
     try:

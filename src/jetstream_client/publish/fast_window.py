@@ -48,7 +48,7 @@ class FastWindow:
         self._prefix = f"{inbox}.{self.id}"
         self._domain = domain
         self._flow = 0  # messages for one answer, as the first message requests
-        self._now = 0  # messages for one answer, as the server grants now; 0: it has not answered yet
+        self._now = 0  # messages for one answer, as the server's last answer granted; 0 before it
         self._subjects: dict[int, str] = {}  # of unconfirmed messages
         self.added = self.sent = self.confirmed = 0
         self.subject = ""
@@ -67,13 +67,14 @@ class FastWindow:
 
     @property
     def full(self) -> bool:
-        """Whether a confirmation is needed before another message is added. One more can be added than can be sent,
+        """Whether a confirmation is needed before another message is added. One more message can be added than sent,
         because the last message is held back."""
         return self.added > self._room
 
     @property
     def busy(self) -> bool:
-        """Whether a confirmation is needed before another message is sent. The first message must be answered alone."""
+        """Whether a confirmation is needed before another message is sent. The second message waits for the
+        answer to the first."""
         return self.sent >= self._room
 
     @property
@@ -82,7 +83,8 @@ class FastWindow:
 
     @property
     def failed(self) -> bool:
-        """Whether no more messages may be sent. Unless the batch has ended, a ping must then ask what was stored."""
+        """Whether no more messages may be sent. Unless the batch has ended, a ping must then ask how much was
+        stored."""
         return self.ended or bool(self._gap or self._refused or self._unsent)
 
     @property
@@ -109,7 +111,7 @@ class FastWindow:
 
     def ping(self) -> str:
         """Reply subject of a ping, which asks for the server's state. A ping ends a broken batch, because it announces
-        one more message than were sent, and the server takes the missing one for a gap."""
+        one message more than was sent, and the server takes the missing one for a gap."""
         return self._reply(self.sent + self.broken, _PING)
 
     def _reply(self, number: int, operation: int) -> str:
@@ -133,7 +135,7 @@ class FastWindow:
         elif kind == "gap" and not self.broken:
             self._gap = _natural(answer, "last_seq"), _natural(answer, "seq")
         elif kind == "gap":
-            pass  # a consequence of what broke the batch
+            pass  # a consequence of the first failure
         elif kind == "err":
             self._refuse(_natural(answer, "seq"), ApiError.from_response(answer.get("error")))
         elif "error" in answer:
@@ -157,7 +159,7 @@ class FastWindow:
             self._ack = ack
             self._confirm(ack.batch_size)
         else:
-            problem = "the server stored it outside the batch, because it does not support fast-ingest batches"
+            problem = "the server does not support fast-ingest batches, and stored the message without a batch"
             self._refuse(number, ProtocolError(problem))
 
     def _confirm(self, number: int) -> None:

@@ -61,7 +61,7 @@ def merged_headers(
     """Check a message. Returns its headers together with the headers of its options.
 
     The caller's headers are copied and not changed. Raises InvalidValue for the first invalid value, and for a header
-    that contradicts an option, naming both.
+    that contradicts an option; the error then names both.
     """
     check_subject(subject)
     if not isinstance(data, bytes):

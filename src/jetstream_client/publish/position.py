@@ -2,8 +2,8 @@
 """The position in a stream at which a publish began, and the messages that the stream has stored since.
 
 A stream recognises a repeated ``Nats-Msg-Id`` only for its ``duplicate_window`` (``checkMsgId`` in nats-server's
-``server/stream.go``). A position that was recorded before the first message works longer: everything that the publish
-stored has a higher sequence, in any order, and contains its id.
+``server/stream.go``). A position that was recorded before the first message has no such limit: each message that the
+publish stored has a higher sequence, whatever the order, and contains its id.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Found(NamedTuple):
     """The result of :func:`find`.
 
     ids:      message ids that the stream holds, and their sequences.
-    unclear:  why there may have been more messages than ``ids`` names; empty if ``ids`` is complete.
+    unclear:  the reason why messages may be missing from ``ids``; empty if ``ids`` is complete.
     age:      seconds since the position, by the server's clock.
     window:   the stream's duplicate window in seconds; 0 for a stream that cannot know the ids.
     """
@@ -132,7 +132,7 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
     there = max(first, state["first_seq"])
     by_direct_get = bool(config.get("allow_direct"))
     if not by_direct_get and config["retention"] != "limits" and there <= last:
-        why = f"a {config['retention']} stream can be read only by direct get without consuming it; set allow_direct"
+        why = f"only direct get can read a {config['retention']} stream without consuming it; set allow_direct"
         return Found({}, why, age, window)
     ids: dict[bytes, int] = {}
     unclear, read = "", 0
@@ -171,7 +171,8 @@ class Recovery:
         self._stored: Mapping[bytes, int] = {}  # by earlier attempts: ids and their sequences
         self._unclear = ""
         self.sends_until = math.inf
-        """When sending must end, by the monotonic clock. Later, a message that was not found could be stored twice."""
+        """The time when sending must end, by the monotonic clock. After it, a message that was not found could be
+        stored twice."""
 
     def before_the_first(self) -> None:
         """Find the messages that earlier attempts stored. Raises DuplicatesPossible."""
@@ -207,7 +208,7 @@ class Recovery:
             raise DuplicatesPossible(self._since.stream, found.unclear)
 
     def _until(self, found: Found, began: float) -> float:
-        """Until when messages that were not found may be sent, by the monotonic clock."""
+        """The time until which messages that were not found may be sent, by the monotonic clock."""
         if not found.unclear:
             return math.inf
         if self._accept:
@@ -230,7 +231,7 @@ def _stored(
         return
     what = (settings, since.stream, Sequences.from_ranges([(first, last)]), since.created)
     if by_direct_get:
-        with Wire.open(settings) as wire:  # without the permission nothing would answer, and reading would wait long
+        with Wire.open(settings) as wire:  # without the permission, reading would wait long for an answer
             wire.request(f"{settings.prefix}.DIRECT.GET.{since.stream}", json.dumps({"seq": first}).encode())
     try:
         for batch in direct.read(*what) if by_direct_get else by_consumer.read(*what, headers_only=True):

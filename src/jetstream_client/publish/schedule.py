@@ -17,13 +17,13 @@ Ttl = timedelta | Literal["never"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When the server publishes the message's data on ``target``, a subject of the same stream.
+    """A schedule by which the server publishes the message's data on ``target``, a subject of the same stream.
 
     target:    literal subject that differs from the message's subject.
-    when:      a ``datetime`` with a time zone publishes once, at this time or at once if it is past, and removes the
-               scheduling message (nats-server 2.12). A ``timedelta`` of whole seconds publishes repeatedly. A string
-               has the server's format: ``"@hourly"`` (``@daily``, ``@weekly``, ``@monthly``, ``@yearly``), or cron with
-               six fields, beginning with seconds: ``"0 30 5 * * mon"`` (nats-server 2.14).
+    when:      a ``datetime`` with a time zone publishes once, at this time or immediately if it has passed, and removes
+               the scheduling message (nats-server 2.12). A ``timedelta`` of whole seconds publishes repeatedly. A
+               string has the server's format: ``"@hourly"`` (``@daily``, ``@weekly``, ``@monthly``, ``@yearly``), or
+               cron with six fields, beginning with seconds: ``"0 30 5 * * mon"`` (nats-server 2.14).
     ttl:       TTL of the messages on ``target``, see :func:`ttl_text`. The stream needs ``allow_msg_ttl``.
     source:    publish data and headers of the last message on this subject instead (nats-server 2.14).
     time_zone: IANA name of a cron schedule's time zone; default UTC (nats-server 2.14).

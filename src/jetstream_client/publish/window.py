@@ -30,7 +30,7 @@ class Published:
     """The result of a bulk publish.
 
     stream:       name of the stream.
-    stored:       number of messages that were stored now.
+    stored:       number of messages that this call stored.
     duplicates:   number of messages that were stored before. Either the stream recognised them, or they were found in
                   it and not sent.
     first, last:  the lowest and the highest stream sequence of the messages; 0 if there are no messages.
@@ -46,12 +46,12 @@ class Published:
 
     @property
     def count(self) -> int:
-        """Number of messages, stored now or before."""
+        """Number of messages, whether stored by this call or before."""
         return self.stored + self.duplicates
 
 
 class _Mark(NamedTuple):
-    """When a message, and the messages after it up to the next mark, were first sent."""
+    """The time when a message, and the messages after it up to the next mark, were first sent."""
 
     position: int
     last: int  # the highest known sequence at that time: these messages can only have a higher one
@@ -101,8 +101,8 @@ class PublishWindow:
 
     @property
     def oldest(self) -> tuple[int, float] | None:
-        """A sequence below that of the oldest unanswered message, should it be stored, and when this message was sent.
-        None if all are answered."""
+        """A sequence that is lower than any that the oldest unanswered message can get, and the time when this message
+        was sent. None if all messages are answered."""
         if not self._unanswered:
             return None
         mark = self._oldest_mark()
@@ -158,7 +158,7 @@ class PublishWindow:
         return size
 
     def found(self, position: int, sequence: int) -> None:
-        """Record that the stream holds a message, as reading it has shown."""
+        """Record that a message was found when the stream was read."""
         if message := self._unanswered.pop(position, None):
             self._bytes -= message.size
             self._stored += 1

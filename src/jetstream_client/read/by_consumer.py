@@ -67,7 +67,7 @@ def read(
     subject: str | None = None,
     headers_only: bool = False,
 ) -> Iterator[RawMessages]:
-    """Read like :func:`direct.read`, and as exactly: messages that were not delivered are requested from the leader.
+    """Read like :func:`direct.read`, and as reliably: messages that were not delivered are requested from the leader.
 
     The ``time`` of a message is in nanoseconds since 1970, as digits.
 
@@ -240,7 +240,7 @@ class _Reading:
                     self._skipped.append((self.last_sequence + 1, sequence - 1))
                 self.last_sequence = sequence
                 if sequence <= self._wanted.last and (not self._gaps or sequence in self._wanted):
-                    # The server's size is the last one, after one that the publisher may have set.
+                    # The last size is the server's; an earlier one is the publisher's.
                     end = frame.header.rfind(_SIZE) if headers_only else -2
                     fields = (sequence, frame.subject, stamp, header_lines(frame.header[:end]), frame.data)
                     batch.append(tuple.__new__(RawMessage, fields))

@@ -2,8 +2,8 @@
 """Reading stored messages at any sequences by direct get, without a consumer. Reading resumes after a lost connection.
 
 Batched direct get is ADR-31; its answers were observed on nats-server 2.15.1. Four facts shape this file: deleted
-sequences are skipped silently, ``up_to_seq`` is ignored together with ``seq`` and ``batch``, a replica may lag behind
-its leader, and the server closes a connection with more than 64 MiB of unread answers.
+sequences are skipped silently, ``up_to_seq`` is ignored if ``seq`` and ``batch`` are set, a replica may lag behind its
+leader, and the server closes a connection with more than 64 MiB of unread answers.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ MAX_BYTES = 8 << 20
 OUTSTANDING = 2 * MAX_BYTES
 """The largest number of bytes that are outstanding, or that have arrived and wait for earlier messages."""
 NEAR = 8
-"""The largest number of unwanted messages between two wanted ones that are read and dropped. This is cheaper than
-another request: about 4 µs for each message against 25 µs for a request, measured on one machine."""
+"""Up to this many unwanted messages between two wanted ones are read and dropped. This is cheaper than another request:
+about 4 µs for each message against 25 µs for a request, measured on one machine."""
 ENOUGH = 100
-"""Messages in one answer that are enough to estimate how densely the stream is filled there."""
+"""An answer with at least this many messages is used to estimate the density of the messages in the stream."""
 
 
 class _Segment:
@@ -77,8 +77,8 @@ class DirectWindow:
     takes the messages in order. The size of a request follows earlier answers: it has at most the number of messages
     that fitted into one answer, and fewer if most of the range was deleted.
 
-    With a filter ``subject``, sequences that it excludes are not missing. Only the end of each range counts as missing
-    if no message arrived from there, because a replica may not have it yet.
+    With a filter ``subject``, sequences that the filter excludes are not missing. So only the end of a range counts as
+    missing, after the last message that arrived from it, because a replica may not have the end yet.
     """
 
     def __init__(self, wanted: Sequences, subject: str | None = None, density: float = 1.0) -> None:
@@ -104,7 +104,7 @@ class DirectWindow:
         return Sequences.from_ranges(self._missing) & self._wanted
 
     def restart(self, max_payload: int) -> None:
-        """Prepare for a new connection, on which the rest of everything that was outstanding is requested again."""
+        """Prepare for a new connection, on which everything that is still outstanding is requested again."""
         self._largest = max_payload
         for segment in self._outstanding.values():
             segment.request = 0
@@ -223,7 +223,7 @@ def read(
     subject: str | None = None,
     density: float = 1.0,
 ) -> Iterator[RawMessages]:
-    """Read the wanted messages of a stream in batches, in ascending order. Those that only the leader had follow last.
+    """Read the wanted messages of a stream in batches, in ascending order. Messages that only the leader had come last.
 
     This call is blocking.
 
@@ -269,8 +269,8 @@ def resumed(
     *,
     subject: str | None,
 ) -> Iterator[RawMessages]:
-    """Read with ``batches``, over another connection each time one is lost. Then request the missing messages from the
-    leader.
+    """Read with ``batches``. After a lost connection, reading continues over another one. Then request the missing
+    messages from the leader.
 
     Raises the same errors as :func:`read`.
     """
@@ -355,7 +355,7 @@ def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple
 
 
 def _message(header: bytes, data: bytes) -> RawMessage:
-    """Parse the lines that the server appends to the publisher's: stream, subject, sequence, time and more."""
+    """Parse the lines that the server appends to the publisher's headers: stream, subject, sequence, time and more."""
     start = header.rfind(b"Nats-Stream: ")
     lines = header[start:].split(b"\r\n", 4)
     if start < 0 or not lines[2].startswith(b"Nats-Sequence: ") or not lines[3].startswith(b"Nats-Time-Stamp: "):

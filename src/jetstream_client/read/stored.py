@@ -2,7 +2,7 @@
 """Reading stored messages by sequence, subject or time, from the stream's leader or by direct get.
 
 ``STREAM.MSG.GET`` asks the leader. Any replica or a mirror can answer a direct get (ADR-31), and may lag behind the
-leader. :mod:`~jetstream_client.read.direct` reads many messages over a bulk connection, and resumes after its loss.
+leader. :mod:`~jetstream_client.read.direct` reads many messages over a bulk connection, and resumes if it is lost.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ async def request_direct(stream: Stream, body: Mapping[str, Any]) -> Reply:
     subject, data = f"{stream.js.settings.prefix}.DIRECT.GET.{stream.name}", json.dumps(body).encode()
     last = body.get("last_by_subj")
     if last is not None and len(body) == 1 and not {"*", ">"}.intersection(last.split(".")):
-        subject, data = f"{subject}.{check_subject(last, 'last_by_subject')}", b""  # permissions can be set for it
+        # Permissions can be set for this subject.
+        subject, data = f"{subject}.{check_subject(last, 'last_by_subject')}", b""
     reply = await stream.js.request(subject, data)
     if reply.status:
         await _refused(stream, reply)
@@ -131,7 +132,7 @@ async def request_direct(stream: Stream, body: Mapping[str, Any]) -> Reply:
 
 
 async def batch(stream: Stream, body: Mapping[str, Any], count: int | None) -> AsyncIterator[StoredMessage]:
-    """As :func:`pages`, but first check that the servers have batched direct get. Raises also ServerTooOld."""
+    """Like :func:`pages`, but first check that the servers support batched direct get. Also raises ServerTooOld."""
     await stream.js.require(requirements.BATCHED_DIRECT_GET)
     async for message in pages(stream, body, count):
         yield message
@@ -201,7 +202,9 @@ async def _next(stream: Stream, subject: str, arrived: asyncio.Queue[Reply]) -> 
             return await arrived.get()
     except TimeoutError:
         stream.js.connection.check_permitted(subject)
-        raise RequestTimeout(f"no answer on {subject!r} for {seconds:g} s; try again, or wait longer") from None
+        raise RequestTimeout(
+            f"the request on {subject!r} got no answer for {seconds:g} s; try again, or raise request_timeout"
+        ) from None
 
 
 def _int(reply: Reply, header: str) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeating what was interrupted by a lost connection, such as reading or publishing, as long as it makes progress."""
+"""Repeating an operation that a lost connection interrupts (reading, publishing), as long as it makes progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESUMED_WITHIN = 60.0
-"""Seconds without progress, over any number of connections, after which there is no further attempt."""
+"""After this many seconds without progress, over any number of connections, there is no other attempt."""
 PAUSE = 0.2
 """Seconds between two attempts."""
 PASSING = (429, NO_RESPONDERS)
@@ -43,8 +43,8 @@ class Attempts:
                 return
 
     An error after which another attempt may succeed is logged, with the text that ``interrupted`` returns in front of
-    it, and the loop continues after a pause. Any other error is raised, and any error at all if there was no progress
-    for :data:`RESUMED_WITHIN` seconds.
+    it, and the loop continues after a pause. Any other error is raised. After :data:`RESUMED_WITHIN` seconds without
+    progress, every error is raised.
 
     patient:  if False, every error is raised until there has been progress. Default True.
     """

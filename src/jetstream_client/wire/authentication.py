@@ -117,8 +117,8 @@ def _key(field: str, seed: str) -> Ed25519PrivateKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError:
         raise AuthenticationFailed(
-            "an NKey seed or credentials need the package cryptography, which is not installed here; install it, also "
-            "on every Spark executor"
+            "the Python package 'cryptography' is missing, which is needed for an NKey seed or credentials; install it "
+            "here and on every Spark executor"
         ) from None
     raw = base64.b32decode(seed.strip() + "======")  # 36 bytes: two of prefix, the key, two of checksum
     if binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:

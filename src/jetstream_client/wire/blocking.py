@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 ANSWERED_WITHIN = 10.0
 """Seconds without any answer after which reading and publishing give up a connection."""
 
-_RECEIVE = 1 << 18  # bytes for one read: what fits into the processor's caches is parsed twice as fast as 1 MiB
+_RECEIVE = 1 << 18  # bytes for one read: data that fits into the processor's caches is parsed twice as fast as 1 MiB
 _BUFFER = 4 << 20  # bytes requested from the kernel for each direction
 _MOST_KEPT = 256 << 20  # bytes that wait to be received: a server that never stops must not fill the memory
 _MOST_DENIED = 1_000
@@ -71,7 +71,7 @@ class Wire:
         self._kept = 0  # bytes read since frames were last handed out
         self._denied: list[PermissionDenied] = []
         self._sid = 0
-        self._pinged = 0.0  # when the PING was sent that has no PONG yet
+        self._pinged = 0.0  # when the unanswered PING was sent; 0 without one
         self._pongs_owed = 0
         self._heard = time.monotonic()
 
@@ -80,7 +80,7 @@ class Wire:
         """Connect to the first server that accepts, trying them in turn for ``settings.connect_timeout`` seconds.
 
         Raises:
-            AuthenticationFailed, TlsNotOffered, TlsFailed: raised at once, without another attempt.
+            AuthenticationFailed, TlsNotOffered, TlsFailed: the credentials or TLS failed. There is no second attempt.
             ConnectionFailed: no server accepted the connection in time.
             InvalidValue: a certificate or key cannot be read.
         """
@@ -151,7 +151,8 @@ class Wire:
         """Write encoded commands, and return when all are written.
 
         While the socket accepts no data, incoming data is read and kept for :meth:`receive`, because client and server
-        would wait for each other if both only wrote. A PING that arrives meanwhile is answered after the commands.
+        would wait for each other if both only wrote. A PING that arrives during this time is answered after the
+        commands.
 
         Raises:
             ConnectionLost: some of the commands may have reached the server.
@@ -256,7 +257,9 @@ class Wire:
                     raise _Nothing  # noqa: TRY301 - like _gather
                 self._gather(self._frames, deadline)
         except _Nothing:
-            raise RequestTimeout(f"no answer on {subject!r} within {limit:g} s; try again, or wait longer") from None
+            raise RequestTimeout(
+                f"the request on {subject!r} got no answer within {limit:g} s; try again, or raise request_timeout"
+            ) from None
         finally:
             with contextlib.suppress(ConnectionLost):
                 self.unsubscribe(sid)
@@ -293,7 +296,7 @@ class Wire:
         with contextlib.suppress(ConnectionLost):  # the server's reason is still to be read
             self.send(line + b"PING\r\n")
         while self._pinged:
-            self._read_until(deadline, "it does not answer")
+            self._read_until(deadline, "the server does not answer")
 
     def _encrypt(self, context: ssl.SSLContext, hostname: str, deadline: float) -> None:
         assert isinstance(self._socket, socket.socket)  # noqa: S101 - not encrypted yet

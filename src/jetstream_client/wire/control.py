@@ -69,7 +69,8 @@ Denied = dict[str, PermissionDenied]
 Headers = Mapping[str, str | Sequence[str]] | bytes
 """Headers of a message to be sent: by name, or as an encoded block."""
 Accept = Callable[["Columns"], bool]
-"""Takes messages that arrived together, and returns whether it did. Those that it leaves are delivered one by one."""
+"""Takes messages that arrived together, and returns whether it did. Messages that it does not take are delivered one by
+one."""
 
 
 class Connection:
@@ -83,7 +84,7 @@ class Connection:
         """Callbacks that are called with the error when the connection is lost. Nothing that was sent before will be
         answered, whether the connection is restored or not."""
         self.pulls = 0
-        """Number of open pulls. They share the data that the server keeps for a connection that reads slowly."""
+        """Number of open pulls. They share the amount of data that the server keeps for a slow connection."""
 
     @classmethod
     @asynccontextmanager
@@ -92,7 +93,7 @@ class Connection:
 
         Raises:
             ConnectionFailed: no server answered within ``settings.connect_timeout`` seconds.
-            AuthenticationFailed, TlsNotOffered, TlsFailed: raised at once, without another attempt.
+            AuthenticationFailed, TlsNotOffered, TlsFailed: the credentials or TLS failed. There is no second attempt.
         """
         client = Client(settings)
         denied: Denied = {}
@@ -135,7 +136,7 @@ class Connection:
         """Limit a wait for the server, like ``asyncio.timeout``. The end of the connection ends the wait too.
 
         Raises:
-            TimeoutError: ``seconds`` have passed; never for None.
+            TimeoutError: ``seconds`` have passed. This never happens if it is None.
             ConnectionEnded: the connection has ended for good.
         """
         self.check_open()
@@ -152,7 +153,7 @@ class Connection:
             limits.discard(limit)
 
     async def pause(self, seconds: float) -> None:
-        """Wait before another attempt. Raises ConnectionEnded if the connection is closed, so that none can succeed."""
+        """Wait before another attempt. Raises ConnectionEnded if the connection is closed for good."""
         if self.closed:
             raise self._client.lost()
         await asyncio.sleep(seconds)
@@ -197,7 +198,8 @@ class Connection:
             await self._client.publish(subject, data, reply, _block(headers))
 
     async def answer(self, subject: str, data: bytes) -> None:
-        """Publish the answer to a message. This skips most checks of :meth:`publish`, because answers are many."""
+        """Publish the answer to a message. This skips most checks of :meth:`publish`, because there are many
+        answers."""
         client = self._client
         if self._denied or not client.is_connected or len(data) > client._max_payload:
             await self.publish(subject, data)  # raises the right error
@@ -207,7 +209,7 @@ class Connection:
 
     async def answer_all(self, before: str, numbers: Sequence[int], after: str, data: bytes) -> None:
         """Answer many messages: publish ``data`` on the subject that each number makes, between ``before`` and
-        ``after``. After a :meth:`flush`, :meth:`check_permitted` tells about the first of them."""
+        ``after``. After a :meth:`flush`, :meth:`check_permitted` tells whether the first was refused."""
         client = self._client
         if not client.is_connected:
             raise client.lost()
@@ -274,7 +276,7 @@ class Connection:
         message goes to one member.
 
         Raises:
-            PermissionDenied: the user may not subscribe to the subject.
+            PermissionDenied: the user lacks the permission to subscribe to the subject.
         """
         with _Translated(self._client, subject):
             subscription = await self._client.subscribe(subject, queue, cb=_at_once(deliver))
@@ -301,7 +303,8 @@ class Inbox:
         return f"{self._prefix}.{number}"
 
     async def drain(self, within: float | None = None) -> None:
-        """Unsubscribe, and deliver what the server had sent before, if it arrives within ``within`` seconds.
+        """Unsubscribe, and deliver messages that the server had sent before, if they arrive within ``within``
+        seconds.
 
         Raises:
             ConnectionLost, RequestTimeout: messages may be lost on their way.
@@ -371,7 +374,10 @@ class _Translated:
         if isinstance(error, JetStreamError):
             return
         if isinstance(error, nats.errors.TimeoutError | asyncio.TimeoutError):
-            raise RequestTimeout(f"no answer on {self._subject!r} in time; try again, or wait longer") from None
+            raise RequestTimeout(
+                f"the request on {self._subject!r} got no answer in time; try again, or raise request_timeout (or the "
+                "timeout of this call)"
+            ) from None
         if isinstance(error, nats.errors.OutboundBufferLimitError | nats.errors.ConnectionClosedError | OSError):
             raise self._client.lost() from None
         if isinstance(error, nats.errors.MaxPayloadError):
@@ -479,7 +485,7 @@ def _no_server(settings: ConnectionSettings, error: Exception | None = None) -> 
 
 
 def _final(settings: ConnectionSettings, error: Exception) -> Exception | None:
-    """The error to raise if further attempts cannot succeed after this one, else None."""
+    """The error to raise if no other attempt can succeed after this error, else None."""
     if isinstance(error, ConnectionDenied | InvalidValue):
         return error
     if isinstance(error, ssl.SSLError):

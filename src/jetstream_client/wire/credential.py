@@ -7,8 +7,8 @@ A password or a token can be any string, so only ``file:///…`` names their fil
 A file is read when a connection is made, on the machine that connects. The file of a password, token, seed or
 ``.creds`` is read again at each reconnect, as in nats.go's ``UserCredentials``, so that renewed credentials are used.
 
-The path may come from a person who must not read every file of this machine, and may name something that never ends.
-So only regular files of at most 64 KiB are read and, if folders are configured, only files below one of them.
+The path may come from somebody who must not read every file of this machine, and it may name a file that never ends. So
+only regular files of at most 64 KiB are read and, if folders are configured, only files below one of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def read(field: str, value: str, folders: str | None = None) -> str:
     folders: as ``credential_folders`` of the settings.
 
     Raises:
-        InvalidValue: the file may not be read, cannot be read, or is empty. The message does not show the path, because
+        InvalidValue: reading the file is not permitted or not possible, or the file is empty. The message does not show
+        the path, because
             the value could be a secret that was entered instead of a path.
     """
     path = path_of(field, value)
@@ -68,7 +69,7 @@ def read(field: str, value: str, folders: str | None = None) -> str:
     except Unreadable as wrong:
         remedy = (
             f"the file cannot be read here ({wrong}); it must exist and be readable at that path on every machine that "
-            "connects (for a connection test, the api-server). Alternatively, set the content instead of a path"
+            "connects (for a connection test, on the api-server). Alternatively, set the content instead of a path"
         )
         raise InvalidValue(field, "…", remedy) from None
     if not content:
@@ -81,7 +82,7 @@ class Unreadable(Exception):
 
 
 class Outside(Unreadable):
-    """A file is in none of the folders."""
+    """A file is outside all of the folders."""
 
 
 def read_file(path: Path, folders: str | None = None) -> str:

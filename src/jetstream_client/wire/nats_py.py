@@ -102,7 +102,7 @@ class _Stream:
         try:
             return accept(columns)
         except Exception:
-            log.exception("NATS connection: handling %d messages at once failed", len(columns.data))
+            log.exception("NATS connection: handling %d messages together failed", len(columns.data))
             return False
 
     @staticmethod
@@ -122,7 +122,7 @@ class _Stream:
 
 
 class Client(nats.aio.client.Client):
-    """nats-py's client with this package's CONNECT line. It gets no secret, so it cannot send one before TLS."""
+    """nats-py's client with this package's CONNECT line. nats-py gets no secret, so it cannot send one before TLS."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         super().__init__()
@@ -142,9 +142,9 @@ class Client(nats.aio.client.Client):
     def lost(self) -> ConnectionLost:
         """The error for using the connection while it is lost, or after it has ended."""
         if not self.ended:
-            return ConnectionLost("not connected to NATS at this moment, but it reconnects automatically; try again")
+            return ConnectionLost("there is no connection to NATS at this moment; it is being restored, so try again")
         servers = ", ".join(self._settings.servers)
-        return ConnectionEnded(f"the connection to {servers} has ended: {self.ended}; open another one")
+        return ConnectionEnded(f"the connection to {servers} has ended because {self.ended}; open another one")
 
     def interrupted(self) -> None:
         """Report to the callbacks of ``when_lost`` that nothing sent so far will be answered."""
@@ -176,7 +176,7 @@ class Client(nats.aio.client.Client):
     async def on_disconnect(self) -> None:
         self.interrupted()
         # nats-py would send pending data on the next connection: requests whose callers have got ConnectionLost, and
-        # PINGs whose answers would be taken for those of later PINGs. It renews all subscriptions.
+        # PINGs whose answers would be taken for those of later PINGs. nats-py renews all subscriptions.
         self._pending, self._pending_data_size = [], 0
         if not self.is_closed:
             log.warning("NATS connection lost, reconnecting")
@@ -274,7 +274,7 @@ class Client(nats.aio.client.Client):
         except InvalidValue as unreadable:
             if self._reconnection_task is None:
                 raise
-            # A credential's file may just be replaced, so this is only one failed attempt.
+            # A credential's file may be in the middle of a replacement, so this is only one failed attempt.
             self.abort()  # nats-py leaves the socket open
             if self._unreadable != str(unreadable):
                 self._unreadable = str(unreadable)

@@ -21,8 +21,8 @@ _WORDS = {b"MSG": 4, b"HMSG": 5}  # words of such a line without a reply subject
 # The end of a delivery's reply subject. A subject of twelve tokens ends otherwise and is read line by line.
 _PLACE = rb"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+"
 _DELIVERY = re.compile(rb"MSG [^ \r\n]+ ([0-9]{1,9}) ([^ \r\n]+\.)%b ([0-9]{1,9})\r\n" % _PLACE)
-_SMALL = 384  # searching for the lines of all messages pays if the second one begins within this many bytes
-_LARGE = 1 << 20  # bytes; more are not cut at once, because the pieces of many small messages would fill the memory
+_SMALL = 384  # searching for the lines of all messages pays off if the second one begins within this many bytes
+_LARGE = 1 << 20  # bytes; more are not cut together, because the pieces of many small messages would fill the memory
 
 
 class Frame(NamedTuple):
@@ -36,14 +36,14 @@ class Frame(NamedTuple):
 
 
 class ServerLine(NamedTuple):
-    """A line that is not a message. ``verb`` is INFO, PING, PONG, +OK or -ERR, ``rest`` what follows it."""
+    """A line that is not a message. ``verb`` is INFO, PING, PONG, +OK or -ERR, and ``rest`` is the text after it."""
 
     verb: str
     rest: bytes
 
 
 class Columns(NamedTuple):
-    """Messages as the columns of their :class:`Frame`, each of the same length."""
+    """Messages as columns of the same length, one for each field of :class:`Frame`."""
 
     subjects: Sequence[bytes]
     sids: Sequence[int]
@@ -52,7 +52,7 @@ class Columns(NamedTuple):
     data: Sequence[bytes]
 
     def by_sid(self) -> Iterator[Columns]:
-        """Split them into consecutive messages of one subscription each."""
+        """Split the messages into groups of consecutive messages of one subscription."""
         if self.sids.count(self.sids[0]) == len(self.sids):
             yield self
             return
@@ -253,7 +253,7 @@ class Parser:
 
     def __init__(self, max_payload: int = 64 << 20) -> None:
         self._rest = b""  # the beginning of a frame
-        self._more = bytearray()  # what has arrived after it
+        self._more = bytearray()  # the bytes that arrived after it
         self._enough = 0  # bytes that the frame needs, once its line is known
         self._max_payload = max_payload
 
@@ -261,7 +261,8 @@ class Parser:
         """The frames that this data completes.
 
         Raises:
-            ProtocolError: the data is not the NATS protocol, has a line over 1 MiB, or a message over ``max_payload``.
+            ProtocolError: the data is not the NATS protocol, has a line over 1 MiB, or has a message over
+            ``max_payload``.
         """
         frames: list[Frame | ServerLine] = []
         for piece in self.cut(data):

@@ -118,7 +118,7 @@ def header_lines(block: bytes) -> bytes:
     """The complete lines of a header block after its first line, each with its line break.
 
     ``block`` lacks its last two bytes. They are a line break, unless a publisher ended the block in the middle of a
-    line: nats-server replaces these two bytes by the lines that it adds, whatever they are. The rest of such an
+    line: nats-server replaces these two bytes, whatever they are, by the lines that it adds. The rest of such an
     incomplete line is left out.
     """
     if block.startswith(FIRST_LINE) and block.endswith(b"\r\n"):
@@ -128,11 +128,13 @@ def header_lines(block: bytes) -> bytes:
 
 
 def decode_status(block: bytes) -> tuple[int, str]:
-    """Status and description of a header block's first line; ``(0, "")`` for a message without a status.
+    """Return the status and description in the first line of a header block, or ``(0, "")`` if the message has no
+    status.
 
-    nats-server removes a status that a client publishes, except from a line without an end (2.15.1). After the server
-    has added its lines, that line has an end. So a status does not prove that the server wrote it: a consumer's
-    delivery is recognised by :data:`DELIVERY`, and an answer to a direct get by its time, which no status has.
+    nats-server removes a status line that a client publishes, but not one that lacks its final line break (seen with
+    2.15.1). The server then appends its own headers, which complete that line. So a status does not prove that the
+    server wrote it: a consumer's delivery is recognised by :data:`DELIVERY`, and an answer to a direct get by its time,
+    which no status has.
     """
     line, end, _ = block.partition(b"\r\n")
     if not (end and line.startswith(STATUS_LINE)) or _PLACE in block:

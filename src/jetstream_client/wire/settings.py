@@ -22,7 +22,8 @@ from jetstream_client.wire.authentication import check_credentials, check_seed
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 ENVIRONMENT_PREFIX = "JETSTREAM_SECRET_"
 FOLDER = "JETSTREAM_SECRETS"
-"""The environment variable that names a folder with a file for each connection, which is named like its variable."""
+"""The environment variable that names a folder. The folder has a file for each connection, with the name of the
+connection's variable."""
 _LONGEST_TIMEOUT = 86_400.0
 _LONGEST_PREFIX = 128  # bytes of inbox_prefix, which shares a protocol line with the subjects of published messages
 _SERVER = re.compile(r"[^\s\x00-\x20\x7f\ud800-\udfff]+")
@@ -53,9 +54,9 @@ class ConnectionSettings:
                           :mod:`jetstream_client.wire.credential`: ``file:///…`` for any of them, the plain path for a
                           seed or a ``.creds`` file.
     credential_folders:   folders, separated by ``:``. The file of a secret must be in one of them, after links are
-                          resolved. Default None: any file that this process may read, which is right if its owner
-                          writes the settings.
-                          An Airflow connection gets the folders of Airflow's configuration, also in Spark's workers.
+                          resolved. Default None: any file that this process may read, which is right if the owner of
+                          the process writes the settings. An Airflow connection gets the folders of Airflow's
+                          configuration, also in Spark's workers.
     tls:                  use TLS or fail. Implied by ``tls://`` and by the other ``tls_`` fields. Default False.
     tls_ca, tls_certificate, tls_private_key:
                           PEM, or the path of a file. Without ``tls_ca`` the system's authorities are trusted.
@@ -248,7 +249,7 @@ class ConnectionSettings:
                 values["servers"] = tuple(values["servers"])
             return cls(**values)
         except (ValueError, TypeError, RecursionError):
-            remedy = "must be what ConnectionSettings.to_json() returned"
+            remedy = "must be the JSON that ConnectionSettings.to_json() returned"
             raise InvalidValue("connection settings", "…", remedy) from None
 
     @classmethod
@@ -257,8 +258,9 @@ class ConnectionSettings:
         :func:`environment_name`.
 
         The variable contains the JSON of :meth:`to_json`, or the absolute path of a file with this JSON. Without the
-        variable, the file has its name, in the folder that ``JETSTREAM_SECRETS`` names. A file is read at every call.
-        On a cluster, the executors can have such a file while the task that starts the job has the JSON.
+        variable, a file with the variable's name is read, from the folder that ``JETSTREAM_SECRETS`` names. A file is
+        read at every call. On a cluster, the executors can have such a file while the task that starts the job has the
+        JSON.
 
         Raises:
             SettingsMissing: there is neither the variable nor a file, or the file cannot be read.

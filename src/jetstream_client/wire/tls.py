@@ -17,7 +17,7 @@ _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 10, 62, 64  # X509_V_ERR_… of OpenSSL'
 class TlsSocket:
     """A TLS connection that behaves like a plain non-blocking socket: ``BlockingIOError`` means "not now".
 
-    Everything that the ssl module has decrypted is returned at once, so that poll on the descriptor misses no data.
+    All data that the ssl module has decrypted is returned by one call, so that poll on the descriptor misses no data.
     """
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
@@ -55,15 +55,15 @@ class TlsSocket:
 
 
 def silence(*, handshake_first: bool) -> str:
-    """Why the server's first line may not have arrived. ``handshake_first``: the client began with TLS, and a server
-    that does not expect this hangs up, sometimes before its first line is read."""
+    """The likely reason why the server's first line has not arrived, with a remedy. ``handshake_first``: the client
+    began with TLS, and a server that does not expect this hangs up, sometimes before the client has read that line."""
     if handshake_first:
         return (
-            "it ended the TLS handshake or sent nothing; set handshake_first on the server because tls_handshake_first "
-            "is set here, and use the server's port for clients (4222)"
+            "the server ended the TLS handshake or sent nothing; set handshake_first on the server because "
+            "tls_handshake_first is set here, and use the server's port for clients (4222)"
         )
     return (
-        "it sent nothing; use the port for clients (4222), not the one for monitoring (8222), and set "
+        "the server sent nothing; use the port for clients (4222), not the one for monitoring (8222), and set "
         "tls_handshake_first if the server has handshake_first"
     )
 
@@ -75,8 +75,8 @@ def check_plain(server: Mapping[str, Any]) -> None:
 
 
 def tls_failure(error: ssl.SSLError) -> TlsFailed | None:
-    """The error for a handshake that no further attempt can complete, with the remedy; None for a connection that
-    merely ended."""
+    """The error for a handshake that no other attempt can complete, with the remedy; None for a connection that merely
+    ended."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code == _EXPIRED:
             remedy = "renew the server's certificate"
@@ -96,5 +96,5 @@ def tls_failure(error: ssl.SSLError) -> TlsFailed | None:
     words = reason.rpartition("ALERT_")[2].replace("_", " ").lower()
     return TlsFailed(
         f"the server ended the TLS handshake: {words}; if it requires a client certificate, set tls_certificate and "
-        "tls_private_key to a valid one that the server's authority has signed"
+        "tls_private_key to a valid certificate, signed by an authority of the server, and its key"
     )

@@ -62,7 +62,7 @@ async def test_a_thousand_and_no_more(js: JetStream, name: str) -> None:
     async with js.batch(max_messages=2) as batch:
         await batch.add(f"{name}.x")
         await batch.add(f"{name}.x")
-        with pytest.raises(errors.InvalidValue, match="2 messages"):
+        with pytest.raises(errors.InvalidValue, match="at most 2"):
             await batch.add(f"{name}.x")
         batch.discard()
     # With a higher max_messages than the server's, the server's refusal is raised.

@@ -187,5 +187,5 @@ def test_an_executor_without_the_package_that_signs_is_told_its_name(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric.ed25519", None)
     settings = ConnectionSettings(servers=world.url("nkey", "plain"), **world.who("nkey"))
-    with pytest.raises(AuthenticationFailed, match="package cryptography"):
+    with pytest.raises(AuthenticationFailed, match="package 'cryptography'"):
         entered(driver, settings)

@@ -165,7 +165,7 @@ def test_the_environment_may_name_a_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
     file.write_text(settings.to_json())
     monkeypatch.setenv("JETSTREAM_SECRET_X", str(file))
     assert ConnectionSettings.from_environment("x") == settings
-    for content, named in ((b"hidden", "must be what"), (b"\xff hidden", "not UTF-8"), (None, "No such file")):
+    for content, named in ((b"hidden", "must be the JSON"), (b"\xff hidden", "not UTF-8"), (None, "No such file")):
         file.write_bytes(content) if content else file.unlink()
         with pytest.raises(InvalidValue, match=named) as refused:
             ConnectionSettings.from_environment("x")
