@@ -93,7 +93,7 @@ def flight_delays() -> None:
         folders = [OUT / f"attempt={each.attempt_id}" for each in settled]
         columns = ["sequence", "carrier", "dep_delay"]
         written = pa.concat_tables(pq.read_table(folder, columns=columns) for folder in folders)
-        departures = written.group_by(columns).aggregate([])  # each one once, also after a reset
+        departures = written.group_by(columns).aggregate([])  # each one once, even after a reset
         means = departures.group_by("carrier").aggregate([("dep_delay", "mean")])
         return {row["carrier"]: row["dep_delay_mean"] for row in means.to_pylist()}
 

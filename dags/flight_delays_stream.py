@@ -1,4 +1,4 @@
-"""Read the departures of `flight_delays` as a stream: each run reads what was published since the previous run.
+"""Read the departures of `flight_delays` as a stream: each run reads the messages published since the previous run.
 
 Spark's checkpoint records how far the query has read, so this DAG needs no consumer, claim or ledger. The retry of a
 killed run continues after the last committed batch. Use a streaming query if Spark should keep track of the progress,

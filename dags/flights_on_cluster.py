@@ -5,8 +5,8 @@ program is `flights_on_cluster_job.py`, which the cluster's workers find at the 
 deferred, and a trigger holds the claim and watches the job. When the job has succeeded, the claim is settled, and the
 settlement records the name of the attempt that wrote the output. Otherwise the messages are redelivered.
 
-In production, `OUT` is in an object store that all machines of the cluster reach, and a merge follows that reads only
-the output of settled attempts, as in `orders_to_table`. Here, `value["attempt"]` of a settled claim names its folder.
+In production, `OUT` is in an object store for all machines of the cluster, and a merge then reads only the output of
+settled attempts, as in `orders_to_table`. Here, `value["attempt"]` of a settled claim names its output folder.
 """
 
 import os

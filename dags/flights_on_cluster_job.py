@@ -1,7 +1,7 @@
 """Write the departures of one claim as Parquet into a folder that no other attempt uses. This runs on the cluster.
 
 Every machine needs pyspark, pyarrow, this package's wheel and the environment variable JETSTREAM_SECRET_NATS_DEFAULT.
-A malformed departure fails the job. In production, write malformed departures to a separate folder (`decoded`).
+A malformed departure fails the job. In production, separate malformed departures with `decoded`.
 """
 
 import argparse

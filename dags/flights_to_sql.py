@@ -3,7 +3,7 @@
 Each claim is loaded under the name of a separate attempt, and then checked. Meanwhile a sensor holds the claim, so the
 work may take any length of time. If the check succeeds, the claim is settled, and the settlement records which attempt
 counts. Otherwise the messages are redelivered to the next run. The settling task is the teardown of the sensor, so the
-state of the run is the state of the work. A query must read only departures of the attempts that
+run succeeds or fails with the work. A query must read only departures of the attempts that
 `JetStreamHook().committed` lists.
 
 The engine is SQLite, because Python includes it. To use another engine, replace `warehouse`.

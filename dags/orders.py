@@ -22,7 +22,7 @@ OUT = Path(os.environ.get("ORDERS_OUT", "out/orders")).absolute()
 
 
 def new_orders() -> Iterator[tuple[str, bytes]]:
-    """Yield orders of 1 to 1,000 as JSON, with a subject for each shop."""
+    """Yield orders with amounts from 1 to 1,000 as JSON, with a subject for each shop."""
     for number in range(1, 1_001):
         shop = ("north", "south", "west")[number % 3]
         yield f"orders.{shop}", json.dumps({"shop": shop, "amount": number}).encode()

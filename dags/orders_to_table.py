@@ -1,9 +1,9 @@
-"""Orders in a table: Spark writes them as Parquet, and a merge reads the output of settled attempts alone.
+"""Orders in a table: Spark writes them as Parquet, and a merge reads only the output of settled attempts.
 
-Each attempt writes to a folder that no other attempt uses. Attempts that failed or lost their claim leave folders, too,
-so the merge asks the ledger which attempts were settled: `JetStreamHook().committed`. It merges those that it has not
-merged yet, whichever run processed them. When a message was processed again, the newest settled output wins. Therefore
-the merge can be retried and cleared at any time.
+Each attempt writes to a folder that no other attempt uses. Attempts that failed or lost their claim also leave folders,
+so the merge asks the ledger which attempts were settled: `JetStreamHook().committed`. It merges the attempts that it
+has not merged yet, whichever run processed them. When a message was processed again, the newest settled output wins.
+Therefore the merge can be retried and cleared at any time.
 
 The orders are published by the DAG `orders`. In production, the table is in your warehouse, and the folders are in an
 object store that every worker reaches: replace `warehouse` and `OUT`. See docs/how-to/read-results.md.

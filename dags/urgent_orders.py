@@ -1,6 +1,6 @@
 """Process the orders of one shop before all others, with a separate consumer, a high priority and up to three runs.
 
-Every consumer receives every message that its filter matches, so this DAG does not affect what `orders` does with the
+Every consumer receives every message that its filter matches, so this DAG does not affect `orders`, which processes the
 same messages. A run that finds no message within a minute is skipped. Missed runs are not repeated, because the next
 run claims all messages that are waiting.
 

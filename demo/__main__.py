@@ -21,7 +21,7 @@ DAG = "flight_delays"
 LONGEST_RUN = 900  # seconds; a run takes a tenth of that
 OTHERS = """\
 The other examples are paused. To run one, unpause it with the switch next to its name, then trigger it. An example with
-a schedule starts without being triggered, and flights_arriving when messages arrive, half a minute after that."""
+a schedule starts without a trigger. flights_arriving starts about half a minute after messages arrive."""
 
 
 class Clock:
@@ -169,7 +169,7 @@ def main() -> int:
     parser = ArgumentParser(prog="python -m demo", description=__doc__)
     parser.add_argument("command", choices=["run", "up", "down"])
     command = {"run": run, "up": up, "down": down}[parser.parse_args().command]
-    # A demo that is terminated must stop its services, too.
+    # A demo that is terminated must also stop its services.
     signal.signal(signal.SIGTERM, _interrupted)
     try:
         return command()

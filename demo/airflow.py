@@ -54,7 +54,8 @@ class Airflow:
         self._http = self._client()
 
     def healthy(self) -> bool:
-        """Whether the api-server answers, and scheduler, triggerer and DAG processor have reported as healthy."""
+        """Whether the api-server answers, and scheduler, triggerer and DAG processor have reported that they are
+        healthy."""
         try:
             answer = self._http.get("/api/v2/monitor/health")
         except httpx.TransportError:
@@ -115,7 +116,7 @@ class Airflow:
         return events
 
     def notified(self, dag_id: str, run_id: str) -> list[float]:
-        """Return when the asset events were stored that the run was started by, in seconds since 1970."""
+        """Return the times at which the asset events that started the run were stored, in seconds since 1970."""
         found = self._get(f"dags/{dag_id}/dagRuns/{run_id}/upstreamAssetEvents")["asset_events"]
         return [at for event in found if (at := _moment(event["timestamp"])) is not None]
 
@@ -139,7 +140,7 @@ class Airflow:
         ]
 
     def task(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> TaskInstance | None:
-        """Return one task instance; None if it does not exist, like a mapped one before its list is known."""
+        """Return one task instance; None if it does not exist, such as a mapped one before its list is known."""
         found = (task for task in self.tasks(dag_id, run_id) if (task.task_id, task.map_index) == (task_id, map_index))
         return next(found, None)
 
@@ -181,7 +182,7 @@ class Airflow:
         return "\n".join("\n".join(text).splitlines()[-lines:])
 
     def told(self, dag_id: str, run_id: str, task: TaskInstance) -> list[tuple[float, str]]:
-        """Return what the newest try logged, each message with its time in seconds since 1970."""
+        """Return the log messages of the newest try, each with its time in seconds since 1970."""
         entries = [entry for entry in self._entries(dag_id, run_id, task) if not isinstance(entry, str)]
         return [(at, entry["event"]) for entry in entries if (at := _moment(entry.get("timestamp"))) is not None]
 

@@ -46,7 +46,7 @@ def _home(java: str) -> Path | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     settings = dict(re.findall(r"^\s*(java\.home|java\.specification\.version) = (.+)$", answer.stderr, re.MULTILINE))
-    # Versions before Java 9 look like 1.8, whose first number is too small as well.
+    # Versions before Java 9 look like 1.8, whose first number is also too small.
     return Path(settings["java.home"]) if int(settings["java.specification.version"].split(".")[0]) >= OLDEST else None
 
 

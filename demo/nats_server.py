@@ -24,7 +24,7 @@ class NatsServer(Service):
 
         config:   a nats-server configuration, for example with authorization, tls or limits.
         port:     the port; 0 (default) chooses a free one.
-        program:  the path of another nats-server than that of the Python environment.
+        program:  the path of a nats-server; default: that of the Python environment.
         """
         folder = folder.absolute()
         self.port = port or free_port()

@@ -23,7 +23,7 @@ class Postgres(Service):
     """One database on a socket, without a port. If root starts it, it runs as the user `pgserver`, which the wheel
     creates.
 
-    It asks for no password. Any user who can reach the socket is a superuser and may run programs, so the folder of the
+    It asks for no password. Any user who can reach the socket is a superuser and can run programs, so the folder of the
     socket is closed to other users.
     """
 

@@ -1,6 +1,7 @@
-"""What the demo did, according to the stream, the consumer, the ledger and the Parquet files.
+"""The results of the demo, according to the stream, the consumer, the ledger and the Parquet files.
 
-Everything is read with nats-py and pyarrow. Nothing comes from the code that did the work, or through our client.
+Everything is read with nats-py and pyarrow. Nothing comes from the code that did the work or from this project's
+client.
 """
 
 import csv
@@ -28,7 +29,7 @@ class Counts:
     pending: int = 0
     ack_pending: int = 0
     receipts: tuple[dict[str, Any], ...] = ()
-    """The ledger's receipts of this consumer, each with its claim's `id`; format in docs/handoff.md."""
+    """The ledger's receipts of this consumer, each with its claim's `id`. docs/handoff.md describes their format."""
 
     @property
     def done(self) -> list[dict[str, Any]]:
@@ -97,7 +98,8 @@ def departures(files: Iterable[Path]) -> pa.Table:
 def delays(rows: pa.Table) -> list[dict[str, Any]]:
     """Return `flights`, `cancelled` and `mean_dep_delay` of each carrier, the busiest first.
 
-    Flights without a departure time are cancelled. The mean delay, in minutes, is that of flights with a delay.
+    Flights without a departure time are cancelled. The mean delay, in minutes, is that of the flights whose delay is
+    known.
     """
     table = rows.group_by("carrier").aggregate(
         [("sequence", "count"), ("dep_time", "count"), ("dep_delay", "mean")],

@@ -1,4 +1,4 @@
-"""A service: one child process in a separate session, with a log, that can be killed and started again."""
+"""A service: one child process in a separate session. It has a log, and can be killed and started again."""
 
 import os
 import signal
@@ -48,7 +48,8 @@ class Service:
         self._user = user
         self._process: subprocess.Popen[bytes] | None = None
         self.sessions: dict[int, float] = {}
-        """All sessions that it has had: the pid of each leader, and when that was started, in seconds since 1970."""
+        """All sessions that it has had: the pid of each leader, and the time at which the leader was started, in
+        seconds since 1970."""
 
     @property
     def pid(self) -> int:

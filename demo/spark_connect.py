@@ -19,7 +19,7 @@ CLOSED = {"spark.ui.enabled": "false", "spark.authenticate": "true"}
 
 
 def write_config(folder: Path, config: Mapping[str, str]) -> None:
-    """Write Spark's configuration into a folder, which `SPARK_CONF_DIR` has to name."""
+    """Write Spark's configuration into a folder, which `SPARK_CONF_DIR` must name."""
     (folder / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in config.items()))
 
 
@@ -41,7 +41,8 @@ class SparkConnect(Service):
 
         spark_home:   the folder of Spark, which is that of the package pyspark.
         config:       Spark's configuration; default: local mode on all cores, without web pages.
-        environment:  its complete environment, except what is set here; default: that of this process.
+        environment:  its complete environment, except for the variables that are set here; default: that of this
+                      process.
         """
         folder = folder.absolute()
         self.port = free_port()
@@ -75,7 +76,7 @@ class SparkConnect(Service):
         super().launch()
 
     def connection(self, name: str, settings: ConnectionSettings) -> None:
-        """Write or change the settings of a connection, for the next job. No job sees half of a file."""
+        """Write or change the settings of a connection, for the next job. No job sees a partly written file."""
         written = self.connections / f".{name}"
         written.touch(mode=0o600)
         written.write_text(settings.to_json())

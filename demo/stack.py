@@ -1,4 +1,4 @@
-"""The stack: nats-server, Postgres, Airflow's four processes and if wanted a Spark Connect server, as child processes.
+"""The stack: nats-server, Postgres, Airflow's four processes and optionally a Spark Connect server, as child processes.
 
 All files are in one folder. Its file `stack.json` names the sessions that were started, so that another process can
 stop them.
@@ -56,7 +56,7 @@ class Stack:
 
         environment:  additional variables for Airflow's environment.
         parallelism:  how many tasks run at the same time.
-        guarded:      whether the nats-server requires the password as well. Tests do not need that.
+        guarded:      whether the nats-server also requires the password. Tests do not need that.
         warm:         whether tasks share one Spark Connect server, instead of a Spark for each of them.
         """
         self.folder = folder.absolute()
@@ -82,7 +82,7 @@ class Stack:
 
     @property
     def nats_url(self) -> str:
-        """The nats-server's address, with user and password for clients other than ours."""
+        """The nats-server's address, with user and password for clients other than this project's."""
         return self.nats.url.replace("://", f"://{USER}:{self.password}@") if self._guarded else self.nats.url
 
     @property
@@ -143,7 +143,8 @@ class Stack:
         return None
 
     def kill_worker(self, task: TaskInstance) -> None:
-        """Kill the task, its supervisor and their children, as when a machine fails. Raises LookupError if none run."""
+        """Kill the task, its supervisor and their children, as when a machine fails. Raises LookupError if the task is
+        not running."""
         process = self.task_process(task)
         supervisor = process.parent() if process else None
         if supervisor is None:
@@ -202,7 +203,7 @@ class Stack:
                 "executor": "LocalExecutor",
                 "parallelism": parallelism,
                 "load_examples": False,
-                "dags_are_paused_at_creation": True,  # Airflow's default: only what somebody asked for uses the machine
+                "dags_are_paused_at_creation": True,  # Airflow's default: only DAGs that somebody unpaused run
                 "execution_api_server_url": f"http://127.0.0.1:{port}/execution/",
                 "fernet_key": urlsafe_b64encode(secrets.token_bytes(32)).decode(),
                 "simple_auth_manager_all_admins": False,

@@ -55,7 +55,7 @@ def settings_of(
     check_console(extra.pop("console", None))
     servers = extra.pop("servers", None)
     if servers is not None and connection.host:
-        raise InvalidValue("servers", "…", "the host names a server, too; give either servers or host, not both")
+        raise InvalidValue("servers", "…", "the field host also names a server; give either servers or host, not both")
     if servers is None:
         servers = connection.host or ("127.0.0.1" if connection.port else None)
     if isinstance(servers, str):
@@ -82,7 +82,8 @@ def settings_of(
 
 
 def check_console(console: object) -> str:
-    """Check the field ``console`` and return it, or an empty string for None. Everybody who sees the task sees it.
+    """Check the field ``console`` and return its value, or an empty string for None. Everybody who sees the task can
+    see this address.
 
     console:  the value of the field.
 
@@ -93,7 +94,7 @@ def check_console(console: object) -> str:
         return ""
     remedy = (
         "give an address such as https://nats.example.com/streams/{stream}?consumer={consumer}, without user and "
-        "password, and with no other placeholder than {stream}, {consumer} and {claim}"
+        "password, and with no placeholders other than {stream}, {consumer} and {claim}"
     )
     rest = console_page(str(console), "", "", "")
     try:
@@ -125,19 +126,19 @@ _lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Co
 async def shared_lookup(conn_id: str, look_up: Callable[[str], Coroutine[Any, Any, Connection]]) -> Connection:
     """Return the result of ``look_up(conn_id)``. Concurrent callers share one lookup, and the result is not cached.
 
-    For each lookup, the triggerer's supervisor receives several messages. It handles one message in each round of its
-    work in the database (``TriggerRunnerSupervisor.run_once``), so separate lookups for a thousand triggers would take
-    minutes.
+    For each lookup, the triggerer's supervisor receives several messages. It handles only one of them in each round of
+    its main loop (``TriggerRunnerSupervisor.run_once``), and each round includes work in the database. So separate
+    lookups for a thousand triggers would take minutes.
 
     conn_id:  the id of the Airflow connection.
-    look_up:  called with the id, returns the connection.
+    look_up:  called with the id; returns the connection.
     """
     lookups = _lookups.setdefault(asyncio.get_running_loop(), {})
     if conn_id not in lookups:
 
         def ended(lookup: asyncio.Task[Connection]) -> None:
             del lookups[conn_id]
-            _ = lookup.cancelled() or lookup.exception()  # retrieved here, because the callers may be gone
+            _ = lookup.cancelled() or lookup.exception()  # retrieves the exception, because no caller may be left
 
         lookups[conn_id] = asyncio.create_task(look_up(conn_id))
         lookups[conn_id].add_done_callback(ended)
@@ -145,7 +146,7 @@ async def shared_lookup(conn_id: str, look_up: Callable[[str], Coroutine[Any, An
 
 
 def check_connection(settings: ConnectionSettings) -> tuple[bool, str]:
-    """Return whether a connection works, and a message for the Test button: what was found, or what to do.
+    """Return whether a connection works, and a message for the Test button, which gives the findings or a remedy.
 
     The connection works if JetStream answers and this user may request the account's limits. Nothing is changed on the
     server.
@@ -161,7 +162,7 @@ def check_connection(settings: ConnectionSettings) -> tuple[bool, str]:
     except PermissionDenied as refusal:
         return False, f"connected, but {_not_permitted(settings, refusal)}"
     except RequestTimeout as silence:
-        return False, f"connected, but {silence}; check domain and api_prefix, or raise request_timeout"
+        return False, f"connected, but {silence}. If domain or api_prefix is set, it may be wrong"
     except (ConnectionFailed, JetStreamError) as error:
         return False, str(error)
 
@@ -180,7 +181,9 @@ async def _summary(js: JetStream) -> str:
 
 def _not_permitted(settings: ConnectionSettings, refusal: PermissionDenied) -> str:
     if refusal.act == "publish on":
-        return f"{refusal}. Only this test needs the permission, so tasks may work (docs/reference/permissions.md)"
+        return (
+            f"{refusal}. Only this test needs that permission, so tasks can still work (docs/reference/permissions.md)"
+        )
     return no_inbox(settings, refusal)
 
 
@@ -199,7 +202,7 @@ def _limit(number: int) -> str:
 def _extra(connection: Connection) -> Mapping[str, Any]:
     """Return the extra as a mapping. Raises InvalidValue.
 
-    Airflow's ``extra_dejson`` alone would hide an extra that is not JSON, because it is empty in this case.
+    Airflow's ``extra_dejson`` alone would hide an extra that is not JSON, because the property is then empty.
     """
     try:
         fields = connection.extra_dejson  # reading it also registers secrets that Airflow masks
@@ -213,8 +216,8 @@ def _extra(connection: Connection) -> Mapping[str, Any]:
 
 
 def _address(server: str, port: int | None) -> str:
-    """Return a server's address. Add the connection's port if the address has none, and the brackets of an IPv6
-    address, which the URI form of a connection loses."""
+    """Return a server's address. Add the connection's port if the address has none. Restore the brackets of an IPv6
+    address, which are lost in the URI form of a connection."""
     with suppress(AddressValueError):
         server = f"[{IPv6Address(server)}]"
     if not port:
@@ -232,7 +235,7 @@ def _named(wrong: InvalidValue) -> InvalidValue:
 
 
 def _text(name: str, value: Any) -> str:
-    # The query of a URI has no types: Airflow reads token=123 as a number, also when the Test button sends it.
+    # The query of a URI has no types. Airflow reads token=123 as a number, even when the Test button sends it.
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
@@ -259,9 +262,10 @@ def _seconds(name: str, value: Any) -> float:
 _FIELDS: Mapping[str, Any] = CONNECTION_FIELDS
 
 _CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {"string": _text, "boolean": _flag, "number": _seconds}
-"""For each type of the form, the function that converts a field of the extra to a value of the settings."""
+"""For each type of field in the form, the function that converts a field of the extra to a value of the settings."""
 
 _SETTINGS = {"nkey_secret": "nkey_seed", "creds_secret": "credentials"}
-"""Fields that have another name in the extra than in the settings, because Airflow masks names with "secret"."""
+"""Fields whose name in the extra differs from the name of the setting: it contains "secret", so that Airflow masks the
+value."""
 
 _NAMES = {"user": "login", **{field: name for name, field in _SETTINGS.items()}}

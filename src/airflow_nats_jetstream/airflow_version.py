@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks Airflow's version on import. With an older Airflow, later imports would fail with a less helpful message."""
+"""Check Airflow's version on import. With an older Airflow, later imports would fail with a less helpful message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ def check_airflow(version: str) -> None:
     """Raise ImportError if the Airflow ``version`` is older than this package needs."""
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_AIRFLOW:
         raise ImportError(
-            f"airflow-provider-nats-jetstream needs Apache Airflow 3.3 or later, but {version} is installed; upgrade it"
+            f"airflow-provider-nats-jetstream needs Apache Airflow 3.3 or later, but {version} is installed; "
+            "upgrade Airflow"
         )
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assets ``nats://server[:port]/stream[/subject]``: a stream, or the messages of a stream that match a filter.
 
-As in the URIs of Airflow's other providers, one server stands for its whole cluster, so always use the same name of the
-server. The URI does not contain the consumer, because the asset is the same whichever consumer reads it.
+As in the URIs of Airflow's other providers, one server stands for its whole cluster, so always use the same server
+name. The URI does not contain the consumer, because the asset is the same whichever consumer reads it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def create_asset(
     stream:   the name of the stream.
     subject:  a subject filter, for the messages that match it. Default None: all messages of the stream.
     extra:    the asset's ``extra``. Default None.
-    asset:    further fields of the asset, such as ``name`` and ``watchers``.
+    asset:    other fields of the asset, such as ``name`` and ``watchers``.
 
     Raises:
         InvalidValue: a name or subject that JetStream forbids. Raised when the DAG is parsed.

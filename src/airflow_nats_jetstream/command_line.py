@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m airflow_nats_jetstream`` and ``airflow jetstream``: two parsers for the same commands, and their runner.
+"""``python -m airflow_nats_jetstream`` and ``airflow jetstream``: two parsers for the same commands, and one function
+that runs them.
 
-Parsing loads neither Airflow nor nats-py, and with ``--server`` a command does not load Airflow either.
+Parsing loads neither Airflow nor nats-py, and a command with ``--server`` does not load Airflow.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
 
 FAILED = 1
-"""The exit code of an error. 2 is the exit code of argparse; 3 and 4 are those of the commands."""
+"""The exit code after an error. argparse exits with 2, and the commands also use 3 and 4."""
 
 _COMMON = (
     Argument("--conn-id", help="id of the Airflow connection (default: nats_default)"),
     Argument(
-        "--server", metavar="URL", help="server to use instead of a connection, as nats://host:port; needs no Airflow"
+        "--server",
+        metavar="URL",
+        help="server to use instead of a connection, as nats://host:port; works without Airflow",
     ),
     Argument("--credentials", metavar="FILE", help="with --server: the .creds file to authenticate with"),
     Argument("--ledger", metavar="NAME", help="with --server: prefix of the ledger's buckets (default: airflow)"),
@@ -58,7 +61,8 @@ def airflow_commands() -> list[CLICommand]:
 
 
 def run(command: Command, args: argparse.Namespace) -> int:
-    """Connect, run a command, print its answer, and return its exit code. An error is one line on standard error.
+    """Connect, run a command, print its answer, and return its exit code. An error is printed as one line on standard
+    error.
 
     command:  the command.
     args:     the parsed arguments.
@@ -122,7 +126,7 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
 
 
 def _of_airflow(conn_id: str) -> ConnectionSettings:
-    # Airflow's own `connections test` sets this, too. Otherwise Airflow reads environment variables, not the database.
+    # `airflow connections test` also sets this. Otherwise Airflow looks for connections in environment variables only.
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     try:
         from airflow.sdk.exceptions import AirflowNotFoundException
@@ -134,7 +138,7 @@ def _of_airflow(conn_id: str) -> ConnectionSettings:
     try:
         return JetStreamHook(conn_id).settings
     except AirflowNotFoundException:
-        remedy = "Airflow has no connection with this id; give another id (`airflow connections list`), or --server"
+        remedy = "Airflow has no connection with this id; give an id that `airflow connections list` shows, or --server"
         raise InvalidValue("--conn-id", conn_id, remedy) from None
 
 

@@ -35,8 +35,8 @@ class Command:
     help:       the help text.
     run:        called with a JetStream context and the parsed arguments.
     arguments:  the command's own arguments. Default: none.
-    connects:   whether ``run`` needs a context. If False, ``run`` connects itself. It is called with the settings, or
-                with the error that says why the settings cannot be used. Default True.
+    connects:   whether ``run`` needs a context. If False, ``run`` itself connects: instead of a context it receives the
+                settings, or the error that says why the settings cannot be used. Default True.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Group:
 
     name:      the name.
     help:      the help text.
-    commands:  the commands, or further groups.
+    commands:  the commands, or other groups.
     """
 
     name: str
@@ -75,7 +75,7 @@ def duration(text: str) -> float:
     return float(text) if text.replace(".", "", 1).isdigit() else times.duration(text).total_seconds()
 
 
-_ID = Argument("id", help="id of the claim, as in the list of `claims` and in the log of a task")
+_ID = Argument("id", help="id of the claim, as shown by `claims` and in the log of a task")
 _LISTEN = Argument(
     "--listen",
     type=duration,
@@ -88,7 +88,7 @@ _LETTERS = (
     Argument("--name", help="name of the dead-letter stream (default: DEAD_<stream>)"),
     Argument("--sequences", metavar="RANGES", help="only messages with these sequences, for example 7,10-20"),
     Argument("--subject", help="only messages whose original subject matches this filter"),
-    Argument("--consumer", help="only messages that this consumer gave up"),
+    Argument("--consumer", help="only messages that were given up for this consumer"),
     Argument("--reason", help="only dead letters whose reason contains this string"),
     flag("--unconfirmed", "include dead letters whose messages the ledger does not show as given up"),
 )
@@ -125,7 +125,7 @@ COMMANDS: tuple[Command | Group, ...] = (
         "release",
         "release an open claim: its messages are redelivered at once",
         commands.release_claim,
-        (_ID, flag("--yes", "release the claim even if an attempt is alive, which is then stopped")),
+        (_ID, flag("--yes", "release the claim even if its attempt is alive; the attempt is then stopped")),
     ),
     Group(
         "dead-letters",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each command does: examine a setup, list open claims, show and release a claim, list and replay dead letters.
+"""The commands: examine a setup, list open claims, show and release a claim, list and replay dead letters.
 
 :mod:`~airflow_nats_jetstream.command_table` has their names and arguments. Importing this file imports neither Airflow
 nor nats-py.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TO_DO = 1
 """The exit code of ``doctor`` if it found something to do."""
 UNKNOWN, REFUSED = 3, 4
-"""Exit codes: the claim is unknown; the request was refused, because it needs ``--yes`` or is not possible."""
+"""Exit codes for an unknown claim, and for a request that was refused because it is impossible or needs ``--yes``."""
 
 _DISTRIBUTION = "airflow-provider-nats-jetstream"
 _PACKAGES = ("apache-airflow", "nats-py", "pyspark", "pyarrow")
@@ -144,7 +144,7 @@ async def release_claim(js: JetStream, args: argparse.Namespace) -> Answer:
 
 
 async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
-    """List dead letters, and messages of the dead-letter stream that are no dead letters."""
+    """List dead letters, and those messages of the dead-letter stream that are not dead letters."""
     from jetstream_handoff.dead_letters import DeadLetters
     from jetstream_handoff.replay import select
 
@@ -192,7 +192,7 @@ async def replay_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer
             f"{done.unconfirmed} dead letters were not replayed, because the ledger does not confirm that their "
             "messages were given up. To replay them, add --unconfirmed."
         )
-    lines += [f"The dead letter {number} was not replayed: {visible(why)}" for number, why in done.refused.items()]
+    lines += [f"Dead letter {number} was not replayed: {visible(why)}" for number, why in done.refused.items()]
     data = {
         "published": done.published,
         "found": done.found,
@@ -305,7 +305,7 @@ def _holder(seen: Seen) -> str:
 def age(seconds: float | None) -> str:
     """Return an age in words, such as ``3 minutes ago``.
 
-    seconds:  the age. It may be a little less than 0, because the clocks of this machine and of the server differ.
+    seconds:  the age. It can be slightly negative, because the clocks of this machine and of the server differ.
     """
     import pendulum
 

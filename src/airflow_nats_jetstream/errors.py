@@ -13,7 +13,7 @@ from jetstream_client.errors import JetStreamError
 
 
 class SparkError(JetStreamError):
-    """Any error of a Spark cluster that works on a claim, or was asked to."""
+    """Any error of a Spark cluster that works on a claim or was asked to work on one."""
 
 
 class SparkMasterUnavailable(SparkError, ConnectionError):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The description of this provider that Airflow reads, with the connection form.
 
-It imports nothing, because an error here would break Airflow.
+This module imports nothing, because an error here would break Airflow.
 """
 
 
@@ -82,9 +82,9 @@ def get_provider_info() -> dict[str, object]:
                         "description": (
                             "Folders, separated by colons. A file that a connection names for a password, a key or a "
                             "certificate must be below one of these folders, after symbolic links are resolved, on "
-                            "every machine that connects. A user who may edit connections can have any file below "
-                            "these folders sent to a server as a password, so name only folders with nothing but "
-                            "credentials for NATS. If empty, connections cannot name files."
+                            "every machine that connects. A user who is allowed to edit connections can send any file "
+                            "below these folders to a server as a password, so name only folders that contain no files "
+                            "other than credentials for NATS. If this is empty, connections cannot name files."
                         ),
                         "version_added": None,
                         "type": "string",
@@ -98,7 +98,7 @@ def get_provider_info() -> dict[str, object]:
 
 
 def _field(label: str, description: str, *, kind: str = "string", form: str = "") -> dict[str, object]:
-    """Return a field of the form. Every field may be empty: without "null" the form would mark it as required.
+    """Return a field of the form. Its type includes "null", because the form would otherwise mark it as required.
 
     label:        the label of the field.
     description:  the help text of the field.
@@ -139,13 +139,14 @@ CONNECTION_FIELDS = {
     ),
     "tls_ca": _field(
         "TLS authorities",
-        "Certificates of the authorities that may have signed the server's certificate, as PEM or as the path of a "
-        "file. If empty, the authorities that this machine trusts are used.",
+        "Certificates of the authorities that are trusted to sign the server's certificate, as PEM or as the path "
+        "of a file. Default: the authorities that this machine trusts.",
         form="multiline",
     ),
     "tls_certificate": _field(
         "TLS client certificate",
-        "The certificate for a server that asks for one, as PEM or as the path of a file. Give TLS private key, too.",
+        "The client certificate, for a server that asks for one: as PEM or as the path of a file. Also fill in TLS "
+        "private key.",
         form="multiline",
     ),
     "tls_private_key": _field(
@@ -155,7 +156,7 @@ CONNECTION_FIELDS = {
         form="password",
     ),
     "tls_hostname": _field(
-        "TLS host name", "The name that the server's certificate must contain, if it is not the host of the address."
+        "TLS host name", "The name that the server's certificate must contain, if that is not the host in the address."
     ),
     "tls_handshake_first": _field(
         "TLS handshake first",
@@ -165,21 +166,21 @@ CONNECTION_FIELDS = {
     "inbox_prefix": _field(
         "Inbox prefix",
         "The first tokens of the subjects on which answers arrive, for example _INBOX_sensor. This user must be "
-        "allowed to subscribe to them. If empty, it is _INBOX.",
+        "allowed to subscribe to them. Default: _INBOX.",
     ),
     "domain": _field(
         "JetStream domain",
-        "The domain of a JetStream that is not the connected server's own, for example behind a leaf node.",
+        "The JetStream domain to use if it is not that of the connected server, for example one behind a leaf node.",
     ),
     "api_prefix": _field(
         "JetStream API prefix",
         "Use this instead of a domain: the prefix of an API that the account imports, for example JS.hub.API. Claims "
-        "cannot be taken through it.",
+        "cannot be taken through an imported API.",
     ),
     "ledger": _field(
         "Ledger",
-        "The first part of the names of the two buckets that record claims. If empty, it is airflow, for the "
-        "buckets airflow_claims and airflow_receipts.",
+        "The first part of the names of the two buckets that record claims. Default: airflow, for the buckets "
+        "airflow_claims and airflow_receipts.",
     ),
     "console": _field(
         "Console",
@@ -188,15 +189,15 @@ CONNECTION_FIELDS = {
     ),
     "connect_timeout": _field(
         "Connect timeout",
-        "Seconds to wait for a connection, including all servers and attempts. If empty, it is 10.",
+        "Seconds to wait for a connection, including all servers and attempts. Default: 10.",
         kind="number",
     ),
     "request_timeout": _field(
-        "Request timeout", "Seconds to wait for an answer of the JetStream API. If empty, it is 5.", kind="number"
+        "Request timeout", "Seconds to wait for an answer of the JetStream API. Default: 5.", kind="number"
     ),
     "shortest_ack_wait": _field(
         "Shortest ack wait",
-        "Claims are taken only from consumers whose ack_wait is at least this many seconds. If empty, it is 60.",
+        "Claims are taken only from consumers whose ack_wait is at least this many seconds. Default: 60.",
         kind="number",
     ),
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The held claim that the function of ``@task.jetstream`` receives, which Spark can read."""
+"""The held claim that the function of ``@task.jetstream`` receives, with the methods for Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class HeldClaim(held.HeldClaim):
-    """A claim that this task holds, which the function of ``@task.jetstream`` receives as ``claim``.
+    """A claim that this task holds. The function of ``@task.jetstream`` receives it as ``claim``.
 
     value:          the value that is recorded with the settlement at the end of :meth:`JetStreamHook.processing`.
                     Default None.
@@ -30,7 +30,7 @@ class HeldClaim(held.HeldClaim):
     connection: str
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Return a DataFrame of exactly the claimed messages: stream, subject, sequence, timestamp, headers, data.
+        """Return exactly the claimed messages as a DataFrame: stream, subject, sequence, timestamp, headers, data.
 
         spark:  the Spark session.
         """
@@ -47,8 +47,9 @@ class HeldClaim(held.HeldClaim):
         acknowledged. When the work fails, nothing is rejected.
 
         sequences:  one or more stream sequences, or a DataFrame with a column ``sequence``, which is collected here.
-        reason:     why the messages are rejected, in one line. Default None: each message has the reason in the column
-                    ``reason`` of the DataFrame, as in the malformed messages of :func:`pyspark_jetstream.decoded`.
+        reason:     why the messages are rejected, in one line. Default None: the column ``reason`` of the DataFrame
+                    contains the reason for each message, as in the malformed messages of
+                    :func:`pyspark_jetstream.decoded`.
 
         Raises:
             InvalidValue: a sequence does not belong to this claim, or a reason is missing.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hook: JetStream through an Airflow connection, for tasks and triggers, and holding a claim in a task."""
+"""The hook: access to JetStream through an Airflow connection, for tasks and triggers, and holding a claim in a
+task."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ class JetStreamHook(BaseHook):
         return self._settings(connection)
 
     def get_conn(self) -> ConnectionSettings:
-        """Return the settings. To connect, use :meth:`context` or :meth:`run`: connections belong to an event loop."""
+        """Return the settings. To connect, use :meth:`context` or :meth:`run`, because a connection belongs to one
+        event loop."""
         return self.settings
 
     @property
@@ -89,7 +91,7 @@ class JetStreamHook(BaseHook):
     async def shared(self) -> AsyncIterator[JetStream]:
         """Yield a JetStream context on a connection that all users in this process with the same settings share.
 
-        The connection is closed when its last user has ended. Raises ConnectionFailed.
+        The connection is closed when its last user has finished. Raises ConnectionFailed.
         """
         settings = self._settings(await shared_lookup(self.nats_conn_id, self._lookup))
         from jetstream_client.shared import share
@@ -100,17 +102,18 @@ class JetStreamHook(BaseHook):
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
         """Connect, await ``function(js)`` and return its result, for synchronous code: ``hook.run(lambda js: …)``.
 
-        function:  called with a JetStream context, returns an awaitable.
+        function:  called with a JetStream context; returns an awaitable.
 
         Raises:
             ConnectionFailed: no connection could be made.
-            JetStreamError: whatever the function raises.
+            JetStreamError: an error that the function raised.
         """
         with Brief():
             return portal.run(self.settings, function)
 
     def committed(self, stream: str, consumer: str) -> list[Receipt]:
-        """Return the attempts that were settled as done, in the order of their sequences. Only their output counts.
+        """Return the receipts of claims that were settled as done, ordered by sequence. Only the output of the attempts
+        in these receipts counts.
 
         Each receipt has its ``processed`` sequences, and the sequences that it ``rejected``, which became dead letters.
 
@@ -149,8 +152,8 @@ class JetStreamHook(BaseHook):
         try_number:    the number of the try, which becomes part of the attempt's token. Default 1.
         dead_letters:  the name of the stream for messages that the block rejects. Default None: ``DEAD_<stream>``.
 
-        Any exception releases the claim without delay. Prefer ``@task.jetstream``, which Airflow can kill, skip and
-        resume: in a plain ``@task``, only the missing heartbeats show that a worker was killed.
+        Any exception releases the claim without delay. Prefer ``@task.jetstream``, because Airflow can kill, skip and
+        resume such a task. In a plain ``@task``, only missing heartbeats show that the worker was killed.
 
         Raises:
             ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: the claim cannot be held. Raised before the block.
@@ -170,14 +173,13 @@ class JetStreamHook(BaseHook):
         dead_letters: str | None = None,
         reprocess: bool = False,
     ) -> Iterator[HeldClaim]:
-        """Hold a claim, as :meth:`processing` does, while the block itself settles, fails or releases it.
+        """Hold a claim, as :meth:`processing` does, for a block that itself settles, fails or releases the claim.
 
         claim:         the claim, or its JSON value as the pull sensor returned it.
         try_number:    the number of the try, which becomes part of the attempt's token.
-        longest_hold:  the longest time that the claim is held. A longer hold is lost. Default 24 hours.
+        longest_hold:  the longest time for which the claim is held. After that, the hold is lost. Default 24 hours.
         dead_letters:  the name of the stream for messages that the block rejects. Default None: ``DEAD_<stream>``.
-        reprocess:     whether to process a claim again that is already settled, instead of raising AlreadyDone. Default
-                       False.
+        reprocess:     whether to process a settled claim again, instead of raising AlreadyDone. Default False.
 
         Raises:
             ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: the claim cannot be held. Raised before the block.
@@ -206,7 +208,8 @@ class JetStreamHook(BaseHook):
             yield held
 
     def test_connection(self) -> tuple[bool, str]:
-        """Return what the Test button shows: see :func:`airflow_nats_jetstream.airflow_connection.check_connection`."""
+        """Return the result that the Test button shows: see
+        :func:`airflow_nats_jetstream.airflow_connection.check_connection`."""
         try:
             return check_connection(self.settings)
         except InvalidValue as wrong:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Airflow metrics and OpenTelemetry spans: stream, consumer, claim, number of messages and duration.
 
-docs/monitoring.md lists these metrics and spans. They contain neither messages nor the texts of exceptions, which may
-be shown only in Airflow's own spans and logs.
+docs/monitoring.md lists these metrics and spans. They contain neither messages nor the texts of exceptions: both must
+appear only in Airflow's own spans and logs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Carrier = dict[str, str]
 """The W3C trace context headers of a span: ``traceparent`` and, if there is one, ``tracestate``."""
 
-_SPANS = {  # each event's type of operation in OpenTelemetry's semantic conventions for messaging, and its name here
+_SPANS = {  # for each event, its type of operation in OpenTelemetry's conventions for messaging, and the span's name
     "taken": ("receive", "take"),
     "done": ("settle", "settle"),
     "failed": ("settle", "fail"),
@@ -48,12 +48,13 @@ _ENVIRONMENT = "TRACEPARENT"  # read by child processes (OpenTelemetry: environm
 
 
 def listen() -> None:
-    """Record the events of the hand-off in this process from now on. Every hook calls it; further calls do nothing."""
+    """Record the events of the hand-off in this process from now on. Every hook calls this function; later calls do
+    nothing."""
     events.listen(heard)
 
 
 def heard(event: Event) -> None:
-    """Count an event of the hand-off, and record a span for an operation.
+    """Count an event of the hand-off, and record a span if the event is an operation.
 
     event:  the event.
     """
@@ -69,12 +70,12 @@ def heard(event: Event) -> None:
 
 
 def published(stream: str, stored: int, duplicates: int, seconds: float) -> None:
-    """Count what a task has published, within the span of :func:`publishing`.
+    """Count the messages that a task has published, within the span of :func:`publishing`.
 
     stream:      the name of the stream.
-    stored:      how many messages were stored now.
-    duplicates:  how many messages were stored before.
-    seconds:     how long it took.
+    stored:      how many messages this try stored.
+    duplicates:  how many messages had been stored before.
+    seconds:     how long the task took to publish them.
     """
     trace.get_current_span().set_attribute("messaging.batch.message_count", stored + duplicates)
     tags, stats = {"stream": stream}, _stats()
@@ -186,8 +187,8 @@ def _tracer() -> Tracer:
 
 
 def _stats() -> Any:
-    """Return Airflow's metrics of this process. Airflow 3.3 has them twice: a triggerer initialises those of the core,
-    and a task's process those of the SDK."""
+    """Return the module with Airflow's metrics of this process. Airflow 3.3 has two: a triggerer initialises that of
+    the core, and a task's process that of the SDK."""
     if "airflow.jobs.triggerer_job_runner" in sys.modules:
         from airflow.observability import stats as of_the_core
 

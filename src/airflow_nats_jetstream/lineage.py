@@ -21,7 +21,7 @@ _PORT = 4222
 
 
 def read(operator: Any, task_instance: Any = None) -> OperatorLineage[Any, Any]:  # noqa: ARG001
-    """Return the lineage of an operator that reads a ``stream``, or a ``claim`` of it.
+    """Return the lineage of an operator that reads a ``stream``, or a ``claim`` of that stream.
 
     Such an operator has this function as its method ``get_openlineage_facets_on_complete``.
 
@@ -43,7 +43,7 @@ def read(operator: Any, task_instance: Any = None) -> OperatorLineage[Any, Any]:
 
 
 def written(operator: Any, task_instance: Any = None) -> OperatorLineage[Any, Any]:  # noqa: ARG001
-    """Return the lineage of an operator that writes to a ``stream``, with its number of ``published`` messages.
+    """Return the lineage of an operator that writes to a ``stream``, with the number of ``published`` messages.
 
     Such an operator has this function as its method ``get_openlineage_facets_on_complete``.
 

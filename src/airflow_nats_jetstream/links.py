@@ -37,7 +37,7 @@ class JetStreamLink(BaseOperatorLink):
 
 
 class SparkMasterLink(BaseOperatorLink):
-    """The link to the web page of the Spark master, which the Spark connection's extra names as ``webui``."""
+    """The link to the web page of the Spark master, whose address is ``webui`` in the Spark connection's extra."""
 
     name = "Spark master"
 

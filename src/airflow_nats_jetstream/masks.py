@@ -38,17 +38,17 @@ def masks(connection: Connection) -> list[Any]:
 
 
 def _parts(secret: str) -> list[str]:
-    """Return the lines of a secret; or its words, if a form has turned the line breaks of a key into spaces."""
+    """Return the lines of a secret, or its words if a web form has turned the line breaks of a key into spaces."""
     parts = []
     for line in re.split(r"[\r\n]+", secret):
         words = [word for word in line.split() if len(word) >= _LONG_WORD]
         parts += words if len(words) > 1 else [line]
-    # The first and the last line of PEM are no secrets, because they are always the same.
+    # The first and the last line of PEM are not secret, because they are always the same.
     return [part for part in parts if not (part.startswith("-----") and part.endswith("-----"))][:_MOST_PARTS]
 
 
 def _forms(text: str) -> set[str]:
-    """Return the text unchanged, and escaped for JSON, ``repr`` and URLs, also with one escape inside another."""
+    """Return the text itself, and the text escaped for JSON, ``repr`` and URLs, including one escape inside another."""
     forms = {text}
     for _ in range(2):
         forms |= {escape(each) for each in forms for escape in _ESCAPES}
@@ -80,7 +80,8 @@ def _as_repr_in_quotes(text: str) -> str:
 _ESCAPES = (_as_json, _as_unicode_json, _as_repr, _as_repr_in_quotes)
 
 _MOST_PARTS = 100
-"""The most parts of one secret that are masked; a private key has about fifty lines."""
+"""The largest number of parts that are masked in one secret; a private key has about fifty lines."""
 
 _LONG_WORD = 20
-"""The fewest characters of a word that counts as a line of a key: a line of PEM has 64, and a seed has 58."""
+"""The smallest number of characters in a word that counts as a line of a key: a line of PEM has 64, and a seed has
+58."""

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 class JetStreamNotifier(BaseNotifier):
     """Publish a message from a callback such as ``on_failure_callback`` or ``on_success_callback``, or from a deadline.
 
-    subject:       the subject to publish on. A stream must listen on it. A value that a template puts into it must
-                   consist of valid subject tokens. (templated)
+    subject:       the subject to publish on. A stream must listen on it. A value that a template puts into the subject
+                   must consist of valid subject tokens. (templated)
     message:       a string, or any JSON value. Default None: a mapping of ``dag_id`` and ``run_id``, with ``task_id``,
                    ``map_index``, ``try_number`` and ``state`` in a task's callback, and with ``reason`` in a DAG's.
                    (templated)
     headers:       a mapping of header names to strings. Default None. (templated)
-    msg_id:        the ``Nats-Msg-Id``, by which the stream stores the message once within its duplicate window.
-                   Airflow may call back twice for one failure, in the worker and in the DAG processor. Default None: an
-                   id made from run, task, map index, try, state, subject and ``message``, so that every try has its
+    msg_id:        the ``Nats-Msg-Id``, with which the stream stores the message only once within its duplicate window.
+                   Airflow can report one failure twice, in the worker and in the DAG processor. Default None: an id
+                   made from run, task, map index, try, state, subject and ``message``, so that every try has a separate
                    notification. (templated)
     stream:        the name of the stream that must store the message. Default None: any stream. (templated)
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
@@ -42,7 +42,7 @@ class JetStreamNotifier(BaseNotifier):
     Raises:
         InvalidValue: a subject, stream, header or message that cannot be published. Raised when the DAG is parsed,
             unless the value is templated.
-        WrongStream: another stream than ``stream`` listens on the subject.
+        WrongStream: a stream other than ``stream`` listens on the subject.
         JetStreamError: the message was not stored. Airflow logs this error, and the task keeps its state.
     """
 
@@ -74,7 +74,8 @@ class JetStreamNotifier(BaseNotifier):
         _data(message)
 
     def __call__(self, *args: Any) -> None:
-        """Notify with a copy: rendering changes a notifier, and the DAG processor calls the same one for many tasks."""
+        """Notify with a copy, because rendering changes a notifier, and the DAG processor calls one notifier for many
+        tasks."""
         BaseNotifier.__call__(copy.copy(self), *args)
 
     def notify(self, context: Context) -> None:
@@ -117,10 +118,10 @@ def _data(message: Any) -> bytes:
 
 
 def _about(context: Context) -> tuple[str, dict[str, Any]]:
-    """Return what a callback is about: as the scope of the message's id, and as a message."""
+    """Describe the task or run that a callback is about: as the scope of the message's id, and as a message."""
     values: Mapping[str, Any] = context
     ti, run = values.get("ti"), values.get("dag_run")
-    if ti is not None and "reason" not in values:  # a DAG's callback also has a task instance, but only it has a reason
+    if ti is not None and "reason" not in values:  # a DAG's callback has both a task instance and a reason
         state = _state(ti)
         about = {
             "dag_id": ti.dag_id,

@@ -38,7 +38,8 @@ def owner_in_triggerer(ti: Any) -> Owner:
 
 
 def _owner(ti: Any, cleared: int, dag_run: Any) -> Owner:
-    """The start of the run distinguishes two deployments that have the same DAG with the same run ids."""
+    """Return the owner. The start of the run distinguishes two deployments that have the same DAG with the same run
+    ids."""
     start = getattr(dag_run, "start_date", None)
     map_index = -1 if ti.map_index is None else ti.map_index
     return (

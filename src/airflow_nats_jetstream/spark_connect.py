@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Spark Connect server of an Airflow connection, for ``spark_session()`` in a task.
 
-The connection is one of type ``spark_connect``, with the fields of Airflow's Spark provider, which need not be
+The connection has the type ``spark_connect`` and the fields of Airflow's Spark provider. That provider need not be
 installed.
 """
 
@@ -30,8 +30,8 @@ _REMOTE, _TOKEN = "SPARK_REMOTE", "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 def spark_connect(conn_id: str | None) -> Iterator[None]:
     """Let ``spark_session()`` use a Spark Connect server inside the block. Nothing changes if there is no ``conn_id``.
 
-    PySpark reads the address and the token from two environment variables. An address that contained the token would be
-    shown by errors.
+    PySpark reads the address and the token from two environment variables. If the address contained the token, errors
+    would show the token.
 
     conn_id:  the id of an Airflow connection of type ``spark_connect``.
 
@@ -67,7 +67,7 @@ def address_of(connection: Connection) -> str:
         InvalidValue: the connection has another type, or a field is invalid. The error shows no secret.
     """
     if (connection.conn_type or "").replace("-", "_") != "spark_connect":
-        remedy = "the Airflow connection of a Spark Connect server has the type spark_connect"
+        remedy = "name an Airflow connection of type spark_connect"
         raise InvalidValue("conn_type", connection.conn_type, remedy)
     host = _ADDRESS.fullmatch(connection.host or "")
     if host is None or (connection.port and host[1].rpartition(":")[2].isdigit()):
@@ -78,6 +78,6 @@ def address_of(connection: Connection) -> str:
     use_ssl = connection.extra_dejson.get("use_ssl")
     if use_ssl is not None:
         if str(use_ssl).lower() not in ("true", "false"):
-            raise InvalidValue("use_ssl", "…", "must be true or false")
+            raise InvalidValue("use_ssl", "…", "give true or false")
         parameters.append(f"use_ssl={str(use_ssl).lower()}")
     return f"sc://{address}/;{';'.join(parameters)}" if parameters else f"sc://{address}"

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 ENDED = ("FINISHED", "KILLED", "FAILED", "ERROR")
 GOING = ("SUBMITTED", "RUNNING", "RELAUNCHING", "UNKNOWN")
-"""The states of a driver that has not ended (``DriverState`` in Spark). ``UNKNOWN`` means that its master recovers."""
+"""The states of a driver that has not ended (``DriverState`` in Spark). ``UNKNOWN`` means that its master is
+recovering."""
 FINISHED = "FINISHED"
 LOST = "LOST"
 """The state of a driver that the master does not know: the master was restarted without ``spark.deploy.recoveryMode``,
@@ -38,7 +39,7 @@ or more than ``spark.deploy.retainedDrivers`` drivers have ended since."""
 
 _SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 _LONGEST_ARGUMENT = 128 * 1024 - 1  # Linux, MAX_ARG_STRLEN
-_WHO = "check that this is the REST server of a Spark master"
+_WHO = "if this is not the address of a Spark master, correct it in the Spark connection"
 _CLOCKS = 60.0  # seconds by which the clocks of master and Airflow may differ
 _ANSWER = 30.0  # seconds for one complete answer, including the attempts to reach the other masters
 _CONNECTED = 5.0  # seconds for one master to accept a connection
@@ -57,7 +58,7 @@ class Submission:
     application_args:  the program's arguments. Default: none.
     conf:              Spark properties, including the memory and the cores of the driver. Default: none.
     env_vars:          environment variables of the driver, in addition to those of its worker. Default: none.
-    py_files:          further Python files, separated by commas. Default None.
+    py_files:          additional Python files, separated by commas. Default None.
 
     Raises:
         InvalidValue: a value that would fail on the cluster, or a secret that the master would show.
@@ -76,17 +77,19 @@ class Submission:
         for argument in self.application_args:
             if len(argument.encode()) > _LONGEST_ARGUMENT:
                 remedy = (
-                    f"an argument may have at most {_LONGEST_ARGUMENT} bytes; if it is the claim, let the sensor make "
-                    "smaller claims (messages_per_claim)"
+                    f"an argument must not be longer than {_LONGEST_ARGUMENT} bytes; if it is the claim, lower the "
+                    "sensor's messages_per_claim"
                 )
                 raise InvalidValue("application_args", f"an argument of {len(argument.encode())} bytes", remedy)
         for name, values in (("conf", self.conf), ("env_vars", self.env_vars)):
             for key, value in values.items():
                 if ENVIRONMENT_PREFIX in key and not value.startswith("/"):
-                    remedy = f"the Spark master would show the value of {key}; give the path of a file on every worker"
+                    remedy = (
+                        f"the Spark master would show the value of {key}; give the path of a file that every worker has"
+                    )
                     raise InvalidValue(name, "…", remedy)
         if self.conf.get("spark.driver.supervise", "false").lower() != "false":
-            remedy = "leave it out, because a driver that Spark restarts would write to the same place as the first one"
+            remedy = "leave it out, because a driver that Spark restarts would write to the same place as before"
             raise InvalidValue("conf", "spark.driver.supervise", remedy)
 
     def request(self, master: str, name: str) -> dict[str, Any]:
@@ -126,9 +129,9 @@ class SparkMaster:
     def of(cls, connection: Connection) -> SparkMaster:
         """Return the masters that an Airflow connection names.
 
-        The fields are those of Airflow's Spark provider: ``host`` (with or without ``spark://``), ``port``, and in
-        ``extra`` ``rest-port`` and ``rest-scheme``. In addition, ``extra`` may have ``webui``, and the password is the
-        token.
+        The fields are those of Airflow's Spark provider: ``host`` (with or without ``spark://``), ``port``, and the
+        fields ``rest-port`` and ``rest-scheme`` of ``extra``. In addition, ``extra`` may have ``webui``, and the
+        password is the token.
 
         connection:  the Airflow connection.
 
@@ -170,7 +173,9 @@ class SparkMaster:
         """
         answer = await self._request("POST", "create", submission.request(self.url, name))
         if answer.get("success") is not True:
-            raise SparkMasterRefused(f"the Spark master refused the job: {_first_line(answer.get('message'))}")
+            raise SparkMasterRefused(
+                f"the Spark master refused the job: {_first_line(answer.get('message')) or 'it gave no reason'}"
+            )
         driver = answer.get("submissionId")
         if not _is_driver(driver):
             raise SparkMasterUnavailable("the Spark master accepted the job, but its answer has no valid submissionId")
@@ -186,11 +191,11 @@ class SparkMaster:
         if state is None:
             return LOST
         if state not in (*GOING, *ENDED):
-            raise SparkMasterUnavailable(f"the Spark master's answer contains no known driverState of driver {driver}")
+            raise SparkMasterUnavailable(f"the Spark master answered with an unknown driverState for driver {driver}")
         return str(state)
 
     async def kill(self, driver: str) -> bool:
-        """Kill a driver; return False if it had ended before.
+        """Kill a driver. Returns False if the driver had already ended.
 
         driver:  the id of the driver.
         """
@@ -204,7 +209,7 @@ class SparkMaster:
         every:   the seconds between two requests.
 
         Raises:
-            SparkMasterRefused: the master does not allow this connection to ask.
+            SparkMasterRefused: the master refused a request.
         """
         lost = False
         while True:
@@ -222,8 +227,8 @@ class SparkMaster:
         """Return the driver of a job whose Airflow worker died before it received the driver's id.
 
         The master's page lists drivers without the names of their applications. If the application is running, its
-        driver is among those that were submitted since then. If exactly one was submitted since then, it is returned.
-        Otherwise the driver is not certain, and None is returned.
+        driver is among those submitted after the time ``since``. If there is exactly one such driver, it is returned.
+        Otherwise it is uncertain which driver is meant, and None is returned.
 
         name:   the name of the application.
         since:  when the job was submitted, in seconds since 1970.
@@ -242,7 +247,7 @@ class SparkMaster:
         except (httpx.HTTPError, TimeoutError) as error:
             raise _unavailable(address, error) from None
         if status != 200:
-            problem = "check that the connection's webui is the address of the Spark master's web pages"
+            problem = "set the connection's webui to the address of the Spark master's web pages"
             raise SparkMasterUnavailable(f"{address} answered with status {status}; {problem}")
         recent = [
             each["id"]
@@ -296,12 +301,12 @@ async def _answer(
     async with client.stream(method, address, json=body) as response:
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             problem = "sent a compressed answer although none was requested"
-            raise SparkMasterUnavailable(f"{address} {problem}; check this address in the Spark connection")
+            raise SparkMasterUnavailable(f"{address} {problem}; {_WHO}")
         async for chunk in response.aiter_raw():
             data += chunk
             if len(data) > _LARGEST_ANSWER:
                 problem = f"answered with more than {_LARGEST_ANSWER:,} bytes"
-                raise SparkMasterUnavailable(f"{address} {problem}; check this address in the Spark connection")
+                raise SparkMasterUnavailable(f"{address} {problem}; {_WHO}")
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError):
@@ -310,13 +315,13 @@ async def _answer(
 
 
 def _standby(address: str, status: int, answer: Mapping[str, Any]) -> str | None:
-    """Return why another master must be asked, or None if this one has answered. Raises SparkMasterRefused."""
+    """Return the reason for asking another master, or None if this one has answered. Raises SparkMasterRefused."""
     message = _first_line(answer.get("message"))
     if status in {401, 403}:
         remedy = "set the connection's password to the token that the master's spark.master.rest.filters require"
         raise SparkMasterRefused(f"{address} answered with status {status}; {remedy}")
     if not 200 <= status < 300:
-        raise SparkMasterRefused(f"{address} answered with status {status}: {message or _WHO}")
+        raise SparkMasterRefused(f"{address} answered with status {status}{f': {message}' if message else f'; {_WHO}'}")
     if not isinstance(answer.get("success"), bool):
         raise SparkMasterUnavailable(f"{address} sent an answer without the field success; {_WHO}")
     if "Current state is not alive" in str(answer.get("message")):  # Master.scala, on standby or during recovery

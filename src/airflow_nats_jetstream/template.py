@@ -30,7 +30,7 @@ def check_mapping(name: str, value: object, what: str) -> None:
 
     name:   the parameter's name, for the error.
     value:  the value to check.
-    what:   what the mapping contains, for the error: ``"variable names to strings"``.
+    what:   the contents of the mapping, for the error, such as ``"variable names to strings"``.
 
     Raises:
         InvalidValue: the value is neither. The error shows only the value's type, because a value of another type may
@@ -116,7 +116,7 @@ def instant(name: str, value: object) -> str:
 
 
 def claimed(claim: Any, name: str) -> str | None:
-    """Return a field of a claim, or None while the claim is not known or has no such string.
+    """Return a field of a claim, or None if the claim is not known yet or the field is not a string.
 
     claim:  the claim as the sensor returned it, or a template.
     name:   the name of the field.

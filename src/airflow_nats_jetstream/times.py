@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pendulum
 
 TIME = "a datetime with a time zone, or an ISO 8601 string with one, such as 2026-11-21T03:00:00Z"
-DURATION = "a timedelta, or an ISO 8601 duration such as PT5M or P1DT12H, that is not negative"
+DURATION = "a timedelta or an ISO 8601 duration such as PT5M or P1DT12H, which must not be negative"
 
 # pendulum drops all digits after the microseconds, but JetStream's times have nine digits after the point.
 _FRACTION = re.compile(r"(?P<before>.*\.[0-9]{6})(?P<nanoseconds>[0-9]{1,3})(?P<after>(?![0-9]).*)")
@@ -32,7 +32,7 @@ def instant(value: object) -> str:
             template such as ``{{ data_interval_start }}`` renders as such a string.
 
     Raises:
-        ValueError: for anything else, with a message that says what to give. A string without a time zone is refused
+        ValueError: the value is anything else. The message says what to give. A string without a time zone is refused
             because its meaning would depend on the machine.
     """
     nanoseconds = ""
@@ -58,8 +58,8 @@ def duration(value: object) -> timedelta:
             and seconds, with up to six digits after the point.
 
     Raises:
-        ValueError: for anything else, with a message that says what to give: for a number without a unit, for a
-            negative duration, and for months and years, which have no fixed length.
+        ValueError: the value is anything else, such as a number without a unit, a negative duration, or a duration with
+            months or years, which have no fixed length. The message says what to give.
     """
     length = value
     if isinstance(value, str) and _DURATION.fullmatch(value.strip()):

@@ -2,7 +2,7 @@
 """Shorten the tracebacks of this package's errors, whose messages already say what happened and what to do.
 
 Airflow prints the traceback of every exception that a task raises. For a mistyped name, the frames between the task's
-code and the client (the portal, the event loop, this package) take up to ninety lines of it, at every try.
+code and the client (the portal, the event loop, this package) take up to ninety lines of the traceback at every try.
 """
 
 from __future__ import annotations

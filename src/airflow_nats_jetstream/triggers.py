@@ -37,13 +37,13 @@ class JetStreamTrigger(BaseTrigger):
 
     nats_conn_id:  the id of the Airflow connection.
     end:           when the sensor times out, in seconds since 1970. This is a time and not a duration, because another
-                   triggerer may continue the trigger.
+                   triggerer may take over the trigger.
 
     The payload of the event has a ``status``. Every error becomes ``{"status": "error", "error": text}``, because with
     ``soft_fail`` Airflow would turn an exception into a skip.
     """
 
-    _fields: ClassVar[tuple[str, ...]]  # the parameters of the constructor, by which Airflow stores the trigger
+    _fields: ClassVar[tuple[str, ...]]  # the parameters of the constructor, with which Airflow stores the trigger
 
     def __init__(self, nats_conn_id: str, end: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -79,25 +79,26 @@ class JetStreamTrigger(BaseTrigger):
             except JetStreamError as error:
                 if not js.connection.ended:
                     raise
-                log.warning("the connection to NATS has ended and is opened again: %s", error)
+                log.warning("the connection to NATS has ended and will be opened again: %s", error)
             self.handed_on()
             await self._stack.aclose()
             await asyncio.sleep(_RECONNECT_DELAY)
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
-        """Return the payload of the event. It is called again with another connection if one ends.
+        """Return the payload of the event. If the connection ends, this method is called again with another one.
 
         js:  the shared connection.
         """
         raise NotImplementedError
 
     def handed_on(self) -> None:
-        """Record that what was taken so far must not be released when the trigger ends."""
+        """Keep the messages and claims taken so far from being released when the trigger ends."""
 
     async def on_kill(self) -> None:
         """Call :meth:`killed`, and complete it despite cancellations.
 
-        Airflow calls this when a user clears or marks the task, or when it has passed the trigger to another triggerer.
+        Airflow calls this after a user has cleared or marked the task, or after the trigger was passed to another
+        triggerer.
         """
         await self._complete(self.killed, _KILL_TIMEOUT, "cleaning up after a task was cleared or marked")
 
@@ -165,29 +166,29 @@ class JetStreamPullTrigger(JetStreamTrigger):
         return {"status": "claims", "claims": [claim.to_json() for claim in claims]}
 
     def handed_on(self) -> None:
-        """Record that what was taken must not be released when the trigger ends.
+        """Keep the messages and claims taken so far from being released when the trigger ends.
 
         Either the event contains the claims, or the connection has ended. In the second case the messages that were
-        pulled on it are redelivered, and the next trigger or worker with the same owner hands on the claims that are in
-        the ledger.
+        pulled on that connection are redelivered, and the next trigger or worker with the same owner hands on the
+        claims that are in the ledger.
         """
         if self._take is not None:
             self._take.handed_on()
 
     async def close(self) -> None:
-        """Release what was taken and not handed on, then the connection."""
+        """Release everything that was taken and not handed on, and then the connection."""
         await self.killed()
         await super().close()
 
     async def killed(self) -> None:
-        """Release what was taken and not handed on."""
+        """Release everything that was taken and not handed on."""
         if self._take is None:
             return
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT):
                 await self._take.put_back()
         except (JetStreamError, TimeoutError) as error:
-            log.warning("could not release the messages taken; they are redelivered when their lease ends: %s", error)
+            log.warning("could not release the taken messages, which are redelivered when their lease ends: %s", error)
 
 
 class JetStreamLagTrigger(JetStreamTrigger):
@@ -277,14 +278,14 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
     async def killed(self) -> None:
         """Kill the job, and release its claim if the task was marked.
 
-        Airflow also calls this when it has passed the trigger to another triggerer, for example after this one was
+        Airflow also calls this after the trigger was passed to another triggerer, for example because this one was
         frozen, and sometimes after a cleared task has deferred again. In both cases the task is deferred, and the job
         is left alone.
         """
         async with asyncio.timeout(_STATE_TIMEOUT):
             state = await self._task_state()
         if state == "deferred":
-            log.warning("the task is deferred with another trigger, which watches Spark driver %s now", self.driver)
+            log.warning("the task is deferred with another trigger, which now watches Spark driver %s", self.driver)
             return
         await self._kill(await self._master())
         if state in ("success", "failed", "skipped"):

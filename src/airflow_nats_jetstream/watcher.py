@@ -3,7 +3,8 @@
 
 Its event is a *notice* that messages wait to be claimed. The notice contains no message, and the trigger pulls and
 acknowledges nothing: the run that it starts has a sensor, which takes the claims. A notice that is lost, repeated or
-shared therefore does no harm: the first sensor that pulls gets the messages, and the next request shows what is left.
+shared therefore does no harm: the first sensor that pulls gets the messages, and the next request shows the messages
+that are left.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
     (Airflow's shared streams).
 
     A watcher has at most one unanswered notice. A notice is answered when messages have been delivered, or when none
-    are left. After that, remaining or new messages cause another notice. There is no notice while a pull request waits.
+    are left. After that, remaining or new messages cause another notice. No notice is given while a pull request waits.
 
     The payload of the event has ``stream``, ``consumer``, ``pending`` (the number of messages to claim) and
     ``consumer_sequence`` (the number of deliveries so far).
@@ -110,7 +111,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
                         await asyncio.sleep(kwargs["poll_interval"])
             except Exception as error:  # noqa: BLE001 - a missing connection, for example, is an exception of Airflow
                 name = type(error).__name__
-                said = "cannot measure the backlog of consumer %s of stream %s, trying again in %g s (%s: %s)"
+                said = "cannot measure the backlog of consumer %s of stream %s; the next attempt is in %g s (%s: %s)"
                 log.warning(said, consumer, stream, pause, name, error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)

@@ -50,7 +50,7 @@ class DefaultSource(DataSource):
         return "jetstream"
 
     def schema(self) -> str:
-        """Return the columns. Spark calls this first, so a connection that is unknown here is an error at once."""
+        """Return the columns. Spark calls this method first, so an unknown connection is found here."""
         connection = self.options.get("connection")
         if connection and "servers" not in self.options:
             from jetstream_client.wire.settings import ConnectionSettings
@@ -99,12 +99,13 @@ def read_claim(
     spark:       the Spark session.
     claim:       the claim to read.
     servers:     addresses of the servers, separated by commas.
-    connection:  the id of an Airflow connection whose settings the task has put into the environment, or which a Spark
-                 Connect server finds in its own.
+    connection:  the id of an Airflow connection whose settings are in the environment of this task, or in that of the
+                 Spark Connect server.
 
     Raises:
         SettingsMissing: the Spark Connect server does not find the settings of the connection.
-        InvalidValue: neither or both are given, or the session's JVM was started before the connection was known.
+        InvalidValue: neither or both of ``servers`` and ``connection`` are given, or the session's JVM was started
+            before the connection was known.
     """
     from pyspark_jetstream.session import check_environment, check_server
 
@@ -156,11 +157,11 @@ def spark_session(
     """Start or get a Spark session that knows the connections of this task, on the driver and on executors.
 
     If the environment variable ``SPARK_REMOTE`` names a running Spark Connect server, for example
-    ``sc://localhost:15002``, this is a session on that server, which finds the connections itself
-    (docs/how-to/warm-spark.md). It ends with this process.
+    ``sc://localhost:15002``, the session is one on that server, which finds the connections itself
+    (docs/how-to/warm-spark.md). The session ends with this process.
 
-    If this process starts Java, that is told to optimise later than by default, because most jobs are short. Options in
-    ``SPARK_SUBMIT_OPTS`` and in Spark's configuration prevail.
+    If this process starts Java, it makes Java optimise later than by default, because most jobs are short. Options in
+    ``SPARK_SUBMIT_OPTS`` and in Spark's configuration take precedence.
 
     app_name:  the name of the application.
     master:    the master URL; default: that of ``spark-submit``, ``PYSPARK_SUBMIT_ARGS`` or Spark's configuration,
@@ -168,7 +169,7 @@ def spark_session(
     memory:    memory of the driver, for example ``"4g"``. In local mode this is the memory of all of Spark. A Spark
                Connect server has its own.
     config:    other configuration, for example ``{"spark.sql.shuffle.partitions": "8"}``. A Spark Connect server
-               ignores what cannot be changed while it runs.
+               ignores settings that cannot be changed while it runs.
 
     Raises:
         InvalidValue: the Spark Connect server does not answer within half a minute, its address is invalid, or

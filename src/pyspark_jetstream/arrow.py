@@ -46,7 +46,8 @@ def _timestamps(times: Sequence[bytes]) -> pa.Array:
 
 
 def _headers(blocks: Sequence[bytes]) -> pa.Array:
-    """Return a map from each name to all its values; null for a message without headers."""
+    """Return, for each message, a map from each header name to all its values, or null if the message has no
+    headers."""
     if not any(blocks):
         return pa.nulls(len(blocks), pa.map_(pa.string(), pa.list_(pa.string())))
     plain = _plain_headers(blocks)
@@ -57,7 +58,7 @@ def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
     """Decode headers without a loop in Python. Returns None if the blocks need :func:`_any_headers`.
 
     The blocks must be UTF-8, consist of whole lines with a colon each, and have no name twice. A publisher can write
-    anything into a block. The counts below make sure that each line is assigned to its own message.
+    anything into a block. The counts below make sure that each line is assigned to the right message.
     """
     import pyarrow.compute as pc
 
@@ -65,19 +66,19 @@ def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
         lines = pc.split_pattern(_binary(blocks).cast(pa.string()), "\r\n")
     except pa.ArrowInvalid:
         return None
-    zero, one = _int32([0, 1])  # Arrow scalars, because functions convert Python's numbers with pandas, too
+    zero, one = _int32([0, 1])  # Arrow scalars, because functions convert Python's numbers with pandas as well
     texts, lengths = lines.flatten(), pc.list_value_length(lines)
     filled = pc.not_equal(pc.binary_length(texts), zero)
     last = pc.subtract(lines.offsets[1:], one)
     counts = pc.subtract(lengths, one)
     total = pc.sum(counts).as_py()
-    # The last line of each block must be empty, because a line break ends the line before. No other may be empty.
+    # The last line of each block must be empty, because the block ends with a line break. No other line may be empty.
     if pc.any(filled.take(last)).as_py() or pc.sum(filled).as_py() != total:
         return None
     parts = pc.split_pattern(texts.filter(filled), ":", max_splits=1)
     if len(parts.flatten()) != 2 * total:
         return None
-    names, values = pc.list_element(parts, zero), pc.list_element(parts, one)  # pyarrow 18 slices by pandas
+    names, values = pc.list_element(parts, zero), pc.list_element(parts, one)  # pyarrow 18 slices with pandas
     codes = names.dictionary_encode()
     owners = pc.list_parent_indices(lines).filter(filled)
     pairs = pc.add(pc.multiply(owners, _int64([len(codes.dictionary)])[0]), codes.indices.cast(pa.int64()))

@@ -65,8 +65,8 @@ _decimal("fixed")
 
 
 def avro_decoder(schema: object) -> tuple[list[str], Callable[[Column], Column]]:
-    """Return the fields of the schema's record, and a function from the payloads to a column of ``value`` and
-    ``reason``.
+    """Return the names of the fields of the schema's record, and a function that takes the payloads and returns a
+    column of ``value`` and ``reason``.
 
     Each payload is one record without a container, encoded with this writer's schema.
 
@@ -84,7 +84,7 @@ def avro_decoder(schema: object) -> tuple[list[str], Callable[[Column], Column]]
 
 
 class Records:
-    """Decodes records of one schema, from a binary Arrow column to a column of ``value`` and ``reason``. One of the two
+    """Decodes a binary Arrow column of records of one schema into a column of ``value`` and ``reason``. One of the two
     is set for each message.
 
     fields:  the names of the record's fields.
@@ -137,7 +137,7 @@ class Records:
             value = schemaless_reader(stream, self._schema, None)
         except _TooManyError:
             return {"reason": _TOO_MANY}
-        except Exception:  # noqa: BLE001 - fastavro raises anything for malformed bytes
+        except Exception:  # noqa: BLE001 - fastavro can raise any exception for malformed bytes
             return {"reason": _NOT_OF_THE_SCHEMA}
         return {"value": value} if stream.tell() == len(payload) else {"reason": _TOO_LONG}
 
@@ -200,7 +200,7 @@ class _Types:
         if found := _PLAIN.get(schema) or self._named.get(schema):
             return found
         raise InvalidValue(
-            "schema", schema, "no column can have this type; null, and types that contain themselves, are not supported"
+            "schema", schema, "this type cannot be a column; null and types that contain themselves are not supported"
         )
 
     def _described(self, schema: dict[str, Any]) -> Type:

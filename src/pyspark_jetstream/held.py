@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Using a held claim with Spark: reading its messages, and collecting the sequences to reject from a DataFrame."""
+"""Using a held claim with Spark: reading its messages, and collecting from a DataFrame the sequences to reject."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 def read(held: HeldClaim, spark: SparkSession, connection: str, local_properties: Mapping[str, str]) -> DataFrame:
     """Return a DataFrame of exactly the claimed messages.
 
-    When the claim is lost or the task killed, the session's jobs are cancelled; with Spark Connect those that this
-    thread has started since, because sessions and server may work on other claims, too.
+    When the claim is lost or the task is killed, all jobs of the session are cancelled. With Spark Connect, only jobs
+    that this thread has started after this call are cancelled, because the session and the server may also work on
+    other claims.
 
     connection:        the id of the Airflow connection.
     local_properties:  Spark properties to set for the jobs of this thread. Spark Connect does not support them.
@@ -42,12 +43,13 @@ def read(held: HeldClaim, spark: SparkSession, connection: str, local_properties
         held.on_stop(partial(_quietly, context.cancelAllJobs))
         for name, value in local_properties.items():
             context.setLocalProperty(name, value)
-    log.info("claim %s is read by Spark, %s: %d messages", held.id, where, held.count)
+    log.info("claim %s is read by Spark in %s: %d messages", held.id, where, held.count)
     return messages
 
 
 def by_reason(rejected: DataFrame, reason: str | None) -> dict[str, list[int]]:
-    """Collect the sequences for each reason: the given one, or those in the column ``reason``. Raises InvalidValue."""
+    """Return the sequences for each reason: the given reason, or those in the column ``reason``. Raises
+    InvalidValue."""
     columns = ["sequence", "reason"] if reason is None else ["sequence"]
     for name in columns:
         if name not in rejected.columns:

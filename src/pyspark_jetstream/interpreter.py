@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the Python that Spark starts for its workers: whether it fits the driver's, and can read claims.
+"""Check the Python that Spark starts for its workers: whether its version is that of the driver, and whether it can
+read claims.
 
-PySpark starts ``PYSPARK_PYTHON``, or else the ``python3`` that it finds on PATH, whatever interpreter the driver is. On
-the driver, PySpark looks for data sources with ``PYSPARK_DRIVER_PYTHON`` if that is set.
+PySpark starts ``PYSPARK_PYTHON``, or else the ``python3`` that it finds on PATH, whatever interpreter the driver uses.
+On the driver, PySpark looks for data sources with ``PYSPARK_DRIVER_PYTHON`` if that is set.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from jetstream_handoff.findings import Finding
 
 PATIENCE = 30.0
-"""Seconds for one interpreter to start and to import pyspark, at most."""
+"""The largest number of seconds in which one interpreter must start and import pyspark."""
 _PACKAGES = ("pyspark", "pyarrow", "pyspark_jetstream")
 _PROBE = """
 import json, sys
@@ -50,7 +51,7 @@ def check() -> Iterator[Finding]:
 def _checked(program: str, remedy: str, pyspark_version: str) -> Finding:
     path = shutil.which(program)
     if path is None:
-        return to_do(program, f"no such program is found on PATH, but Spark starts it for its Python workers; {remedy}")
+        return to_do(program, f"PATH contains no such program, but Spark would start it; {remedy}")
     what = program if path == program else f"{program} ({path})"
     try:
         found = _probe(path)
@@ -58,11 +59,11 @@ def _checked(program: str, remedy: str, pyspark_version: str) -> Finding:
         return to_do(what, f"it did not start as a Python interpreter within {PATIENCE:g} s; {remedy}")
     ours = "{}.{}".format(*sys.version_info[:2])
     if found["python"] != ours:
-        return to_do(what, f"it is Python {found['python']}, and Spark refuses it for a driver with {ours}; {remedy}")
+        return to_do(what, f"it is Python {found['python']}, which Spark refuses if the driver has {ours}; {remedy}")
     if missing := [name for name in _PACKAGES if found[name] is None]:
-        return to_do(what, f"it cannot import {', '.join(missing)}; install what is missing there, or {remedy}")
+        return to_do(what, f"it cannot import {', '.join(missing)}; install the missing packages there, or {remedy}")
     if found["pyspark"] != pyspark_version:
-        return to_do(what, f"it has pyspark {found['pyspark']}, and the driver here has {pyspark_version}; {remedy}")
+        return to_do(what, f"it has pyspark {found['pyspark']}, but the driver here has {pyspark_version}; {remedy}")
     return fine(what, f"Python {ours}, pyspark {found['pyspark']}, pyarrow {found['pyarrow']}")
 
 

@@ -21,12 +21,13 @@ _RESERVED = ("mode", "columnnameofcorruptrecord")
 
 @dataclass(frozen=True)
 class Decoding:
-    """How one format is decoded.
+    """How to decode one format.
 
-    fields:  the names of the columns.
-    decode:  a function from ``data`` to a decoded column, which the other two functions use.
-    value:   a function from the decoded column to a struct of the fields.
-    reason:  a function from the decoded column and ``data`` to what is wrong; null for a valid payload.
+    fields:  the names of the schema's columns.
+    decode:  takes ``data``, and returns the decoded column that ``value`` and ``reason`` need.
+    value:   takes the decoded column, and returns a struct of the fields.
+    reason:  takes the decoded column and ``data``, and returns a string column: why the payload is malformed, or null
+             if it is valid.
     """
 
     fields: list[str]
@@ -45,8 +46,8 @@ def split(messages: DataFrame, decoding: Decoding) -> tuple[DataFrame, DataFrame
         if name.lower() in taken:
             remedy = f"the messages already have a column of this name; rename it with withColumnRenamed({name!r}, …)"
             raise InvalidValue("schema", name, remedy)
-    # explode(array(…)) of one value does not change it, but keeps Spark from moving a filter or a field access below
-    # it. Without it, each payload would be decoded once for the filter and again for the columns.
+    # explode(array(…)) does not change the one value, but keeps Spark from moving a filter or a field access below the
+    # decoding. Without it, each payload would be decoded once for the filter and again for the columns.
     name = f"decoded_{secrets.token_hex(8)}"
     decoded = messages.select("*", F.explode(F.array(decoding.decode(messages["data"]))).alias(name))
     value, reason = decoding.value(decoded[name]), decoding.reason(decoded[name], decoded["data"])
@@ -57,7 +58,7 @@ def split(messages: DataFrame, decoding: Decoding) -> tuple[DataFrame, DataFrame
 
 
 def decoding(format: str, schema: StructType | str, options: Mapping[str, str]) -> Decoding:  # noqa: A002
-    """Return how a format is decoded with a schema. Raises InvalidValue."""
+    """Return the decoding of a format with a schema. Raises InvalidValue."""
     if format == "json":
         return json_decoding(schema, options)
     if format != "avro":
@@ -67,7 +68,7 @@ def decoding(format: str, schema: StructType | str, options: Mapping[str, str]) 
     try:
         from pyspark_jetstream.avro import avro_decoder
     except ModuleNotFoundError as missing:
-        remedy = "Avro needs fastavro here and on executors; install airflow-provider-nats-jetstream[avro]"
+        remedy = "Avro needs fastavro; install airflow-provider-nats-jetstream[avro] here and on every Spark executor"
         raise InvalidValue("format", "avro", remedy) from missing
     fields, decode = avro_decoder(schema)
     return Decoding(

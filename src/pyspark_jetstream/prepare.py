@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparing a home of Spark that starts faster: ``python -m pyspark_jetstream.prepare FOLDER``.
+"""Preparing a Spark home with which Spark starts faster: ``python -m pyspark_jetstream.prepare FOLDER``.
 
-Every process of Spark finds its programs in the home that ``SPARK_HOME`` names. The prepared one has links to those of
-the installed pyspark, and two things that pyspark lacks:
+Every process of Spark finds its programs in the home that ``SPARK_HOME`` names. The prepared home has links to the
+programs of the installed pyspark, and two things that pyspark lacks:
 
-* The modules in its ``pyspark.zip`` are compiled. Every Python worker imports from this file, and would compile the
-  modules that it needs.
-* An archive of Java's classes, loaded and verified (AppCDS). Java ignores it if the version of Java or a file of Spark
-  has changed.
+* The modules in its ``pyspark.zip`` are compiled. Every Python worker imports from this file, and would otherwise
+  compile the modules that it needs.
+* An archive of Java classes that are already loaded and verified (AppCDS). Java ignores it if the version of Java or a
+  file of Spark has changed.
 
 Nothing that is installed is changed. Prepare the home again after an update of pyspark, Python or Java.
 """
@@ -30,7 +30,7 @@ import pyspark
 
 ARCHIVE = "classes.jsa"
 
-# What most jobs load: JSON, an aggregation and Parquet. Java writes the archive when it ends.
+# The parts of Spark that most jobs load: JSON, an aggregation and Parquet. Java writes the archive when it ends.
 _JOB = """
 import sys
 from pyspark.sql import SparkSession
@@ -55,12 +55,12 @@ def prepare(folder: Path) -> Path:
 
     Raises:
         OSError: the folder cannot be written, or is not empty.
-        RuntimeError: Spark does not run, or Java cannot write the archive; contains the reason.
+        RuntimeError: Spark does not run, or Java cannot write the archive. The error contains the reason.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty; give a new folder, or remove it first")
+        raise FileExistsError(f"{folder} is not empty; give a new folder, or empty this one first")
     installed = Path(pyspark.__path__[0])
     for name in ("bin", "jars"):
         (folder / name).symlink_to(installed / name)
@@ -73,7 +73,8 @@ def prepare(folder: Path) -> Path:
 
 
 def compiled(library: Path, target: Path) -> None:
-    """Copy a zip of modules, and add each compiled module next to its source. Another version of Python ignores it."""
+    """Copy a zip of modules, and add each compiled module next to its source. Other versions of Python ignore the
+    compiled modules."""
     with tempfile.TemporaryDirectory() as unpacked:
         shutil.unpack_archive(library, unpacked)
         mode = PycInvalidationMode.UNCHECKED_HASH
@@ -84,7 +85,8 @@ def compiled(library: Path, target: Path) -> None:
 
 
 def _archive_classes(home: Path, archive: Path) -> None:
-    """Run a job with which Java writes the archive: without configuration, whose folder would be part of it."""
+    """Run a job, after which Java writes the archive. The job has no configuration, because the folder of the
+    configuration would become part of the archive."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     environment = {
         **plain,

@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 ROWS, BYTES = 2_000, 1 << 18
 """An Arrow batch is passed on after this many rows, or bytes of data and headers, while it is still in the processor's
-caches. With 10,000 rows reading took a fifth longer. Messages that arrive together stay together, so the
-window of direct get limits the bytes."""
+caches. With 10,000 rows reading took a fifth longer. Messages that arrive together stay together, so the window of
+direct get also limits the size of a batch."""
 
 WORTH_A_CONSUMER = 1_000
 """The smallest number of messages in a partition for which a consumer is created to read them."""
@@ -49,7 +49,7 @@ class Sequenced(InputPartition):
 
     sequences:     the sequences to read; with a filter, the range in which to look for matching messages.
     created:       when the stream was created.
-    density:       the expected share of the sequences that match the filter.
+    density:       the expected share of sequences whose messages match the filter.
     by_consumer:   whether to read with a consumer instead of direct get.
     headers_only:  whether the consumer delivers messages without their data.
     """
@@ -111,11 +111,11 @@ class Reading:
         except MessagesMissing as missing:
             if options.fail_on_data_loss:
                 raise
-            log.warning("%s; reading goes on, because failOnDataLoss is false", missing)
+            log.warning("%s; reading continues, because failOnDataLoss is false", missing)
 
     def _present(self, wire: Wire, info: StreamInfo, first: int, last: int) -> Sequences:
-        """Return the sequences of a range that the stream contains now. Messages that were deleted before now are gaps.
-        Messages that are deleted later are losses."""
+        """Return the sequences of a range that the stream contains now. Messages that were deleted before this call are
+        gaps. Messages that are deleted later are losses."""
         first, last = max(first, info.state["first_seq"]), min(last, info.state["last_seq"])
         if not info.state["messages"] or first > last:
             return Sequences()
@@ -126,8 +126,8 @@ class Reading:
         return present
 
     def _parts(self, wire: Wire, info: StreamInfo, wanted: Sequences, count: int) -> list[Sequenced]:
-        """Return partitions with equal numbers of sequences. There is at least one partition, because Spark would
-        make one up, and read it, if there were none."""
+        """Return partitions with equal numbers of sequences. There is always at least one partition: if there were
+        none, Spark would invent one and read it."""
         if not wanted:
             return [Sequenced(wanted, info.created)]
         density = self._density(wire, info)
@@ -172,7 +172,7 @@ class JetStreamReader(Reading, DataSourceReader):
             if options.claim and options.claim.stream_created != info.created:
                 raise StreamRecreated(
                     f"claim {options.claim.id} cannot be read, because stream {options.stream!r} was recreated at "
-                    f"{info.created}, and the claim belongs to the stream created at {options.claim.stream_created}"
+                    f"{info.created}, but the claim belongs to the stream created at {options.claim.stream_created}"
                 )
             if options.claim:
                 wanted = options.claim.sequences

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting Spark sessions that pass a task's connections to Spark's workers without showing them.
+"""Starting Spark sessions that pass a task's connections to Spark's workers without showing any secret.
 
 A session on a Spark Connect server passes nothing: the server and its executors find a connection in their own
 environment, by its name.
@@ -55,16 +55,17 @@ def start(app_name: str, master: str | None, memory: str | None, config: Mapping
     with _options_for_java(_OPTIMISE_LATER):
         SparkContext._ensure_initialized(conf=SparkConf().setAll([("spark.app.name", app_name), *plain.items()]))
     _keep_commands_out_of_logs()
-    # The connections are configuration of the context. Spark redacts it, because the names contain "secret". Options of
-    # a session would be logged at DEBUG without redaction (org.apache.spark.sql.internal.SharedState).
+    # The connections are configuration of the context. Spark redacts them, because their names contain "secret".
+    # Options of a session would be logged at DEBUG without redaction (org.apache.spark.sql.internal.SharedState).
     SparkContext.getOrCreate(SparkConf().setAll([("spark.app.name", app_name), *given.items()]))
     return builder.getOrCreate()
 
 
 @contextmanager
 def _options_for_java(options: str) -> Iterator[None]:
-    """Start the JVM with these options, before those of the environment and of Spark's configuration, which therefore
-    prevail. In the configuration they would replace others that this process does not know."""
+    """Start the JVM with these options, followed by those of the environment and of Spark's configuration, which
+    therefore take precedence. In the configuration, these options would replace others that this process does not
+    know."""
     given = os.environ.get("SPARK_SUBMIT_OPTS")
     os.environ["SPARK_SUBMIT_OPTS"] = f"{options} {given or ''}".strip()
     try:
@@ -77,7 +78,8 @@ def _options_for_java(options: str) -> Iterator[None]:
 
 
 def _keep_commands_out_of_logs() -> None:
-    """Drop py4j's DEBUG logs, which show all that Python and the JVM send to each other, also the environment."""
+    """Drop py4j's DEBUG logs, which show everything that Python and the JVM send to each other, including the
+    environment."""
     for name in ("py4j.clientserver", "py4j.java_gateway"):
         logging.getLogger(name).addFilter(_is_no_command)
 
@@ -94,14 +96,14 @@ def _remote(config: Mapping[str, str]) -> bool:
 
 def _on_server(app_name: str, config: Mapping[str, str]) -> SparkSession:
     """Return a session of Spark Connect. Its server is checked first, because PySpark's client would retry for ten
-    minutes, and its errors show the token of an address."""
+    minutes, and the client's errors show a token in the address."""
     address = config.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
     if address.startswith("sc:"):
         if master := config.get("spark.master") or os.environ.get("MASTER"):
-            remedy = "SPARK_REMOTE names a Spark Connect server, which has its own master: leave out one of the two"
+            remedy = "a Spark Connect server has its own master; leave out the master, or unset SPARK_REMOTE"
             raise InvalidValue("master", master, remedy)
         _check_answer(address)
-        if "session_id=" not in address:  # others may go on with a session whose id was chosen
+        if "session_id=" not in address:  # another process may use a session whose id was chosen
             os.environ.setdefault("SPARK_CONNECT_RELEASE_SESSION_ON_EXIT", "true")
         config = {name: value for name, value in config.items() if name != "spark.driver.memory"}
     return SparkSession.builder.appName(app_name).config(map={**config}).getOrCreate()
@@ -113,7 +115,7 @@ def _check_answer(address: str) -> None:
         import grpc
         from pyspark.sql.connect.client import DefaultChannelBuilder
     except ImportError as missing:
-        remedy = "Spark Connect needs further packages; install airflow-provider-nats-jetstream[connect]"
+        remedy = "Spark Connect needs more packages; install airflow-provider-nats-jetstream[connect]"
         raise InvalidValue("SPARK_REMOTE", "…", remedy) from missing
     try:
         builder = DefaultChannelBuilder(address)
@@ -127,14 +129,14 @@ def _check_answer(address: str) -> None:
         )
         raise InvalidValue("SPARK_REMOTE", endpoint, remedy)
     if builder.token and not (builder.token.isascii() and builder.token.isprintable()):
-        remedy = "has characters other than printable ASCII, for example a line break at its end; remove them"
+        remedy = "the token has characters other than printable ASCII, for example a line break at its end; remove them"
         raise InvalidValue("SPARK_CONNECT_AUTHENTICATE_TOKEN", "…", remedy)
     with builder.toChannel() as channel:
         try:
             grpc.channel_ready_future(channel).result(_PATIENCE)
         except grpc.FutureTimeoutError:
             remedy = (
-                f"no Spark Connect server answered within {_PATIENCE:g} s: start it, correct the address (if there is "
+                f"no Spark Connect server answered within {_PATIENCE:g} s; start it, correct the address (if there is "
                 "a token, TLS is used for every host but localhost), or unset SPARK_REMOTE to start Spark in this task"
             )
             raise InvalidValue("SPARK_REMOTE", endpoint, remedy) from None
@@ -165,7 +167,7 @@ def check_environment(spark: SparkSession, connection: str) -> None:
     name = environment_name(connection)
     if jvm is not None and jvm.System.getenv(name) != os.environ.get(name):
         remedy = (
-            "this Spark session was started before this connection was known, or with other settings of it; stop the "
-            "session, and start another one with spark_session() inside the task's function"
+            "this Spark session was started before this connection was known, or with other settings of the "
+            "connection; stop the session, and start another one with spark_session() inside the task's function"
         )
         raise InvalidValue("connection", connection, remedy)

@@ -70,7 +70,7 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         if latest["created"] != start["created"]:
             self._recreated(
                 f"was recreated at {latest['created']}, but this query has read the stream created at "
-                f"{start['created']}; with failOnDataLoss=false the query goes on at the beginning of the new stream"
+                f"{start['created']}; with failOnDataLoss=false the query continues at the beginning of the new stream"
             )
             read = 0
         elif latest["sequence"] < read:
@@ -131,7 +131,7 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
 
     def _patiently(self, plan: Callable[[Wire], Result]) -> Result:
         """Retry planning while the server does not answer, because a restart of the server need not end the query."""
-        attempts = Attempts(lambda: f"stream {self._options.stream} cannot be read, trying again")
+        attempts = Attempts(lambda: f"reading stream {self._options.stream} failed and will be tried again")
         while True:
             with attempts, Wire.open(self._options.settings()) as wire:
                 return plan(wire)

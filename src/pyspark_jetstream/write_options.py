@@ -55,7 +55,9 @@ class WriteOptions(Place):
         _check_columns(schema)
         given = {option_name(name, _OPTIONS + _OF_A_QUERY): value for name, value in options.items()}
         if "stream" not in given:
-            raise InvalidValue("stream", None, "give the option stream: the stream that must store the messages")
+            raise InvalidValue(
+                "stream", None, "give the option stream, which names the stream that must store the messages"
+            )
         accept = one_of("acceptDuplicates", given.get("acceptDuplicates", "false"), ("true", "false"))
         stream = check_stream_name(given["stream"])
         return cls(stream, given.get("servers"), given.get("connection"), accept == "true")
@@ -67,7 +69,7 @@ def _check_columns(schema: StructType) -> None:
     for each in schema.fields:
         kind = each.dataType.simpleString()
         if kind not in _COLUMNS.get(each.name, ()):
-            raise InvalidValue("schema", f"{each.name} {kind}", f"the columns are {known}; select or cast them")
+            raise InvalidValue("schema", f"{each.name} {kind}", f"drop or cast this column; the columns are {known}")
     for name in _REQUIRED:
         if name not in schema.fieldNames():
             raise InvalidValue(

@@ -47,7 +47,7 @@ _OF_QUERY, _OF_BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # local
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What one task wrote.
+    """The result of one task.
 
     partition:    the number of its partition.
     stored:       number of messages that it stored.
@@ -68,8 +68,8 @@ class JetStreamWriter(DataSourceArrowWriter):
     Raises:
         InvalidValue: the stream does not exist. Nothing was published.
         ConnectionFailed: no connection could be made. Nothing was published.
-        PermissionDenied, RequestTimeout: the account may not ask for the stream's state, and ``acceptDuplicates`` is
-            not set. Nothing was published.
+        PermissionDenied, RequestTimeout: the stream's state cannot be read, for example because the account lacks the
+            permission, and ``acceptDuplicates`` is not set. Nothing was published.
     """
 
     def __init__(self, options: WriteOptions) -> None:
@@ -89,8 +89,8 @@ class JetStreamWriter(DataSourceArrowWriter):
 
 
 class JetStreamStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a streaming query. Spark creates one writer for a batch, and another to commit or
-    abort it."""
+    """Writes the micro-batches of a streaming query. Spark creates one writer to write a batch, and another to commit
+    or abort the batch."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -135,8 +135,8 @@ def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], scope: str,
 
     Raises:
         InvalidValue: a row cannot be a message. The error names column, value and row.
-        PublishFailed: a message was refused or not answered. The error names the first such message, and how many were
-            stored.
+        PublishFailed: a message was refused, or no answer to it arrived. The error names the first such message, and
+            how many were stored.
         DuplicatesPossible: it is unknown which messages an earlier attempt has stored.
     """
     context = _task()
@@ -169,9 +169,9 @@ def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], scope: str,
 def _seldom_collected() -> Iterator[None]:
     """Let Python's cyclic garbage collector run less often.
 
-    By default it runs after every 700 new objects, which took a fifth of the time of writing. It would look at messages
-    that wait for their answers. These contain no cycles, and nearly all of them are freed before the collector runs, if
-    it runs as seldom as here.
+    By default the collector runs after every 700 new objects, which took a fifth of the time of writing. It would
+    examine messages that wait for their answers. These contain no cycles, and with the threshold set here, nearly all
+    of them are freed before the collector runs.
     """
     before = gc.get_threshold()
     gc.set_threshold(100_000, *before[1:])

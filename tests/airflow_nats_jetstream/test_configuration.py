@@ -185,7 +185,7 @@ def test_a_consumer_needs_a_name_that_lasts() -> None:
     def consumer(config: Any) -> JetStreamCreateConsumerOperator:
         return JetStreamCreateConsumerOperator(task_id="consumer", stream="S", config=config)
 
-    with pytest.raises(InvalidValue, match="deletes it 5 s after"):
+    with pytest.raises(InvalidValue, match="deletes the consumer 5 s after"):
         consumer({"name": "c"})
     with pytest.raises(InvalidValue, match=r"config\['name'\]"):
         consumer({"ack_policy": "explicit"})

@@ -125,7 +125,7 @@ def test_a_duration(value: Any, expected: timedelta) -> None:
     ids=str,
 )
 def test_what_is_no_duration(value: Any) -> None:
-    with pytest.raises(ValueError, match="give a timedelta, or an ISO 8601 duration"):
+    with pytest.raises(ValueError, match="give a timedelta or an ISO 8601 duration"):
         duration(value)
 
 

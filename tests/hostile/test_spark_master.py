@@ -105,7 +105,7 @@ FIELDS: list[Any] = [None, 7, "", "x\n\x1b[2J", "../../kill", "a" * 201, [], {},
 @pytest.mark.parametrize("shape", SHAPES, ids=[each[:6] for each in SHAPES])
 async def test_an_answer_of_another_shape_is_an_error_of_ours(asked: str, shape: str) -> None:
     async with answering(plain(shape.encode("latin-1"))) as master:
-        with pytest.raises(SparkMasterUnavailable, match="check that this is the REST server"):
+        with pytest.raises(SparkMasterUnavailable, match="if this is not the address of a Spark master"):
             await ASKED[asked](master)
     async with answering(plain(shape.encode("latin-1"), "500 No")) as master:
         with pytest.raises(SparkMasterRefused, match="500"):

@@ -359,5 +359,5 @@ async def test_a_replay_says_what_it_left(stream: Stream) -> None:
     said = await say(stream, "dead-letters", "replay", stream.name, "--everything")
     assert said.code == 4
     assert said.out.startswith(
-        f"1 dead letters of stream {stream.name} were published again.\nThe dead letter 2 was not replayed: Nats-Dead"
+        f"1 dead letters of stream {stream.name} were published again.\nDead letter 2 was not replayed: Nats-Dead"
     )

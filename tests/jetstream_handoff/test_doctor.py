@@ -588,8 +588,8 @@ async def test_sparks_python_without_what_it_needs(
     bare = str(tmp_path / "bare" / "bin" / "python")
     monkeypatch.delenv("PYTHONPATH", raising=False)
     for python, words in (
-        (bare, "it cannot import pyspark, pyarrow, pyspark_jetstream; install what is missing there"),
-        (str(tmp_path / "none"), "no such program is found on PATH"),
+        (bare, "it cannot import pyspark, pyarrow, pyspark_jetstream; install the missing packages there"),
+        (str(tmp_path / "none"), "PATH contains no such program"),
         ("false", "it did not start as a Python interpreter"),
     ):
         monkeypatch.setenv("PYSPARK_PYTHON", python)
@@ -614,7 +614,7 @@ async def test_sparks_python_of_another_version(
     code, printed = await run_on(stream)
     assert code == 1
     ours = "{}.{}".format(*sys.version_info[:2])
-    assert f"! python3 ({python}): it is Python 3.9, and Spark refuses it for a driver with {ours}" in printed
+    assert f"! python3 ({python}): it is Python 3.9, which Spark refuses if the driver has {ours}" in printed
 
 
 # What it prints

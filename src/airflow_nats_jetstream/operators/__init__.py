@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators: one file for each thing that they act on."""
+"""The operators: one file for each kind of object (stream, consumer, message, …), and helper modules."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of the tasks that hold a claim: how such a task ends when its claim is settled already, or lost."""
+"""Base of the tasks that hold a claim: how such a task ends if its claim has already been settled or is lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ClaimTask(OfClaim):
         """Return what ``work`` returns, or the recorded value of a claim that was settled before.
 
         work:    called without arguments, to hold and end the claim.
-        undone:  why the claim must not count as settled; empty if it may.
+        undone:  the reason why the claim must not count as settled; empty if there is none.
 
         Raises:
             AirflowFailException: the claim was settled although it must not be, or belongs to another attempt. Airflow
@@ -60,12 +60,12 @@ class ClaimTask(OfClaim):
         except FOREIGN as foreign:
             if self._held is not None and self._held.killed:
                 raise  # no other attempt has the claim, so Airflow may retry the task
-            raise AirflowFailException(f"{foreign}; {undone}" if undone else str(foreign)) from foreign
+            raise AirflowFailException(f"{foreign}; in addition, {undone}" if undone else str(foreign)) from foreign
         finally:
             self._held = None
 
     def on_kill(self) -> None:
-        """Release the claim, which takes at most 3 s. From now on, this attempt cannot settle the claim."""
+        """Release the claim, which takes at most 3 s. From then on, this attempt cannot settle the claim."""
         if self._held is not None:
             self.log.warning("the task is being killed: releasing claim %s", self._held.id)
             self._held.kill()

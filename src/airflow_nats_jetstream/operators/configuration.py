@@ -52,7 +52,8 @@ class ConfigurationOperator(BaseOperator):
 
     A file is read when the DAG is parsed. Its content becomes the value of the field, as with a ``.sql`` file in
     Airflow, so templates in the file are rendered. Airflow's own ``template_ext`` is not used, because it would also
-    treat the subject ``orders.json`` inside a mapping as a file, and would only log that a file is missing.
+    treat the subject ``orders.json`` inside a mapping as a file, and would log a missing file instead of raising an
+    error.
     """
 
     template_fields_renderers: ClassVar[dict[str, str]] = {"config": "json"}
@@ -74,7 +75,7 @@ class ConfigurationOperator(BaseOperator):
         if is_dataclass(self.config) and not isinstance(self.config, type):
             self.config = {name: value for name, value in asdict(self.config).items() if value is not None}
         if isinstance(self.config, Mapping):
-            # Keep the same object: Airflow recognises another task's output by its identity, and does not render that.
+            # Keep the same object: Airflow recognises another task's output by its identity, and does not render it.
             self._check(self.config, "", {})
         elif isinstance(self.config, str):
             if not templated(self.config):
@@ -99,7 +100,7 @@ class ConfigurationOperator(BaseOperator):
         return {**names, "created": changes is None, "changed": sorted(changes or ())}
 
     def dry_run(self) -> None:
-        """Print what :meth:`execute` would change."""
+        """Print the changes that :meth:`execute` would make."""
         wanted = self._wanted()
         name = wanted["name"]
         found = JetStreamHook(self.nats_conn_id).run(lambda js: current(self._handle(js, name), self._fields))
@@ -149,7 +150,7 @@ class ConfigurationOperator(BaseOperator):
             self.config = config
 
     def _path(self, path: str) -> Path | None:
-        """Return the path next to the DAG's file or on its ``template_searchpath``; None without a DAG."""
+        """Return the path next to the DAG's file or in its ``template_searchpath``; None without a DAG."""
         if Path(path).is_absolute():
             return Path(path)
         if not self.has_dag():  # type: ignore[no-untyped-call]
@@ -192,7 +193,7 @@ class ConfigurationOperator(BaseOperator):
         return InvalidValue("config", value if isinstance(value, str) else type(value).__name__, remedy)
 
     def _describe(self, changes: Difference | None, verb: str) -> str:
-        """Return what :func:`create_or_update` did or would do, in words."""
+        """Describe the changes that :func:`create_or_update` made or would make."""
         if changes is None:
             return f"{verb} created"
         return f"{verb} updated:\n{self._fields.describe(changes)}" if changes else "is up to date"

@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from jetstream_client.errors import InvalidValue
 
 _DEEPEST = 100
-"""The most levels that a file may have. The configurations of the server have six."""
+"""The largest number of levels in a file. The server's configurations have six."""
 
 Lines = dict[tuple[str | int, ...], int]
 """Maps the path of a value to the line of its name, counted from 1."""
@@ -39,8 +39,8 @@ def read(path: Path, shown: str) -> str:
 def parse(text: str, shown: str) -> tuple[Any, Lines]:
     """Return the configuration in a text, and the line of each field.
 
-    A file whose name ends in ``.json`` is JSON. All others have the core schema of YAML 1.2, in which ``no`` and
-    ``on`` are strings.
+    A file whose name ends in ``.json`` is read as JSON, and all others with the core schema of YAML 1.2, in which
+    ``no`` and ``on`` are strings.
 
     text:   the content of the file.
     shown:  the path of the file as the DAG gives it, for the error.
@@ -69,9 +69,9 @@ def parse(text: str, shown: str) -> tuple[Any, Lines]:
 class _Core(yaml.SafeLoader):  # type: ignore[misc]
     """Loader for the core schema of YAML 1.2 (yaml.org/spec/1.2.2, 10.3.2), whose types are those of JSON.
 
-    YAML 1.1 reads 1:30 as 90 and no as false, and cuts times to microseconds.
+    YAML 1.1 would read ``1:30`` as 90 and ``no`` as false, and would cut times to microseconds.
 
-    An alias is refused, because a few lines of aliases of aliases become gigabytes when they are written as JSON.
+    An alias is refused, because a few lines of nested aliases can become gigabytes when they are written as JSON.
     """
 
     depth = 0

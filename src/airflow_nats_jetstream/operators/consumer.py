@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 
 
 class JetStreamCreateConsumerOperator(ConfigurationOperator):
-    """Create a consumer, or change those of its fields that differ. Fields that are not named stay unchanged.
+    """Create a consumer, or change those fields of an existing consumer that differ from ``config``. Fields that
+    ``config`` does not name stay unchanged.
 
     stream:        the name of the stream that the consumer belongs to. (templated)
     config:        the configuration with the server's own field names, for example
                    ``{"durable_name": "invoices", "max_ack_pending": 500}``, in every form that
                    :class:`~airflow_nats_jetstream.operators.stream.JetStreamCreateStreamOperator` accepts. A new
-                   consumer has ``ack_policy: explicit`` unless the configuration has another. (templated, and so is
-                   the content of a file)
+                   consumer has ``ack_policy: explicit`` unless the configuration names another policy. (templated, and
+                   so is the content of a file)
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
     A second run changes nothing. The log shows each changed field with its old and its new value. The pull sensor
@@ -71,7 +72,9 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
         wanted = check_consumer_config(config)
         consumer_name(wanted)
         if not wanted.get("durable_name") and not wanted.get("inactive_threshold"):
-            remedy = "give durable_name or inactive_threshold; otherwise the server deletes it 5 s after its last use"
+            remedy = (
+                "give durable_name or inactive_threshold, or the server deletes the consumer 5 s after its last use"
+            )
             raise InvalidValue("config['name']", wanted["name"], remedy)
         return wanted
 
@@ -102,13 +105,13 @@ class ConsumerOperator(StreamOperator):
 
 
 class JetStreamDeleteConsumerOperator(ConsumerOperator):
-    """Delete a consumer, and with it the record of what was processed: a new one begins where its configuration says.
+    """Delete a consumer, and with it the record of processed messages. A new one begins where its configuration says.
 
     stream:               the name of the stream that the consumer belongs to. (templated)
     consumer:             the name of the consumer. Deleting a consumer that does not exist succeeds. (templated)
-    despite_open_claims:  whether to delete the consumer while claims of it are open. They are superseded first, so the
-                          attempts that work on them stop and cannot settle. Default False: the deletion is refused,
-                          and the error names the claims.
+    despite_open_claims:  whether to delete the consumer while it has open claims. These claims are superseded first, so
+                          the attempts that work on them stop and cannot settle them. Default False: the deletion is
+                          refused, and the error names the claims.
     despite_unprocessed:  whether to delete the consumer of a stream with retention ``interest`` if the stream would
                           then drop messages that this consumer has not acknowledged. Default False: the deletion is
                           refused, and the error gives their number.
@@ -141,7 +144,7 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
         if gone is None:
             self.log.warning("consumer %s of %s does not exist, so nothing was deleted", self.consumer, self.stream)
         else:
-            said = "consumer %s of %s was deleted; it had not acknowledged %d messages"
+            said = "consumer %s of %s was deleted; %d of its messages had not been acknowledged"
             self.log.info(said, self.consumer, self.stream, gone.messages)
         return {
             "stream": self.stream,
@@ -170,8 +173,8 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
                    ``2h`` or ``PT2H``. Default None: give ``until`` instead. (templated)
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Needs nats-server 2.11. A consumer that is already paused until that time stays as it is. The log shows until when
-    the consumer was paused before, and until when it is paused now.
+    Needs nats-server 2.11 or later. A consumer that is already paused until that time stays as it is. The log shows the
+    previous and the new end of the pause.
 
     Returns ``{"stream", "consumer", "until": RFC 3339, "changed": bool}``. ``dry_run`` prints the difference.
 
@@ -217,7 +220,7 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
 
         before, until = self._run(run)
         changed = before != _paused(until)
-        was = f" (was {before})" if changed else " already"
+        was = f" (was {before})" if changed else " (unchanged)"
         self.log.info("consumer %s of %s is %s%s", self.consumer, self.stream, _paused(until), was)
         return {"stream": self.stream, "consumer": self.consumer, "until": until, "changed": changed}
 
@@ -233,7 +236,7 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
         return _pause(info), end
 
     def dry_run(self) -> None:
-        """Print what :meth:`execute` would change."""
+        """Print the changes that :meth:`execute` would make."""
 
         async def run(js: JetStream) -> str:
             before, end = self._compare(await js.consumer(self.stream, self.consumer).info())
@@ -249,7 +252,7 @@ class JetStreamResumeConsumerOperator(ConsumerOperator):
     consumer:      the name of the consumer. (templated)
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Returns ``{"stream", "consumer", "changed": bool}``. ``dry_run`` prints until when the consumer is paused.
+    Returns ``{"stream", "consumer", "changed": bool}``. ``dry_run`` prints the current end of the pause.
 
     Raises:
         InvalidValue: a name that JetStream forbids. Raised when the DAG is parsed, unless the name is templated.
@@ -298,18 +301,18 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
     consumer:      the name of the consumer. (templated)
     sequence:      the first stream sequence to redeliver. A sequence that would skip unprocessed messages is refused.
                    Default None: the first message that is not acknowledged. (templated)
-    claims:        whether claims are taken from this consumer. False uses the server's own reset, without the ledger,
-                   and is refused while the ledger knows claims of this consumer. Default True.
+    claims:        whether claims are taken from this consumer. False uses the server's own reset without the ledger,
+                   which is refused while the ledger knows claims of this consumer. Default True.
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Open claims are superseded: the attempts that hold them stop and cannot settle. All messages from the sequence on
-    are processed again in new claims, even if they were settled before. The reset takes a few seconds. So that no
+    Open claims are superseded: the attempts that hold them stop and cannot settle them. All messages from the sequence
+    on are processed again in new claims, even if they were settled before. The reset takes a few seconds. So that no
     message is lost, the reset fails while acknowledgements are unconfirmed, while claims are still being settled, and
     while another reset is under way.
 
     Returns ``{"stream", "consumer", "sequence", "superseded": [claim id, …], "forgotten": ranges, "pending"}``:
     ``superseded`` are the claims that were open, ``forgotten`` the settled messages above the acknowledgement floor,
-    and ``pending`` is the number of messages that will be delivered now. ``dry_run`` prints the same.
+    and ``pending`` is the number of messages that will now be delivered. ``dry_run`` prints the same.
 
     Raises:
         InvalidValue: an invalid name or sequence. Raised when the DAG is parsed, unless the value is templated.
@@ -334,7 +337,7 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
         return _plain(self._run(lambda js: run(Ledger(js, self.stream, self.consumer), sequence)))
 
     def dry_run(self) -> None:
-        """Print what :meth:`execute` would do now."""
+        """Print the reset that :meth:`execute` would make now."""
         from jetstream_handoff.ledger import Ledger
         from jetstream_handoff.reset import plan
 

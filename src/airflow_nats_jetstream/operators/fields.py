@@ -2,8 +2,8 @@
 """The fields of JetStream's configurations, each with the check of its value (:mod:`.values`).
 
 They are those of nats-server's ``StreamConfig`` and ``ConsumerConfig`` (server/stream.go and server/consumer.go, 2.15).
-An unknown field is an error when the DAG is parsed, because a typing error is more likely than a server that is newer
-than this package. To set a field of a newer server, use :meth:`JetStreamHook.run`.
+An unknown field is an error when the DAG is parsed, because a misspelled name is more likely than a server that is
+newer than this package. To set a field of a newer server, use :meth:`JetStreamHook.run`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from jetstream_client.config import Difference
 class Fields(NamedTuple):
     """The fields of one kind of configuration.
 
-    what:      what is configured: ``"stream"`` or ``"consumer"``.
+    what:      the kind of object: ``"stream"`` or ``"consumer"``.
     table:     each field and the check of its value.
     for_life:  each field that the server never changes, and a regular expression that matches the server's refusal.
     remedy:    what to do when the server refuses to change such a field.
-    zero:      the value that the server uses instead of 0, for each field where there is one.
+    zero:      the value that the server uses instead of 0, for each field that has such a value.
     """
 
     what: str
@@ -72,7 +72,7 @@ class Fields(NamedTuple):
         return "not set" if value is None else repr(value)
 
     def refused(self, description: str, changes: Difference) -> tuple[list[str], str]:
-        """Return the fields that the server's refusal is about, and what to do.
+        """Return the fields that the server's refusal is about, and a remedy.
 
         description:  the refusal, in the server's words.
         changes:      the changes that were requested.

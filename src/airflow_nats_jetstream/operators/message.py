@@ -33,7 +33,7 @@ class JetStreamGetMessageOperator(StreamOperator):
     last_by_subject:  select the last message whose subject matches this filter. Default None. (templated)
     start_time:       select the first message that was stored at this time or later: a ``datetime`` with a time zone,
                       such as pendulum's, or an ISO 8601 string with one, such as ``{{ data_interval_start }}``. Needs
-                      nats-server 2.11. Default None. (templated)
+                      nats-server 2.11 or later. Default None. (templated)
     nats_conn_id:     the id of the Airflow connection. Default ``nats_default``. (templated)
 
     Returns ``{"stream", "subject", "sequence", "time", "headers": {name: [value, …]}, "data", "encoding"}``: ``data``
@@ -122,7 +122,8 @@ class JetStreamGetMessageOperator(StreamOperator):
 
 
 class JetStreamDeleteMessageOperator(StreamOperator):
-    """Delete one stored message. A claim that contains it can no longer be read, and fails with an error that says so.
+    """Delete one stored message. A claim that contains the message can no longer be read, and fails with an error that
+    says so.
 
     stream:        the name of the stream. (templated)
     sequence:      the stream sequence of the message. Deleting a message that no longer exists succeeds. (templated)

@@ -35,25 +35,25 @@ OnSettled = Literal["return", "reprocess", "fail"]
 class JetStreamProcessOperator(ClaimTask, PythonOperator):
     """Hold a claim, call a function with it, and settle the claim when the function returns.
 
-    python_callable:  the function. It has a parameter ``claim``, which receives a
+    python_callable:  the function. It needs a parameter ``claim``, which receives a
                       :class:`~airflow_nats_jetstream.held.HeldClaim`. Its return value becomes the XCom and is recorded
                       with the settlement: JSON of at most 8 KiB.
     op_kwargs:        the keyword arguments of the function. Its argument ``claim`` is a claim as the pull sensor
                       returned it; to map over claims, use ``expand``. (templated)
     on_settled:       what to do with a claim that is already settled, in a retry or a cleared task. ``"return"``
                       (default): skip the function and return the recorded value. ``"fail"``: fail without retry.
-                      ``"reprocess"``: call the function again with the same messages, as a new attempt whose output
-                      replaces the older one when it succeeds; if the stream no longer contains all of them, fail
-                      without retry. (templated)
-    longest_hold:     the longest time that the claim is held: a ``timedelta``, or an ISO 8601 string such as ``PT36H``.
-                      A longer hold is lost: the work is stopped, nothing is settled, and the messages are redelivered.
-                      Default 24 hours. (templated)
+                      ``"reprocess"``: call the function again with the same messages, as a new attempt. If this attempt
+                      succeeds, its output replaces the older output. If the stream no longer contains all of the
+                      messages, the task fails without retry. (templated)
+    longest_hold:     the longest time for which the claim is held: a ``timedelta``, or an ISO 8601 string such as
+                      ``PT36H``. After that, the hold is lost: the work is stopped, nothing is settled, and the messages
+                      are redelivered. Default 24 hours. (templated)
     dead_letters:     the name of the stream for messages that the function rejects with ``claim.reject``. It is created
                       if it does not exist. Default None: ``DEAD_<stream>``. (templated)
     nats_conn_id:     the id of the Airflow connection. Default ``nats_default``. (templated)
     spark_conn_id:    the id of an Airflow connection to a Spark Connect server, of type ``spark_connect``. In the
                       function, ``spark_session()`` then returns a session on that server. Default None: the server that
-                      ``SPARK_REMOTE`` names in the worker's environment, or else a Spark in this task. (templated)
+                      ``SPARK_REMOTE`` names in the worker's environment, or else a Spark inside this task. (templated)
 
     The outcome decides what happens to the claim:
 
@@ -66,7 +66,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
     * The task is killed: the claim is released at once, and settling it is refused.
     * The claim is superseded, or another attempt holds it: the task fails without retry.
 
-    Further parameters are those of Airflow's ``PythonOperator``.
+    All other parameters are those of Airflow's ``PythonOperator``.
 
     Raises:
         InvalidValue: an invalid parameter, raised when the DAG is parsed, unless the value is templated; or a return
@@ -192,7 +192,7 @@ class _JetStreamDecoratedOperator(DecoratedOperator, JetStreamProcessOperator):
 def jetstream_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> TaskDecorator:
-    """Make a task of a function: ``@task.jetstream``. The claim is held while the function runs, and then settled.
+    """Turn a function into a task: ``@task.jetstream``. The claim is held while the function runs, and then settled.
 
     python_callable:   the function, with a parameter ``claim``.
     multiple_outputs:  whether each item of the returned mapping becomes a separate XCom. Default None: as the
@@ -207,7 +207,7 @@ def jetstream_task(
     )
 
     def checked(function: Callable[..., Any]) -> Any:
-        check_function(function)  # the operator of a mapped task is created only when it runs, too late for this error
+        check_function(function)  # here, because the operator of a mapped task is created only when it runs
         return decorate(function)
 
     return cast("TaskDecorator", checked if python_callable is None else checked(python_callable))

@@ -49,8 +49,8 @@ class JetStreamPublishOperator(StreamOperator):
                              8601 string such as ``PT5M``, or ``"never"``. The stream needs ``allow_msg_ttl``. Default
                              None: as long as the stream's limits allow. (templated)
     atomic:                  whether to store either all messages or none, as one batch of 1 to 1,000 messages. A larger
-                             batch is refused before anything is sent, and a larger list when the DAG is parsed. The
-                             stream needs ``allow_atomic`` (nats-server 2.12). Default False.
+                             batch is refused before anything is sent; a list that is too long is refused when the DAG
+                             is parsed. The stream needs ``allow_atomic`` (nats-server 2.12). Default False.
     expected_last_sequence:  with ``atomic``: the stream's last sequence before the batch. If the stream ends at another
                              sequence, nothing is stored. Default None: not checked. (templated)
     accept_duplicates:       whether to publish even if it is unknown which messages an earlier attempt stored.
@@ -66,10 +66,11 @@ class JetStreamPublishOperator(StreamOperator):
     8601 string) and ``increment``. See :class:`~jetstream_client.publish.options.PublishOptions`. ``data`` is bytes, a
     string (sent as UTF-8) or any other JSON value (sent as JSON).
 
-    A task that is retried or cleared does not store again what the same run has stored. Each message gets a
-    ``Nats-Msg-Id`` made from run, task, content and occurrence. Before the first message is sent, the end of the stream
-    is recorded in the task's state (key ``jetstream_position_<stream>``). A later try reads what the stream has stored
-    since then and sends the rest, or refuses and says why. docs/publishing.md lists what is not promised.
+    A task that is retried or cleared does not store messages again that the same run has already stored. Each message
+    gets a ``Nats-Msg-Id`` made from run, task, content and occurrence. Before the first message is sent, the end of the
+    stream is recorded in the task's state (key ``jetstream_position_<stream>``). A later try reads the messages that
+    the stream has stored since then and sends the rest, or refuses and says why. docs/publishing.md describes the
+    limits of this.
 
     Returns ``{"stream", "stored", "duplicates", "first", "last", "in_order"}``: how many messages this try stored and
     how many were stored before, the lowest and the highest stream sequence of both, and whether the stream has them in
@@ -169,7 +170,7 @@ class JetStreamPublishOperator(StreamOperator):
         )
         seconds = time.monotonic() - start
         self.log.info(
-            "stream %s has stored all %s messages, %s of them for an earlier attempt; %.1f s, %s per second",
+            "stream %s has stored all %s messages, %s of them for an earlier attempt, in %.1f s (%s per second)",
             self.stream,
             f"{published.count:,}",
             f"{published.duplicates:,}",
@@ -256,7 +257,8 @@ class JetStreamPublishOperator(StreamOperator):
         since: Position | None,
         added: dict[str, str],
     ) -> dict[str, Any]:
-        """Publish all messages or none. A later try gives ``since``, and first looks for them after that position."""
+        """Publish all messages or none. A later try gives ``since``, and first looks for the messages after that
+        position."""
         from jetstream_client.publish.ids import MessageIds
         from jetstream_client.publish.position import find
         from jetstream_client.wire.protocol import encode_headers
@@ -274,7 +276,7 @@ class JetStreamPublishOperator(StreamOperator):
             found = find(settings, since, ids)
             known = [found.ids.get(str(headers["Nats-Msg-Id"]).encode(), 0) for *_, headers in batch]
             if all(known):
-                self.log.info("stream %s has stored the batch for an earlier attempt; nothing was sent", self.stream)
+                self.log.info("stream %s had stored the batch for an earlier attempt, so nothing was sent", self.stream)
                 return {**result, "duplicates": len(batch), "first": min(known), "last": max(known)}
             if any(known):
                 raise DuplicatesPossible(

@@ -34,16 +34,16 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
     nats_conn_id:    the id of the Airflow connection. Default ``nats_default``. (templated)
 
     The default trigger rule is ``all_done``, so that the messages of failed work are redelivered at once. The task then
-    also fails, because a run whose last task succeeds would count as successful. Alternatively, make it a teardown of
-    the pull sensor: ``settle.as_teardown(setups=claims)``. docs/several-tasks.md describes the effects of a clear, a
-    retry and a teardown.
+    also fails, because a run whose last task succeeds counts as successful. Alternatively, make it a teardown of the
+    pull sensor: ``settle.as_teardown(setups=claims)``. docs/several-tasks.md describes the effects of a clear, a retry
+    and a teardown.
 
     Work that takes longer than the pull sensor's ``hand_off_timeout`` needs a
     :class:`~airflow_nats_jetstream.sensors.JetStreamHoldSensor` that runs in parallel with it.
 
     Raises:
-        AirflowFailException: the work did not succeed, no task that works on the claim is upstream, or the messages
-            belong to another run now.
+        AirflowFailException: the work did not succeed, no task that works on the claim is upstream, or the messages now
+            belong to another run.
         InvalidValue: the value is not JSON or too large. Nothing was settled.
         JetStreamError: another error. A retry settles the claim.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator that has a job on a Spark cluster process a claim, while the task occupies no worker."""
+"""The operator that processes a claim with a job on a Spark cluster, while the task occupies no worker."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Job:
     try_number:  the try of the task that submitted it.
     max_tries:   the task instance's ``max_tries`` at that time, which a clear raises.
     since:       when it was submitted, in seconds since 1970.
-    driver:      the id of its driver; None while the master's answer has not arrived.
+    driver:      the id of its driver; None until the master's answer has arrived.
     """
 
     claim: str
@@ -68,8 +68,8 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
 
     The program and its driver run on the cluster. Meanwhile the task is deferred: a trigger holds the claim and watches
     the job. The program receives two more arguments: ``--claim``, the JSON for the option ``claim`` of
-    ``spark.read.format("jetstream")``, and ``--attempt``, a name under which it writes output that no other job may
-    touch.
+    ``spark.read.format("jetstream")``, and ``--attempt``, a name that no other job has, under which the program writes
+    its output.
 
     application:           the program: an absolute path, or an address, at which every worker of the cluster finds it.
                            (templated)
@@ -78,7 +78,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
     conf:                  Spark properties. Default None. (templated)
     env_vars:              environment variables of the driver, in addition to those of its worker. Default None.
                            (templated)
-    py_files:              further Python files for the program, separated by commas. Default None. (templated)
+    py_files:              additional Python files for the program, separated by commas. Default None. (templated)
     value:                 a value to record with the settlement. Together with attempt and driver, which are also
                            recorded, it is JSON of at most 8 KiB. Default None. (templated)
     conn_id:               the id of the Airflow connection to the Spark standalone master, which needs
@@ -103,13 +103,13 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
       towards the sensor's ``max_failures``.
     * The task is marked as success or failed: the job is killed, and the claim is released at once.
     * The task is cleared, or its worker is stopped: the job is killed, and the next try submits another one.
-    * The triggerer dies: another triggerer continues.
+    * The triggerer dies: the job keeps running, and another triggerer takes over the claim and watches the job.
     * The worker dies, or another error occurs: the job keeps running, and the retry watches it.
     * The claim is superseded, or another attempt holds it: the job is killed, and the task fails without retry.
 
     A retry finds the job in the task state store. If the worker died after it submitted the job and before it received
     the driver's id, the retry looks for the job by its name on the web page of the master (``webui`` in the
-    connection's extra). If it does not find the job, it submits another one, and only the output of that one counts.
+    connection's extra). If it does not find the job, it submits another one, and only the output of the new job counts.
 
     The master never receives credentials, because the workers have them (docs/how-to/spark-cluster.md).
 
@@ -117,7 +117,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         InvalidValue: an invalid parameter. Raised when the DAG is parsed, unless the value is templated.
         SparkJobFailed: the job did not succeed. The error names the driver and its state.
         SparkMasterUnavailable, SparkMasterRefused: the job could not be submitted.
-        AirflowFailException: the messages belong to another run now, or the hold was lost.
+        AirflowFailException: the messages now belong to another run, or the hold was lost.
     """
 
     template_fields: Sequence[str] = (
@@ -182,7 +182,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         return self._outcome(lambda: self._begin(context))
 
     def resume(self, context: Context, event: dict[str, Any], job: dict[str, Any]) -> Any:
-        """Continue after the trigger's ``event``: how the ``job`` ended, or why the trigger stopped waiting for it."""
+        """Continue after the trigger's ``event``: the ``job`` has ended, or the trigger has stopped waiting for it."""
         self._ti = context["ti"]
         self._check_types()
         return self._outcome(lambda: self._end(context, event, Job(**job)))
@@ -205,7 +205,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         check_value(self._recorded(_LONG))
         try:
             with self._holding() as held:
-                held.release(HAND_OFF_TIMEOUT)  # a lease until the trigger holds the claim, also if this process dies
+                held.release(HAND_OFF_TIMEOUT)  # a lease until the trigger holds the claim, even if this process dies
         except (AlreadyDone, ClaimInvalid, Superseded):
             if (kept := store.get(_KEY)) is not None:
                 self._kill(Job(**kept).driver)  # its output would not count
@@ -240,7 +240,9 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
             error = JetStreamError(event["error"])
         elif status != "timeout":
             with self._holding():  # usually raises the error that names the attempt that ended the claim
-                raise HoldLost(f"claim {job.claim} was settled or failed while its Spark job ran, so the job is killed")
+                raise HoldLost(
+                    f"claim {job.claim} was settled or failed while its Spark job ran, so the job was killed"
+                )
         elif self.execution_timeout and self.execution_timeout <= self.longest_hold:
             limit = f"its execution_timeout of {self.execution_timeout}"
             error = AirflowTaskTimeout(f"the Spark job took longer than {limit} and was killed")
@@ -250,12 +252,12 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
             limit = f"its longest_hold of {self.longest_hold}"
             raise HoldLost(f"the Spark job took longer than {limit} and was killed; its messages are redelivered")
         if status == "error" and tries.is_last(self._ti):
-            self._kill(job.driver)  # otherwise it would keep running without anything that watches it
+            self._kill(job.driver)  # otherwise the job would keep running unwatched
         self._give_back(error)
         raise error
 
     def _job(self, store: Any, claim: dict[str, Any]) -> tuple[Job, str]:
-        """Return the job of an earlier try that runs or has finished, or a new one, and the job's state."""
+        """Return the job of an earlier try that is running or has finished, or a new job; and the job's state."""
         from jetstream_handoff.claim import new_token
 
         master = self._master
@@ -347,7 +349,9 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         if not (listed or templated(self.application_args)):
             raise InvalidValue("application_args", type(self.application_args).__name__, "give a list")
         if not (absent(self.py_files) or isinstance(self.py_files, str) or templated(self.py_files)):
-            raise InvalidValue("py_files", type(self.py_files).__name__, "give a string of files, separated by commas")
+            raise InvalidValue(
+                "py_files", type(self.py_files).__name__, "give the files as one string, separated by commas"
+            )
         self.status_poll_interval = known_duration("status_poll_interval", self.status_poll_interval)
         self.longest_hold = known_duration("longest_hold", self.longest_hold)
         check_mapping("conf", self.conf, "Spark properties to their values")

@@ -101,9 +101,9 @@ class JetStreamDeleteStreamOperator(StreamOperator):
     """Delete a stream, with its messages and consumers.
 
     stream:               the name of the stream. Deleting a stream that does not exist succeeds. (templated)
-    despite_open_claims:  whether to delete the stream while claims of its messages are open. They are superseded
-                          first, so the attempts that work on them stop and cannot settle. Default False: the deletion
-                          is refused, and the error names the claims.
+    despite_open_claims:  whether to delete the stream while claims of its messages are open. These claims are
+                          superseded first, so the attempts that work on them stop and cannot settle them. Default
+                          False: the deletion is refused, and the error names the claims.
     nats_conn_id:         the id of the Airflow connection. Default ``nats_default``. (templated)
 
     Returns ``{"stream", "deleted": bool, "messages": number of messages it had, "superseded": [claim id, …]}``.

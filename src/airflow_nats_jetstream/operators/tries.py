@@ -58,7 +58,8 @@ def give_back(held: HeldClaim, error: BaseException, task: BaseOperator, ti: Any
 def reason(error: BaseException, ti: Any) -> str:
     """Return the reason that a dead letter gives for a failure.
 
-    The reason names the error's class and where to look. It leaves out the error's message, which may contain a secret.
+    The reason names the error's class, and the task, run and try whose log to read. It leaves out the error's message,
+    which may contain a secret.
 
     error:  the exception that the work raised.
     ti:     the task instance.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kinds of values that fields of a configuration have, such as a duration or a list of strings.
 
-Each check returns a value as the server accepts it, whether it comes from a DAG, a file or a template.
+Each check returns a value in the form that the server accepts, whether the value comes from a DAG, a file or a
+template.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _read(read: Callable[[], Any], value: object, remedy: str = "") -> Any:
 
 
 def duration_text(value: int) -> str:
-    """Return a number of nanoseconds, ``value``, as people write a duration, without rounding: ``1h30m``."""
+    """Return ``value``, a number of nanoseconds, as a duration in the usual notation, without rounding: ``1h30m``."""
     if value == 0:
         return "0"
     parts = []
@@ -153,7 +154,7 @@ def mapping(have: str = "it has", /, **table: Check) -> Check:
 
     def check(value: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise Wrong(value, f"give a mapping with any of the fields {', '.join(table)}")
+            raise Wrong(value, f"give a mapping with one or more of the fields {', '.join(table)}")
         checked = {}
         for name, item in value.items():
             if name not in table:

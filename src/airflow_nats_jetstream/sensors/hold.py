@@ -33,16 +33,16 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
     soft_fail:     whether the task is skipped instead of failed when ``timeout`` is over. Default False.
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Further parameters are those of every Airflow sensor, except ``mode="reschedule"``.
+    All other parameters are those of every Airflow sensor, except ``mode="reschedule"``.
 
     Put this sensor downstream of the pull sensor only, and upstream of no task. The work must not wait for it, because
-    it waits until the claim is settled. Without this sensor, the messages of a claim are redelivered after the pull
-    sensor's ``hand_off_timeout``.
+    the sensor itself waits until the claim is settled. Without this sensor, the messages of a claim are redelivered
+    after the pull sensor's ``hand_off_timeout``.
 
-    Returns ``"done"`` or ``"failed"``: how the claim ended.
+    Returns the state in which the claim ended: ``"done"`` or ``"failed"``.
 
     Raises:
-        AirflowFailException: the messages belong to another run now, so the work cannot be settled.
+        AirflowFailException: the messages now belong to another run, so the work cannot be settled.
         JetStreamError: another error. A retry continues to hold the claim.
         AirflowSensorTimeout: ``timeout`` is over.
     """

@@ -39,7 +39,7 @@ class JetStreamLagSensor(JetStreamSensor):
                     False.
     nats_conn_id:   the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Further parameters are those of every Airflow sensor.
+    All other parameters are those of every Airflow sensor.
 
     Returns ``{"lag": 0, "pending": 0, "unacknowledged": 0}``. A lag of 0 does not mean that every message was
     processed: messages that the stream's limits have deleted are not part of the lag.
@@ -47,7 +47,8 @@ class JetStreamLagSensor(JetStreamSensor):
     Raises:
         InvalidValue: an invalid name or number, or not exactly one of ``below`` and ``above``. Raised when the DAG is
             parsed, unless one of these values is templated.
-        StreamNotFound, ConsumerNotFound: the consumer or its stream does not exist. The sensor does not wait for it.
+        StreamNotFound, ConsumerNotFound: the consumer or its stream does not exist. The sensor does not wait until it
+            is created.
         JetStreamError: another error while waiting.
         AirflowSensorTimeout: the lag did not reach the bound in time.
     """

@@ -47,40 +47,40 @@ class JetStreamPullSensor(JetStreamSensor):
 
     stream:              the name of the stream. (templated)
     consumer:            the name of the durable consumer to pull from. It is created if it does not exist. (templated)
-    max_messages:        the most messages to take; the wait ends as soon as this many have arrived. Default 10,000.
-                         (templated)
-    messages_per_claim:  the most messages in one claim. The messages are divided into as many claims as necessary, so
-                         that tasks can be mapped over the claims. Default None: one claim. (templated)
+    max_messages:        the largest number of messages to take; the wait ends as soon as this many have arrived.
+                         Default 10,000. (templated)
+    messages_per_claim:  the largest number of messages in one claim. The messages are divided into as many claims as
+                         necessary, so that tasks can be mapped over the claims. Default None: one claim. (templated)
     min_messages:        keep waiting until at least this many messages have arrived. Default 1. (templated)
-    gather:              how long to wait for further messages after the first one: a ``timedelta``, or an ISO 8601
-                         string such as ``PT5S``. Default 5 s. (templated)
+    gather:              how long to wait for more messages after the first one: a ``timedelta``, or an ISO 8601 string
+                         such as ``PT5S``. Default 5 s. (templated)
     hand_off_timeout:    how long a claim may wait for its task. If no task has begun to hold the claim by then, its
                          messages are redelivered. A ``timedelta``, or an ISO 8601 string. Default 15 minutes.
                          (templated)
-    max_failures:        how many times a message may fail alone before it becomes a dead letter. Messages that have
-                         failed are taken in smaller claims, down to single messages, to find the one that fails.
-                         Default None: messages are redelivered without end. (templated)
+    max_failures:        how many times a message may fail in a claim without other messages before it becomes a dead
+                         letter. Messages that have failed are taken in smaller claims, down to single messages, to find
+                         the one that fails. Default None: messages are redelivered without end. (templated)
     dead_letters:        the name of the stream for dead letters. It is created if it does not exist. Default None:
                          ``DEAD_<stream>``. (templated)
     backlog:             the path of a function, ``package.module.function``, that decides when to pull. It is called
                          every ``poke_interval`` with the consumer's :class:`~jetstream_client.info.ConsumerInfo`, in a
-                         thread of the process that waits, and returns whether to pull: ``info.pending`` messages wait
-                         for their first delivery, and ``info.ack_pending`` are not acknowledged. Default None: pull at
-                         once.
+                         thread of the process that waits, and returns whether to pull. ``info.pending`` is the number
+                         of messages that wait for their first delivery, and ``info.ack_pending`` that of unacknowledged
+                         messages. Default None: pull at once.
     priority:            for a consumer with priority groups, the fields of
                          :class:`~jetstream_client.consume.priority.Priority`, such as
                          ``{"group": "batch", "level": 5}``. Default None. (templated)
-    consumer_config:     further fields of the consumer, as for
+    consumer_config:     other fields of the consumer, as for
                          :class:`~airflow_nats_jetstream.operators.consumer.JetStreamCreateConsumerOperator`. The
                          fields that claims need are filled in. Default None. (templated)
     start_from_trigger:  whether to begin in the triggerer, without a worker before it. It needs ``deferrable=True`` and
-                         no templates. A mapped sensor nevertheless begins in a worker. Airflow then sends the whole DAG
-                         with the trigger. A triggerer that takes over from another one counts ``timeout`` from then on,
-                         but the wait ends at most a minute late. Default False.
+                         no templates. A mapped sensor nevertheless begins in a worker. With this parameter, Airflow
+                         sends the whole DAG with the trigger. A triggerer that takes over from another one starts to
+                         count ``timeout`` again, but the wait ends at most a minute late. Default False.
     deferrable:          whether to wait in the triggerer (True, the default) or in a worker (False). In a worker with
                          ``mode="poke"`` the pull stays open, and ``poke_interval`` is used for ``backlog`` only. With
-                         ``mode="reschedule"`` the worker pulls every ``poke_interval`` and takes what has arrived; if
-                         that is less than ``min_messages``, it is negatively acknowledged.
+                         ``mode="reschedule"`` the worker pulls every ``poke_interval`` and takes the messages that have
+                         arrived; if they are fewer than ``min_messages``, they are negatively acknowledged.
     poke_interval:       the time between two calls of ``backlog``, or between two pulls with ``mode="reschedule"``:
                          seconds or a ``timedelta``. Default 60 s.
     timeout:             how long to wait: seconds or a ``timedelta``. Default: that of every Airflow sensor, 7 days.
@@ -88,7 +88,7 @@ class JetStreamPullSensor(JetStreamSensor):
                          False.
     nats_conn_id:        the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Further parameters are those of every Airflow sensor.
+    All other parameters are those of every Airflow sensor.
 
     Always returns a list of claims: ``task.expand(claim=sensor.output)``.
 
@@ -161,7 +161,7 @@ class JetStreamPullSensor(JetStreamSensor):
         if start_from_trigger:
             if not (known and self.deferrable) or templated(self.nats_conn_id):
                 remedy = (
-                    "leave it out, or give deferrable=True and no templates, because only a worker renders templates"
+                    "leave it out, or give deferrable=True and no templates, because only a worker can render templates"
                 )
                 raise InvalidValue("start_from_trigger", True, remedy)
             self.start_from_trigger = True
@@ -179,7 +179,8 @@ class JetStreamPullSensor(JetStreamSensor):
         return self.resume(context, {"status": "claims", "claims": claims} if claims else {"status": "timeout"})
 
     def _start(self) -> StartTriggerArgs:
-        """Return what the scheduler passes to the triggerer; without the owner, which only the triggerer knows."""
+        """Return the arguments that the scheduler passes to the triggerer. They lack the owner, which only the
+        triggerer knows."""
         taking = self._taking(("owner",)).to_json()
         del taking["owner"]
         return StartTriggerArgs(
@@ -192,8 +193,8 @@ class JetStreamPullSensor(JetStreamSensor):
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """Pull once. Hand on the messages as claims, or negatively acknowledge them if they are too few.
 
-        The pace of the take is kept for the next look, because a backlog that cannot be kept leased would otherwise be
-        pulled and dropped again at every look.
+        The pace of the take is kept for the next call. Otherwise, a backlog that cannot be kept leased would be pulled
+        and dropped again at every call.
         """
         from jetstream_handoff.errors import ConsumerUnsuitable
         from jetstream_handoff.pace import Pace
@@ -216,8 +217,8 @@ class JetStreamPullSensor(JetStreamSensor):
         if pace != kept:
             try:
                 state.set(_PACE, pace.to_json(), retention=NEVER_EXPIRE)
-            except Exception as error:  # noqa: BLE001 - claims are taken: a look that fails would hand them on to nobody
-                self.log.warning("the pace of this take is not kept for the next look: %s", error)
+            except Exception as error:  # noqa: BLE001 - an error would lose the claims, which have been taken
+                self.log.warning("the pace of this take could not be stored for the next call of poke(): %s", error)
         return PokeReturnValue(is_done=True, xcom_value=self._handed_on(claims)) if claims else False
 
     def _in_worker(self, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]) -> list[dict[str, Any]]:
@@ -232,7 +233,7 @@ class JetStreamPullSensor(JetStreamSensor):
                 claims = await wait(take)
                 take.handed_on()
             finally:
-                await complete(take.put_back(), _RELEASE_TIMEOUT, "releasing what was taken", LEASE_ENDS)
+                await complete(take.put_back(), _RELEASE_TIMEOUT, "releasing the taken messages", LEASE_ENDS)
             return [claim.to_json() for claim in claims]
 
         with self.waiting():
@@ -255,7 +256,8 @@ class JetStreamPullSensor(JetStreamSensor):
         return taking
 
     def _taking(self, owner: Owner) -> Taking:
-        """Check the parameters and return what to take. The backlog function is not imported when the DAG is parsed."""
+        """Check the parameters, and return them as a Taking. The backlog function is not imported when the DAG is
+        parsed."""
         from jetstream_handoff.consumer import check_config
         from jetstream_handoff.taking import Taking
 

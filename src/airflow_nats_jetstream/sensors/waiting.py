@@ -45,7 +45,7 @@ class JetStreamSensor(BaseSensorOperator):
             self._waiting = False
 
     def on_kill(self) -> None:
-        """Stop waiting in the worker. What was taken and not handed on is released.
+        """Stop waiting in the worker. Everything that was taken and not handed on is released.
 
         Airflow calls this in the waiting thread, from the signal's handler, so an exception ends the wait.
         """
@@ -53,7 +53,7 @@ class JetStreamSensor(BaseSensorOperator):
             raise JetStreamError("the task was killed while it waited")
 
     def check_mode(self) -> None:
-        """Raise InvalidValue for ``mode="reschedule"`` of a deferrable sensor, where it has no effect."""
+        """Raise InvalidValue for ``mode="reschedule"`` of a deferrable sensor, on which it has no effect."""
         if self.deferrable and self.reschedule:
             remedy = "leave it out, because a deferred sensor occupies no worker, or also set deferrable=False"
             raise InvalidValue("mode", self.mode, remedy)
