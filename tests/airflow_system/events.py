@@ -49,7 +49,7 @@ def retry(run: Run) -> Iterator[None]:
     "The body raises for the last time",
     Row("failed", "failed", "all", body=1),
     in_all=2,
-    why="The claim has failed. Its messages are redelivered at once, to the next sensor that takes.",
+    why="The claim has failed. Its messages are redelivered at once, to the next sensor that takes messages.",
     remedy="Fix the cause, and let the next run take the messages. Clearing this task does not bring them back.",
 )
 def failure(run: Run) -> Iterator[None]:
@@ -64,7 +64,7 @@ def failure(run: Run) -> Iterator[None]:
     Row(*DONE, body=2),
     in_all=2,
     why="The running attempt releases the claim before it is killed. The new attempt holds it under a new token.",
-    remedy="Nothing. You may clear it like any other task.",
+    remedy="Nothing. You can clear the task like any other.",
 )
 def clear_while_running(run: Run) -> Iterator[None]:
     run.start()
@@ -121,7 +121,7 @@ def killed_by_airflow(run: Run) -> Iterator[None]:
         "A mark says nothing about the work. The attempt releases the claim, nothing is acknowledged, and the "
         "next run takes the messages."
     ),
-    remedy="A mark does not remove messages: they are redelivered. Fix what made the task run for so long.",
+    remedy="A mark does not remove messages: they are redelivered. Find out why the task ran for so long.",
 )
 def mark_success(run: Run) -> Iterator[None]:
     run.start()
@@ -185,7 +185,7 @@ def time_out_beside_a_sensor(run: Run) -> Iterator[None]:
     "The execution times out in settling",
     Row(*DONE, body=1),
     in_all=1,
-    why="Settling is not interrupted. The time-out waits until it has ended, and settled work is a success.",
+    why="Settling is not interrupted. The time-out waits until settling has ended, and settled work is a success.",
     remedy="Nothing. The task's log says that the time-out came during settling.",
     messages=20_000,
 )
@@ -203,7 +203,7 @@ def time_out_in_settling(run: Run) -> Iterator[None]:
     "SIGTERM to the task's process",
     Row(*DONE, body=2),
     in_all=2,
-    why="The attempt releases the claim at once and cannot settle it, however its body ends. The retry holds it again.",
+    why="The attempt releases the claim at once and cannot settle it. The retry holds it again.",
     remedy="Nothing. Spark's jobs are cancelled; a body without Spark goes on until it returns.",
 )
 def sigterm(run: Run) -> Iterator[None]:
@@ -239,10 +239,8 @@ def worker_killed(run: Run) -> Iterator[None]:
     "The supervisor is killed, and its child process lives on",
     Row(*DONE, body=2),
     in_all=2,
-    why="Two attempts are alive at once. Only the newest token settles, and the settlement of the orphan is refused.",
-    remedy=(
-        "Read only committed output (`hook.committed`): the orphan's is separate. Kill the orphan if it is in the way."
-    ),
+    why="Two attempts are alive. Only the one with the newest token can settle; the orphan's settlement is refused.",
+    remedy="Read only committed output (`hook.committed`). Kill the orphan if it is in the way.",
 )
 def supervisor_killed(run: Run) -> Iterator[None]:
     run.start()
@@ -301,8 +299,8 @@ def sensor_fails(run: Run, state: str) -> None:
     "Airflow fails the sensor after it took messages, and retries it",
     Row(*DONE, body=1),
     in_all=1,
-    why="The retry hands on at once what the earlier try took, because the owner of a claim survives a retry.",
-    remedy="Nothing. The same happens when the scheduler takes an old event of its executor for the end of the task.",
+    why="The retry hands on the claims of the earlier try at once, because the owner of a claim survives a retry.",
+    remedy="Nothing. The same happens when the scheduler mistakes an old executor event for the end of the task.",
 )
 def sensor_retried(run: Run) -> Iterator[None]:
     run.dag_id = "retried"
@@ -316,7 +314,7 @@ def sensor_retried(run: Run) -> Iterator[None]:
     Row("claims: deferred", "open", "all", body=0, when="cleared, while it waits"),
     Row("success", "done, superseded", "0", body=1),
     in_all=1,
-    why="A cleared sensor has a new owner. It gets what the failed try took when `hand_off_timeout` is over.",
+    why="A cleared sensor has a new owner. It gets the messages of the failed try when `hand_off_timeout` is over.",
     remedy=(
         "Give the sensor retries. To end the wait, run `airflow jetstream release` with the ids in the sensor's log."
     ),
@@ -370,7 +368,7 @@ def queued_longer_than_ack_wait(run: Run) -> Iterator[None]:
     Row("failed", "done, superseded", "0", body=1),
     in_all=1,
     why="The lease ended, and the other run took the messages and settled them. The late task does not process them.",
-    remedy="You can ignore the failure, because its messages are settled. Give the sensor a longer `hand_off_timeout`.",
+    remedy="You can ignore the failure, because the messages are settled. Give the sensor a longer `hand_off_timeout`.",
 )
 def queued_longer_than_hand_off_timeout(run: Run) -> Iterator[None]:
     run.dag_id = "queued_too_long"
@@ -392,7 +390,7 @@ def queued_longer_than_hand_off_timeout(run: Run) -> Iterator[None]:
     in_all=1,
     why="The trigger goes on and takes messages, but no task starts. The messages wait under their lease.",
     remedy=(
-        "Unpause the DAG within `hand_off_timeout` (15 min). After that, another run's sensor may take the "
+        "Unpause the DAG within `hand_off_timeout` (15 min). After that, another run's sensor can take the "
         "messages. Nothing is lost either way."
     ),
 )
@@ -414,7 +412,7 @@ def paused(run: Run) -> Iterator[None]:
     Row("running", "held", "all", body=1, when="thawed, while the body runs"),
     Row(*DONE, body=1),
     in_all=1,
-    why="The first one missed the server's heartbeats and drops what its socket still holds. The second one takes all.",
+    why="The first one missed the server's heartbeats and drops the data in its socket. The second one takes all.",
     remedy="Nothing. The messages waited for `triggerer_health_check_threshold`. Find out what froze the machine.",
     alone=True,
 )
