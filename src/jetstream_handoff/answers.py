@@ -37,9 +37,9 @@ WINDOW = 1_000
 """Number of acknowledgements in a window. The consumer's life is tested before each window. An unconfirmed window is
 sent again, so this also limits how many acknowledgements are sent twice."""
 PIPELINED = 200_000
-"""Bytes of heartbeats or negative acknowledgements between two round trips, about two thousand of them. They are not
-confirmed. The event loop stands still for about a millisecond while they are written, and a link of 40 KB/s sends them
-within ``request_timeout``."""
+"""Bytes of heartbeats or negative acknowledgements to send between two round trips, enough for about two thousand
+messages. They are not confirmed. The event loop stands still for about a millisecond while they are written, and a link
+of 40 KB/s sends them within ``request_timeout``."""
 CONFIRMED_WITHIN = 5.0
 """Seconds to wait for the confirmations of one window."""
 
@@ -61,7 +61,7 @@ async def negative(ledger: Ledger, sequences: Sequences, delay: timedelta | None
     """Negatively acknowledge all of these messages. With a ``delay`` they are leased for that time.
 
     Raises:
-        PermissionDenied: this user may not acknowledge for the consumer; names the subject.
+        PermissionDenied: this user is not permitted to acknowledge for the consumer; names the subject.
     """
     counter = (await ledger.consumer.info(patience=PATIENCE)).counter
     await _publish(ledger, sequences, counter, nak(delay))
@@ -76,7 +76,7 @@ async def check_permitted(ledger: Ledger) -> None:
     """Check that this user may acknowledge: send an in-progress acknowledgement for a message that does not exist.
 
     Raises:
-        PermissionDenied: this user may not acknowledge for the consumer; names the subject.
+        PermissionDenied: this user is not permitted to acknowledge for the consumer; names the subject.
     """
     await _publish(ledger, [NO_MESSAGE], 0, IN_PROGRESS)
 
@@ -85,11 +85,11 @@ async def _publish(ledger: Ledger, sequences: Iterable[int], counter: int, body:
     await ledger.locate()
     connection, left = ledger.js.connection, iter(sequences)
     before, after = f"{ledger.address.prefix}.1.", f".{counter}.0.0"
-    size = len(before) + len(after) + len(body) + 32  # with the number and what the protocol adds
+    size = len(before) + len(after) + len(body) + 32  # 32 bytes for the number and the protocol
     while window := list(islice(left, PIPELINED // size)):
         await connection.answer_all(before, window, after, body)
         await connection.flush()
-        # An account that may not answer one message may not answer the others.
+        # The permission is the same for all messages of a consumer.
         connection.check_permitted(f"{before}{window[0]}{after}")
 
 
@@ -101,16 +101,16 @@ def _subjects(ledger: Ledger, sequences: Iterable[int], counter: int) -> Iterabl
 async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0, body: bytes = ACK) -> Sequences:
     """Acknowledge each message and wait for confirmations. Returns the messages that were not confirmed.
 
-    Before each window the ledger and the server are asked whether the consumer is still in the life in which the
-    messages were delivered: a late acknowledgement would swallow messages that a reset delivers again. If the consumer
-    is in another life, nothing more is sent. Messages that stay unconfirmed are redelivered; the next take recognises
+    Before each window the ledger and the server are asked whether the consumer was recreated or reset after it had
+    delivered the messages: a late acknowledgement would swallow messages that a reset delivers again. In that case
+    nothing more is sent. Messages that stay unconfirmed are redelivered; the next take recognises
     and acknowledges them.
 
-    within: seconds without any confirmation after which to stop.
+    within: stop after this many seconds without a confirmation.
     body:   the kind of acknowledgement, for example a termination.
 
     Raises:
-        PermissionDenied: this user may not acknowledge for the consumer; names the subject.
+        PermissionDenied: this user is not permitted to acknowledge for the consumer; names the subject.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + within
@@ -124,7 +124,7 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
                 await confirmer.ready()
                 if not await _same_life(ledger, delivered):
                     log.warning(
-                        "consumer %s of stream %s was recreated, reset or rolled back: its messages are not "
+                        "consumer %s of stream %s was recreated, reset or rolled back: the messages are not "
                         "acknowledged, because they are redelivered",
                         *reversed(ledger.names),
                     )
@@ -200,7 +200,7 @@ class _Confirmer:
         deadline = time.monotonic() + CONFIRMED_WITHIN
         while unconfirmed:
             for frame in self._wire.receive(max(0.001, deadline - time.monotonic())):
-                if not frame.header:  # only a status line has headers: no server listens on this subject
+                if not frame.header:  # headers contain a status: nothing listens on this subject
                     unconfirmed.discard(inbox_number(frame.subject))
             if unconfirmed and time.monotonic() > deadline:
-                raise RequestTimeout("the server's answers are not confirmations of acknowledgements")
+                raise RequestTimeout(f"the server did not confirm them within {CONFIRMED_WITHIN:g} s")

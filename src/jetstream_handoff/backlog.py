@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many messages could be claimed from a consumer, according to server and ledger. Pulls and writes nothing."""
+"""The number of messages that could be claimed from a consumer, according to the server and the ledger.
+
+Nothing is pulled or written.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from jetstream_handoff.record import Record
 
 AT_WORK = LONGEST_HOLD
-"""How long a held claim counts as being worked on: the default longest hold. This has a limit, because a worker that is
+"""How long a held claim counts as being worked on: the default longest hold. There is a limit, because a worker that is
 killed in its last try leaves a held claim behind."""
 AWAITING_TASK = 4 * HAND_OFF_TIMEOUT
 """How long a claim that no attempt holds counts as waiting for its task or for a retry: four times the default lease.
@@ -29,11 +32,11 @@ AWAITING_TASK = 4 * HAND_OFF_TIMEOUT
 class Backlog:
     """How many messages could be claimed from a consumer at one moment.
 
-    new:          messages that were never delivered and would be delivered to a pull now. While the consumer does not
-                  exist, all messages of the stream.
+    new:          messages that were never delivered and that a pull would receive now. While the consumer does not
+                  exist, these are all messages of the stream.
     again:        delivered messages that are neither acknowledged nor in an open claim, such as those of failed claims.
     pulls:        pull requests waiting at the consumer. They receive the next messages.
-    created:      when the consumer was created, RFC 3339; empty while it does not exist.
+    created:      when the consumer was created, RFC 3339; empty while the consumer does not exist.
     counter:      number of deliveries so far. It changes with every pull that receives messages.
     floor, ack_pending:  the acknowledgement floor and the number of unacknowledged messages, from the server's INFO.
     """
@@ -54,9 +57,9 @@ class Backlog:
     def steady(self, before: Backlog | None) -> Backlog:
         """Return the same backlog, with ``again`` set to 0 unless the consumer's counters equal those of ``before``.
 
-        Messages that a sensor has pulled but not yet entered are in no open claim either, nor are those of a settled
-        claim that are just being acknowledged. In both cases the counters change. They can also change between the
-        request to the server and the request to the ledger.
+        ``again`` also counts messages that a sensor has pulled but not yet entered, and messages of a settled claim
+        that are just being acknowledged. In both cases the counters change. They can also change between the request to
+        the server and the request to the ledger.
         """
         if before is not None and before._place == self._place:
             return self

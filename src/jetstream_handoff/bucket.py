@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The streams of the ledger's key-value buckets: how they are created, and which existing ones cannot be used."""
+"""The streams of the ledger's key-value buckets: their configuration, and the check of existing streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECEIPTS_KEPT = timedelta(days=90)
 LARGEST_MESSAGE = 1 << 20
 """Bytes. A record with its headers takes at most three quarters of this."""
 _OWN_KEYS = "the bucket must store exactly what the ledger writes, under the ledger's keys"
-_EVERY_WRITE = "the ledger writes to the same key again and again and needs a confirmation that each write is stored"
+_EVERY_WRITE = "the ledger writes to the same key again and again, and needs a confirmation of each write"
 _RULES: dict[str, tuple[tuple[object, ...], str]] = {
     "mirror": ((None,), _OWN_KEYS),
     "sources": ((None,), _OWN_KEYS),
@@ -29,13 +29,14 @@ _RULES: dict[str, tuple[tuple[object, ...], str]] = {
     "discard": (("new",), "a full bucket must refuse a write instead of dropping the record of another consumer"),
     "max_msgs_per_subject": ((1,), "the bucket must keep the newest record of each consumer, and only that one"),
 }
-"""The values that a field may have (None: absent or off), and the reason."""
+"""For each field, the allowed values (None: absent or off) and the reason."""
 
 
 def bucket_config(bucket: str, replicas: int, max_age: timedelta) -> dict[str, Any]:
     """The configuration of a key-value bucket with a history of one (ADR-8), without rollups.
 
-    With rollups an account that may write only one record could erase the whole bucket (``Nats-Rollup: all``).
+    With rollups, an account with the permission to write a single record could erase the whole bucket
+    (``Nats-Rollup: all``).
     """
     return {
         "name": f"KV_{bucket}",
@@ -60,7 +61,7 @@ def check_bucket(bucket: str, config: Mapping[str, Any], *, expires: bool) -> No
     expires: whether keys may expire, as receipts do.
 
     Raises:
-        LedgerUnsuitable: names the first field that is wrong, its value, and what it must be.
+        LedgerUnsuitable: names the first field that is wrong, its value and the remedy.
     """
 
     def refuse(field: str, remedy: str) -> None:
@@ -80,5 +81,5 @@ def check_bucket(bucket: str, config: Mapping[str, Any], *, expires: bool) -> No
     if 0 < age < ABANDONED:
         refuse(
             "max_age",
-            f"it must be 0 or at least {ABANDONED} ns (7 days), so that a late task learns what became of its claim",
+            f"it must be 0 or at least {ABANDONED} ns (7 days), so that a late task can find out how its claim ended",
         )

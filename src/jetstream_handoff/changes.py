@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins the changes of one record that wait at the same time on one connection into one write.
+"""Join changes of one record into a single write if they wait on one connection at the same time.
 
 When several writers race for a compare-and-set, one succeeds and the others have worked for nothing. Writers that share
 a connection, as the sensors of a triggerer do, need not race: the writer whose turn it is applies all waiting changes
@@ -59,7 +59,7 @@ class Queue:
 
     @asynccontextmanager
     async def turn(self, function: Change) -> AsyncIterator[Waiting]:
-        """Wait until it is the turn of this change. Another writer may have applied the change by then."""
+        """Wait until it is the turn of this change. By then, another writer on this connection may have applied it."""
         mine = Waiting(function)
         self._waiting.append(mine)
         try:
@@ -90,7 +90,7 @@ class Queue:
         return applied
 
     def done(self, outcomes: Iterable[tuple[Waiting, Outcome]]) -> None:
-        """Store the outcomes of changes, for which their callers wait."""
+        """Store the outcomes that the callers of these changes wait for."""
         for each, outcome in outcomes:
             each.outcome = outcome
             self._leave(each)

@@ -36,7 +36,7 @@ def is_claim_id(text: str) -> bool:
 
 KEEPER = 0
 """The try number of a keeper, which holds a claim for other tasks (:mod:`.keep`). An attempt takes a claim over from a
-keeper, never the reverse."""
+keeper. A keeper never takes a claim over from an attempt."""
 
 
 def new_token(try_number: int) -> str:
@@ -84,7 +84,7 @@ class Claim:
         return self.sequences.count
 
     def to_json(self) -> dict[str, Any]:
-        """Return the claim as a JSON value. Ranges of up to 8 KiB are lists, and longer ones a packed string."""
+        """Return the claim as a JSON value. Its ranges are lists, or a packed string if the lists exceed 8 KiB."""
         return {
             "v": VERSION,
             "id": self.id,
@@ -102,9 +102,9 @@ class Claim:
 
     @classmethod
     def from_json(cls, value: object) -> Claim:
-        """Create a claim from its JSON value. All fields are checked against each other.
+        """Create a claim from its JSON value. All fields are checked, also against each other.
 
-        value:  what :meth:`to_json` returned, or the same as a JSON string.
+        value:  the return value of :meth:`to_json`, or the same as a JSON string.
 
         Raises:
             ClaimInvalid: names the first field that is wrong.
@@ -128,9 +128,9 @@ class Claim:
             if type(fields[name]) is not int or not 0 <= fields[name] <= _LARGEST_NUMBER:
                 raise _invalid(fields, f"{name}={_short(fields[name])} is not a valid number")
         if not 0 < sequences.count == fields["count"] <= _LARGEST_COUNT:
-            raise _invalid(fields, f"count={fields['count']}, but its ranges contain {sequences.count} messages")
+            raise _invalid(fields, f"it has count={fields['count']} and ranges with {sequences.count} messages")
         if fields["consumer_sequence"] < sequences.count:
-            raise _invalid(fields, "consumer_sequence is less than its number of messages")
+            raise _invalid(fields, "its consumer_sequence is less than its number of messages")
         if (address.stream, address.consumer) != (stream, consumer):
             raise _invalid(fields, f"ack_prefix={_short(fields['ack_prefix'])} names another stream or consumer")
         same = {name: fields[name] for name in ("id", "bytes", "consumer_sequence", *_TIMES)}
@@ -148,9 +148,9 @@ def _invalid(fields: Mapping[str, Any], problem: str) -> ClaimInvalid:
 
 def _remedy(value: object) -> str:
     if value is None:
-        return "the task received no claim, so check whether the sensor ran, and pass one of its claims to the task"
+        return "the task received no claim; let the sensor run before the task, and pass one of its claims to the task"
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return "a sensor returns a list of claims, and a task processes one of them; map it with .expand(claim=claims)"
+        return "a sensor returns a list of claims, and a task processes one; map the task with .expand(claim=claims)"
     return _UNCHANGED
 
 
@@ -166,7 +166,7 @@ def _object(value: object) -> Mapping[str, Any]:
     if type(version) is not int or version != VERSION:
         raise ClaimInvalid(
             f"the claim has version {_short(version)}, but this release reads version {VERSION}; install the same "
-            "release everywhere that claims of this consumer are taken or processed"
+            "release wherever claims of this consumer are taken or processed"
         )
     if value.keys() != _FIELDS:
         odd = ", ".join(sorted(map(str, value.keys() ^ _FIELDS)))
@@ -175,7 +175,7 @@ def _object(value: object) -> Mapping[str, Any]:
 
 
 def _short(value: object) -> str:
-    """A value for an error message; only its type if it is long or cannot be printed."""
+    """Return a value for an error message, or only its type if the value is long or cannot be printed."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer that is too long to print

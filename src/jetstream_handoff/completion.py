@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finishing a release although the task that does it is cancelled."""
+"""Finish a release even if the asyncio task that performs it is cancelled."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LEASE_ENDS = "the messages are redelivered when their lease ends"
 async def complete(work: Coroutine[Any, Any, None], within: float, what: str, otherwise: str) -> None:
     """Await ``work`` until it ends, however many times the caller is cancelled.
 
-    Airflow's triggerer cancels a trigger again every second until it has ended, and ``anyio`` shields only against its
-    own cancellations. A cancellation that arrives meanwhile is raised when the work has ended. An error of the work is
-    then logged; without a cancellation it is raised.
+    Airflow's triggerer repeats the cancellation of a trigger every second until the trigger has ended, and ``anyio``
+    shields only against its own cancellations. A cancellation is raised after the work has ended, and then an error of
+    the work is only logged. Without a cancellation the error is raised.
 
     within:     seconds after which the work is abandoned with a warning.
-    what:       what the work does, for the warning.
-    otherwise:  what happens if the work does not succeed, for the warning.
+    what:       a description of the work, for the warning.
+    otherwise:  the consequence of a failure, for the warning.
     """
 
     async def bounded() -> None:
@@ -36,7 +36,7 @@ async def complete(work: Coroutine[Any, Any, None], within: float, what: str, ot
         except TimeoutError:
             if not bound.expired():
                 raise
-            log.warning("%s did not finish within %g s: %s", what, within, otherwise)
+            log.warning("%s did not finish within %g s; %s", what, within, otherwise)
 
     task = asyncio.create_task(bounded())
     cancelled: asyncio.CancelledError | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which consumers can be used for claims: the rules of the contract, checked before anything is pulled."""
+"""The rules of the contract for consumers that claims are taken from, checked before anything is pulled."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def check_config(
     shortest_ack_wait: timedelta = ACK_WAIT,
     group: str | None = None,
 ) -> None:
-    """Refuse a ``consumer_config`` that breaks a rule, while a DAG is parsed. The server is not asked.
+    """Refuse a ``consumer_config`` that breaks a rule. This is for parsing a DAG, so the server is not asked.
 
     group: the priority group that pulls will name.
 
     Raises:
-        ConsumerUnsuitable: names the field that breaks a rule, its value, and what it must be.
+        ConsumerUnsuitable: names the field that breaks a rule, its value and the remedy.
         InvalidValue: JetStream forbids a name or subject.
     """
     wanted = configs.check_consumer_config({} if config is None else config)
@@ -70,16 +70,16 @@ async def ensure(
     shortest_ack_wait: timedelta,
     group: str | None = None,
 ) -> ConsumerInfo:
-    """Return the INFO of the consumer, which is created if it does not exist.
+    """Return the INFO of the consumer. Create the consumer if it does not exist.
 
     group: the priority group that pulls will name.
 
     Raises:
-        ConsumerUnsuitable: the consumer exists, and breaks a rule or differs from ``config``.
+        ConsumerUnsuitable: the consumer breaks a rule or differs from ``config``, or the server refuses to create it.
         StreamNotFound: the stream does not exist.
         DirectGetDisabled: the stream has no ``allow_direct``, so the messages of its claims could not be read.
-        ServerTooOld: the stream's nats-server is older than 2.11, so that reading a claim would take ten seconds a
-            message.
+        ServerTooOld: the stream's nats-server is older than 2.11, so that reading a claim would take ten seconds
+            for each message.
     """
     wanted = configs.check_consumer_config(config or {})
     check_stream(stream.name, (await stream.info()).config)
@@ -94,7 +94,7 @@ async def ensure(
             await stream.create_consumer(complete)
             log.info("created consumer %s of stream %s", consumer, stream.name)
         except ConsumerNameInUse:
-            log.info("consumer %s of stream %s was created by another client meanwhile", consumer, stream.name)
+            log.info("consumer %s of stream %s was created by another client in the meantime", consumer, stream.name)
         except ApiError as error:
             raise _refused(consumer, complete, error) from error
         info = await handle.info()
@@ -161,7 +161,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "it must be absent, because the server would delete the consumer and forget which messages are unacknowledged",
     ),
 }
-"""For a field of the configuration: whether its value breaks a rule, and what to do."""
+"""For each field of a configuration: a function that returns whether a value breaks the rule, and the remedy."""
 
 
 def _check_rules(consumer: str, config: configs.Config, max_messages: int, shortest_ack_wait: timedelta) -> None:
@@ -214,21 +214,24 @@ def _check_group(consumer: str, config: configs.Config, group: str | None) -> No
 
 
 _WORK_QUEUE = (
-    "each message of a work-queue stream goes to one consumer, and another one already receives {}; let the sensor use "
-    "that consumer, or give both consumers filters that do not overlap"
+    "each message of a work-queue stream goes to one consumer, and another consumer already receives {}; let the "
+    "sensor use that consumer, or give both consumers filters that do not overlap"
 )
-# Refusals to create a consumer (nats-server's ``server/errors.json``): the field that each is about, and what to do.
+# Refusals to create a consumer (nats-server's ``server/errors.json``): the field at fault, and the remedy.
 _REFUSED = {
     10099: ("filter_subject", _WORK_QUEUE.format("messages of this stream")),
     10100: ("filter_subject", _WORK_QUEUE.format("some of these messages")),
     10101: ("deliver_policy", "a work-queue stream delivers everything; leave deliver_policy out of consumer_config"),
-    10121: ("max_ack_pending", "set a smaller max_ack_pending in consumer_config, and at most that as max_messages"),
-    10026: ("name", "delete a consumer that is not used (`nats consumer ls`), or raise max_consumers"),
+    10121: (
+        "max_ack_pending",
+        "set a smaller max_ack_pending in consumer_config, and a max_messages that does not exceed it",
+    ),
+    10026: ("name", "delete an unused consumer (`nats consumer ls`), or raise max_consumers"),
 }
 
 
 def _refused(consumer: str, config: configs.Config, error: ApiError) -> JetStreamError:
-    """Return an error for the server's refusal to create a consumer, with the field at fault and what to do."""
+    """Return an error for the server's refusal to create a consumer, with the field at fault and the remedy."""
     if error.err_code not in _REFUSED:
         return error
     field, remedy = _REFUSED[error.err_code]

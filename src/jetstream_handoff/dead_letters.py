@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dead letters: copies of messages that no attempt could process, stored with the reason before these are terminated.
+"""Dead letters: copies of messages that no attempt could process. Each is stored before its message is terminated.
 
 A message has at most one dead letter for each consumer. The subject of the dead letter names the message and the
 consumer, and it is written by compare-and-set on that subject. So a copy that is repeated after a kill, however late,
@@ -63,10 +63,10 @@ PREFIX = "Nats-Dead-Letter-"
 ``Nats-``, and the others are the message's own."""
 ORIGINAL = f"{PREFIX}Original-"
 """Prefix for the message's own ``Nats-`` headers. They told the server what to do when the message was first published
-(an id, a condition, a roll-up, a time to live), and the server must not do the same with the dead letter."""
+(an id, a condition, a roll-up, a time to live), and the server must not apply them to the dead letter."""
 MARK = f"{PREFIX}Replay"
-"""Header of a dead letter that is being replayed: the id under which it is published, the creation time of the stream
-that it is published to, and that stream's last sequence."""
+"""Header of a dead letter that is being replayed: the id under which it is published, and the creation time and last
+sequence of the target stream."""
 _AT_ONCE = 50  # dead letters in flight at the same time, because their payloads are in memory
 _BYTES_AT_ONCE = 16 << 20  # the server closes a connection with more than max_pending (64 MiB) of outgoing data
 _LONGEST_ADDRESS = 1 << 10  # a line of the protocol has at most 4,096 bytes by default (max_control_line)
@@ -103,7 +103,7 @@ def check_reason(reason: object) -> str:
 def address_of(stream: str, consumer: str, sequence: int, created: str, subject: str, *, hashed: bool) -> str:
     """Return the subject of a dead letter.
 
-    hashed: end it in a hash of the original subject, instead of that subject itself, which may be too long.
+    hashed: whether it ends in a hash of the original subject instead of that subject, which may be too long.
     """
     end = f"sha256-{hashlib.sha256(subject.encode()).hexdigest()}" if hashed else subject
     return f"dead.{stream}.{consumer}.{sequence}.{time_nanoseconds(created)}.{end}"
@@ -157,7 +157,7 @@ class Letter:
             try:
                 return check(value)
             except ValueError as wrong:
-                remedy = wrong.remedy if isinstance(wrong, InvalidValue) else "a dead letter needs a valid value here"
+                remedy = wrong.remedy if isinstance(wrong, InvalidValue) else "a dead letter needs a valid header"
                 raise InvalidValue(f"{PREFIX}{name}", value, remedy) from None
 
         letter = cls(
@@ -274,7 +274,7 @@ class DeadLetters:
                 await self.js.create_stream(self._config(replicas))
                 log.info("created dead-letter stream %s", self.name)
             except StreamNameInUse:
-                log.info("dead-letter stream %s was created by another client meanwhile", self.name)
+                log.info("dead-letter stream %s was created by another client in the meantime", self.name)
             except ApiError as error:
                 if error.err_code != _SUBJECTS_OVERLAP:
                     raise
@@ -282,7 +282,7 @@ class DeadLetters:
                     self.name,
                     "subjects",
                     self.subjects,
-                    "another stream, perhaps the source, already listens on these (> or dead.>); narrow its subjects",
+                    "another stream, perhaps the source, listens on some of these; narrow the subjects of that stream",
                 ) from error
             config = (await self.stream.info(patience=PATIENCE)).config
         self.check(config)
@@ -306,7 +306,7 @@ class DeadLetters:
         def refuse(rule: str, remedy: str) -> None:
             raise DeadLettersUnsuitable(self.name, rule, config.get(rule), remedy)
 
-        # A filter covers everything that another filter covers only if it ends in >.
+        # A filter that does not end in > cannot cover all subjects of a filter that does.
         subjects = [each for each in config.get("subjects") or () if each.split(".")[-1] == ">"]
         if not any(subject_matches(each, self.subjects) for each in subjects):
             refuse("subjects", f"they must cover {self.subjects!r}")
@@ -328,12 +328,12 @@ class DeadLetters:
 
         Raises:
             HoldLost: the claim is no longer held by this token.
-            InvalidValue: a message with the headers of its dead letter is larger than the server's ``max_payload``.
+            InvalidValue: a message, with the headers of its dead letter, is larger than the server's ``max_payload``.
             ApiError: the dead-letter stream refuses a message, for example because it is full.
         """
         claim = holder.claim
         failures = await holder.check()
-        # The size of each message is not known yet, so any of them may be the largest that the server accepts.
+        # The size of each message is not known yet, so any of them may be as large as the server accepts.
         largest = min(self.js.connection.max_payload, claim.bytes)
         at_once = _AT_ONCE if claim.bytes <= _BYTES_AT_ONCE else max(1, min(_AT_ONCE, _BYTES_AT_ONCE // largest))
         for reason, sequences in rejected.items():
@@ -344,7 +344,7 @@ class DeadLetters:
                 gone |= window - Sequences.of(originals)
                 await self._write(holder, failures, reason, originals)
             copied = sequences.count - gone.count
-            log.info("%d messages of claim %s are copied to stream %s (%s)", copied, claim.id, self.name, reason)
+            log.info("%d messages of claim %s were copied to stream %s (%s)", copied, claim.id, self.name, reason)
             if gone:
                 log.error(
                     "rejected messages of claim %s have no dead letter, because stream %s no longer contains them: %s",
@@ -412,15 +412,15 @@ class DeadLetters:
         return OutgoingMessage(address, data, block(lines + self.conditions(revision)))
 
     def conditions(self, revision: int) -> list[bytes]:
-        """Header lines with which the server stores a dead letter only in this stream, and only in the place of that
-        revision; with 0, only if there is none."""
+        """Header lines that make the server store a dead letter only in this stream, and only if it replaces this
+        revision. With revision 0, it is stored only if its subject has no dead letter."""
         return [
             f"Nats-Expected-Stream: {self.name}".encode(),
             f"Nats-Expected-Last-Subject-Sequence: {revision}".encode(),
         ]
 
     async def last(self, address: str) -> tuple[int, Letter | None]:
-        """Return the sequence of the message under this subject, or 0, and the dead letter if the message is one."""
+        """Return the sequence of the last message on this subject (or 0), and its dead letter if it is one."""
         message = await stored_message(self.stream, {"last_by_subj": address})
         if message is None:
             return 0, None
@@ -445,14 +445,17 @@ class Holder(NamedTuple):
         record, _ = await self.ledger.read()
         entry = record.open.get(self.claim.id) if record else None
         if record is None or entry is None or entry.token != self.token:
-            raise HoldLost(f"claim {self.claim.id} is no longer held by attempt {self.token}, so nothing was copied")
+            raise HoldLost(
+                f"claim {self.claim.id} is no longer held by attempt {self.token}, so its messages cannot be "
+                "dead-lettered"
+            )
         return record.failures
 
 
 async def publish(
     settings: ConnectionSettings, messages: list[OutgoingMessage], deadline: float
 ) -> list[PubAck | JetStreamError]:
-    """Publish messages and return the answer to each, in order. A refusal is an answer, too.
+    """Publish messages, and return their answers in the same order. A refusal counts as an answer.
 
     Messages without an answer are sent again until the event loop's clock shows ``deadline``. So each message needs a
     condition or an id that keeps the server from storing it twice.
@@ -502,7 +505,7 @@ def _answer(frame: Frame, subject: str, domain: str | None) -> PubAck | JetStrea
     try:
         return acknowledged(frame.data, subject, domain, decode_status(frame.header)[0])
     except WrongDomain:
-        return None  # a stream of another domain listens on this subject, too; wait for the answer of this domain
+        return None  # a stream of another domain listens on this subject as well; wait for the answer of this one
     except TooManyRequests as busy:
         raise RequestTimeout(str(busy)) from busy
     except JetStreamError as refusal:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deleting a consumer or a stream, which is refused while claims of it are open, unless ``despite_open_claims`` is set.
+"""Delete a consumer or a stream. This is refused while its claims are open, unless ``despite_open_claims`` is set.
 
 An attempt notices a deletion by another client only at its next heartbeat. A deletion by this module looks for open
 claims first and supersedes them before it deletes anything, so that no attempt settles them after the deletion.
@@ -30,12 +30,12 @@ _NAMED = 5  # how many claims an error message describes
 
 @dataclass(frozen=True)
 class Deletion:
-    """What a deletion removes.
+    """The effect of a deletion.
 
-    messages:    number of messages in the stream; for a consumer, of those that it has not acknowledged.
+    messages:    number of messages in the stream; for a consumer, the number of messages that it has not acknowledged.
     claims:      the claims that are open and can still be settled.
-    lost:        number of messages of an interest stream that are deleted with the consumer, because the server keeps
-                 them only for consumers.
+    lost:        number of messages that an interest stream may delete with the consumer. The stream keeps those that
+                 another consumer waits for.
     superseded:  the ids of the claims that were superseded.
     """
 
@@ -51,13 +51,13 @@ class Deletion:
         return f"stream {self.stream!r}" if self.consumer is None else f"consumer {self.consumer!r} of {self.stream!r}"
 
     def describe(self) -> str:
-        """What the deletion would do now, in words."""
+        """Return the effect that the deletion would have now, in words."""
         if self.consumer is None:
             text = f"{self.what} would be deleted with its {self.messages} messages"
         else:
-            text = f"{self.what} would be deleted; {self.messages} messages are not acknowledged by it"
+            text = f"{self.what} would be deleted; it has not acknowledged {self.messages} messages"
         if self.lost:
-            text += ", and the stream deletes those that no other consumer waits for"
+            text += ", and the stream would delete those that no other consumer waits for"
         if self.claims:
             text += f"; {len(self.claims)} claims are open: {'; '.join(map(_described, self.claims[:_NAMED]))}"
         return text
@@ -70,7 +70,7 @@ class Deletion:
             raise DeletionRefused(
                 f"{self.what} was not deleted, because {len(self.claims)} claims are open: {shown}{more}. Pause the "
                 "sensor's DAG and wait until `airflow jetstream claims` lists none of them, or delete with "
-                "despite_open_claims=True, which stops their work and discards its results",
+                "despite_open_claims=True, which stops the work on them and discards its results",
                 tuple(seen.id for seen in self.claims),
             )
         if self.lost and not despite_unprocessed:
@@ -85,7 +85,7 @@ class Deletion:
 async def plan(
     js: JetStream, stream: str, consumer: str | None = None, *, despite_open_claims: bool = False
 ) -> Deletion | None:
-    """Return what deleting the stream, or one of its consumers, would remove now; None if that does not exist.
+    """Return the effect of deleting the stream, or one of its consumers, now; None if it does not exist.
 
     Raises:
         LedgerUnavailable: it is unknown whether claims are open, and ``despite_open_claims`` is not set.
@@ -109,7 +109,7 @@ async def plan(
             return found
         if not despite_open_claims:
             raise
-        log.warning("deleting %s without knowing whether claims of it are open: %s", found.what, error)
+        log.warning("deleting %s, although it is unknown whether its claims are open: %s", found.what, error)
         return found
     return replace(found, claims=tuple(each for each in seen if each.current))
 
@@ -159,7 +159,7 @@ async def _supersede(ledger: Ledger) -> set[str]:
         superseded.update(record.open)
         return replace(record, open={})
 
-    with suppress(StreamNotFound, ConsumerNotFound):  # deleted meanwhile, so its claims cannot be settled anyway
+    with suppress(StreamNotFound, ConsumerNotFound):  # already deleted, so its claims cannot be settled
         await ledger.change(nothing_open)
     return superseded
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _CHUNK = 1_024
 _LATE = 8_192
-"""Deliveries out of order that are put into their places together. This takes some 20 ms."""
+"""Number of deliveries out of order that are put into their places together, which takes some 20 ms."""
 
 
 class Delivery(NamedTuple):
-    """What the hand-off needs to know of a message: its stream sequence, its consumer sequence (``counter``), its size,
-    and whether this is its first delivery."""
+    """The data of a message that the hand-off needs: its stream sequence, its consumer sequence (``counter``), its
+    size, and whether this is its first delivery."""
 
     sequence: int
     counter: int
@@ -33,10 +33,10 @@ class Delivery(NamedTuple):
 class Deliveries:
     """Deliveries in ascending order of their stream sequences, at 25 bytes each.
 
-    Of several deliveries of one message the last one counts, but the message stays a first delivery.
+    If a message was delivered several times, its last delivery counts, but the message stays a first delivery.
 
-    The server delivers new messages in this order, and redeliveries nearly so. What arrives out of order is put into
-    its place later, some thousands at once.
+    The server delivers new messages in this order, and redelivered messages nearly in this order. Deliveries that
+    arrive out of order are put into their places later, some thousands at a time.
     """
 
     def __init__(self, deliveries: Iterable[Delivery] = ()) -> None:
@@ -85,7 +85,7 @@ class Deliveries:
         return Sequences.from_ranges(self._ranges())
 
     def totals(self, some: Sequences) -> tuple[int, int]:
-        """The highest consumer sequence and the sum of the sizes of some of the messages, all of which must be here."""
+        """Return the highest consumer sequence and the sum of the sizes of these messages, which must all be here."""
         counter = size = 0
         for here in self._slices(some):
             highest = max(self._counters[here])
@@ -128,7 +128,7 @@ class Deliveries:
             self._late[sequence] = delivery._replace(first=True) if before and before.first else delivery
 
     def _sort(self) -> None:
-        """Put what arrived out of order into its place."""
+        """Put the deliveries that arrived out of order into their places."""
         if not self._late:
             return
         late, self._late = self._late, {}

@@ -2,7 +2,7 @@
 """Examine a connection, its permissions, the ledger, and the streams and consumers that claims are taken from.
 
 Nothing is changed on the server, and the rules are those that taking, holding and settling check. Each section ends in
-bounded time. What one section finds does not stop the others, unless it shows that they cannot succeed.
+bounded time. The findings of one section do not stop the others, unless they show that the others cannot succeed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _NO_ROLE = "the roles of this connection do not need it"
 
 @dataclass(frozen=True)
 class Scope:
-    """What to examine.
+    """The scope of an examination.
 
     stream, consumer:  the stream and consumer to examine. Default: every consumer that the ledger knows.
     roles:             the roles that the user of this connection should have (``roles.ROLES``). Default: sensor and
@@ -90,7 +90,7 @@ class Scope:
 async def examine(settings: ConnectionSettings | JetStreamError, scope: Scope) -> dict[str, list[Finding]]:
     """Examine everything in ``scope``. Returns the findings of each section by the title of the section.
 
-    settings:  the settings of the connection, or the error that says why they cannot be used, which is then a finding.
+    settings:  the settings of the connection, or the error that makes them unusable, which is reported as a finding.
     """
     if isinstance(settings, JetStreamError):
         return {"Connection": [to_do("settings", str(settings))], **_unreachable()}
@@ -119,7 +119,7 @@ class Examination:
         self._roles = scope.roles or (("reader",) if js.settings.api_prefix else roles.OF_CLAIMS)
         self._claims = not js.settings.api_prefix and bool({*self._roles} - {*_READING})
         self._stopped = ""
-        """Why no other section can succeed; empty while they can."""
+        """The reason why no other section can succeed; empty if there is none."""
         self._level = requirements.level_of(js.connection.server_version)
         self._known = False
         """Whether the server has named its API level. Its version only tells the lowest level that it can have."""
@@ -127,11 +127,11 @@ class Examination:
         """The consumers in scope, each with its stream."""
         self._streams = {scope.stream} if scope.stream else set()
         self._timed = ""
-        """A stream that exists: its INFO has the server's time."""
+        """The name of a stream that exists. Its INFO contains the server's time."""
         self._permitted: dict[str, bool] = {}
         """Whether this user may publish on a subject. Each is looked up once, because several sections need it."""
         self._places: list[roles.Place] | None = None
-        """What the roles of the hand-off work on, once it was looked up."""
+        """The places that the roles of the hand-off work on; None before they are looked up."""
         self._advanced = 0.0
         """When the last check or look-up was complete, on the loop's clock."""
 
@@ -164,7 +164,7 @@ class Examination:
         self._advanced = asyncio.get_running_loop().time()
 
     async def _unfinished(self, title: str, error: str, rest: str) -> Finding:
-        """Say why a section ended early: the server is silent, one look-up had no answer, or all took too long.
+        """Say why a section ended early: the server is silent, one look-up had no answer, or the section took too long.
 
         error:  empty if the section's time ran out.
         rest:   what was not checked.
@@ -181,10 +181,12 @@ class Examination:
             if not stalled:
                 remedy = "name one stream with --stream and one consumer with --consumer"
                 if self._scope.stream and self._scope.consumer:
-                    remedy = f"a round trip takes {round_trip * 1000:.0f} ms; run this closer to the server"
+                    remedy = f"run this closer to the server, because a round trip takes {round_trip * 1000:.0f} ms"
                 return not_checked(rest, f"the time ran out after {SECTION:g} s, although the server answers; {remedy}")
             report = "`nats server report jetstream`"
-            reason = f"the server itself answers, so look for a stream without a leader or for too much load ({report})"
+            reason = (
+                f"the server itself answers, so look for a stream without a leader, or for too much load, with {report}"
+            )
         return to_do(title, f"{error or f'no answer for {clock() - self._advanced:.0f} s'}; {reason}")
 
     async def connection(self) -> AsyncIterator[Finding]:
@@ -203,7 +205,7 @@ class Examination:
             await self._permit("INFO")
             account = await self._js.account_info()
         except PermissionDenied:
-            yield fine("account", "this user may not request $JS.API.INFO, which no task needs")
+            yield fine("account", "this user has no permission for $JS.API.INFO, but no task needs it")
         except JetStreamNotEnabled as refusal:
             self._stopped = "JetStream does not answer"
             yield to_do("JetStream", without_jetstream(self._js.settings, refusal))
@@ -221,7 +223,7 @@ class Examination:
             )
         else:
             features = ", ".join(f"{each.what} ({'.'.join(map(str, each.version))})" for each in beyond)
-            yield fine(f"nats-server {version}", features and f"too old for {features}, if you need that")
+            yield fine(f"nats-server {version}", features and f"upgrade it if you need {features}")
 
     async def ledger(self) -> AsyncIterator[Finding]:
         if not self._claims:
@@ -267,7 +269,9 @@ class Examination:
 
     async def configurations(self) -> AsyncIterator[Finding]:
         if self._scope.consumer and not self._pairs:
-            remedy = "the ledger knows no consumer of this name; check the name, or name its stream with --stream"
+            remedy = (
+                "the ledger knows no consumer of this name; correct the name, or also name its stream with --stream"
+            )
             yield to_do(f"consumer {self._scope.consumer}", remedy)
         elif not self._streams:
             yield not_checked("consumers", "the ledger knows no consumer yet; name one with --stream and --consumer")
@@ -344,7 +348,7 @@ class Examination:
             yield finding
 
     def _too_new(self, config: dict[str, Any]) -> Iterator[str]:
-        """What a configuration asks for that this server does not have."""
+        """The features that a configuration asks for and this server does not have, each with the remedy."""
         version = self._js.connection.server_version
         needed, recorded = requirements.of_config(config), requirements.recorded(config)
         if needed is not None and needed.level > self._level:
@@ -375,7 +379,7 @@ class Examination:
         return fine(role, f"{'streams' if role in _READING else 'consumers'}: {len(places)}")
 
     def _publishing_unknown(self) -> str:
-        """Why it cannot be found out whether this user may publish; empty if it can."""
+        """The reason why the permission to publish cannot be checked; empty if it can be checked."""
         if not self._scope.subject:
             return "no subject was named; use --subject to name one on which the publisher publishes"
         try:
@@ -414,7 +418,7 @@ class Examination:
 
     async def clock(self) -> AsyncIterator[Finding]:
         if not self._timed:
-            yield not_checked("clock", "no stream was found that could be asked for the server's time")
+            yield not_checked("clock", "no stream was found whose INFO would show the server's time")
             return
         before = time.time()
         info = await self._js.stream(self._timed).info()
@@ -427,7 +431,7 @@ class Examination:
             "clock",
             f"it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's; synchronise both (NTP). "
             "Claims use the server's clock, so no message is lost, but schedules, logs and the expiry of credentials "
-            "and certificates depend on the clock of their machine",
+            "and certificates depend on each machine's clock",
         )
 
     async def open_claims(self) -> AsyncIterator[Finding]:
@@ -458,14 +462,14 @@ class Examination:
                 yield fine(what, f"open claims: {len(seen)}")
 
     async def _permit(self, *requests: str) -> None:
-        """Raise PermissionDenied at once if one of these requests of the JetStream API is not allowed. The refusal of
-        the request itself would be noticed only after a wait for its answer."""
+        """Raise PermissionDenied at once if one of these requests of the JetStream API is not allowed. Without
+        this check, a refusal would be noticed only after the wait for an answer."""
         prefix = self._js.settings.prefix
         for subject in await self._lacking(roles.request(prefix, each) for each in requests):
             raise PermissionDenied(subject)
 
     async def _lacking(self, needs: Iterable[roles.Need]) -> list[str]:
-        """The subjects to allow for these needs, each once."""
+        """The subjects that this user lacks for these needs, without duplicates."""
         needs = list(needs)
         new = {need.subject: need for need in needs if need.subject not in self._permitted}
         if new:
@@ -496,14 +500,20 @@ def _named(stream: str, consumer: str) -> str:
 
 
 def _room(what: str, used: int, most: int, limit: str) -> Finding:
-    """Whether there is room below ``most`` bytes, a limit called ``limit``. Without a limit ``most`` is 0 or less."""
+    """Report whether there is still room below a limit.
+
+    most:   the limit in bytes; 0 or less if there is none.
+    limit:  the name of the setting that raises it.
+    """
     if 0 < most * FULL <= used:
-        return to_do(what, f"{used:,} bytes are used of {most:,}, beyond which writes are refused; raise {limit}")
+        return to_do(
+            what, f"{used:,} of {most:,} bytes are used, and writes beyond this limit are refused; raise {limit}"
+        )
     return fine(what, f"{used:,} bytes" + (f" of {most:,}" if most > 0 else ", no limit"))
 
 
 def _overdue(seen: Seen) -> Finding | None:
-    """What to do about an open claim that nobody seems to work on."""
+    """Return a finding for an open claim that nobody seems to be working on; None for any other claim."""
     age = timedelta(seconds=round(seen.age or 0))
     what = f"claim {seen.id} of {_named(seen.stream, seen.consumer)}, {seen.sequences.count:,} messages"
     if seen.info is None or not seen.current:
@@ -511,11 +521,11 @@ def _overdue(seen: Seen) -> Finding | None:
     if age < (AT_WORK if seen.holder else AWAITING_TASK):
         return None
     if seen.holder:
-        how = f"`airflow jetstream claim {seen.id} --listen {seen.silence:.0f}` shows whether it is alive"
-        return to_do(what, f"attempt {seen.holder} has held it since {seen.since} ({age}); {how}")
+        how = f"`airflow jetstream claim {seen.id} --listen {seen.silence:.0f}` shows whether the attempt is alive"
+        return to_do(what, f"attempt {seen.holder} holds it, and it was taken at {seen.since} ({age} ago); {how}")
     taken_by = seen.entry.taken_by if seen.entry else ""
     remedy = (
-        "find out why its task does not run (its queue, its pool, a paused DAG); "
-        f"`airflow jetstream release {seen.id}` has its messages redelivered now"
+        "find out why its task does not run (its queue, its pool, a paused DAG), or run "
+        f"`airflow jetstream release {seen.id}` to have its messages redelivered now"
     )
-    return to_do(what, f"nobody has held it since {seen.since} ({age}). It was taken by {taken_by}; {remedy}")
+    return to_do(what, f"no attempt holds it. It was taken by {taken_by} at {seen.since} ({age} ago); {remedy}")

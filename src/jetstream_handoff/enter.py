@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entering a batch in the ledger's record: makes a new record and claims of the old record and the batch. No I/O."""
+"""Enter a batch in the ledger's record: make a new record, and claims, from the old record and the batch. No I/O."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Entered:
 
     record:     the new record.
     claims:     the claims to hand on.
-    poisoned:   the claim of messages that have failed alone too many times, if any; its entry has the holder's token.
+    poisoned:   the claim of messages that have failed alone too many times, if any. The take itself holds it.
     again:      messages that were redelivered although they are done.
     left:       messages for a later batch.
     superseded: claims that are no longer open.
-    dropped:    why nothing was entered, if the messages may have been delivered to another client; otherwise empty.
+    dropped:    the reason why nothing was entered, if the messages may have gone to another client; otherwise empty.
     too_large:  whether nothing was entered because the record would be too large.
     full:       whether the record would be too large even without the messages that are settled.
     """
@@ -82,7 +82,7 @@ def enter(
     claims, poisoned = _cut(batch, rest, failed, info.now, taking)
     kept = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in lost}
     new = replace(record, open={**kept, **claims, **poisoned}, failures=failed).note(info).tidied(info)
-    # Settled messages are forgotten when the floor passes them. So the messages that hold the floor must find room.
+    # Settled messages are forgotten when the floor passes them. So there must be room for the messages that hold it.
     holds_the_floor = bool(done and rest) and rest.first < done.first
     if not fits(new, reserve=holds_the_floor and batch.sequences.count <= SMALLEST_BATCH):
         full = not fits(replace(new, settled=Settled()))
@@ -93,7 +93,7 @@ def enter(
 
 
 def _stale(batch: Batch, info: ConsumerInfo, now: float) -> str:
-    """Why the messages may have been delivered to another client; empty if they cannot have been."""
+    """The reason why another client may have received the messages; empty if that is impossible."""
     try:
         batch.check(Moment.of(info, now))
     except LeaseOver as over:

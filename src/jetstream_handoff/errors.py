@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors of the hand-off: the part of the tree of :mod:`jetstream_client.errors` below ``HandoffError``.
+"""The errors of the hand-off: the branch ``HandoffError`` of the tree in :mod:`jetstream_client.errors`.
 
 HandoffError                      root of the errors of the hand-off
 ├── ClaimInvalid (ValueError)     a value that is not a claim, or a claim whose fields contradict each other
 ├── ConsumerUnsuitable            a consumer that breaks a rule for claims
 ├── DeadLettersUnsuitable         a stream that cannot store the dead letters of another stream
 ├── ReplayRefused                 a stream into which no dead letter can be published
-├── Superseded, HeldByAnother, HoldLost   the messages belong to another claim or attempt now
+├── Superseded, HeldByAnother, HoldLost   the messages now belong to another claim or attempt
 ├── ResetRefused                  a reset that could lose messages; carries the unconfirmed acknowledgements
-├── DeletionRefused               a deletion of something that is still needed; carries the open claims
+├── DeletionRefused               the deletion of something that is still needed; carries the open claims
 ├── AlreadyDone                   a claim that has been settled already; carries the recorded value
 └── LedgerUnavailable
     ├── LedgerUnsuitable          a bucket that could lose what is written into it
@@ -35,7 +35,7 @@ class ClaimInvalid(HandoffError, ValueError):
 
 
 class ConsumerUnsuitable(HandoffError):
-    """A consumer that breaks a rule for claims. Names the field (``rule``), its value, and what it must be."""
+    """A consumer that breaks a rule for claims. Names the field (``rule``), its value and the remedy."""
 
     def __init__(self, consumer: str, rule: str, value: object, remedy: str) -> None:
         super().__init__(f"consumer {consumer!r} cannot be used for claims because of {rule}={value!r}: {remedy}")
@@ -46,7 +46,7 @@ class ConsumerUnsuitable(HandoffError):
 
 
 class DeadLettersUnsuitable(HandoffError):
-    """A stream that breaks a rule for dead letters. Names the field (``rule``), its value, and what it must be."""
+    """A stream that breaks a rule for dead letters. Names the field (``rule``), its value and the remedy."""
 
     def __init__(self, stream: str, rule: str, value: object, remedy: str) -> None:
         super().__init__(f"stream {stream!r} cannot store dead letters because of {rule}={value!r}: {remedy}")
@@ -57,7 +57,7 @@ class DeadLettersUnsuitable(HandoffError):
 
 
 class ReplayRefused(HandoffError):
-    """No dead letter can be published into this stream, and none was. Names the problem and what to do about it."""
+    """No dead letter can be published into this stream, and none was published. Names the problem and the remedy."""
 
     def __init__(self, stream: str, problem: str, remedy: str) -> None:
         super().__init__(f"dead letters cannot be replayed into stream {stream!r}, because {problem}; {remedy}")
@@ -67,7 +67,7 @@ class ReplayRefused(HandoffError):
 
 
 class Superseded(HandoffError):
-    """The claim is no longer open: its messages have been or will be delivered again, in another claim."""
+    """The claim is no longer open. Its messages have been or will be redelivered in another claim."""
 
 
 class HeldByAnother(HandoffError):
@@ -75,14 +75,14 @@ class HeldByAnother(HandoffError):
 
 
 class HoldLost(HandoffError):
-    """The hold ended while the work was running, so the work must not be settled."""
+    """The hold ended while the work was running, so this attempt can no longer settle the claim."""
 
 
 class AlreadyDone(HandoffError):
     """The claim has already been settled as done.
 
-    ``token`` names the attempt that settled it, ``value`` is what that attempt recorded, and ``at`` is the server's
-    time when it did, RFC 3339.
+    ``token`` names the attempt that settled it, ``value`` is the value that this attempt recorded, and ``at`` is the
+    server's time at which the claim was settled, RFC 3339.
     """
 
     def __init__(self, claim_id: str, token: str, value: object, at: str = "") -> None:
@@ -97,7 +97,7 @@ class AlreadyDone(HandoffError):
 class ResetRefused(HandoffError):
     """The consumer was not reset, because messages could have been lost.
 
-    ``unconfirmed`` are the messages whose acknowledgements are unconfirmed, if there are any.
+    ``unconfirmed`` contains the messages whose acknowledgements are unconfirmed; None if this is not the reason.
     """
 
     def __init__(self, message: str, unconfirmed: Sequences | None = None) -> None:
@@ -108,8 +108,8 @@ class ResetRefused(HandoffError):
 class DeletionRefused(HandoffError):
     """The stream or consumer was not deleted, because it is still needed.
 
-    ``claims`` are the ids of its open claims, ``unprocessed`` the number of unprocessed messages that the server would
-    delete with it.
+    ``claims`` contains the ids of its open claims, and ``unprocessed`` is the number of unprocessed messages that the
+    server would delete with it.
     """
 
     def __init__(self, message: str, claims: tuple[str, ...] = (), unprocessed: int = 0) -> None:
@@ -119,17 +119,17 @@ class DeletionRefused(HandoffError):
 
 
 class LedgerUnavailable(HandoffError):
-    """The ledger's buckets are missing, cannot be reached, or may not be used by this account."""
+    """The ledger's buckets are missing or unreachable, or this account is not permitted to use them."""
 
 
 class LedgerUnsuitable(LedgerUnavailable):
-    """A bucket that breaks a rule for the ledger. Names the field, its value, and what it must be."""
+    """A bucket that breaks a rule for the ledger. Names the field, its value and the remedy."""
 
     def __init__(self, bucket: str, field: str, value: object, remedy: str) -> None:
         super().__init__(
-            f"the ledger's bucket {bucket!r} cannot be used because of {field}={shown(value)}: {remedy}. Change its "
-            f"stream KV_{bucket}. If the server does not allow that, delete the stream while no claim is open, and the "
-            "next sensor creates it again"
+            f"the ledger's bucket {bucket!r} cannot be used because of {field}={shown(value)}: {remedy}. Change "
+            f"this field of the stream KV_{bucket}. If the server does not allow that, delete the stream while no "
+            "claim is open; the next sensor creates it again"
         )
         self.bucket = bucket
         self.field = field
@@ -144,13 +144,14 @@ class LedgerFull(LedgerUnavailable):
 class LedgerInvalid(LedgerUnavailable):
     """A record or receipt that this release cannot read. It is neither used nor overwritten.
 
-    remedy: what to do. The default is for a record: it may be purged, because its messages are then processed again. A
-    receipt must not be purged, because the output of its claim would no longer count.
+    remedy: what to do. The default applies to a record, which may be purged, because its messages are then processed
+    again. A receipt must not be purged, because the output of its claim would no longer count.
     """
 
     def __init__(self, what: str, wrong: str, remedy: str = "") -> None:
         remedy = remedy or (
-            "Restore its previous value, or purge its subject in the bucket's stream to have the messages redelivered"
+            "Restore the record's previous value, or purge the record's subject in the bucket's stream to have the "
+            "messages redelivered"
         )
         super().__init__(
             f"the ledger's {what} cannot be read ({wrong}). Nothing is acknowledged until that is fixed. {remedy}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of claims, for listeners such as metrics and traces, which the hand-off itself does not know.
+"""Events of claims, for listeners such as metrics and traces. The hand-off does not know its listeners.
 
-There is one event for a claim or a batch, never one for a message, and it contains nothing of a message's content.
+An event is about a claim or a batch, never about a single message, and contains nothing of a message's content.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Name = Literal[
     "held",  # an attempt began; ``seconds`` since the claim was taken
     "kept",  # held for other tasks (docs/several-tasks.md)
     "lost",  # an attempt no longer holds the claim: its result does not count
-    "done",  # recorded and acknowledged, except for dead-lettered messages; ``seconds`` that both took
+    "done",  # recorded and acknowledged, except for dead letters; ``seconds`` that both steps took
     "dead_lettered",  # copied to the dead-letter stream and terminated
     "unconfirmed",  # done, but the acknowledgement is unconfirmed: the next take repeats it
     "failed",  # the work failed for the last time: the messages are redelivered
@@ -43,7 +43,7 @@ class Event:
     name:      what happened.
     messages:  number of messages.
     claim:     the id of the claim; empty for messages that are in no claim.
-    seconds:   how long it took, for some events.
+    seconds:   a duration, for some events (see :data:`Name`).
     origin:    the ``traceparent`` of the first message of the batch; empty if it has none.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an examination finds: the result of each check, as a value that any command line can print."""
+"""The findings of an examination: the result of each check, as a value that any command line can print."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Finding:
 
     what:   what was checked, with its name, for example ``stream ORDERS``.
     state:  ``to do`` if somebody has to act; ``not checked`` if the check could not be made.
-    text:   for ``fine`` details, which may be empty; for ``to do`` what is wrong and what to do; for ``not checked``
-            the reason.
+    text:   details if the state is ``fine`` (possibly empty); the problem and the remedy if it is ``to do``; the reason
+            if it is ``not checked``.
     """
 
     what: str

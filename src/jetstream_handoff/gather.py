@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gathering a batch: how many messages to ask for, when to renew leases, when the batch is complete or too old.
 
-No I/O and no clock: :mod:`.take` reports what arrives and when, and does what :class:`GatherWindow` decides.
+No I/O and no clock: :mod:`.take` reports the arrivals and their times, and carries out the decisions of
+:class:`GatherWindow`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
     from jetstream_client.sequences import Sequences
     from jetstream_handoff.taking import Taking
 
-# Seconds. Pull requests are most of what a waiting sensor costs. After two minutes a server unpins a client (ADR-42).
+# Seconds. Pull requests make up most of the cost of a waiting sensor. After two minutes a server unpins a client
+# (ADR-42).
 LONGEST_PULL = 100.0
 LOOK = 1.0  # seconds that a look waits for a first message
-_LEASED = 0.75  # of ack_wait: a batch that is older could be delivered to another client while it is entered
+_LEASED = 0.75  # part of ack_wait: an older batch could be delivered to another client while it is entered
 _HEARTBEAT = 15.0  # seconds between the server's heartbeats, as in nats.go's Consume; a pull that misses two is lost
 _REFUSED = 1.0  # seconds within which the server reports a pull that it does not permit
-_STALLED = 3.0  # seconds after which pending messages that do not arrive wait for acknowledgements or another client
+_STALLED = 3.0  # seconds after which pending messages must be waiting for acknowledgements or for another client
 
 
 class LeaseOver(Exception):
@@ -40,7 +42,7 @@ class Batch:
 
     since:     a moment before which none of the messages was delivered or renewed.
     began:     when the first message arrived, on our clock.
-    ack_wait:  that of the consumer, in seconds.
+    ack_wait:  the consumer's ``ack_wait``, in seconds.
     """
 
     deliveries: Deliveries
@@ -58,7 +60,7 @@ class Batch:
         return self.deliveries.counter
 
     def check(self, at: Moment) -> None:
-        """Raise LeaseOver if some of the messages may have been redelivered by then."""
+        """Raise LeaseOver if some of the messages may have been redelivered by that moment."""
         if self.since.age(at) > _LEASED * self.ack_wait:
             raise LeaseOver(
                 f"the batch is older than {_LEASED:.0%} of ack_wait ({self.ack_wait:g} s), so its messages may have "
@@ -66,22 +68,23 @@ class Batch:
             )
 
     def halved(self) -> Batch:
-        """Return a batch of the lower half of its sequences."""
+        """Return a batch of the half of the messages with the lower sequences."""
         return replace(self, deliveries=self.deliveries.lower_half())
 
 
 class GatherWindow:
     """The accounting of one batch. Times are seconds of the driver's clock.
 
-    Before each pull the driver looks at the ledger's record and the consumer (:meth:`on_look`), then opens the pull of
-    :meth:`next_pull`. It waits for messages as long as :meth:`wait` says and each time reports what has arrived, if
-    anything (:meth:`on_messages`). When :attr:`renewal_due` it renews the leases (:meth:`on_renewed`). When ``wait``
-    is 0 it stops the pull. When there is no next pull, the :attr:`batch` is complete, or too few messages arrived in
-    time.
+    Before each pull, the driver looks at the ledger's record and the consumer (:meth:`on_look`), then opens the pull
+    that :meth:`next_pull` describes. While the pull is open, it waits for messages, each time for as long as
+    :meth:`wait` says, and reports the arrived messages, if any (:meth:`on_messages`). If :meth:`renewal_due` returns
+    True, it renews the leases (:meth:`on_renewed`). If ``wait`` returns 0, it stops the pull. If ``next_pull`` returns
+    None, the :attr:`batch` is complete, or too few messages have arrived in time.
 
     deadline:     when gathering ends in any case.
-    longest_pull: longest duration of a pull that the consumer allows, in seconds.
-    look:         take the messages that can be delivered now, however few, and those that follow within ``gather``.
+    longest_pull: the longest duration of a pull that the consumer allows, in seconds.
+    look:         whether to take the messages that can be delivered now, however few, and those that follow within
+                  ``gather``.
     most:         the largest number of messages in the batch; default: ``max_messages``.
     """
 
@@ -124,15 +127,16 @@ class GatherWindow:
         return Batch(self._pulled, self._since, self._began, self._ack_wait)
 
     def on_look(self, life: tuple[str, int], at: Moment, *, elsewhere: bool) -> None:
-        """Report the life in which the consumer is.
+        """Report what the driver has seen in the ledger and at the consumer. Messages of an earlier life are dropped.
 
-        elsewhere: another try of the owner, which is still alive, has entered claims.
+        life:      the consumer's present life.
+        elsewhere: whether the ledger has claims that another try of the owner entered and that no attempt holds yet.
 
         Raises:
             LeaseOver: the batch was gathered too slowly.
         """
         if life != self._life:
-            self._pulled = Deliveries()  # those so far are messages of an earlier life, which are redelivered
+            self._pulled = Deliveries()  # messages of an earlier life, which are redelivered
         if self._look and self._life is None:
             self._patience = min(self._deadline, at.ours + LOOK)
         self._life, self._seen = life, at
@@ -142,10 +146,10 @@ class GatherWindow:
             self._patience = at.ours
 
     def next_pull(self, now: float) -> dict[str, Any] | None:
-        """The parameters of the pull to open now, if any."""
+        """Return the parameters of the next pull; None if no more messages are needed."""
         if not self.wait(now):
             return None
-        # A look ends sooner than its request: on a busy machine, heartbeats missed within a second mean nothing.
+        # A look is shorter than its pull request: on a busy machine, heartbeats missed within a second mean nothing.
         expires = min(self._longest_pull, max(5.0 if self._look else 1.0, self._ends() - now))
         heartbeat = min(_HEARTBEAT, expires / 2.5, self._ack_wait / 4)
         self._quiet = _REFUSED
@@ -160,11 +164,11 @@ class GatherWindow:
         return max(0.01, min(left, min(1.0, self._ack_wait / 10) if self._pulled else self._quiet))
 
     def _ends(self) -> float:
-        """When the batch is handed over if nothing else arrives.
+        """Return the time at which the batch is handed over if nothing else arrives.
 
-        Until then, messages that the server has are fetched, and others are waited for. After a renewal that took too
-        long a batch that has ``min_messages`` is handed over at once: with more messages, leases would end before they
-        are entered.
+        Until then, the driver fetches the messages that the server has, and waits for others. After a renewal that took
+        too long, a batch that has ``min_messages`` is handed over at once, because the leases of a larger batch would
+        end before it is entered.
         """
         if not self._pulled:
             return self._patience
@@ -176,7 +180,7 @@ class GatherWindow:
     def on_messages(self, arrived: Iterable[Metadata], now: float, *, silence: float, pending: int | None) -> None:
         """Report the messages that have arrived by ``now``, perhaps none.
 
-        arrived: each time the messages that arrived together.
+        arrived: the messages, in groups that arrived together.
         silence: the longest time so far without a message or heartbeat of this pull. No message was in transit longer.
         pending: how many more messages the server has; None if no message has arrived or the pull was stopped.
         """
@@ -203,4 +207,4 @@ class GatherWindow:
         took = ended.ours - began.ours
         self._slow = took > self._ack_wait / HEARTBEATS
         if self._more_until:
-            self._more_until += took  # renewing hundreds of thousands takes seconds, in which nothing was received
+            self._more_until += took  # renewing many leases takes seconds, during which nothing is received

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RELEASE_TIMEOUT = 3.0
-"""Seconds for which a killed task waits until its claim is released. The orchestrator soon ends its process."""
+"""Seconds that a killed task waits for the release of its claim, because the orchestrator soon ends its process."""
 
 
 class HeldClaim:
@@ -47,7 +47,7 @@ class HeldClaim:
         self.stream = claim.stream
         """Name of the stream that the messages are in."""
         self.consumer = claim.consumer
-        """Name of the consumer that delivered them."""
+        """Name of the consumer that delivered the messages."""
         self.sequences = claim.sequences
         """Stream sequences of the claimed messages."""
         self.count = claim.count
@@ -84,8 +84,8 @@ class HeldClaim:
         try_number:    the number of the task's try, which becomes part of the token.
         longest_hold:  the hold is lost after this time; default: 24 hours.
         dead_letters:  the dead-letter stream for rejected messages; default: ``DEAD_<stream>``.
-        reprocess:     if the claim is already settled, process it once more instead of raising AlreadyDone. Raises
-                       MessagesMissing if the stream no longer contains all of its messages.
+        reprocess:     whether to reprocess a claim that is already settled, instead of raising AlreadyDone.
+                       MessagesMissing is then raised if the stream no longer contains all of its messages.
         """
         from anyio.from_thread import start_blocking_portal
 
@@ -116,14 +116,15 @@ class HeldClaim:
 
     def on_stop(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` in a separate thread when the work has to stop because the claim was lost or the task
-        killed.
+        was killed.
 
         Raises:
-            HoldLost: the work has to stop already.
+            HoldLost: the claim is already lost, or the task was already killed.
         """
         self._when_stopped.append(callback)
         if self.lost or self.killed:
-            raise HoldLost(self.lost or f"claim {self.id} was released when its task was killed")
+            reason = f"is no longer held: {self.lost}" if self.lost else "was released when its task was killed"
+            raise HoldLost(f"claim {self.id} {reason}")
 
     def on_end(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` at the end of the block, in its thread, whether the claim was settled or not."""
@@ -176,14 +177,14 @@ class HeldClaim:
     def fail(self, reason: str = "", *, blame: bool = True) -> None:
         """Fail the claim: its messages are redelivered.
 
-        reason:  why the work failed. If the claim has only one message, its dead letter would contain this reason.
+        reason:  why the work failed. For a claim of one message, the message's dead letter contains the reason.
         blame:   whether the failure counts against the messages. Default True.
         """
         self._end(partial(self._hold.fail, reason, blame=blame))
 
     def release(self, delay: timedelta | None = None) -> None:
-        """Release the claim for another attempt. If no attempt holds it within ``delay``, its messages are redelivered.
-        By default they are redelivered at once."""
+        """Release the claim for another attempt. If no attempt has held it by the end of ``delay``, its messages are
+        redelivered. Without a ``delay`` they are redelivered at once."""
         self._end(self._hold.release, delay)
 
     def kill(self) -> None:
@@ -202,7 +203,7 @@ class HeldClaim:
         A time-out of the task interrupts the main thread, but is raised only when the hold has ended.
         """
         if self.killed:
-            raise HoldLost(f"claim {self.id} was released when its task was killed, so it cannot be settled")
+            raise HoldLost(f"claim {self.id} was already released when its task was killed")
         self._ending = True
         ending = self._portal.start_task_soon(function, *arguments)
         interruption: BaseException | None = None
@@ -211,7 +212,7 @@ class HeldClaim:
                 wait([ending])
             except BaseException as error:  # noqa: BLE001 - raised below
                 interruption = error
-        self._ending = ending.exception() is None  # after an error it is still held, and released at the block's end
+        self._ending = ending.exception() is None  # after an error the claim is held until the block ends
         if interruption is not None:
             raise interruption
         ending.result()
@@ -223,7 +224,7 @@ class HeldClaim:
 
 
 def _sequences(value: object) -> Sequences:
-    """Return a set of plain integers: a DataFrame may contain NumPy's."""
+    """Return the sequences as plain integers, because a DataFrame may contain integers of NumPy."""
     from jetstream_client.sequences import Sequences
 
     if isinstance(value, Sequences):

@@ -20,7 +20,7 @@ from jetstream_handoff.dead_letters import DeadLetters, Holder, check_reason
 from jetstream_handoff.durations import HEARTBEATS, LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
 from jetstream_handoff.events import tell
-from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen
+from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen, unusable
 from jetstream_handoff.record import Record, check_value
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ class Hold:
             AlreadyDone: the claim was already settled; carries the recorded value. Before it is raised, messages that
                 were left unacknowledged are acknowledged.
             Superseded: the stream or the consumer was recreated, or the messages belong to another claim.
-            HeldByAnother: a ``KEEPER`` found the claim held by an attempt.
-            LedgerUnavailable: the ledger's buckets are missing, or the account may not use them.
-            PermissionDenied: the account may not acknowledge for this consumer, so the work must not begin.
+            HeldByAnother: an attempt holds the claim, so a ``KEEPER`` does not take it over.
+            LedgerUnavailable: the ledger's buckets are missing, or this account cannot use them.
+            PermissionDenied: this user is not permitted to acknowledge for this consumer, so the work must not begin.
         """
         ledger = Ledger(js, claim.stream, claim.consumer)
         await ledger.check()
@@ -86,8 +86,8 @@ class Hold:
                 raise NotOpen(record)
             if entry.sequences != claim.sequences:
                 raise ClaimInvalid(
-                    f"claim {claim.id} has other ranges than its entry in the ledger; pass the claim exactly as the "
-                    "sensor returned it"
+                    f"the ranges of claim {claim.id} differ from those of its entry in the ledger; pass the claim "
+                    "exactly as the sensor returned it"
                 )
             if try_number == KEEPER and not (entry.token or token).startswith(f"{KEEPER}-"):
                 raise HeldByAnother(
@@ -201,8 +201,8 @@ class Hold:
         self.ended = True
 
     async def release(self, delay: timedelta | None = None) -> None:
-        """Release the claim for another attempt. If no attempt holds it within ``delay``, its messages are redelivered.
-        By default they are redelivered at once."""
+        """Release the claim for another attempt. If no attempt has held it by the end of ``delay``, its messages are
+        redelivered. Without a ``delay`` they are redelivered at once."""
         await self._stop_beats()
         self.ended = True
         await settle.release(self._ledger, self.claim, self.token, delay)
@@ -212,7 +212,7 @@ class Hold:
 
     async def let_go(self) -> None:
         """Release the claim. An error is logged and not raised, because it would hide the error that ended the work, or
-        nothing would handle it."""
+        have no handler."""
         try:
             await self.release()
         except Exception as error:
@@ -225,7 +225,7 @@ class Hold:
 
     @property
     def until(self) -> str:
-        """What happens to a claim that was not released."""
+        """The consequence for a claim that was not released, in words."""
         if self._renewed is None:
             return LEASE_ENDS
         ends = self._renewed + timedelta(seconds=self._ack_wait)
@@ -284,7 +284,7 @@ class Hold:
         entry = record.open.get(self.claim.id) if record else None
         if entry is None:
             return "it is no longer open in the ledger"
-        return "" if entry.token == self.token else f"attempt {entry.token} holds it now"
+        return "" if entry.token == self.token else f"attempt {entry.token} now holds it"
 
     def _lose(self, reason: str) -> None:
         if self.lost:
@@ -304,23 +304,21 @@ async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
         Superseded: the stream or the consumer was deleted or recreated.
         ClaimInvalid: the claim's acknowledgements would not go to the consumer that this connection finds.
     """
+    named = f"{claim.id} of consumer {claim.consumer!r}, stream {claim.stream!r},"
     try:
         stream = await ledger.stream.info(patience=PATIENCE)
         consumer = await ledger.consumer.info(patience=PATIENCE)
     except (StreamNotFound, ConsumerNotFound) as gone:
-        raise Superseded(
-            f"claim {claim.id} of consumer {claim.consumer!r}, stream {claim.stream!r}, cannot be settled, because the "
-            f"server says {gone.description!r}"
-        ) from gone
+        raise unusable(named, f"the server says {gone.description!r}; run the sensor again") from gone
     for kind, created, claimed in (
         ("stream", stream.created, claim.stream_created),
         ("consumer", consumer.created, claim.consumer_created),
     ):
         if created != claimed:
-            raise Superseded(
-                f"claim {claim.id} of consumer {claim.consumer!r}, stream {claim.stream!r}, cannot be settled, because "
-                f"the {kind} was recreated at {created}, and the claim was taken from the one created at {claimed}. "
-                "Its messages are redelivered; run the sensor instead of this task"
+            raise unusable(
+                named,
+                f"the {kind} was recreated at {created}, and the claim was taken from the one created at {claimed}; "
+                "run the sensor again instead of this task",
             )
     address = await ledger.locate()
     if claim.address != address:

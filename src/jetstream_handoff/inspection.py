@@ -40,7 +40,7 @@ class Seen:
     entry:      the entry of an open claim.
     receipt:    the receipt of any other claim. For a done claim that has no receipt yet, the receipt that it will get.
     info:       the consumer; None if it does not exist.
-    current:    whether the consumer is still in the life in which the record was written.
+    current:    whether the consumer has not been recreated or reset since the record was written.
     alive:      whether a heartbeat was heard; None if :func:`listen` was not called, or no attempt holds the claim.
     """
 
@@ -58,7 +58,7 @@ class Seen:
 
     @property
     def since(self) -> str:
-        """When the claim was entered (open) or settled; empty if the ledger does not contain the time."""
+        """When the claim was entered or last handed on (open), or settled; empty if the time is not in the ledger."""
         if self.entry is not None:
             return self.entry.at
         return self.receipt.at if self.receipt else ""
@@ -75,24 +75,26 @@ class Seen:
 
     @property
     def silence(self) -> float:
-        """Seconds after which an attempt without a heartbeat is dead."""
+        """Seconds without a heartbeat after which an attempt counts as dead."""
         wait = self.info.config["ack_wait"] / 1e9 if self.info else 60.0
         return float(wait / HEARTBEATS * 1.5)
 
     @property
     def next(self) -> str:
-        """What happens to the claim next without any action, in words."""
+        """The next change of the claim if nobody intervenes, in words."""
         if self.entry is not None:
             return _next_of_open(self, self.entry)
         assert self.receipt is not None  # noqa: S101 - a claim that is not open has a receipt
         if self.state == "failed":
             return "Its work failed for the last time. Its messages are redelivered and belong to other claims."
         if self.state == "superseded":
-            return "Its messages were redelivered in other claims. Nothing more happens to this claim."
+            return "Its messages were or will be redelivered in other claims. Nothing more happens to this claim."
         above = self.sequences.last > self.info.floor if self.info else False
         said = f"It is settled, and the output of attempt {self.receipt.attempt_id} counts."
         if self.receipt.again:
-            said += f" Attempt {self.receipt.again} processes it again; if that succeeds, its output counts instead."
+            said += (
+                f" Attempt {self.receipt.again} is processing it again, and if it succeeds, its output counts instead."
+            )
         if above:
             said += " Messages that are not acknowledged yet may be redelivered; the next sensor acknowledges them."
         return said
@@ -117,8 +119,9 @@ def _next_of_open(seen: Seen, entry: OpenEntry) -> str:
         else f"holds it; `--listen {seen.silence:.0f}` shows whether that attempt is alive"
     )
     return (
-        f"Attempt {entry.token} {silent}. If it is dead, its messages are redelivered {wait:g} s after its last "
-        "heartbeat, and the next sensor takes them in another claim, unless a retry of its task holds the claim first."
+        f"Attempt {entry.token} {silent}. If the attempt is dead, the messages are redelivered {wait:g} s after its "
+        "last heartbeat, and the next sensor takes them in another claim, unless a retry of the task holds the claim "
+        "first."
     )
 
 
@@ -127,10 +130,10 @@ async def open_claims(
 ) -> list[Seen]:
     """Return the open claims of all consumers in the ledger, or of one stream or consumer, the oldest first.
 
-    whatever_can_be_read: log a record that cannot be read instead of raising LedgerInvalid.
+    whatever_can_be_read: whether a record that cannot be read is only logged, instead of raising LedgerInvalid.
 
     Raises:
-        LedgerUnavailable: the ledger does not exist, or this account may not read it.
+        LedgerUnavailable: the ledger does not exist, or this account is not permitted to read it.
         LedgerInvalid: a record cannot be read.
     """
     found = []
@@ -162,7 +165,7 @@ async def check_known(js: JetStream, stream: str | None, consumer: str | None) -
         if consumer is not None:
             await js.stream(stream).consumer(consumer).info(patience=PATIENCE)
     elif consumer is not None:
-        remedy = "the ledger has no claims of a consumer with this name; check the name, or give its stream as well"
+        remedy = "the ledger has no claims of a consumer with this name; correct the name, or give its stream as well"
         raise InvalidValue("consumer", consumer, remedy)
 
 
@@ -188,10 +191,10 @@ async def find(js: JetStream, claim_id: str) -> Seen | None:
 
 
 async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen]:
-    """Return the same claims with ``alive``: for those that are held, whether a heartbeat was heard in ``seconds``.
+    """Return the same claims, where ``alive`` says for each held claim whether a heartbeat was heard in ``seconds``.
 
     Raises:
-        PermissionDenied: the account may not subscribe to acknowledgements.
+        PermissionDenied: this user is not permitted to subscribe to acknowledgements.
         AddressUnknown: the consumer is in a domain, and the address of its acknowledgements cannot be found.
     """
     silent = {seen.id: seen for seen in claims if seen.entry and seen.entry.token}
@@ -235,7 +238,8 @@ async def release(js: JetStream, seen: Seen) -> None:
     claim = ledger.claim_of(seen.id, seen.entry, stream.created, consumer.created)
     if not await settle.release(ledger, claim, seen.entry.token):
         raise Superseded(
-            f"claim {seen.id} was not released, because it has changed meanwhile; look at it again before you retry"
+            f"claim {seen.id} was not released, because it was settled, released or taken over in the meantime; run "
+            f"`airflow jetstream claim {seen.id}` to see its state before you try again"
         )
 
 
@@ -268,7 +272,7 @@ async def _now(ledger: Ledger) -> tuple[str, ConsumerInfo | None]:
 
 
 def plain(seen: Seen) -> dict[str, Any]:
-    """Return a claim as JSON, without payloads. ``value`` is what the task returned."""
+    """Return a claim as JSON, without payloads. ``value`` is the task's return value."""
     entry, receipt, info = seen.entry, seen.receipt, seen.info
     shown: dict[str, Any] = {
         "id": seen.id,

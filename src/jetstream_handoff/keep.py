@@ -31,7 +31,7 @@ async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
     After ``seconds`` the claim is released and None is returned.
 
     An attempt takes the claim over from its keeper, never the reverse. While an attempt holds the claim, the keeper
-    waits, and holds it again when the attempt has released it. A keeper that is cancelled leaves a lease, so
+    waits. It holds the claim again when the attempt has released it. A keeper that is cancelled leaves a lease, so
     that another keeper can follow.
 
     Raises:
@@ -53,7 +53,7 @@ async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
                 return "failed"
             raise
         except HeldByAnother:
-            log.info("claim %s is held by an attempt: waiting until its work ends", claim.id)
+            log.info("claim %s is held by an attempt: waiting until the attempt ends", claim.id)
             await asyncio.sleep(min(left, _RETRY_DELAY))
     return None
 

@@ -65,35 +65,35 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 LARGEST_RECORD = 512 << 10
-"""The largest size in bytes of a record into which claims are entered; half of the server's ``max_payload`` if that is
-less. Settling adds the value that the work returned and the sequences that it rejected, and may use the other half."""
+"""The largest size, in bytes, of a record after claims were entered, or half of the server's ``max_payload`` if that is
+less. Settling adds the work's return value and the rejected sequences, and may use the other half."""
 _AROUND = 1 << 10
-"""Bytes that the headers of a stored record take, at most. A receipt is no larger than the record and two names."""
+"""The largest size, in bytes, of the headers of a stored record. A receipt is no larger than a record and two names."""
 PATIENCE = 60.0
 """Seconds for which a change is retried while the server does not answer. A failover took up to 8 s, and a restart may
 take longer."""
 AWAY = 0.2
-"""Seconds before a server that does not answer is tried again."""
+"""Seconds to wait before a request is repeated after a server did not answer."""
 LONGEST_PAUSE = 5.0
-"""The longest time, in seconds, before a change that lost a race is tried again."""
+"""The longest pause, in seconds, after a change has lost a race."""
 SECOND_READ = 2.0
-"""Seconds before a result that ends an attempt is read a second time, because a deposed leader answers with old data
-for half a second after it thaws."""
+"""Seconds to wait before a second read confirms a result that ends an attempt. A deposed leader that thaws answers with
+old data for half a second."""
 
 
 _BECAME = {
     "superseded": (
-        "is superseded: its messages were redelivered and belong to another claim. Either no task had begun by the "
-        "end of its lease, or the attempt that held it died. Nothing is lost, and clearing this task does not help. If "
-        "tasks often begin late, give the sensor a longer hand_off_timeout"
+        "is superseded: its messages were or will be redelivered in another claim. Usually no task had begun before "
+        "the lease ended, or the attempt that held the claim died. Nothing is lost, and clearing this task does not "
+        "help. If tasks often begin late, give the sensor a longer hand_off_timeout"
     ),
     "failed": "has failed, and its messages are redelivered to the next sensor",
     "": (
-        "is not in the ledger. It may be older than 90 days, or the consumer or the ledger was reset. Messages that "
-        "are not acknowledged are redelivered to the next sensor"
+        "is not in the ledger. Its receipt has expired (by default after 90 days) or was never written, or the "
+        "ledger's buckets were deleted. Messages that are not acknowledged are redelivered to the next sensor"
     ),
 }
-"""What happened to a claim that is neither open nor done, by the state of its receipt, and what to do."""
+"""The end of a claim that is neither open nor done, with the remedy, by the state of its receipt."""
 
 
 class NotOpen(Exception):
@@ -135,7 +135,7 @@ class Ledger:
 
     @property
     def subjects(self) -> tuple[str, str]:
-        """The subject of the record, and the subject of a receipt that belongs to no claim."""
+        """The subject of the record, and a subject for a receipt that belongs to no claim."""
         return self._sent_to(self._record_subject), self._sent_to(f"$KV.{self._receipts}.{new_claim_id()}")
 
     async def locate(self) -> AckAddress:
@@ -143,7 +143,7 @@ class Ledger:
 
         Raises:
             AddressUnknown: the address cannot be found; nothing was acknowledged.
-            PermissionDenied: this user may not acknowledge there.
+            PermissionDenied: this user is not permitted to acknowledge there.
             StreamNotFound: the stream does not exist.
         """
         if self._address is None:
@@ -174,7 +174,7 @@ class Ledger:
             log.info("creating the ledger's bucket %s", name)
             try:
                 await self.js.create_stream(bucket_config(name, replicas, max_age))
-            except StreamNameInUse:  # created by another sensor meanwhile
+            except StreamNameInUse:  # another sensor has created it in the meantime
                 await self._check(name)
             except JetStreamError as error:
                 raise _unavailable(name, error) from error
@@ -183,14 +183,14 @@ class Ledger:
         """Check that both buckets can be used.
 
         Raises:
-            LedgerUnavailable: a bucket does not exist, or this account may not read it.
+            LedgerUnavailable: a bucket does not exist, or this account is not permitted to read it.
             LedgerUnsuitable: a bucket could lose what is written into it.
         """
         for name in (self._claims, self._receipts):
             await self._check(name)
 
     async def look(self) -> dict[str, StreamInfo | LedgerUnavailable]:
-        """Return the INFO of each bucket's stream by the bucket's name, or the error that says why it is unusable."""
+        """Return, by the name of each bucket, its stream's INFO, or the error that makes the bucket unusable."""
         found: dict[str, StreamInfo | LedgerUnavailable] = {}
         for name in self.buckets:
             try:
@@ -208,10 +208,10 @@ class Ledger:
         return info
 
     async def check_writable(self) -> None:
-        """Try writes that the buckets refuse because of an impossible expected revision, so that nothing is stored.
+        """Check the permission to write, with writes that expect an impossible revision, so that nothing is stored.
 
         Raises:
-            LedgerUnavailable: a write was refused for another reason, for example because this user may not write.
+            LedgerUnavailable: a write was refused for another reason, for example a missing permission.
         """
         for subject in (self._record_subject, f"$KV.{self._receipts}.{new_claim_id()}"):
             with suppress(WrongLastSequence):
@@ -221,7 +221,7 @@ class Ledger:
         """Return the record and its revision, read from the leader; ``(None, 0)`` if there is no record yet.
 
         Raises:
-            LedgerUnavailable: the bucket does not exist, or this account may not read it.
+            LedgerUnavailable: the bucket does not exist, or this account is not permitted to read it.
             LedgerInvalid: the record cannot be read.
         """
         message = await self._last(self._claims, self._record_subject)
@@ -236,7 +236,7 @@ class Ledger:
         return queue.record, revision
 
     async def known(self) -> Record | None:
-        """Return the record; None if there is no record, or no ledger yet. Raises LedgerUnavailable."""
+        """Return the record; None if there is no record or no ledger yet. Raises LedgerUnavailable."""
         try:
             return (await self.read())[0]
         except LedgerUnavailable as error:
@@ -259,7 +259,7 @@ class Ledger:
         """Change the record by compare-and-set.
 
         Read the record, then the consumer's INFO, call ``function`` with both, and write the record that it returns. If
-        another client has written the record meanwhile, begin again.
+        another client has written the record in the meantime, begin again.
 
         ``function`` may raise an error instead. If the record is unchanged, nothing is written. The function must
         recognise its own effect, because a write whose answer got lost is tried again. Changes that wait at the same
@@ -268,7 +268,7 @@ class Ledger:
         Returns the record after this change, and the INFO with which ``function`` was called.
 
         Raises:
-            LedgerUnavailable: the buckets do not exist, may not be used or are full, or the server did not answer for
+            LedgerUnavailable: the buckets do not exist, cannot be used or are full, or the server did not answer for
                 ``PATIENCE`` seconds.
         """
         queue = Queue.of(self.js, self._record_subject)
@@ -308,7 +308,7 @@ class Ledger:
 
     async def _attempt(self, queue: Queue, together: list[Waiting], receipted: set[str]) -> Applied | None:
         """Read the record, apply the changes, and write the result. Returns None if only receipts were written, because
-        the record that was read is old by then."""
+        by then the record that was read is out of date."""
         began = asyncio.get_running_loop().time()
         old, revision = await self.read()
         info = await self.consumer.info(patience=PATIENCE)
@@ -340,10 +340,10 @@ class Ledger:
         except NotOpen as bad:
             raise await self.verdict(claim_id, bad.record) from None
         except (ConsumerNotFound, StreamNotFound) as gone:
-            raise Superseded(f"claim {claim_id} cannot be settled: the server says {gone.description!r}") from gone
+            raise unusable(claim_id, f"the server says {gone.description!r}; run the sensor again") from gone
         if record is None:
             gone_record = f"the ledger has no record of consumer {self.consumer.name!r}"
-            raise Superseded(f"claim {claim_id} cannot be settled, because {gone_record}; run the sensor again")
+            raise unusable(claim_id, f"{gone_record}; run the sensor again")
         return record
 
     @property
@@ -358,7 +358,7 @@ class Ledger:
     def fits(self, record: Record, *, reserve: bool = False) -> bool:
         """Whether a record with newly entered claims is small enough.
 
-        reserve: allow half as much again, for claims that hold the acknowledgement floor.
+        reserve: whether half as much again is allowed, for messages that keep the acknowledgement floor from rising.
         """
         ranges = [len(entry.sequences.ranges) for entry in record.open.values()]
         if max(len(record.settled.spans), *ranges, 0) > MOST_RANGES:
@@ -368,7 +368,7 @@ class Ledger:
 
     async def write_receipt(self, receipt: Receipt, *, new: bool = True) -> None:
         """Write a receipt. A done receipt is never replaced, because the claim may have been reprocessed since. A
-        superseded receipt replaces no other.
+        superseded receipt does not replace any other receipt.
 
         new: as in :meth:`change_receipt`.
         """
@@ -381,9 +381,10 @@ class Ledger:
         await self.change_receipt(receipt.claim_id, stands, new=new)
 
     async def try_receipt(self, receipt: Receipt) -> None:
-        """Write a receipt, or log an error if that fails: the record has decided already, so the attempt must not fail.
+        """Write a receipt. An error is only logged: the record has already decided, so the attempt must not fail.
 
-        The take that removes a done claim from the record writes a missing receipt, and fails as long as it cannot.
+        The take that removes a done claim from the record writes its receipt if that is missing, and fails as long as
+        it cannot.
         """
         try:
             await self.write_receipt(receipt)
@@ -392,8 +393,8 @@ class Ledger:
             log.error(text, receipt.claim_id, receipt.state, error)  # noqa: TRY400
 
     async def _forget(self, receipt: Receipt) -> None:
-        """Write the receipt of a claim that leaves the record. Without its receipt a done claim must stay there; the
-        receipt of an open claim only explains what happened to it."""
+        """Write the receipt of a claim that leaves the record. A done claim must stay in the record until its receipt
+        is written. The receipt of an open claim only explains what happened to the claim."""
         if receipt.state == "done":
             await self.write_receipt(receipt, new=False)
         else:
@@ -403,9 +404,9 @@ class Ledger:
         self, claim_id: str, function: Callable[[Receipt | None], Receipt], *, new: bool = False
     ) -> Receipt:
         """Read a receipt, call ``function`` with it, and write the receipt that it returns. If another client has
-        written the receipt meanwhile, begin again.
+        written the receipt in the meantime, begin again.
 
-        new: skip the first read, because there probably is no receipt.
+        new: whether to skip the first read, because there is probably no receipt yet.
 
         Raises:
             LedgerUnavailable: as :meth:`change`.
@@ -496,7 +497,7 @@ class Ledger:
         """Return the values of all keys of the bucket of receipts by their subjects.
 
         Direct get reads a thousand at a time. The replica or mirror that answers may lag behind the leader, so the
-        leader is asked for what follows, and for everything if direct get is not possible or leaves keys out.
+        leader is asked for the later receipts, or for all receipts if direct get is not possible or leaves keys out.
         """
         stream = self.js.stream(f"KV_{self._receipts}")
         try:
@@ -512,7 +513,8 @@ class Ledger:
             async for message in stored.pages(stream, stored.selection(1), None):
                 found[message.subject], reached = message.data, message.sequence
         except JetStreamError as error:
-            log.info("reading stream %s from its leader from sequence %d on: %s", stream.name, reached + 1, error)
+            text = "direct get from stream %s is not possible, so its leader is read from sequence %d on: %s"
+            log.info(text, stream.name, reached + 1, error)
         found |= await self._receipts_of_leader(reached + 1)
         return found if len(found) >= keys else await self._receipts_of_leader(1)
 
@@ -548,8 +550,9 @@ class Ledger:
             raise _invalid_answer(subject) from None
 
     def _sent_to(self, subject: str) -> str:
-        # A message to a plain $KV subject would be stored in the connected server's bucket of that name. Each server
-        # maps this subject in its own domain (generateJSMappingTable in nats-server's server/jetstream_api.go).
+        # A message to a plain $KV subject would be stored in the connected server's bucket of that name. With the
+        # prefix, only servers of the domain map it to the bucket (generateJSMappingTable in nats-server's
+        # server/jetstream_api.go).
         return f"{self.js.settings.prefix}.{subject}" if self.js.settings.domain else subject
 
     async def _write(self, subject: str, value: Mapping[str, Any], revision: int) -> int:
@@ -560,12 +563,14 @@ class Ledger:
         except WrongLastSequence:
             raise
         except NoStreamResponse:
-            raise JetStreamNotEnabled(503, 0, f"no stream listens on {subject!r}") from None
+            away = JetStreamNotEnabled(503, 0, f"no stream listens on {subject!r}")
+            away.args = (away.description,)  # without the codes, which the server did not send
+            raise away from None
         except PermissionDenied as error:
-            raise LedgerUnavailable(f"this user may not write to the ledger: {error}") from error
+            raise LedgerUnavailable(f"the ledger cannot be written: {error}") from error
         except WrongDomain as error:
             wrong = f"the ledger's entry {subject!r} was stored in domain {error.stored!r}"
-            raise LedgerUnavailable(f"{wrong}; check the subject mappings of that server") from error
+            raise LedgerUnavailable(f"{wrong}; correct the subject mappings of that domain's servers") from error
         except ApiError as error:
             raise LedgerUnavailable(
                 f"the server refused a write to the ledger's subject {subject!r}: {error}"
@@ -573,8 +578,17 @@ class Ledger:
         return ack.seq
 
 
+def unusable(claim: str, problem: str) -> Superseded:
+    """Return the error for a claim that can no longer be held or settled.
+
+    claim:    the id of the claim; the names of its consumer and stream may follow.
+    problem:  the reason and the remedy.
+    """
+    return Superseded(f"claim {claim} can no longer be held or settled, because {problem}")
+
+
 async def believed(change: Callable[[], Awaitable[Result]]) -> Result:
-    """Make a change. If its result ends the attempt, make it again after ``SECOND_READ`` s; only this result counts."""
+    """Make a change. If its result ends the attempt, make it again after ``SECOND_READ`` s, and use that result."""
     with suppress(NotOpen, HeldByAnother, HoldLost, Superseded):
         return await change()
     await asyncio.sleep(SECOND_READ)
@@ -582,7 +596,7 @@ async def believed(change: Callable[[], Awaitable[Result]]) -> Result:
 
 
 async def ledgers(js: JetStream, stream: str | None = None, consumer: str | None = None) -> list[Ledger]:
-    """Return the ledgers of all consumers that have a record, or of one stream or consumer, sorted by name.
+    """Return the ledgers of all consumers that have a record, or only those of one stream or consumer, sorted by name.
 
     A key that the ledger did not write is ignored. Raises LedgerUnavailable.
     """
@@ -633,7 +647,8 @@ def _name(base32: str) -> str:
 
 
 def _invalid_answer(subject: str) -> LedgerInvalid:
-    wrong, remedy = "the server's answer is invalid", "Check the server, and any proxy in front of it"
+    wrong = "the server's answer is invalid"
+    remedy = "Connect to the server without a proxy. If that does not help, read the server's log"
     return LedgerInvalid(f"entry {subject!r}", wrong, remedy)
 
 
@@ -641,15 +656,17 @@ def _unavailable(bucket: str, error: Exception) -> LedgerUnavailable:
     if isinstance(error, StreamNotFound):
         return LedgerUnavailable(
             f"the ledger's bucket {bucket!r} does not exist, so nothing can be settled. The first sensor creates "
-            "it. If a sensor has run, check this connection's account and domain, and whether the bucket was deleted"
+            "it. If a sensor has already run, compare this connection's account and domain with those of the sensor's "
+            "connection, and find out whether the bucket was deleted"
         )
     if isinstance(error, ConnectionLost):
         return LedgerUnavailable(f"the ledger's bucket {bucket!r} cannot be reached: {error}")
     return LedgerUnavailable(
-        f"the ledger's bucket {bucket!r} cannot be used: {error}. The account needs access to its stream KV_{bucket}"
+        f"the ledger's bucket {bucket!r} cannot be used: {error}. The account needs access to the bucket's stream "
+        f"KV_{bucket}"
     )
 
 
 def never_used(error: LedgerUnavailable) -> bool:
-    """Whether no sensor has ever taken a claim, because the first one creates the buckets."""
+    """Whether the error shows that no sensor has ever taken a claim: the first sensor creates the buckets."""
     return isinstance(error.__cause__, StreamNotFound)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def messages(settings: ConnectionSettings, claim: Claim) -> Iterator[StoredMessage]:
     """Read exactly the claimed messages by direct get, and yield them as they arrive. Blocking.
 
-    They arrive in ascending order, except for messages that only the stream's leader had, which come last. This
+    Messages arrive in ascending order, except for those that only the stream's leader had, which arrive last. Reading
     neither holds nor settles the claim.
 
     Raises:

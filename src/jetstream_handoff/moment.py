@@ -36,5 +36,5 @@ class Moment:
         return Moment(ours, self.server + round((ours - self.ours) * 1e9))
 
     def age(self, now: Moment) -> float:
-        """Return the seconds from this moment to a later one, on the clock that shows more of them."""
+        """Return the seconds from this moment to a later one, on the clock on which more time has passed."""
         return max(now.ours - self.ours, (now.server - self.server) / 1e9)

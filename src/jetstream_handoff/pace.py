@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pace: how large the next batch of a take may be, after batches whose messages could not be kept leased.
+"""Pace: the largest size of a take's next batch, after batches whose messages could not be kept leased.
 
-No I/O: :mod:`.take` reports what became of each batch.
+No I/O: :mod:`.take` reports the outcome of each batch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _HOPELESS = 3  # batches in a row: during a single one, a network or a machine m
 
 @dataclass(frozen=True)
 class Pace:
-    """What became of the batches of a take. A value of 0 means none.
+    """The outcome of the last batches of a take.
 
     limit:    the largest number of messages in the next batch; 0 for ``max_messages``.
     dropped:  the number of batches that were dropped in a row.
-    too_few:  how many of these, counted from the last one, grew too old with fewer than ``min_messages``.
-    size:     the number of messages of the last one.
+    too_few:  how many of the last of them, in a row, grew too old with fewer than ``min_messages``.
+    size:     the number of messages of the last dropped batch; 0 if there is none.
 
-    A batch between two dropped ones ends the row if it was entered, or if it was kept leased and was at least as large.
-    Fewer messages say nothing: after a drop, those whose leases end first are redelivered first.
+    A batch ends the row if it was entered, or if it was kept leased and had at least ``size`` messages. A smaller batch
+    proves nothing: after a drop, the messages whose leases end first are redelivered first.
     """
 
     limit: int = 0
@@ -67,6 +67,6 @@ class Pace:
 
     @classmethod
     def from_json(cls, value: Any) -> Pace:
-        """Create it from what :meth:`to_json` returned. Anything else is the pace of a take that begins."""
+        """Read the return value of :meth:`to_json`. Any other value gives the pace of a new take."""
         numbers: list[Any] = [value.get(each.name) for each in fields(cls)] if isinstance(value, Mapping) else [None]
         return cls(*numbers) if all(type(number) is int and number >= 0 for number in numbers) else cls()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ledger stores: a record for each consumer and a receipt for each claim. Values without I/O."""
+"""The values that the ledger stores: a record for each consumer, and a receipt for each claim. No I/O."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 VERSION = 1
 LARGEST_VALUE = 8 << 10
 BELIEVED = 10**9
-"""Nanoseconds after which counters or an entry are believed. A killed server forgets its last moments."""
+"""Age in nanoseconds from which counters and entries are believed. A server that is killed forgets its last changes."""
 
 ABANDONED = 7 * 24 * 3600 * 10**9
-"""Nanoseconds after which a claim is forgotten that no attempt holds and whose messages are never redelivered."""
+"""Nanoseconds after which a claim is forgotten if no attempt holds it and its messages are never redelivered."""
 
 Owner = tuple[str | int, ...]
-"""The owner for which a claim was taken; the orchestrator chooses it. The leading strings name the owner for people, a
-number that follows them is its index unless it is negative, and the rest only distinguishes owners. A claim that no
-attempt holds is handed on to a take with an equal owner. So an owner must survive a retry and differ between
-deployments."""
+"""The owner for which a claim was taken, chosen by the orchestrator. The leading strings are a name for people to read.
+A number that follows them is the owner's index, unless it is negative. The other values only distinguish owners. A
+claim that no attempt holds is handed on to a take with an equal owner. So an owner must stay the same when its task is
+retried, and differ between deployments."""
 _LONGEST_OWNER = 16
 
 
@@ -39,11 +39,11 @@ _LONGEST_OWNER = 16
 class OpenEntry:
     """An open claim.
 
-    counter:  its highest consumer sequence.
+    counter:  the highest consumer sequence of its deliveries.
     bytes:    the sum of the messages' sizes.
-    at:       the server's time when it was entered, or handed on again to a later try of its owner.
+    at:       the server's time when the claim was entered, or last handed on to a later try of its owner.
     owner:    the owner for which it was taken.
-    token:    the attempt that holds it; None if no attempt does.
+    token:    the attempt that holds it; None if no attempt holds it.
     """
 
     sequences: Sequences
@@ -55,7 +55,7 @@ class OpenEntry:
 
     @property
     def taken_by(self) -> str:
-        """The owner for people: ``dag / run / task[3]``."""
+        """The owner in a readable form: ``dag / run / task[3]``."""
         names = list(itertools.takewhile(lambda each: isinstance(each, str), self.owner))
         index = self.owner[len(names)] if len(names) < len(self.owner) else -1
         return " / ".join(map(str, names)) + (f"[{index}]" if isinstance(index, int) and index >= 0 else "")
@@ -63,11 +63,11 @@ class OpenEntry:
 
 @dataclass(frozen=True, slots=True)
 class DoneEntry:
-    """A settled claim, until its receipt is written.
+    """A settled claim. It stays in the record until its receipt is written.
 
-    counter:   its highest consumer sequence.
+    counter:   the highest consumer sequence of its deliveries.
     token:     the attempt that settled it.
-    value:     what that attempt recorded.
+    value:     the value that this attempt recorded.
     rejected:  the sequences that were dead-lettered instead of processed.
     at:        the server's time when it was settled.
     """
@@ -82,11 +82,11 @@ class DoneEntry:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Everything that is known of one consumer in one life (docs/handoff.md).
+    """Everything that the ledger knows about one life of one consumer (docs/handoff.md).
 
-    done:       settled claims whose receipts may not be written yet.
+    done:       settled claims whose receipts are perhaps not written yet.
     settled:    messages of other settled claims above the floor; their acknowledgements may still be in transit.
-    resetting:  the reset that is in progress and when it began; None if there is none.
+    resetting:  the token of the reset in progress, and when it began; None if there is none.
     """
 
     created: str
@@ -119,18 +119,21 @@ class Record:
         return self.created, self.n
 
     def unheld(self, owner: Owner) -> dict[str, OpenEntry]:
-        """The open claims that were taken for this owner and that no attempt holds."""
+        """The open claims that were taken for this owner and are held by no attempt."""
         return {each: entry for each, entry in self.open.items() if entry.owner == owner and entry.token is None}
 
     def handed_on_again(self, owner: Owner, info: ConsumerInfo) -> Record:
-        """Return the record with a new time in the unheld claims, so that no earlier try of the owner withdraws any."""
+        """Return the record with a new time in the owner's unheld claims, so that no earlier try can withdraw them."""
         if self.new_life(info):
             return self
         again = {each: replace(entry, at=info.now) for each, entry in self.unheld(owner).items()}
         return replace(self, open={**self.open, **again})
 
     def withdrawn(self, entered: Mapping[str, str]) -> Record:
-        """Return the record without the claims entered at these times, except those held or handed on again."""
+        """Return the record without these claims, except those that are held or were handed on again.
+
+        entered:  for the id of each claim, the time at which it was entered.
+        """
         return replace(
             self,
             open={
@@ -141,9 +144,10 @@ class Record:
         )
 
     def note(self, info: ConsumerInfo) -> Record:
-        """Return the record with the counters noted. They are believed once they have stood for a second.
+        """Return the record with these counters noted. Counters are believed when they have stood for a second.
 
-        A candidate with a time in the future is replaced: the server's clock was set back, or another server leads.
+        A candidate with a time in the future is replaced. Its time shows that the server's clock was set back, or that
+        another server has become the leader.
         """
         floor, counter, candidate = self.floor, self.counter, self.candidate
         fresh = (info.floor, info.counter, info.now)
@@ -164,11 +168,11 @@ class Record:
         return found
 
     def tidied(self, info: ConsumerInfo) -> Record:
-        """Return the record without settled messages at or below the floor, which the server knows as acknowledged.
+        """Return the record without settled messages at or below the floor, which the server counts as acknowledged.
 
-        Only receipts say how claims above the floor were settled. An open entry at or below the floor stays:
-        its messages were acknowledged by another client or deleted and are never redelivered, so nothing else knows of
-        them. It is forgotten only when no attempt holds it and ``ABANDONED`` has passed.
+        After that, only the receipts say how claims above the floor were settled. An open entry at or below the floor
+        stays. Its messages were acknowledged by another client, or deleted, and are never redelivered, so nothing else
+        knows about them. The entry is forgotten only if no attempt holds it and it is older than ``ABANDONED``.
         """
         oldest = time_nanoseconds(info.now) - ABANDONED
         return replace(
@@ -225,7 +229,7 @@ class Record:
         what: the name of the record in errors.
 
         Raises:
-            LedgerInvalid: this version did not write the record, and guessing could lose messages.
+            LedgerInvalid: this release cannot read the record, and guessing could lose messages.
         """
         try:
             if value["v"] != VERSION:
@@ -248,22 +252,22 @@ class Record:
                 resetting=(resetting[0], resetting[1]) if resetting else None,
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise LedgerInvalid(what, type(error).__name__) from None
+            raise LedgerInvalid(what, _odd(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What happened to a claim.
+    """The receipt of a claim, which says how the claim ended.
 
     claim_id:          the id of the claim.
     state:             ``done``, ``failed`` or ``superseded``.
     stream, consumer:  the names of the claim's stream and consumer.
     sequences:         the stream sequences of the claim.
     token:             the attempt whose output counts.
-    value:             what that attempt recorded; in Airflow, what the task returned.
-    rejected:          sequences that were dead-lettered, and so are not in the attempt's output.
+    value:             the value that this attempt recorded; in Airflow, the task's return value.
+    rejected:          the dead-lettered sequences, which are not in the attempt's output.
     at:                the server's time when the claim was settled, RFC 3339.
-    again:             the attempt that processes a settled claim once more (:mod:`~jetstream_handoff.reprocess`).
+    again:             the attempt that is reprocessing the settled claim (:mod:`~jetstream_handoff.reprocess`), if any.
     """
 
     claim_id: str
@@ -306,7 +310,7 @@ class Receipt:
         """Read a receipt. Raises LedgerInvalid.
 
         claim_id:  the id of the claim.
-        value:     what :meth:`to_json` returned.
+        value:     the return value of :meth:`to_json`.
         """
         try:
             state, stream, consumer, token = (value[name] for name in ("state", "stream", "consumer", "token"))
@@ -320,12 +324,12 @@ class Receipt:
                 raise ValueError("unknown state")  # noqa: TRY301 - handled with the errors of the lines above
             settled = (token, value["value"], rejected, value["at"], value["again"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _unreadable(claim_id, type(error).__name__) from None
+            raise _unreadable(claim_id, _odd(error)) from None
         return cls(claim_id, state, stream, consumer, sequences, *settled)
 
 
 def stored_record(data: bytes, what: str) -> Record:
-    """Read the value of a record's key. As :meth:`Record.from_json`."""
+    """Read a record from the value of its key. Raises LedgerInvalid."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -334,7 +338,7 @@ def stored_record(data: bytes, what: str) -> Record:
 
 
 def stored_receipt(claim_id: str, data: bytes) -> Receipt:
-    """Read the value of a receipt's key. As :meth:`Receipt.from_json`."""
+    """Read a receipt from the value of its key. Raises LedgerInvalid."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -342,13 +346,23 @@ def stored_receipt(claim_id: str, data: bytes) -> Receipt:
     return Receipt.from_json(claim_id, value)
 
 
+def _odd(error: Exception) -> str:
+    return f"a field is missing or invalid, {type(error).__name__}"
+
+
 def _unreadable(claim_id: str, wrong: str) -> LedgerInvalid:
-    remedy = "Restore its previous value. Do not purge it, because the output of its claim would no longer count"
+    remedy = (
+        "Restore the receipt's previous value. Do not purge the receipt, because the output of its claim would no "
+        "longer count"
+    )
     return LedgerInvalid(f"receipt of claim {claim_id}", wrong, remedy)
 
 
 def _check_record(value: Any) -> None:
-    """Check a value that may be anything. Raises KeyError, TypeError, ValueError or AttributeError."""
+    """Check the fields of a decoded record, which may have any type.
+
+    Raises KeyError, TypeError, ValueError or AttributeError.
+    """
     (created, n), candidate = value["life"], value["candidate"]
     _check(created, str)
     _check_counts(n, value["floor"], value["counter"], value["last_counter"])

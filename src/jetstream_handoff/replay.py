@@ -59,9 +59,9 @@ class Selection:
     subject:     a filter for the original subject.
     consumer:    the consumer that gave the messages up.
     reason:      a string that the reason contains.
-    everything:  select all dead letters, instead of any condition.
-    unconfirmed: also select dead letters that the ledger does not confirm. An attempt that died left them, and another
-                 attempt processes their messages.
+    everything:  whether to select all dead letters; then no condition may be given.
+    unconfirmed: whether to include dead letters that the ledger does not confirm. Usually an attempt that died left
+                 them, and another attempt processes their messages.
     """
 
     sequences: Sequences | None = None
@@ -90,12 +90,13 @@ class Selection:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay did.
+    """The outcome of a replay.
 
     published:    number of dead letters that it published.
     found:        number of dead letters that an earlier, killed replay had already published.
     unconfirmed:  number of selected dead letters that were skipped, because the ledger does not confirm them.
-    refused:      dead letters that were skipped for another reason: their sequences in the dead-letter stream, and why.
+    refused:      the dead letters that were skipped for other reasons: the reasons by sequence in the dead-letter
+                  stream.
     """
 
     published: int = 0
@@ -119,14 +120,14 @@ class Listed(NamedTuple):
 
 
 class _Decisions:
-    """What the ledger knows about dead letters. It is asked once for each claim."""
+    """The ledger's decisions about dead letters. The ledger is asked once for each claim."""
 
     def __init__(self, letters: DeadLetters) -> None:
         self._letters = letters
         self._known: dict[tuple[str, str], Sequences] = {}
 
     async def confirm(self, letter: Letter) -> bool:
-        """Whether the ledger says that the message was given up. False if it does not know the claim."""
+        """Whether the ledger says that the message was given up. False if the ledger does not know the claim."""
         key = (letter.consumer, letter.claim_id)
         if key not in self._known:
             try:
@@ -139,7 +140,7 @@ class _Decisions:
     async def _rejected(self, consumer: str, claim_id: str) -> Sequences:
         ledger = Ledger(self._letters.js, self._letters.source.name, consumer)
         receipt = await ledger.receipt(claim_id)
-        if receipt is not None and receipt.state == "done":  # where it differs from the record, it is newer
+        if receipt is not None and receipt.state == "done":  # where the receipt differs from the record, it is newer
             return receipt.rejected if (receipt.stream, receipt.consumer) == ledger.names else Sequences()
         record, _ = await ledger.read()
         entry = record.done.get(claim_id) if record else None
@@ -192,9 +193,10 @@ async def replay(letters: DeadLetters, selection: Selection, into: str | None = 
     source stream could have contained it: see :func:`_objection`.
 
     Raises:
-        StreamNotFound: the stream to publish into does not exist, or neither dead-letter stream nor source stream does.
+        StreamNotFound: the stream to publish into does not exist, or neither the dead-letter stream nor the source
+            stream exists.
         ReplayRefused: the stream accepts no messages, for example because it is a mirror.
-        NoStreamResponse, ApiError: the stream refuses a dead letter. This one and those after it stay.
+        NoStreamResponse, ApiError: the stream refuses a dead letter. This dead letter and the later ones are kept.
     """
     target = letters.js.stream(into) if into is not None else letters.source
     published = found = unconfirmed = 0
@@ -218,7 +220,7 @@ async def replay(letters: DeadLetters, selection: Selection, into: str | None = 
 
 
 async def _objection(letters: DeadLetters, letter: Letter, target: Stream) -> str:
-    """Why a dead letter must not be published into this stream; empty if it may be.
+    """The reason why a dead letter must not be published into this stream; empty if there is none.
 
     Raises:
         ReplayRefused: no dead letter may be published into this stream.
@@ -230,8 +232,8 @@ async def _objection(letters: DeadLetters, letter: Letter, target: Stream) -> st
     if not any(subject_matches(pattern, letter.subject) for pattern in config["subjects"]):
         subjects = ", ".join(map(repr, config["subjects"]))
         return (
-            f"stream {target.name!r} does not listen on {letter.subject!r} but on {subjects}{_sources(config)}. If the "
-            "message is genuine, name a stream that listens on its subject (into)"
+            f"stream {target.name!r} does not listen on {letter.subject!r}, only on {subjects}{_sources(config)}. If "
+            "the message is genuine, name a stream that listens on its subject (into)"
         )
     transform = config.get("subject_transform")
     if transform and subject_matches(transform.get("src") or ">", letter.subject):
@@ -244,7 +246,7 @@ async def _objection(letters: DeadLetters, letter: Letter, target: Stream) -> st
 
 
 async def _difference(letters: DeadLetters, letter: Letter) -> str:
-    """Why the dead letter is no copy of its original message, as a sentence; empty if it is one, or if the source
+    """The reason why the dead letter is not a copy of its original message; empty if it is a copy, or if the source
     stream no longer contains the original."""
     try:
         created = (await letters.source.info(patience=PATIENCE)).created
@@ -259,8 +261,8 @@ async def _difference(letters: DeadLetters, letter: Letter) -> str:
     if (original["subject"], own_lines(header), data) == (letter.subject, own_lines(letter.header), letter.data):
         return ""
     return (
-        f"it is not a copy of message {letter.sequence} of stream {letters.source.name!r}, because subject, headers or "
-        "data differ. Find out which client published it to the dead-letter stream"
+        f"it is not a copy of message {letter.sequence} of stream {letters.source.name!r}, because its subject, "
+        "headers or data differ. Find out which client published it to the dead-letter stream"
     )
 
 
@@ -269,7 +271,7 @@ def _check_target(name: str, config: Mapping[str, Any]) -> None:
         raise ReplayRefused(name, problem, remedy)
 
     if config.get("mirror"):
-        refuse(f"it is a mirror of stream {config['mirror'].get('name')!r}", "name that one instead (into)")
+        refuse(f"it is a mirror of stream {config['mirror'].get('name')!r}", "name that stream instead (into)")
     if config.get("sealed"):
         refuse("it is sealed")
     if config.get("no_ack"):
@@ -296,7 +298,9 @@ async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Repla
         mark = f"dead-letter.{letters.name}.{made}.{number} {into.created} {into.state['last_seq']}"
         number = await _mark(letters, letter, mark)
         if not number:
-            log.info("dead letter %d of stream %s was changed meanwhile and is skipped", letter.number, letters.name)
+            log.info(
+                "dead letter %d of stream %s was changed in the meantime and is skipped", letter.number, letters.name
+            )
             return Replayed()
     await _publish_marked(letters, letter, mark, target)
     await _finish(letters, letter, number, mark)
@@ -320,7 +324,8 @@ async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
 async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, target: Stream) -> None:
     """Publish to the original subject.
 
-    Without an answer, look for the message in the stream before sending it again, as the window of ids may be short.
+    If there is no answer, the stream is searched for the message before it is sent again, because the window of ids may
+    be short.
 
     Raises:
         ConnectionLost, RequestTimeout: no answer within ``PATIENCE`` seconds. The dead letter keeps its mark.

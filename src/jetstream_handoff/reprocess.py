@@ -46,13 +46,13 @@ class Reprocess(Hold):
     async def begin(
         cls, js: JetStream, claim: Claim, *, try_number: int, longest_hold: timedelta = LONGEST_HOLD
     ) -> AsyncIterator[Hold]:
-        """Take the claim's receipt over from any earlier attempt that reprocesses it.
+        """Take the claim's receipt over from any earlier attempt that is reprocessing the claim.
 
         Raises:
             MessagesMissing: the stream no longer contains all of the messages.
             Superseded: the stream or the consumer was recreated, or the claim was never settled as done.
-            ClaimInvalid: the receipt is of other messages.
-            LedgerUnavailable: the ledger's buckets are missing, or the account may not use them.
+            ClaimInvalid: the receipt is not that of these messages.
+            LedgerUnavailable: the ledger's buckets are missing, or this account cannot use them.
         """
         ledger = Ledger(js, claim.stream, claim.consumer)
         await ledger.check()
@@ -69,11 +69,13 @@ class Reprocess(Hold):
                 raise Superseded(f"claim {claim.id} cannot be processed again, because it was never settled as done")
             if (settled.stream, settled.consumer, settled.sequences) != (claim.stream, claim.consumer, claim.sequences):
                 raise ClaimInvalid(
-                    f"claim {claim.id} has other messages than its receipt; pass the claim exactly as the sensor "
-                    "returned it"
+                    f"the messages of claim {claim.id} differ from those of its receipt; pass the claim exactly as the "
+                    "sensor returned it"
                 )
             if not settled.processed:
-                raise Superseded(f"claim {claim.id} has nothing to process again: all its messages are dead letters")
+                raise Superseded(
+                    f"claim {claim.id} cannot be processed again, because all its messages are dead letters"
+                )
             return settled
 
         wanted = (await believed(lambda: ledger.change_receipt(claim.id, settled_as))).processed
@@ -139,9 +141,8 @@ class Reprocess(Hold):
 
     def _ours(self, receipt: Receipt | None) -> Receipt:
         if receipt is None or receipt.again != self.token:
-            newer = f"attempt {receipt.again or receipt.token}" if receipt else "no attempt"
-            what = f"attempt {self.token} cannot process claim {self.claim.id} again"
-            raise HeldByAnother(f"{what}, because {newer} has its receipt now")
+            what = f"attempt {self.token} can no longer settle or release claim {self.claim.id}"
+            raise HeldByAnother(f"{what}: {_taken_over(receipt)}")
         return receipt
 
     @property
@@ -152,11 +153,17 @@ class Reprocess(Hold):
         """Renew nothing, because the messages are acknowledged."""
 
     async def _why_lost(self) -> str:
-        try:
-            self._ours(await self._ledger.receipt(self.claim.id))
-        except HeldByAnother as newer:
-            return str(newer)
-        return ""
+        receipt = await self._ledger.receipt(self.claim.id)
+        return "" if receipt is not None and receipt.again == self.token else _taken_over(receipt)
+
+
+def _taken_over(receipt: Receipt | None) -> str:
+    """Say why an attempt no longer owns the receipt of its claim."""
+    if receipt is None:
+        return "the claim's receipt no longer exists"
+    if receipt.again:
+        return f"attempt {receipt.again} has since started to reprocess it"
+    return f"it is settled by attempt {receipt.token}, and no attempt is reprocessing it"
 
 
 async def stored(stream: Stream, wanted: Sequences) -> Sequences:

@@ -2,7 +2,8 @@
 """Resetting a consumer: all messages from a sequence on are delivered and processed again, and none is lost.
 
 A reset by another client is noticed only afterwards. :func:`reset` first makes sure that no acknowledgement is in
-transit which the consumer's next life would mistake for its own (docs/handoff.md). It may die after any step.
+transit, because a late acknowledgement could count for a message of the consumer's next life (docs/handoff.md). A
+reset that is killed after any step loses no message.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 QUIET = answers.CONFIRMED_WITHIN
-"""Seconds from the beginning of a new life until every acknowledgement that was tested before it has arrived, or its
+"""Seconds from the beginning of a new life until every acknowledgement that was tested before has arrived, or its
 sender has given up."""
 UNDER_WAY = 60.0
 """Seconds after which an unfinished reset is considered dead, so that another one may begin."""
@@ -39,9 +40,9 @@ AT_ONCE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """What a reset did, or would do.
+    """The effect of a reset.
 
-    sequence:    the stream sequence from which on all messages are delivered again.
+    sequence:    all messages from this stream sequence on are delivered again.
     superseded:  the ids of the claims that were open. The attempts that hold them can no longer settle.
     forgotten:   settled messages above the floor. Those from ``sequence`` on are processed again.
     pending:     number of messages that the consumer has to deliver after the reset.
@@ -56,16 +57,16 @@ class Reset:
 
 
 class _Settled(Exception):
-    """A claim was settled since acknowledgements were last confirmed."""
+    """A claim has been settled since the acknowledgements were last confirmed."""
 
 
 async def plan(ledger: Ledger, sequence: int | None = None, *, claims: bool = True) -> Reset:
-    """Return what :func:`reset` would do now, or :func:`reset_unclaimed` without ``claims``.
+    """Return the effect of :func:`reset` now, or, without ``claims``, the effect of :func:`reset_unclaimed`.
 
     ``pending`` is the number of messages that the consumer has not delivered yet.
 
     Raises:
-        JetStreamError: as :func:`reset`, if the reason is known without doing it.
+        JetStreamError: as :func:`reset`, for every reason that can be found without resetting the consumer.
     """
     if claims:
         await ledger.check()
@@ -89,8 +90,8 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
         ResetRefused: acknowledgements stayed unconfirmed or claims were still being settled after ``patience``
             seconds, or another reset is in progress. The consumer was not reset.
         LedgerUnavailable, ConsumerNotFound, StreamNotFound: the consumer was not reset.
-        RequestTimeout, ConnectionLost: it is unknown whether the consumer was reset. Reset it again. In both cases its
-            messages are processed again.
+        RequestTimeout, ConnectionLost: it is unknown whether the consumer was reset. Reset it again. Its messages are
+            processed again in either case.
     """
     await ledger.check()
     await _allowed(ledger, sequence)
@@ -108,7 +109,7 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
             if Moment.of(checked, began).age(Moment.of(now, clock())) < AT_ONCE:
                 break
         except _Settled:
-            log.info("claims were settled meanwhile: confirming their acknowledgements as well")
+            log.info("claims were settled in the meantime: confirming their acknowledgements as well")
         if clock() > deadline:
             raise ResetRefused(
                 f"consumer {ledger.consumer.name!r} was not reset, because its claims are still being settled; pause "
@@ -124,7 +125,7 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
 
 
 async def reset_unclaimed(ledger: Ledger, sequence: int | None = None) -> Reset:
-    """Reset a consumer that is not used for claims, with a request to the server alone.
+    """Reset a consumer that is not used for claims, by a request to the server and without the ledger.
 
     Raises:
         ResetRefused: the ledger knows claims of this consumer.
@@ -173,7 +174,8 @@ class _Resetting:
         """Make sure that no claim can be settled at the moment of the reset, because no open claim is old enough."""
         if record is None or not record.resetting or record.resetting[0] != self._token:
             raise ResetRefused(
-                "the consumer was not reset, because another reset of it began meanwhile; wait until that has finished"
+                "the consumer was not reset, because another reset of it began in the meantime; wait until that one "
+                "has finished"
             )
         if _age(record.resetting[1], info) > UNDER_WAY / 2:
             raise _Settled
@@ -187,7 +189,7 @@ class _Resetting:
 
 
 def _age(since: str, info: ConsumerInfo) -> float:
-    """Seconds since then, or until then, because the time lies in the future if the server's clock was set back."""
+    """Seconds between that time and now. The time lies in the future if the server's clock was set back."""
     return abs(time_nanoseconds(info.now) - time_nanoseconds(since)) / 1e9
 
 
@@ -240,6 +242,7 @@ async def _confirm(ledger: Ledger, patience: float) -> Sequences:
         if clock() > deadline:
             raise ResetRefused(
                 f"consumer {ledger.consumer.name!r} was not reset, because {left.count} acknowledgements of settled "
-                f"messages are unconfirmed: {left}. Check that the server answers and permits them",
+                f"messages are unconfirmed: {left}. Run `airflow jetstream doctor` to see whether the server answers "
+                "and permits acknowledgements",
                 left,
             )

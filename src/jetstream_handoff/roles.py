@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The permissions that a user of each role needs (docs/reference/permissions.md), and finding out which are missing.
 
-nats-server drops a message that a user may not publish, and reports that separately. A message without a reply
-subject is therefore enough to learn whether a subject is allowed. The messages sent here change nothing where they are
-allowed: the API obeys no request that is not JSON, a write whose expected revision is impossible is not stored, and a
-message that is only traced is delivered to nobody (ADR-41). The user must also be allowed to publish where the trace
-goes, so the trace goes to the API, as a request that the API does not obey.
+nats-server drops a message that a user is not permitted to publish, and reports the refusal separately. A message
+without a reply subject is therefore enough to learn whether a subject is allowed. The messages sent here change nothing
+even if they are allowed: the API rejects a request that is not JSON, a write that expects an impossible revision is not
+stored, and a message that is only traced is not delivered (ADR-41). The user must also be allowed to publish on the
+subject to which the trace is sent, so the trace is sent to the API, which rejects it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _REQUESTS = {
     ),
     "reader": _READ,
 }
-"""The requests of the JetStream API that each role sends, below the prefix of the API."""
+"""The requests of the JetStream API that each role sends, without the prefix of the API."""
 
 
 class Need(NamedTuple):
@@ -75,12 +75,12 @@ class Need(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What a user of a role works on, as parts of the subjects in :func:`needs`; empty where the role needs none.
+    """The names and subjects that a user of a role works with, for :func:`needs`; empty if the role does not need them.
 
     prefix:      subject prefix of the JetStream API.
-    ack_prefix:  what the subjects of the consumer's acknowledgements begin with.
+    ack_prefix:  the beginning of the subjects of the consumer's acknowledgements.
     record:      subject on which the consumer's record is written.
-    receipt:     subject on which a receipt is written that no claim has.
+    receipt:     subject for a receipt that belongs to no claim.
     subject:     subject on which a publisher publishes.
     """
 
@@ -126,10 +126,10 @@ def request(prefix: str, words: str) -> Need:
 
 
 async def denied(connection: Connection, needs: Iterable[Need]) -> set[str]:
-    """Return the subjects of those needs on which this user may not publish.
+    """Return the subjects of those needs on which this user is not permitted to publish.
 
     Raises:
-        PermissionDenied: this user may not subscribe to its inbox, so that no answer arrives.
+        PermissionDenied: this user is not permitted to subscribe to its inbox, so no answer can arrive.
     """
     needs = list(needs)
     for need in needs:
@@ -147,7 +147,7 @@ async def denied(connection: Connection, needs: Iterable[Need]) -> set[str]:
 
 
 async def check_inbox(connection: Connection) -> None:
-    """Raise PermissionDenied if this user may not subscribe to its inbox."""
+    """Raise PermissionDenied if this user is not permitted to subscribe to its inbox."""
     async with connection.inbox(lambda _: None):
         await connection.flush()
         connection.check_permitted("")

@@ -34,12 +34,13 @@ _NONE = Sequences()
 async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = None, rejected: Sequences = _NONE) -> None:
     """Record the claim as done, then acknowledge its messages and wait for confirmations.
 
-    Once the record is written, this succeeds. If no acknowledgement is confirmed for 30 s, the next take repeats those
-    that are unconfirmed. A take also writes the receipt if it could not be written.
+    Once the record is written, the claim is settled, and later errors are only logged. If no acknowledgement is
+    confirmed for 30 s, the next take repeats the unconfirmed ones. If the receipt cannot be written, a later take
+    writes it.
 
-    value:     what to record: a JSON value of at most 8 KiB.
-    rejected:  messages to terminate instead of acknowledging them. They must have been copied to the dead-letter stream
-               before (:meth:`DeadLetters.copy`).
+    value:     the value to record: JSON of at most 8 KiB.
+    rejected:  messages to terminate instead of acknowledging them. They must already have been copied to the
+               dead-letter stream (:meth:`DeadLetters.copy`).
 
     Raises:
         InvalidValue: the value is not JSON or too large. Nothing was settled.
@@ -60,7 +61,7 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         if record.new_life(info) or info.counter < entry.counter or info.delivered < entry.sequences.last:
             raise Superseded(
                 f"claim {claim.id} cannot be settled, because consumer {claim.consumer!r} was reset or rolled back. "
-                "Its messages are redelivered to the next sensor"
+                "The claim's messages are redelivered to the next sensor"
             )
         settled = {claim.id: DoneEntry(entry.sequences, entry.counter, token, value, rejected, info.now)}
 
@@ -69,13 +70,13 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
             failed = failures.without(record.failures, entry.sequences)
             return replace(record, open=still_open, done={**record.done, **settled}, failures=failed).note(info)
 
-        # Without room for it, the other settled claims are left to their receipts, as a take does.
+        # If the record has no room, the other settled claims leave it and keep only their receipts, as in a take.
         new = next(filter(ledger.can_be_written, map(decided, (record, record.tidied(info)))), None)
         if new is None:
             raise LedgerFull(
                 f"claim {claim.id} cannot be settled: with the returned value and the rejected sequences, the record "
-                f"of consumer {claim.consumer!r} would be larger than the {ledger.largest_value} bytes that the server "
-                "accepts; return less, or raise the server's max_payload"
+                f"of consumer {claim.consumer!r} would exceed the {ledger.largest_value} bytes that the server "
+                "accepts; return a smaller value, reject fewer messages, or raise the server's max_payload"
             )
         return new
 
@@ -91,7 +92,7 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
     left = claim.sequences
     try:
         left = await _acknowledge(ledger, claim, record, rejected)
-    except PermissionDenied as denied:  # withdrawn since the hold began, which needs the same permission
+    except PermissionDenied as denied:  # the permission was withdrawn after the hold began
         text = "claim %s is done, but its messages are redelivered, because they cannot be acknowledged: %s"
         log.error(text, claim.id, denied)  # noqa: TRY400
     finally:
@@ -105,7 +106,7 @@ async def _acknowledge(ledger: Ledger, claim: Claim, record: Record, rejected: S
     counter = record.done[claim.id].counter
     left = await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences - rejected, counter))
     if rejected:
-        log.info("claim %s: terminating %d rejected messages, which are dead letters now", claim.id, rejected.count)
+        log.info("claim %s: terminating %d rejected messages, which have dead letters", claim.id, rejected.count)
         tell("dead_lettered", claim, rejected.count, claim=claim.id)
         dead = answers.Delivered.of(record, rejected, counter)
         left |= await answers.acknowledge(ledger, dead, body=term("dead letter"))
@@ -132,7 +133,7 @@ async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Fail
         await dead_letters.copy(holder, rejected)
         await settle_done(ledger, claim, token, None, claim.sequences)
     except JetStreamError as error:
-        # The take goes on without it. When its lease ends, a later take tries again.
+        # The take goes on. When the lease of these messages has ended, a later take tries again.
         log.error("claim %s could not be dead-lettered; a later take tries again: %s", claim.id, error)  # noqa: TRY400
         await release(ledger, claim, token, lease)
 
@@ -140,8 +141,8 @@ async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Fail
 async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = "", *, blame: bool = True) -> None:
     """Fail the claim: its messages are redelivered to the next take.
 
-    reason:  why the work failed. If the claim has only one message, its dead letter would contain this reason.
-    blame:   count the failure against the messages.
+    reason:  why the work failed. For a claim of one message, the message's dead letter contains the reason.
+    blame:   whether the failure counts against the messages.
 
     Raises:
         HeldByAnother, AlreadyDone, Superseded: as :func:`settle_done`.
@@ -157,7 +158,7 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = 
         still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
         counted = failures.failed(record.failures, claim.id, claim.sequences, reason) if blame else record.failures
         new = replace(record, open=still_open, failures=counted).note(info)
-        # Without room, the failure is not counted. That costs another round, but loses no message.
+        # If the record has no room, the failure is not counted. That costs another round, but loses no message.
         return new if ledger.can_be_written(new) else replace(new, failures=record.failures)
 
     await ledger.decide(failed, claim.id)
@@ -168,7 +169,7 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = 
 
 
 async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timedelta | None = None) -> bool:
-    """Release the claim between two attempts. If no attempt holds it within ``delay``, its messages are
+    """Release the claim between two attempts. If no attempt has held it by the end of ``delay``, its messages are
     redelivered.
 
     A release may be repeated. If the token no longer holds the claim, or the consumer does not exist, nothing is done
@@ -188,7 +189,7 @@ async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timede
     try:
         await ledger.change(let_go)
     except (ConsumerNotFound, StreamNotFound) as gone:
-        log.warning("claim %s has nothing to release: %s", claim.id, gone.description)
+        log.warning("claim %s need not be released, because the server says %r", claim.id, gone.description)
         return False
     if ours:
         await answers.negative(ledger, claim.sequences, delay)
@@ -207,7 +208,7 @@ async def acknowledge_again(ledger: Ledger, claim: Claim) -> None:
         if record is not None and (done := record.all_settled & claim.sequences):
             await answers.acknowledge(ledger, answers.Delivered.of(record, done.sequences, done.counter))
     except JetStreamError as error:
-        text = "claim %s is done, but its messages cannot be acknowledged now, so the next take does that: %s"
+        text = "claim %s is done, but its messages could not be acknowledged again; the next take acknowledges them: %s"
         log.error(text, claim.id, error)  # noqa: TRY400
 
 
@@ -216,13 +217,13 @@ def _held(record: Record | None, claim: Claim, token: str) -> tuple[Record, Open
     if record is None or entry is None:
         raise NotOpen(record)
     if entry.token != token:
-        holder = f"attempt {entry.token}" if entry.token else "no attempt"
-        raise HeldByAnother(f"attempt {token} cannot settle claim {claim.id}, because {holder} holds it now")
+        reason = f"attempt {entry.token} now holds it" if entry.token else "it was released"
+        raise HeldByAnother(f"attempt {token} can no longer settle claim {claim.id}, because {reason}")
     return record, entry
 
 
 async def _old_enough(ledger: Ledger, claim: Claim) -> None:
-    """Wait until the entry has stood for a second: a server killed within its first moments may have forgotten it."""
+    """Wait until the entry is a second old: a server that is killed before that may have forgotten the entry."""
     record, _ = await ledger.read()
     entry = record.open.get(claim.id) if record else None
     if entry is not None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settled messages above the acknowledgement floor, in a compact form.
 
-A message that is held for hours keeps the floor from rising, and settled messages above it must be recognised if they
-are redelivered. For each settled claim, the record keeps only what this needs.
+A message that is held for hours keeps the floor from rising. Settled messages above the floor must be recognised if
+they are redelivered, and the record keeps only the numbers that this requires.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Settled:
         return Sequences.from_ranges((first, last) for first, last, _ in self.spans)
 
     def __and__(self, wanted: Sequences) -> Settled:
-        """Return the settled ones of these messages."""
+        """Return those of these messages that are settled."""
         return Settled(tuple(self._among(wanted)))
 
     def _among(self, wanted: Sequences) -> Iterator[Span]:
@@ -76,10 +76,10 @@ class Settled:
         return Settled(self.spans[at:]) if at else self
 
     def to_json(self) -> list[int] | str:
-        """Return a list of three differences for each span, or, if that is long, a packed string (JSON, zlib, base64).
+        """Return a list with three numbers for each span, or a packed string (JSON, zlib, base64) if the list is long.
 
-        For each span they are the distance of its start from the previous end, its length less one, and its counter
-        less the previous counter.
+        The numbers are the distance of the span's start from the end of the previous span, the span's length minus one,
+        and its counter minus the counter of the previous span.
         """
         return self._json
 

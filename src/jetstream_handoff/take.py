@@ -49,7 +49,7 @@ _TO_TELL = 5.0  # seconds for finding out what the take waits for
 
 
 class Take:
-    """One take. :meth:`put_back` negatively acknowledges messages that it has pulled or entered but not handed on.
+    """One take. :meth:`put_back` negatively acknowledges messages that were pulled or entered but not handed on.
 
     js:      the JetStream context to take with.
     taking:  what to take.
@@ -58,7 +58,7 @@ class Take:
     def __init__(self, js: JetStream, taking: Taking) -> None:
         self.taking = taking
         self.pace = Pace()
-        """What became of the batches so far. To continue an earlier take, assign its pace before the first pull."""
+        """The pace after the batches so far. To continue an earlier take, assign its pace before the first pull."""
         self._asks = taking.backlog_function()
         self.ledger = Ledger(js, taking.stream, taking.consumer)
         self._dead_letters = DeadLetters(js, taking.stream, taking.dead_letters)
@@ -75,8 +75,8 @@ class Take:
         """Call :meth:`create`, and check as far as possible that claims could be held and settled. Pulls nothing.
 
         Raises:
-            LedgerUnavailable: this user may not write records or receipts.
-            PermissionDenied: this user may not acknowledge for this consumer.
+            LedgerUnavailable: this user is not permitted to write records or receipts.
+            PermissionDenied: this user is not permitted to acknowledge for this consumer.
             JetStreamError: as :meth:`create`.
         """
         await self.create()
@@ -113,7 +113,7 @@ class Take:
         """Take one batch and return its claims; ``[]`` if fewer than ``min_messages`` arrive within ``wait`` seconds.
 
         Claims that another try of this owner has entered and that no attempt holds are handed on first, without a
-        pull. This includes claims that a try which is still alive enters meanwhile.
+        pull. This includes claims that such a try enters while this take waits.
 
         Raises:
             PullError: the consumer no longer exists, or the server refuses the pull.
@@ -147,7 +147,7 @@ class Take:
         return await self._batch(math.inf, look=True) if await self._enough() else []
 
     async def _enough(self) -> bool:
-        """Whether the backlog function asks for a pull, if there is one."""
+        """Whether to pull: the backlog function asks for it, or there is no such function."""
         if self._asks is None:
             return True
         info = await self.ledger.consumer.info(patience=PATIENCE)
@@ -173,7 +173,7 @@ class Take:
             return []
         except (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout) as error:
             if self.ledger.js.connection.ended:
-                raise  # it does not reconnect
+                raise  # the connection does not reconnect
             log.warning("the pull was interrupted and is tried again: %s", error)
             self._gathered()  # these messages are redelivered after ack_wait
             await asyncio.sleep(0.2)
@@ -232,7 +232,7 @@ class Take:
         """Hand on claims that another try of this owner has entered and that no attempt holds, with a new lease.
 
         The time of their entries is changed first, so that the other try cannot withdraw them. This take never
-        withdraws them either, because the other try may have handed them on, too.
+        withdraws them either, because the other try may also have handed them on.
         """
         owner = self.taking.owner
         record, _ = await self._look()
@@ -250,7 +250,7 @@ class Take:
         return claims
 
     async def _gather(self, deadline: float, *, look: bool = False) -> None:
-        """Pull until the window asks for no further pull.
+        """Pull until the window asks for no other pull.
 
         Raises:
             LeaseOver: the batch was gathered too slowly.
@@ -292,7 +292,7 @@ class Take:
         window.on_messages(map(self._ours, arrived), self._clock(), silence=pull.silence, pending=pending)
 
     def _ours(self, arrived: Metadata) -> Metadata:
-        """Return what has arrived. Raises InvalidValue if another consumer delivered it."""
+        """Return the arrived messages. Raises InvalidValue if another consumer delivered them."""
         address = self.ledger.address
         if not address.covers(arrived.last):
             remedy = f"this message was not delivered by the consumer whose acknowledgements go to {address.prefix}"
@@ -337,7 +337,10 @@ class Take:
             self.ledger.claim_of(each, entry, created, record.created) for each, entry in entered.claims.items()
         ]
         for claim_id, entry in entered.superseded.items():
-            log.warning("claim %s is superseded: its messages were redelivered to this take", claim_id)
+            log.warning(
+                "claim %s is superseded: its messages were redelivered to this take, or the consumer was reset",
+                claim_id,
+            )
             tell("superseded", self.taking, entry.sequences.count, claim=claim_id)
         if entered.again:
             log.info("acknowledging %d redelivered messages that are already done", entered.again.count)

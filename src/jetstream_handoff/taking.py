@@ -119,7 +119,9 @@ class Taking:
         try:
             found = pkgutil.resolve_name(self.backlog)
         except (ImportError, AttributeError, ValueError) as error:
-            remedy = f"this process cannot import it ({error}); install it here, and on all workers and triggerers"
+            remedy = (
+                f"this process cannot import it ({error}); install its package here and on all workers and triggerers"
+            )
             raise InvalidValue("backlog", self.backlog, remedy) from None
         if not callable(found):
             raise InvalidValue("backlog", self.backlog, "this is not a function; give the path of one")

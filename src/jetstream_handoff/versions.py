@@ -47,7 +47,7 @@ def check_versions(distribution: str, packages: Iterable[str]) -> Iterator[Findi
 
 
 def _required(own: metadata.Distribution, name: str) -> tuple[SpecifierSet, str]:
-    """The required versions of a package, and the extra that requires it, empty if it is needed in any case."""
+    """The required versions of a package, and the extra that requires it; empty if the package is always required."""
     extras = own.metadata.get_all("Provides-Extra") or []
     for requirement in map(Requirement, own.requires or ()):
         if canonicalize_name(requirement.name) == canonicalize_name(name):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a take waits for, in one sentence that a sensor logs every few minutes."""
+"""The reason why a take waits, in one sentence that a sensor logs every few minutes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMED = 3
 
 
 class Waiting:
-    """Logs what a take waits for. It asks the server only when it is about to log, and never disturbs the take."""
+    """Logs the reason why a take waits. It asks the server only before it logs, and never disturbs the take."""
 
     def __init__(self, ledger: Ledger, taking: Taking) -> None:
         self._ledger = ledger
@@ -39,7 +39,7 @@ class Waiting:
         self._next = 0.0
 
     async def tell(self, pulled: int, within: float) -> None:
-        """Log what the take waits for, unless that was logged recently.
+        """Log the reason why the take waits, unless it was logged recently.
 
         pulled:  number of messages that have arrived, fewer than ``min_messages``.
         within:  how long finding out the reason may take, in seconds.
@@ -97,12 +97,14 @@ class Waiting:
         allowed = info.config.get("max_ack_pending", 0)
         if 0 < allowed <= info.ack_pending:
             return (
-                f"{there} max_ack_pending={allowed} is reached, as {unacknowledged}. More messages are delivered when "
-                "claims are settled or released, or when max_ack_pending is raised"
+                f"{there} max_ack_pending={allowed} is reached, because {unacknowledged}. More messages are delivered "
+                "when claims are settled or released, or when max_ack_pending is raised"
             )
         if taking.priority is not None and (grouped := _grouped(taking.priority, info, names)):
             return f"{there} {grouped}"
-        return f"{there} the server has sent none of them yet; {info.raw.get('num_waiting', 0)} pull requests wait"
+        return (
+            f"{there} the server has sent none of them yet; {info.raw.get('num_waiting', 0)} pull requests are waiting"
+        )
 
 
 def nothing_published(info: ConsumerInfo, stream: StreamInfo) -> str:
@@ -131,7 +133,7 @@ def nothing_published(info: ConsumerInfo, stream: StreamInfo) -> str:
 def _unacknowledged(
     record: Record | None, info: ConsumerInfo, hand_off_timeout: timedelta, stream: str
 ) -> Iterator[str]:
-    """Which claims have the messages that are delivered but not acknowledged, until when, and what to do."""
+    """Say which claims contain the delivered, unacknowledged messages, how long they keep them, and what to do."""
     left = info.ack_pending
     if not left:
         return
@@ -151,11 +153,11 @@ def _claimed(claim_id: str, entry: OpenEntry, info: ConsumerInfo, hand_off_timeo
     count = f"{entry.sequences.count} messages"
     if entry.token is not None:
         return f"{count} are held by attempt {claim_id}-{entry.token} of claim {claim_id}, taken by {entry.taken_by}"
-    leased = f"{count} are leased to claim {claim_id}, taken by {entry.taken_by}"
+    belong = f"{count} belong to claim {claim_id}, taken by {entry.taken_by}, and are leased"
     end = time_nanoseconds(entry.at) / 1e9 + hand_off_timeout.total_seconds()
-    # The end of a lease is not stored. A longer one is of another sensor's hand_off_timeout, or of a task's retry.
+    # The end of a lease is not stored. A lease that is longer has another sensor's hand_off_timeout, or awaits a retry.
     until = f"until {_of_seconds(end)}" if end > time_nanoseconds(info.now) / 1e9 else "for its task's next try"
-    return f"{leased}, {until} (`airflow jetstream release {claim_id}` lets them be redelivered now)"
+    return f"{belong} {until} (`airflow jetstream release {claim_id}` has them redelivered now)"
 
 
 def _grouped(priority: Priority, info: ConsumerInfo, names: str) -> str:
@@ -164,14 +166,16 @@ def _grouped(priority: Priority, info: ConsumerInfo, names: str) -> str:
         if group.get("group") == priority.group and (pinned := group.get("pinned_client_id")):
             since = _clock_time(str(group.get("pinned_ts", "")))
             return (
-                f"priority group {priority.group!r} is pinned to client {pinned} since {since}; "
+                f"priority group {priority.group!r} has been pinned to client {pinned} since {since}; "
                 f"`nats consumer unpin {names} {priority.group}` lets the server pin another one"
             )
     if priority.min_pending > info.pending or priority.min_ack_pending > info.ack_pending:
+        least = [f"min_pending={priority.min_pending} messages are pending"] if priority.min_pending else []
+        if priority.min_ack_pending:
+            least.append(f"min_ack_pending={priority.min_ack_pending} messages are unacknowledged")
         return (
-            f"priority group {priority.group!r} serves this sensor only with at least min_pending="
-            f"{priority.min_pending} pending or min_ack_pending={priority.min_ack_pending} unacknowledged messages; "
-            f"{info.ack_pending} are unacknowledged"
+            f"priority group {priority.group!r} serves this sensor only if {' or '.join(least)}; {info.ack_pending} "
+            "are unacknowledged"
         )
     if priority.level:
         return f"priority group {priority.group!r} first serves pull requests with a priority below {priority.level}"

@@ -90,7 +90,7 @@ def test_whatever_takes_a_claim_can_be_called(hook: JetStreamHook, stream: str, 
     [
         ([], r"\.expand\(claim=claims\)"),
         ([{"v": 1}], r"\.expand\(claim=claims\)"),
-        (None, "check whether the sensor ran"),
+        (None, "let the sensor run before the task"),
         (7, "not int; pass a claim exactly as the sensor returned it"),
         ("claims", "not JSON"),
     ],

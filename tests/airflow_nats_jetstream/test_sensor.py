@@ -318,7 +318,7 @@ def test_a_consumer_that_exists_and_is_unsuitable_is_refused(
         (
             {},
             {},
-            "filter_subject=None.*not allowed on workqueue stream.*another one already receives messages of this",
+            "filter_subject=None.*not allowed on workqueue stream.*another consumer already receives messages of this",
         ),
         (
             {"filter_subject": "Q.1"},

@@ -155,7 +155,7 @@ async def test_a_foreign_receipt_is_a_typed_error(settings: ConnectionSettings) 
             await hold.fail()
         for foreign in FOREIGN:
             await js.publish(f"$KV.{settings.ledger}_receipts.{claim.id}", foreign)
-            with pytest.raises(LedgerInvalid, match=r"receipt.*Do not purge it"):
+            with pytest.raises(LedgerInvalid, match=r"receipt.*Do not purge the receipt"):
                 await ledger.receipt(claim.id)
             with pytest.raises(LedgerInvalid):
                 await ledger.committed()

@@ -33,8 +33,8 @@ async def test_work_that_does_not_end_is_given_up_and_said(caplog: pytest.LogCap
         await waiting
     await complete(asyncio.sleep(60), 0.1, "sleeping", "nobody rests")
     assert [each.message for each in caplog.records if each.levelno == logging.WARNING] == [
-        "working did not finish within 0.3 s: nothing is done",
-        "sleeping did not finish within 0.1 s: nobody rests",
+        "working did not finish within 0.3 s; nothing is done",
+        "sleeping did not finish within 0.1 s; nobody rests",
     ]
 
 

@@ -153,7 +153,7 @@ async def test_what_was_named_and_does_not_exist(settings: ConnectionSettings, s
     missing = await only(settings, stream=stream.name, consumer="typo")
     assert missing.startswith(f"consumer typo of stream {stream.name}: consumer 'typo' of stream")
     assert "check its name" in missing
-    assert "check the name, or name its stream" in await only(settings, consumer="typo")
+    assert "correct the name, or also name its stream" in await only(settings, consumer="typo")
 
 
 # Planted faults: the connection
@@ -229,7 +229,10 @@ async def test_what_a_slow_connection_does_not_reach_is_not_checked(
         settings = replace(stream.js.settings, servers=f"nats://127.0.0.1:{proxy.port}")
         for scope, remedy in (
             ({}, "name one stream with --stream and one consumer with --consumer"),
-            ({"stream": stream.name, "consumer": CONSUMER}, "a round trip takes "),
+            (
+                {"stream": stream.name, "consumer": CONSUMER},
+                "run this closer to the server, because a round trip takes ",
+            ),
         ):
             sections = await find(settings, **scope)
             assert to_do(sections) == []
@@ -349,7 +352,7 @@ async def test_a_ledger_that_forgets(stream: Stream) -> None:
     await stream.js.update_stream({"name": f"KV_{bucket}", "max_age": timedelta(days=1)})
     found = await only(stream.js.settings)
     assert found.startswith(f"bucket {bucket}: the ledger's bucket {bucket!r} cannot be used because of max_age=")
-    assert f"Change its stream KV_{bucket}" in found
+    assert f"Change this field of the stream KV_{bucket}" in found
 
 
 async def test_receipts_that_are_missing_while_claims_are_open(stream: Stream) -> None:
@@ -552,7 +555,9 @@ async def test_a_claim_that_nobody_holds(stream: Stream) -> None:
     assert to_do(await find(stream.js.settings)) == []
     claim_id = await older(stream, AWAITING_TASK)
     found = await only(stream.js.settings)
-    assert found.startswith(f"claim {claim_id} of consumer {CONSUMER} of stream {stream.name}, 10 messages: nobody has")
+    assert found.startswith(
+        f"claim {claim_id} of consumer {CONSUMER} of stream {stream.name}, 10 messages: no attempt holds it"
+    )
     assert "It was taken by dag / run / sensor" in found
     assert f"`airflow jetstream release {claim_id}`" in found
 
@@ -565,7 +570,7 @@ async def test_a_claim_that_is_held_for_days(stream: Stream) -> None:
         assert to_do(await find(stream.js.settings)) == []
         await older(stream, timedelta(days=2))
         found = await only(stream.js.settings)
-    assert f"attempt {hold.token} has held it since" in found
+    assert f"attempt {hold.token} holds it, and it was taken at" in found
     assert f"`airflow jetstream claim {claim.id} --listen " in found
 
 

@@ -225,8 +225,8 @@ async def test_who_waits_says_whose_the_messages_are(stream: Stream, caplog: pyt
     end = datetime.fromisoformat(leased.taken_at[:19] + "Z") + timedelta(minutes=15)
     assert reason.startswith("no other messages have been published, and ")
     assert (
-        f"6 messages are leased to claim {leased.id}, taken by dag / first / sensor, "
-        f"until {end:%Y-%m-%d %H:%M:%S} UTC (`airflow jetstream release {leased.id}` lets them be redelivered now)"
+        f"6 messages belong to claim {leased.id}, taken by dag / first / sensor, and are leased "
+        f"until {end:%Y-%m-%d %H:%M:%S} UTC (`airflow jetstream release {leased.id}` has them redelivered now)"
     ) in reason
     assert f"6 messages are held by attempt {held.id}-{hold.token} of claim {held.id}, taken by dag" in reason
     assert f"12 messages belong to 2 more claims (`airflow jetstream claims --stream {stream.name}`)" in reason
@@ -248,7 +248,7 @@ async def test_who_waits_says_that_max_ack_pending_is_reached(stream: Stream, ca
     (claim,) = await take(stream, max_messages=20, consumer_config=config)
     reason = await said(stream, caplog, max_messages=20, consumer_config=config)
     assert reason.startswith(
-        f"10 messages are pending, but max_ack_pending=20 is reached, as 20 messages are leased to claim {claim.id}"
+        f"10 messages are pending, but max_ack_pending=20 is reached, because 20 messages belong to claim {claim.id}"
     )
 
 
@@ -274,14 +274,16 @@ async def test_who_waits_says_that_its_group_is_not_served(
         del config["priority_timeout"]
         reason = await said(stream, caplog, consumer_config=config, priority=Priority("g", min_pending=100))
         assert reason == (
-            "10 messages are pending, but priority group 'g' serves this sensor only with at least min_pending=100 "
-            "pending or min_ack_pending=0 unacknowledged messages; 0 are unacknowledged"
+            "10 messages are pending, but priority group 'g' serves this sensor only if min_pending=100 messages are "
+            "pending; 0 are unacknowledged"
         )
         return
     (claim,) = await take(stream, max_messages=5, consumer_config=config, priority=Priority("g"))
     assert claim.count == 5
     reason = await said(stream, caplog, max_messages=5, consumer_config=config, priority=Priority("g"))
-    assert re.match("5 messages are pending, but priority group 'g' is pinned to client .+ since 20.* UTC; ", reason)
+    assert re.match(
+        "5 messages are pending, but priority group 'g' has been pinned to client .+ since 20.* UTC; ", reason
+    )
     assert f"`nats consumer unpin {stream.name} {CONSUMER} g`" in reason
 
 
