@@ -7,18 +7,12 @@ from pathlib import Path
 
 from demo.stack import Stack
 from tests.airflow_system.event import Event, documented, table
-from tests.airflow_system.events import (
-    EVENTS,
-    clear_while_running,
-    mark_success,
-    sensor_retried,
-    xcom_push_fails,
-)
+from tests.airflow_system.events import EVENTS, clear_while_running, sensor_retried
 from tests.airflow_system.judge import Judge
 from tests.airflow_system.run import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "airflow-events.md"
-SHARE = (clear_while_running, mark_success, sensor_retried, xcom_push_fails)
+SHARE = (clear_while_running, sensor_retried)
 
 
 def test_the_documented_table_is_the_declared_one() -> None:
