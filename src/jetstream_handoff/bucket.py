@@ -54,7 +54,7 @@ def bucket_config(bucket: str, replicas: int, max_age: timedelta) -> dict[str, A
 
 
 def check_bucket(bucket: str, config: Mapping[str, Any], *, expires: bool) -> None:
-    """Refuse a bucket that could lose what the ledger writes, or that cannot store it.
+    """Refuse a bucket that could lose the ledger's entries, or cannot store them.
 
     A limit in bytes is allowed, because with ``discard`` new a full bucket refuses the next write with an error.
 

@@ -167,7 +167,7 @@ class Examination:
         """Say why a section ended early: the server is silent, one look-up had no answer, or the section took too long.
 
         error:  empty if the section's time ran out.
-        rest:   what was not checked.
+        rest:   the part that was not checked.
         """
         clock = asyncio.get_running_loop().time
         stalled = bool(error) or clock() - self._advanced > ANSWER

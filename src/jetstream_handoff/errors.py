@@ -11,7 +11,7 @@ HandoffError                      root of the errors of the hand-off
 ├── DeletionRefused               the deletion of something that is still needed; carries the open claims
 ├── AlreadyDone                   a claim that has been settled already; carries the recorded value
 └── LedgerUnavailable
-    ├── LedgerUnsuitable          a bucket that could lose what is written into it
+    ├── LedgerUnsuitable          a bucket that could lose its entries
     ├── LedgerFull                a record that has no room for more
     └── LedgerInvalid             a record or receipt that this package did not write
 """

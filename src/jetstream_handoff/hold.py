@@ -59,7 +59,7 @@ class Hold:
     async def begin(
         cls, js: JetStream, claim: Claim, *, try_number: int, longest_hold: timedelta = LONGEST_HOLD
     ) -> AsyncIterator[Hold]:
-        """Take the claim over from any earlier attempt, and hold it until the end of the block.
+        """Take over the claim from any earlier attempt, and hold the claim until the end of the block.
 
         If the block does not end the hold, the claim is released without delay. A ``KEEPER`` takes a claim over only
         from another keeper.

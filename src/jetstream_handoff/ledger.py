@@ -184,7 +184,7 @@ class Ledger:
 
         Raises:
             LedgerUnavailable: a bucket does not exist, or this account is not permitted to read it.
-            LedgerUnsuitable: a bucket could lose what is written into it.
+            LedgerUnsuitable: a bucket could lose its entries.
         """
         for name in (self._claims, self._receipts):
             await self._check(name)

@@ -46,7 +46,7 @@ class Reprocess(Hold):
     async def begin(
         cls, js: JetStream, claim: Claim, *, try_number: int, longest_hold: timedelta = LONGEST_HOLD
     ) -> AsyncIterator[Hold]:
-        """Take the claim's receipt over from any earlier attempt that is reprocessing the claim.
+        """Take over the claim's receipt from any earlier attempt that is reprocessing the claim.
 
         Raises:
             MessagesMissing: the stream no longer contains all of the messages.

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _KEPT = 10  # times ack_wait: a batch that was kept leased this long is not too slow, unless something stands still
-_TO_TELL = 5.0  # seconds for finding out what the take waits for
+_TO_TELL = 5.0  # seconds for finding the reason why the take waits
 
 
 class Take:

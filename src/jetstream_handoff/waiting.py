@@ -42,7 +42,7 @@ class Waiting:
         """Log the reason why the take waits, unless it was logged recently.
 
         pulled:  number of messages that have arrived, fewer than ``min_messages``.
-        within:  how long finding out the reason may take, in seconds.
+        within:  the longest time for finding the reason, in seconds.
         """
         if not self._due():
             return
