@@ -169,13 +169,18 @@ def _grouped(priority: Priority, info: ConsumerInfo, names: str) -> str:
                 f"priority group {priority.group!r} has been pinned to client {pinned} since {since}; "
                 f"`nats consumer unpin {names} {priority.group}` lets the server pin another one"
             )
-    if priority.min_pending > info.pending or priority.min_ack_pending > info.ack_pending:
-        least = [f"min_pending={priority.min_pending} messages are pending"] if priority.min_pending else []
-        if priority.min_ack_pending:
-            least.append(f"min_ack_pending={priority.min_ack_pending} messages are unacknowledged")
+    conditions = []
+    if priority.min_pending:
+        words = f"min_pending={priority.min_pending} messages are pending"
+        conditions.append((words, info.pending >= priority.min_pending))
+    if priority.min_ack_pending:
+        words = f"min_ack_pending={priority.min_ack_pending} messages are unacknowledged"
+        conditions.append((words, info.ack_pending >= priority.min_ack_pending))
+    if conditions and not any(met for _, met in conditions):
+        either = " or ".join(words for words, _ in conditions)
         return (
-            f"priority group {priority.group!r} serves this sensor only if {' or '.join(least)}; {info.ack_pending} "
-            "are unacknowledged"
+            f"priority group {priority.group!r} serves this sensor only if {either}; {info.ack_pending} are "
+            "unacknowledged"
         )
     if priority.level:
         return f"priority group {priority.group!r} first serves pull requests with a priority below {priority.level}"

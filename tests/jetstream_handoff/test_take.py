@@ -272,10 +272,12 @@ async def test_who_waits_says_that_its_group_is_not_served(
     config = {**LONG, "priority_groups": ["g"], "priority_policy": policy, "priority_timeout": timedelta(minutes=5)}
     if policy == "overflow":
         del config["priority_timeout"]
-        reason = await said(stream, caplog, consumer_config=config, priority=Priority("g", min_pending=100))
+        reason = await said(
+            stream, caplog, consumer_config=config, priority=Priority("g", min_pending=99, min_ack_pending=5)
+        )
         assert reason == (
-            "10 messages are pending, but priority group 'g' serves this sensor only if min_pending=100 messages are "
-            "pending; 0 are unacknowledged"
+            "10 messages are pending, but priority group 'g' serves this sensor only if min_pending=99 messages are "
+            "pending or min_ack_pending=5 messages are unacknowledged; 0 are unacknowledged"
         )
         return
     (claim,) = await take(stream, max_messages=5, consumer_config=config, priority=Priority("g"))
