@@ -317,8 +317,14 @@ async def test_a_row_that_is_no_message_is_named(
     ("columns", "named"),
     [
         ("'s' as subject", r"schema='struct<subject:string>': the column data is missing"),
-        ("'s' as subject, 1 as data", r"schema='data int': the columns are subject string, data binary or string"),
-        ("'s' as subject, 'x' as data, 's' as stream", r"schema='stream string': the columns are"),
+        (
+            "'s' as subject, 1 as data",
+            r"schema='data int': drop or cast this column; the columns are subject string, data binary or string",
+        ),
+        (
+            "'s' as subject, 'x' as data, 's' as stream",
+            r"schema='stream string': drop or cast this column; the columns are",
+        ),
     ],
 )
 async def test_other_columns_are_named(

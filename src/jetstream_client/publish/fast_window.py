@@ -205,5 +205,5 @@ class FastWindow:
 def _natural(answer: dict[str, object], name: str) -> int:
     value = answer.get(name)
     if type(value) is not int or not 0 <= value < 1 << 64:
-        raise ProtocolError(f"the answer to a fast-ingest batch contains an invalid {name}")
+        raise ProtocolError(f"the field {name!r} of the answer to a fast-ingest batch is missing or invalid")
     return value

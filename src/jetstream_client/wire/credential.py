@@ -51,8 +51,7 @@ def read(field: str, value: str, folders: str | None = None) -> str:
 
     Raises:
         InvalidValue: reading the file is not permitted or not possible, or the file is empty. The message does not show
-        the path, because
-            the value could be a secret that was entered instead of a path.
+            the path, because the value could be a secret that was entered instead of a path.
     """
     path = path_of(field, value)
     if path is None:
