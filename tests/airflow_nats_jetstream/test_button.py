@@ -116,7 +116,7 @@ REACHING: dict[str, Case] = {
     "another scheme": (lambda _, __: {"servers": "http://a:4222"}, "servers=.*nats://host:port"),
     "secret in the address": (lambda _, __: {"servers": f"nats://u:{SECRET}@a"}, "servers=.*their own fields"),
     "no such domain": (lambda s, _: {**who(s), "domain": "hub"}, "no server answers.*domain 'hub'.*correct domain"),
-    "no such API": (lambda s, _: {**who(s), "api_prefix": "JS.x"}, "no server answers.*'JS.x'.*check api_prefix"),
+    "no such API": (lambda s, _: {**who(s), "api_prefix": "JS.x"}, "no server answers.*'JS.x'.*correct api_prefix"),
     "no JetStream": (lambda s, f: {"servers": s.without_jetstream(f)}, "connected, but.*not enabled on this server"),
     "no JetStream for the account": (lambda s, _: who(s, "nobody"), "connected, but.*not enabled for the account"),
     "may not ask": (lambda s, _: who(s, "blind"), r"no permission to publish on '\$JS.API.INFO'.*Only this test"),

@@ -268,14 +268,14 @@ async def test_it_waits_for_nats_longer_and_longer_and_goes_on(
         async with Infos.of(server.url, "AWAY") as infos:
             await infos.further()
         server.kill()
-        await until(lambda: "again in 2 s" in caplog.text)
+        await until(lambda: "attempt is in 2 s" in caplog.text)
         server.start()
         await in_thread(publish, hook, "AWAY", 2)
         assert await watcher.noticed(1) == [2]
     finally:
         await watcher.end()
         server.kill()
-    assert "again in 1 s" in caplog.text
+    assert "attempt is in 1 s" in caplog.text
 
 
 async def test_a_connection_that_is_missing_may_be_made_later(
@@ -286,7 +286,7 @@ async def test_a_connection_that_is_missing_may_be_made_later(
     with monkeypatch.context() as without:
         without.delenv(made)
         watcher = watch(stream)
-        await until(lambda: "again in 1 s" in caplog.text)
+        await until(lambda: "attempt is in 1 s" in caplog.text)
     assert CONNECTION in caplog.text
     assert await watcher.noticed(1) == [1]
 
