@@ -47,11 +47,12 @@ test-system: # the tests that share one Airflow stack, in one process, and then 
 	$(BIN)/pytest tests/airflow_system
 	$(BIN)/pytest tests/cluster
 
-test-spark: # the tests that share one Spark session, in one process
+test-spark: # the tests that share one Spark session, in one process, and then those of a Spark Connect server
 	$(BIN)/pytest tests/pyspark_jetstream
+	$(BIN)/pytest tests/spark_connect
 
 test-parts: # all other tests, in parallel with it, because they wait more than they compute
-	$(BIN)/pytest --numprocesses 3 --ignore tests/airflow_system --ignore tests/pyspark_jetstream --ignore tests/cluster
+	$(BIN)/pytest --numprocesses 3 $(foreach folder,airflow_system cluster pyspark_jetstream spark_connect,--ignore tests/$(folder))
 
 cluster: $(READY) ## test on a standalone Spark whose executors have few packages, and with this package sent by --py-files
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/stranger.py

@@ -1,9 +1,9 @@
-"""A Spark Connect server, whose Python has pyspark, pyarrow and this project's wheel and nothing else. Its clients are
-two tasks at once, and a session of this process."""
+"""A Spark Connect server. Its clients are two tasks at once, and a session of this process."""
 
 import asyncio
 import json
 import os
+import secrets
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 import pytest
 from pyarrow import parquet
 from pyspark.errors.exceptions.connect import SparkConnectException
 from pyspark.sql.connect.session import SparkSession
 
 from demo.java import QUICK
+from demo.nats_server import NatsServer
 from demo.service import Service, free_port, session, until
 from demo.spark_connect import SparkConnect
 from jetstream_client import ConnectionSettings, connect
@@ -32,11 +34,10 @@ from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import Receipt
 from pyspark_jetstream import read_claim
 from pyspark_jetstream.held import read
-from tests.cluster.conftest import Secured
-from tests.cluster.environment import PROJECT, spark_home
+from tests.cluster.environment import PROJECT
 from tests.cluster.standalone import command
-from tests.cluster.tasks import NAMES
 from tests.jetstream_handoff.steps import CONSUMER, take
+from tests.spark_connect.tasks import NAMES
 
 ACK_WAIT = timedelta(seconds=10)  # of which a fifth passes until a lost claim is noticed
 
@@ -81,13 +82,23 @@ class Warm:
         extra = {"servers": self.settings.servers[0], "shortest_ack_wait": self.settings.shortest_ack_wait}
         found["AIRFLOW_CONN_NATS_DEFAULT"] = json.dumps({"conn_type": "nats", **who, "extra": extra})
         found["PYTHONPATH"] = str(PROJECT)
-        command = [sys.executable, "-m", "tests.cluster.tasks", str(self.folder)]
+        command = [sys.executable, "-m", "tests.spark_connect.tasks", str(self.folder)]
         return Service("tasks", command, folder=self.folder / "tasks", environment=found | environment)
 
 
 @pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectionSettings]:
+    """A server that asks for a password."""
+    password = f"planted-{secrets.token_hex(12)}"
+    server = NatsServer(tmp_path_factory.mktemp("secured"), f'authorization {{ user: spark, password: "{password}" }}')
+    server.start()
+    yield ConnectionSettings(servers=server.url, user="spark", password=password, shortest_ack_wait=0.5)
+    server.stop()
+
+
+@pytest.fixture(scope="module")
 def warm(
-    secured: Secured, python: Path, spark_environment: None, tmp_path_factory: pytest.TempPathFactory
+    settings: ConnectionSettings, spark_environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Warm]:
     folder, events, page = tmp_path_factory.mktemp("warm"), tmp_path_factory.mktemp("connect"), free_port()
     environment = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
@@ -105,11 +116,10 @@ def warm(
     }
     server = SparkConnect(
         folder / "server",
-        spark_home(python),
+        Path(pyspark.__file__).parent,
         config=config,
-        environment={**environment, "PYSPARK_PYTHON": str(python), "SPARK_SUBMIT_OPTS": QUICK},
+        environment={**environment, "PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": QUICK},
     )
-    settings = replace(secured.settings, shortest_ack_wait=0.5)
     server.launch()
     try:
         server.connection("nats_default", settings)
@@ -121,7 +131,7 @@ def warm(
 
 @pytest.fixture(scope="module")
 def client(warm: Warm) -> Iterator[SparkSession]:
-    """A session in this process, in which other tests have one without Spark Connect."""
+    """A session in this process."""
     remote = f"{warm.server.clients['SPARK_REMOTE']}/;token={warm.server.token}"
     session = SparkSession.builder.remote(remote).create()
     yield session
@@ -241,9 +251,9 @@ def test_secrets_are_in_their_files_alone(warm: Warm, client: SparkSession, capf
     shown |= {str(path): path.read_bytes().decode(errors="replace") for path in public}
     assert "Session" in shown[str(warm.server.log)]
     assert any("MessagesMissing" in shown[str(path)] for path in public if path.is_relative_to(warm.events))
-    secrets = (str(warm.settings.password), warm.server.token)
-    assert [name for name, text in shown.items() if any(secret in text for secret in secrets)] == []
+    planted = (str(warm.settings.password), warm.server.token)
+    assert [name for name, text in shown.items() if any(secret in text for secret in planted)] == []
     # The search can find: the files of the connections have the password, and the server's environment the token.
-    assert all(secrets[0] in path.read_text() and path.stat().st_mode & 0o077 == 0 for path in set(files) - set(public))
-    assert secrets[1] in str(processes[0].environ())
-    assert not any(secrets[0] in str(process.environ()) for process in processes)
+    assert all(planted[0] in path.read_text() and path.stat().st_mode & 0o077 == 0 for path in set(files) - set(public))
+    assert planted[1] in str(processes[0].environ())
+    assert not any(planted[0] in str(process.environ()) for process in processes)

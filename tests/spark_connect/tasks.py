@@ -1,7 +1,6 @@
-"""Two tasks at once that use a Spark Connect server: ``python -m tests.cluster.tasks FOLDER``.
+"""Two tasks at once that use a Spark Connect server: ``python -m tests.spark_connect.tasks FOLDER``.
 
-Each runs in a separate process, which is forked as by Airflow's LocalExecutor. The process of the tests could not run
-them, because it has sessions without Spark Connect.
+Each runs in a separate process, which is forked as by Airflow's LocalExecutor.
 """
 
 import json
