@@ -65,9 +65,12 @@ async def test_the_quickstart_runs_as_it_stands_there(tmp_path: Path) -> None:
             assert (await js.stream("ORDERS").info()).state["messages"] == 2_000
             consumer = await js.stream("ORDERS").consumer("revenue").info()
             assert (consumer.floor, consumer.pending, consumer.ack_pending) == (2_000, 0, 0)
+            own = await js.stream("PARCELS").consumer("lengths").info()
+            assert (own.floor, own.pending, own.ack_pending) == (100, 0, 0)
         written = [json.loads(path.read_text()) for path in (folder / "out" / "orders").glob("*.json")]
         assert len(written) == 4
         assert sum(sum(shops.values()) for shops in written) == 2 * sum(range(1_001))
+        assert re.search(r"^[0-9a-f]{12}-\d+-[0-9a-f]{8} 100 890$", run.log.read_text(), re.MULTILINE)
         assert re.search(r"airflow-provider-nats-jetstream *\| *\d", run.log.read_text())
         go_on.touch()
         while run.running:
