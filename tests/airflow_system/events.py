@@ -50,7 +50,7 @@ def retry(run: Run) -> Iterator[None]:
     Row("failed", "failed", "all", body=1),
     in_all=2,
     why="The claim has failed. Its messages are redelivered at once, to the next sensor that takes messages.",
-    remedy="Fix the cause, and let the next run take the messages. Clearing this task does not bring them back.",
+    remedy="Fix the cause, and let the next run take the messages. Clearing this task does not give it these messages.",
 )
 def failure(run: Run) -> Iterator[None]:
     run.open_the_gate()
@@ -185,7 +185,7 @@ def time_out_beside_a_sensor(run: Run) -> Iterator[None]:
     "The execution times out in settling",
     Row(*DONE, body=1),
     in_all=1,
-    why="Settling is not interrupted. The time-out waits until settling has ended, and settled work is a success.",
+    why="The time-out waits until settling has ended. The task then succeeds, because its claim is settled.",
     remedy="Nothing. The task's log says that the time-out came during settling.",
     messages=20_000,
 )
@@ -221,8 +221,8 @@ def sigterm(run: Run) -> Iterator[None]:
     "The worker is killed",
     Row(*DONE, body=2),
     in_all=2,
-    why="Airflow misses the worker's heartbeats and retries. The retry takes the claim over from the dead attempt.",
-    remedy="Nothing. The delay is Airflow's `task_instance_heartbeat_timeout`.",
+    why="Airflow gets no heartbeats from the worker and retries the task. The retry takes the claim over.",
+    remedy="Nothing. Airflow notices the death when `task_instance_heartbeat_timeout` is over.",
 )
 def worker_killed(run: Run) -> Iterator[None]:
     run.start()
@@ -239,8 +239,8 @@ def worker_killed(run: Run) -> Iterator[None]:
     "The supervisor is killed, and its child process lives on",
     Row(*DONE, body=2),
     in_all=2,
-    why="Two attempts are alive. Only the one with the newest token can settle; the orphan's settlement is refused.",
-    remedy="Read only committed output (`hook.committed`). Kill the orphan if it is in the way.",
+    why="Two attempts are alive. Only the attempt with the newest token can settle the claim; the older is refused.",
+    remedy="Read only committed output (`hook.committed`). Kill the older process if it slows down the machine.",
 )
 def supervisor_killed(run: Run) -> Iterator[None]:
     run.start()
@@ -412,7 +412,7 @@ def paused(run: Run) -> Iterator[None]:
     Row("running", "held", "all", body=1, when="thawed, while the body runs"),
     Row(*DONE, body=1),
     in_all=1,
-    why="The first one missed the server's heartbeats and drops the data in its socket. The second one takes all.",
+    why="The first one missed the server's heartbeats and drops the data in its socket. The second takes all messages.",
     remedy="Nothing. The messages waited for `triggerer_health_check_threshold`. Find out what froze the machine.",
     alone=True,
 )
