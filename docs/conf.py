@@ -1,7 +1,7 @@
-"""`make docs`: the Markdown of this repository as a site. The pages know nothing of it, and read as well without it.
+"""`make docs`: the Markdown of this repository as a site. The pages do not depend on the site, and are readable as files.
 
-The site's first page is the README, and what is not linked from ``NAVIGATION`` is a warning, which is an error. A link
-to a file that is no page (a DAG, a line of the source) leads to a copy of the file with its lines numbered.
+The site's first page is the README. A page that is missing in ``NAVIGATION`` causes a warning, which is an error.
+A link to a file that is not a page (a DAG, a line of the source) leads to a copy of the file with numbered lines.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def toctrees() -> str:
 
 
 def read(app: Sphinx, page: str, source: list[str]) -> None:
-    """Links to files that are no pages get the scheme ``source:``, and the README the navigation."""
+    """Give links to files that are not pages the scheme ``source:``, and append the navigation to the README."""
     folder = ROOT / page
 
     def scheme(link: re.Match[str]) -> str:
@@ -130,7 +130,7 @@ def resolve(app: Sphinx, doctree: nodes.document, page: str) -> None:
 
 
 def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """The files that pages link to, with numbered lines; and a first page by the name that web servers look for."""
+    """Yield a page with numbered lines for each linked file, and ``index``, which redirects to the README."""
     moved = '<meta http-equiv="refresh" content="0; url=README.html">'
     yield "index", {"title": project, "body": "", "metatags": moved}, "page.html"
     formatter = HtmlFormatter(linenos="inline", lineanchors="L")
