@@ -1,4 +1,4 @@
-"""`make docs`: the Markdown of this repository as a site. The pages do not depend on the site, and are readable as files.
+"""`make docs`: the Markdown of this repository as a site. The pages can also be read as files, without the site.
 
 The site's first page is the README. A page that is missing in ``NAVIGATION`` causes a warning, which is an error.
 A link to a file that is not a page (a DAG, a line of the source) leads to a copy of the file with numbered lines.
