@@ -41,8 +41,8 @@ COLUMNS = {
 class DefaultSource(DataSource):
     """The data source ``format("jetstream")``, for reading and writing, in batches and streams.
 
-    Its options are those of :class:`~pyspark_jetstream.options.Options` for reading, and those of
-    :class:`~pyspark_jetstream.write_options.WriteOptions` for writing.
+    Reading takes the options of :class:`~pyspark_jetstream.options.Options`, and writing takes the options of
+    :class:`~pyspark_jetstream.write_options.WriteOptions`.
     """
 
     @classmethod
@@ -50,7 +50,8 @@ class DefaultSource(DataSource):
         return "jetstream"
 
     def schema(self) -> str:
-        """Return the columns. Spark calls this method first, so an unknown connection is found here."""
+        """Return the columns as DDL. Spark calls this method before any other, so missing settings of a connection
+        raise an error here."""
         connection = self.options.get("connection")
         if connection and "servers" not in self.options:
             from jetstream_client.wire.settings import ConnectionSettings
@@ -99,13 +100,13 @@ def read_claim(
     spark:       the Spark session.
     claim:       the claim to read.
     servers:     addresses of the servers, separated by commas.
-    connection:  the id of an Airflow connection whose settings are in the environment of this task, or in that of the
-                 Spark Connect server.
+    connection:  the id of an Airflow connection whose settings are in the environment of this task, or in the
+                 environment of the Spark Connect server.
 
     Raises:
         SettingsMissing: the Spark Connect server does not find the settings of the connection.
         InvalidValue: neither or both of ``servers`` and ``connection`` are given, or the session's JVM was started
-            before the connection was known.
+            without the settings of the connection.
     """
     from pyspark_jetstream.session import check_environment, check_server
 
@@ -128,9 +129,10 @@ def decoded(
 ) -> tuple[DataFrame, DataFrame]:
     """Decode payloads into columns. Returns two DataFrames: the decoded messages and the malformed ones.
 
-    Each message is in one of the two. The decoded messages have the columns of ``messages``, with the columns of the
-    schema instead of ``data``. The malformed messages have all columns of ``messages`` and the column ``reason``, and
-    can be passed to ``claim.reject``. If you use both, the messages are read twice, unless they are persisted.
+    Each message is in exactly one of them. The decoded messages have the columns of ``messages``, with the columns of
+    the schema in place of ``data``. The malformed messages have all columns of ``messages`` and the column ``reason``,
+    and can be passed to ``claim.reject``. If you use both DataFrames, Spark reads the messages twice, unless you call
+    ``messages.persist()`` first.
 
     messages:  a DataFrame of messages, with the column ``data``.
     schema:    for JSON a struct type or its DDL, for example ``"id INT, name STRING"``; for Avro the writer's schema as
@@ -139,8 +141,8 @@ def decoded(
     options:   options of Spark's ``from_json``, for example ``{"timestampFormat": "dd.MM.yyyy HH:mm"}``.
 
     Raises:
-        InvalidValue: ``data`` is missing, the schema cannot be used, or it has a field with the name of a column of
-            ``messages``.
+        InvalidValue: ``messages`` has no column ``data``, the schema cannot be used, or a field of the schema has the
+            same name as a column of ``messages``.
     """
     from pyspark_jetstream.payload import decoding, split
 
@@ -154,26 +156,27 @@ def spark_session(
     memory: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Start or get a Spark session that knows the connections of this task, on the driver and on executors.
+    """Return the Spark session of this process, and start one if there is none. Its driver and its executors find the
+    settings of this task's Airflow connections.
 
     If the environment variable ``SPARK_REMOTE`` names a running Spark Connect server, for example
-    ``sc://localhost:15002``, the session is one on that server, which finds the connections itself
-    (docs/how-to/warm-spark.md). The session ends with this process.
+    ``sc://localhost:15002``, the session is on that server. The server must have the settings of the connections in its
+    own environment (docs/how-to/warm-spark.md). The session ends with this process.
 
-    If this process starts Java, it makes Java optimise later than by default, because most jobs are short. Options in
+    If this process starts Java, Java optimises code later than by default, because most jobs are short. Options in
     ``SPARK_SUBMIT_OPTS`` and in Spark's configuration take precedence.
 
     app_name:  the name of the application.
-    master:    the master URL; default: that of ``spark-submit``, ``PYSPARK_SUBMIT_ARGS`` or Spark's configuration,
-               otherwise ``local[*]``. A Spark Connect server has its own.
-    memory:    memory of the driver, for example ``"4g"``. In local mode this is the memory of all of Spark. A Spark
-               Connect server has its own.
-    config:    other configuration, for example ``{"spark.sql.shuffle.partitions": "8"}``. A Spark Connect server
-               ignores settings that cannot be changed while it runs.
+    master:    the master URL; default: the URL that ``spark-submit``, ``PYSPARK_SUBMIT_ARGS`` or Spark's configuration
+               sets, otherwise ``local[*]``. Leave it out for a Spark Connect server, which has its own master.
+    memory:    memory of the driver, for example ``"4g"``. In local mode, all of Spark shares this memory. A Spark
+               Connect server ignores it.
+    config:    other Spark properties, for example ``{"spark.sql.shuffle.partitions": "8"}``. A Spark Connect server
+               ignores properties that cannot be changed while it runs.
 
     Raises:
         InvalidValue: the Spark Connect server does not answer within half a minute, its address is invalid, or
-            ``master`` is given in addition.
+            ``master`` is given although the session is on a Spark Connect server.
     """
     from pyspark_jetstream.session import start
 

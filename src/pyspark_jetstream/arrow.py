@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages as Arrow batches, with as few loops in Python as possible.
 
-Arrays are made from buffers, because ``pyarrow.array`` imports pandas to check whether a list is one of its types. That
-takes a second and 50 MiB in each new Python worker. ``pyarrow.compute`` is imported only where it is used, because
-planning loads this file but computes nothing.
+Arrays are made from buffers, because ``pyarrow.array`` imports pandas to check whether its argument is a pandas object.
+This import takes a second and 50 MiB in each new Python worker. ``pyarrow.compute`` is imported only where it is used,
+because planning loads this file but computes nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _timestamps(times: Sequence[bytes]) -> pa.Array:
     if any(map(bytes.isdigit, times)):
         try:
             moments = moments.cast(pa.int64())
-        except pa.ArrowInvalid:  # some messages were not delivered by the consumer but read from the stream's leader
+        except pa.ArrowInvalid:  # the leader gives times as RFC 3339, a consumer as digits
             moments = _int64([int(each) if each.isdigit() else time_nanoseconds(each.decode()) for each in times])
     return moments.cast(pa.timestamp("ns", "UTC")).cast(pa.timestamp("us", "UTC"), safe=False)
 
@@ -57,8 +57,8 @@ def _headers(blocks: Sequence[bytes]) -> pa.Array:
 def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
     """Decode headers without a loop in Python. Returns None if the blocks need :func:`_any_headers`.
 
-    The blocks must be UTF-8, consist of whole lines with a colon each, and have no name twice. A publisher can write
-    anything into a block. The counts below make sure that each line is assigned to the right message.
+    The blocks must be UTF-8, consist of whole lines with a colon in each, and contain no name twice. A publisher can
+    write anything into a block. The counts below make sure that each line is assigned to the right message.
     """
     import pyarrow.compute as pc
 
@@ -66,7 +66,7 @@ def _plain_headers(blocks: Sequence[bytes]) -> pa.Array | None:
         lines = pc.split_pattern(_binary(blocks).cast(pa.string()), "\r\n")
     except pa.ArrowInvalid:
         return None
-    zero, one = _int32([0, 1])  # Arrow scalars, because functions convert Python's numbers with pandas as well
+    zero, one = _int32([0, 1])  # Arrow scalars, because pyarrow also converts Python's numbers with pandas
     texts, lengths = lines.flatten(), pc.list_value_length(lines)
     filled = pc.not_equal(pc.binary_length(texts), zero)
     last = pc.subtract(lines.offsets[1:], one)

@@ -31,7 +31,7 @@ _PLAIN: dict[str, Type] = {
     "bytes": ("BINARY", pa.binary()),
     "string": ("STRING", pa.string()),
 }
-_LOGICAL: dict[str, tuple[str, Type]] = {  # for each logical type its Avro type, and the type of the column
+_LOGICAL: dict[str, tuple[str, Type]] = {  # logical type → its Avro type, and the type of the column
     "date": ("int", ("DATE", pa.date32())),
     "timestamp-millis": ("long", ("TIMESTAMP", pa.timestamp("us", "UTC"))),
     "timestamp-micros": ("long", ("TIMESTAMP", pa.timestamp("us", "UTC"))),
@@ -41,9 +41,10 @@ _TOO_LONG = "longer than a message of the Avro schema"
 _TOO_MANY = "too many values"
 
 _MOST_MEMORY = 256 << 20
-"""Bytes that a decoded message may take. An array of records can take 200 times the size of its payload."""
+"""The largest number of bytes of memory that a decoded message may take. An array of records can take 200 times as many
+bytes as its payload."""
 _RECORD, _OTHER = 240, 80  # bytes of the smallest record in Python, and of other small values
-_TOGETHER = 64 << 10  # bytes of messages that exist as Python objects at the same time
+_TOGETHER = 64 << 10  # bytes of payloads that are decoded before their objects become an Arrow array
 
 _DECIMAL = "bounded-decimal"
 _LONGEST_DECIMAL = 64  # bytes; 16 hold the 38 digits of a column. Python's conversion takes quadratic time
@@ -65,13 +66,14 @@ _decimal("fixed")
 
 
 def avro_decoder(schema: object) -> tuple[list[str], Callable[[Column], Column]]:
-    """Return the names of the fields of the schema's record, and a function that takes the payloads and returns a
-    column of ``value`` and ``reason``.
+    """Return the names of the fields of the schema's record, and a function that takes a column of payloads and returns
+    a column with the fields ``value`` and ``reason``.
 
     Each payload is one record without a container, encoded with this writer's schema.
 
     Raises:
-        InvalidValue: this is not an Avro schema of a record, or one of its types has no column type here.
+        InvalidValue: this is not an Avro schema of a record, or this package cannot convert one of its types to a
+            column type.
     """
     records = Records(schema)
 
@@ -84,8 +86,8 @@ def avro_decoder(schema: object) -> tuple[list[str], Callable[[Column], Column]]
 
 
 class Records:
-    """Decodes a binary Arrow column of records of one schema into a column of ``value`` and ``reason``. One of the two
-    is set for each message.
+    """Decodes payloads of one schema: a binary Arrow column becomes a column with the fields ``value`` and ``reason``.
+    For each message, exactly one of these two fields is set, and the other one is null.
 
     fields:  the names of the record's fields.
     ddl:     the record's type in Spark.
@@ -123,7 +125,7 @@ class Records:
     def _column(self, rows: list[dict[str, Any]]) -> pa.Array:
         try:
             return pa.array(rows, self._type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):  # a value that its column cannot hold
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):  # a value does not fit into its column
             if len(rows) == 1:
                 return pa.array([{"reason": _NOT_OF_THE_SCHEMA}], self._type)
             return pa.concat_arrays([self._column([row]) for row in rows])
@@ -161,8 +163,8 @@ class _Counted(io.BytesIO):
 
 
 def _base_types(schema: Any, decimal: str = "decimal") -> Any:
-    """Return the schema without logical types that have no column type here. The specification lets a reader ignore
-    them.
+    """Return the schema without the logical types that :data:`_LOGICAL` does not contain. The specification allows a
+    reader to ignore logical types.
 
     decimal:  the name of the logical type under which decimals are read.
     """
@@ -190,7 +192,7 @@ class _Types:
     def __init__(self) -> None:
         self._named: dict[str, Type] = {}
         self.largest_item = 1
-        """The largest number of bytes that an item of an array or map takes in memory, null items included."""
+        """The largest number of bytes that an item of an array or map, or a null in its place, takes in memory."""
 
     def of(self, schema: Any) -> Type:
         if isinstance(schema, list):

@@ -48,8 +48,8 @@ def read(held: HeldClaim, spark: SparkSession, connection: str, local_properties
 
 
 def by_reason(rejected: DataFrame, reason: str | None) -> dict[str, list[int]]:
-    """Return the sequences for each reason: the given reason, or those in the column ``reason``. Raises
-    InvalidValue."""
+    """Return the DataFrame's sequences by reason. The reason is ``reason``, or, if that is None, the value in the
+    column ``reason``. Raises InvalidValue."""
     columns = ["sequence", "reason"] if reason is None else ["sequence"]
     for name in columns:
         if name not in rejected.columns:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the Python that Spark starts for its workers: whether its version is that of the driver, and whether it can
-read claims.
+"""Check the Python interpreter that Spark starts for its workers: whether it has the driver's version, and whether it
+can read claims.
 
-PySpark starts ``PYSPARK_PYTHON``, or else the ``python3`` that it finds on PATH, whatever interpreter the driver uses.
-On the driver, PySpark looks for data sources with ``PYSPARK_DRIVER_PYTHON`` if that is set.
+PySpark starts the interpreter that ``PYSPARK_PYTHON`` names, or else the ``python3`` that it finds on PATH. This does
+not depend on the driver's own interpreter. To find data sources, PySpark starts an interpreter on the driver:
+``PYSPARK_DRIVER_PYTHON`` if that is set.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from jetstream_handoff.findings import Finding
 
 PATIENCE = 30.0
-"""The largest number of seconds in which one interpreter must start and import pyspark."""
+"""Seconds within which an interpreter must have started and imported pyspark."""
 _PACKAGES = ("pyspark", "pyarrow", "pyspark_jetstream")
 _PROBE = """
 import json, sys

@@ -73,10 +73,11 @@ class Options(Place):
     servers:          addresses of the servers, without user information. Give either this or ``connection``.
     connection:       the id of an Airflow connection whose settings are in the environment.
     stream:           the name of the stream; with a claim the default is the claim's stream.
-    subjects:         filters of subjects, separated by commas, for example ``orders.*.new``. With one filter the server
-                      sends only messages that match. With several filters all messages are read, and those that do not
-                      match are dropped by Spark's workers.
-    claim:            the JSON of a claim. Exactly its messages are read, and a missing one is an error.
+    subjects:         subject filters, separated by commas, for example ``orders.*.new``. With one filter, the server
+                      sends only messages that match it. With several filters, Spark's workers read all messages, and
+                      drop messages that match none of the filters.
+    claim:            the JSON of a claim. Exactly its messages are read. If one of them no longer exists, reading
+                      fails.
     startingOffsets:  where to begin: ``earliest`` (default of a batch), ``latest`` (default of a new streaming query),
                       a sequence or a time (RFC 3339), inclusive.
     endingOffsets:    where a batch ends: ``latest`` (default), a sequence or a time, inclusive.
@@ -85,8 +86,8 @@ class Options(Place):
                       ``auto`` (default): ``consumer`` where that is faster and the stream and the permissions allow it.
     maxOffsetsPerTrigger: the largest number of sequences in a micro-batch of a streaming query; default: all that are
                       available.
-    failOnDataLoss:   ``true`` (default): messages that should be read but no longer exist are an error; ``false``: they
-                      cause a warning.
+    failOnDataLoss:   ``true`` (default): reading fails if messages that should be read no longer exist; ``false``: such
+                      messages only cause a warning in the log.
     """
 
     subjects: tuple[str, ...] = ()
@@ -134,11 +135,12 @@ class Options(Place):
 
     @property
     def filter(self) -> str | None:
-        """The filter that the server applies; None if there is none, or more than one."""
+        """The subject filter that the server applies; None if ``subjects`` contains no filter or several."""
         return self.subjects[0] if len(self.subjects) == 1 else None
 
     def check_batch(self) -> None:
-        """Raise InvalidValue for options that only a streaming query has."""
+        """Raise InvalidValue for options that are allowed only in a streaming query, and for a batch that would be
+        empty."""
         if self.max_offsets is not None:
             remedy = "this limits the micro-batches of spark.readStream; leave it out of spark.read"
             raise InvalidValue("maxOffsetsPerTrigger", self.max_offsets, remedy)
@@ -149,7 +151,7 @@ class Options(Place):
             raise InvalidValue("endingOffsets", EARLIEST, "the batch would be empty; give latest, a sequence or a time")
 
     def check_streaming(self) -> None:
-        """Raise InvalidValue for options that only a batch has."""
+        """Raise InvalidValue for options that are allowed only in a batch."""
         if self.claim is not None:
             raise InvalidValue("claim", self.claim.id, "a claim is read in a batch; use spark.read")
         if self.ending is not None:
@@ -168,7 +170,8 @@ def check_schema(schema: StructType, columns: Mapping[str, str]) -> None:
 
 
 def option_name(option: str, names: Sequence[str]) -> str:
-    """Return the known spelling of an option, which Spark may pass in lower case. Raises InvalidValue if unknown."""
+    """Return the known spelling of an option, which Spark may pass in lower case. Raises InvalidValue for an unknown
+    option."""
     for known in names:
         if option.lower() == known.lower():
             return known

@@ -24,7 +24,7 @@ class Decoding:
     """How to decode one format.
 
     fields:  the names of the schema's columns.
-    decode:  takes ``data``, and returns the decoded column that ``value`` and ``reason`` need.
+    decode:  takes ``data``, and returns the decoded column, which ``value`` and ``reason`` take.
     value:   takes the decoded column, and returns a struct of the fields.
     reason:  takes the decoded column and ``data``, and returns a string column: why the payload is malformed, or null
              if it is valid.
@@ -46,7 +46,7 @@ def split(messages: DataFrame, decoding: Decoding) -> tuple[DataFrame, DataFrame
         if name.lower() in taken:
             remedy = f"the messages already have a column of this name; rename it with withColumnRenamed({name!r}, …)"
             raise InvalidValue("schema", name, remedy)
-    # explode(array(…)) does not change the one value, but keeps Spark from moving a filter or a field access below the
+    # explode(array(…)) does not change the value, but keeps Spark from moving a filter or a field access below the
     # decoding. Without it, each payload would be decoded once for the filter and again for the columns.
     name = f"decoded_{secrets.token_hex(8)}"
     decoded = messages.select("*", F.explode(F.array(decoding.decode(messages["data"]))).alias(name))

@@ -30,7 +30,8 @@ import pyspark
 
 ARCHIVE = "classes.jsa"
 
-# The parts of Spark that most jobs load: JSON, an aggregation and Parquet. Java writes the archive when it ends.
+# This job loads the classes that most jobs need: for JSON, an aggregation and Parquet. Java writes them to the archive
+# when it exits.
 _JOB = """
 import sys
 from pyspark.sql import SparkSession
@@ -85,8 +86,8 @@ def compiled(library: Path, target: Path) -> None:
 
 
 def _archive_classes(home: Path, archive: Path) -> None:
-    """Run a job, after which Java writes the archive. The job has no configuration, because the folder of the
-    configuration would become part of the archive."""
+    """Run a job; Java writes the archive when it exits. The job runs without the environment variables of Spark,
+    because the path of a configuration folder would become part of the archive."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     environment = {
         **plain,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading: the driver plans partitions by sequence, and executors read them into Arrow batches."""
+"""Reading: the driver divides stream sequences into partitions, and executors read each partition into Arrow
+batches."""
 
 from __future__ import annotations
 
@@ -32,20 +33,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROWS, BYTES = 2_000, 1 << 18
-"""An Arrow batch is passed on after this many rows, or bytes of data and headers, while it is still in the processor's
-caches. With 10,000 rows reading took a fifth longer. Messages that arrive together stay together, so the window of
-direct get also limits the size of a batch."""
+"""An Arrow batch is complete when it has this many rows, or this many bytes of data and headers. A batch of this size
+fits into the processor's caches: with 10,000 rows, reading took a fifth longer. Messages that arrive together are
+not split, so a batch can exceed both limits."""
 
 WORTH_A_CONSUMER = 1_000
-"""The smallest number of messages in a partition for which a consumer is created to read them."""
+"""With ``readMode`` ``auto``, a consumer is used only if the partitions have at least this many sequences on
+average."""
 WORTH_HEADERS_ONLY = 1_024
-"""The smallest average size of a stream's messages, in bytes, for which data is left out if no column needs it. For
-smaller messages the server's additional header costs more than their data."""
+"""If no column needs the data, a consumer leaves it out, provided that the stream's messages have at least this many
+bytes on average. For smaller messages, the header that the server then adds costs more than the data."""
 
 
 @dataclass
 class Sequenced(InputPartition):
-    """One partition.
+    """One partition of a read.
 
     sequences:     the sequences to read; with a filter, the range in which to look for matching messages.
     created:       when the stream was created.
@@ -62,7 +64,8 @@ class Sequenced(InputPartition):
 
 
 class Reading:
-    """The common part of batches and streams: planning a set of sequences, and reading a partition of it."""
+    """The part that batch reads and streaming queries share: dividing sequences into partitions, and reading a
+    partition."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
@@ -114,8 +117,8 @@ class Reading:
             log.warning("%s; reading continues, because failOnDataLoss is false", missing)
 
     def _present(self, wire: Wire, info: StreamInfo, first: int, last: int) -> Sequences:
-        """Return the sequences of a range that the stream contains now. Messages that were deleted before this call are
-        gaps. Messages that are deleted later are losses."""
+        """Return the sequences from ``first`` to ``last`` that the stream contains. Without a filter, sequences that
+        are already deleted are left out, so only a message that is deleted after this call counts as missing."""
         first, last = max(first, info.state["first_seq"]), min(last, info.state["last_seq"])
         if not info.state["messages"] or first > last:
             return Sequences()
@@ -126,8 +129,8 @@ class Reading:
         return present
 
     def _parts(self, wire: Wire, info: StreamInfo, wanted: Sequences, count: int) -> list[Sequenced]:
-        """Return partitions with equal numbers of sequences. There is always at least one partition: if there were
-        none, Spark would invent one and read it."""
+        """Divide ``wanted`` into at most ``count`` partitions whose sizes differ by at most one sequence. If ``wanted``
+        is empty, return one empty partition, because without any partition Spark would create one and read it."""
         if not wanted:
             return [Sequenced(wanted, info.created)]
         density = self._density(wire, info)
@@ -138,8 +141,9 @@ class Reading:
         return [Sequenced(part, info.created, density, by_consumer, headers_only) for part in parts]
 
     def _by_consumer(self, info: StreamInfo, each: float, wanted: Sequences) -> bool:
-        """Return whether to read with a consumer. A consumer reads every message from its start on, so at least half of
-        these messages must be wanted, and the partition must be large enough."""
+        """Return whether to read with a consumer. With ``readMode`` ``auto``, the stream must have ``limits``
+        retention, and the partitions must be large enough. A consumer delivers every message from its start on, so at
+        least half of the sequences from the first to the last wanted one must be wanted."""
         if self._options.read_mode != AUTO:
             return self._options.read_mode == CONSUMER
         span = wanted.last - wanted.first + 1
@@ -148,7 +152,8 @@ class Reading:
         )
 
     def _density(self, wire: Wire, info: StreamInfo) -> float:
-        """Return the share of the stream's messages that match the filter, to estimate how far a request reaches."""
+        """Return the expected share of the stream's sequences whose messages match the filter. Direct get uses it to
+        choose how many sequences one request covers."""
         if self._options.filter is None:
             return 1.0
         span = info.state["last_seq"] - info.state["first_seq"] + 1
@@ -158,10 +163,11 @@ class Reading:
 
 
 class JetStreamReader(Reading, DataSourceReader):
-    """Reads exactly a claim, or a range of a stream. A planned message that cannot be read is an error."""
+    """Reads exactly the messages of a claim, or a range of a stream. If a planned message no longer exists, reading
+    raises an error, unless ``failOnDataLoss`` is false."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan partitions with equal numbers of sequences.
+        """Plan partitions whose sizes differ by at most one sequence.
 
         Raises:
             StreamNotFound, StreamRecreated, DirectGetDisabled, ConnectionFailed: the stream cannot be read.
@@ -180,12 +186,13 @@ class JetStreamReader(Reading, DataSourceReader):
                 first = first_sequence(wire, info, options.starting or EARLIEST)
                 last = last_sequence(wire, info, options.ending or LATEST)
                 wanted = self._present(wire, info, first, last)
-            # Spark plans in a process that does not know its executors. For a cluster, set minPartitions.
+            # Spark plans in a process that does not know the executors. On a cluster, users set minPartitions instead.
             return self._parts(wire, info, wanted, options.min_partitions or os.cpu_count() or 1)
 
 
 def first_sequence(wire: Wire, info: StreamInfo, offset: Offset) -> int:
-    """Return the first sequence at or after an offset. If there is none, return the one after the last sequence."""
+    """Return the first sequence of a read that starts at an offset. For ``latest``, and for a time after the stream's
+    last message, this is the stream's last sequence plus one."""
     if offset == EARLIEST:
         return max(1, int(info.state["first_seq"]))
     if offset == LATEST:
@@ -200,7 +207,7 @@ def first_sequence(wire: Wire, info: StreamInfo, offset: Offset) -> int:
 
 
 def last_sequence(wire: Wire, info: StreamInfo, offset: Offset) -> int:
-    """Return the last sequence at or before an offset."""
+    """Return the last sequence of a read that ends at an offset. The offset is inclusive."""
     if isinstance(offset, int):
         return offset
     if isinstance(offset, Time):
@@ -209,7 +216,7 @@ def last_sequence(wire: Wire, info: StreamInfo, offset: Offset) -> int:
 
 
 def _split(wanted: Sequences, count: int) -> Iterator[Sequences]:
-    """Split into ``count`` parts in order, whose lengths differ by one at most."""
+    """Split the sequences, in ascending order, into ``count`` parts whose lengths differ by at most one."""
     size, longer = divmod(wanted.count, count)
     front = next(wanted.windows(longer * (size + 1))) if longer else Sequences()
     yield from front.windows(size + 1)
@@ -217,7 +224,7 @@ def _split(wanted: Sequences, count: int) -> Iterator[Sequences]:
 
 
 def _pattern(subjects: Sequence[str]) -> re.Pattern[bytes]:
-    """Return a pattern that matches every subject that at least one of the filters matches."""
+    """Return a regular expression for the subjects that match at least one of the filters."""
     tokens = {"*": rb"[^.]+", ">": rb".+"}
     filters = (
         rb"\.".join(tokens.get(token, re.escape(token.encode())) for token in each.split(".")) for each in subjects

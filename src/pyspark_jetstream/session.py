@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting Spark sessions that pass a task's connections to Spark's workers without showing any secret.
 
-A session on a Spark Connect server passes nothing: the server and its executors find a connection in their own
-environment, by its name.
+A session on a Spark Connect server passes nothing: the server and its executors find the settings of a connection in
+their own environment, by the connection's id.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ job reaches the higher numbers soon."""
 
 
 def start(app_name: str, master: str | None, memory: str | None, config: Mapping[str, str]) -> SparkSession:
-    """Start or get a session, as :func:`pyspark_jetstream.spark_session` describes."""
+    """Return the session of this process, or start one, as :func:`pyspark_jetstream.spark_session` describes."""
     options = {"spark.master": master, "spark.driver.memory": memory}
     options |= {
         f"spark.executorEnv.{name}": os.environ[name] for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)
@@ -63,9 +63,9 @@ def start(app_name: str, master: str | None, memory: str | None, config: Mapping
 
 @contextmanager
 def _options_for_java(options: str) -> Iterator[None]:
-    """Start the JVM with these options, followed by those of the environment and of Spark's configuration, which
-    therefore take precedence. In the configuration, these options would replace others that this process does not
-    know."""
+    """Let the JVM start with these options inside the block. The options of the environment and of Spark's
+    configuration follow them, and therefore take precedence. If these options were put into the configuration, they
+    would replace options there that this process does not know."""
     given = os.environ.get("SPARK_SUBMIT_OPTS")
     os.environ["SPARK_SUBMIT_OPTS"] = f"{options} {given or ''}".strip()
     try:
@@ -89,21 +89,22 @@ def _is_no_command(record: logging.LogRecord) -> bool:
 
 
 def _remote(config: Mapping[str, str]) -> bool:
-    """Return whether the session will be one of Spark Connect, as SparkSession.Builder.getOrCreate decides it."""
+    """Return whether the session will be on a Spark Connect server, by the rules of
+    ``SparkSession.Builder.getOrCreate``."""
     mode = config.get("spark.api.mode") or os.environ.get("SPARK_API_MODE") or default_api_mode()
     return mode.lower() == "connect" or is_remote() or "spark.remote" in config or "SPARK_REMOTE" in os.environ
 
 
 def _on_server(app_name: str, config: Mapping[str, str]) -> SparkSession:
-    """Return a session of Spark Connect. Its server is checked first, because PySpark's client would retry for ten
-    minutes, and the client's errors show a token in the address."""
+    """Return a session on a Spark Connect server. The server is checked first, because PySpark's client would retry for
+    ten minutes, and its errors would show a token that the address contains."""
     address = config.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
     if address.startswith("sc:"):
         if master := config.get("spark.master") or os.environ.get("MASTER"):
             remedy = "a Spark Connect server has its own master; leave out the master, or unset SPARK_REMOTE"
             raise InvalidValue("master", master, remedy)
         _check_answer(address)
-        if "session_id=" not in address:  # another process may use a session whose id was chosen
+        if "session_id=" not in address:  # a session with a chosen id may also be used by another process
             os.environ.setdefault("SPARK_CONNECT_RELEASE_SESSION_ON_EXIT", "true")
         config = {name: value for name, value in config.items() if name != "spark.driver.memory"}
     return SparkSession.builder.appName(app_name).config(map={**config}).getOrCreate()
@@ -143,7 +144,8 @@ def _check_answer(address: str) -> None:
 
 
 def is_on_server(spark: SparkSession | RemoteSparkSession) -> TypeGuard[RemoteSparkSession]:
-    """Whether this is a session of Spark Connect, whose packages need not be installed."""
+    """Return whether this session is on a Spark Connect server. This also works if the packages of Spark Connect are
+    not installed."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
@@ -161,7 +163,8 @@ def check_server(messages: DataFrame, connection: str) -> None:
 
 
 def check_environment(spark: SparkSession, connection: str) -> None:
-    """Raise InvalidValue if the session's JVM, and so its Python workers, were started without the connection."""
+    """Raise InvalidValue if the session's JVM, and so its Python workers, were started without the settings of the
+    connection."""
     jvm = getattr(spark, "_jvm", None)
     _keep_commands_out_of_logs()
     name = environment_name(connection)

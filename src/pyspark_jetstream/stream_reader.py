@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading as a stream. An offset is the last sequence that was read, and the creation time of its stream."""
+"""Reading in a streaming query. An offset consists of the last sequence that was read and the stream's creation
+time."""
 
 from __future__ import annotations
 
@@ -31,12 +32,13 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 WORTH_A_TASK = 10_000
-"""The smallest number of messages in a partition of a micro-batch. With fewer, another task costs more than it saves.
-"""
+"""Without ``minPartitions``, a micro-batch has one partition for this many sequences, and at most one for each core of the
+driver. With smaller partitions, another task would cost more than it saves."""
 
 
 class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads micro-batches, each of which is a range of sequences. Messages deleted before the planning are gaps.
+    """Reads micro-batches, each of which is a range of sequences. Single messages that were deleted inside a range before
+    it was planned are left out without an error.
 
     Nothing is stored on the server: the query's checkpoint contains its position.
     """
@@ -62,8 +64,8 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         """Return the end of the next micro-batch.
 
         Raises:
-            StreamRecreated: the stream was recreated, or ends before the query's position. With ``failOnDataLoss``
-                false this is a warning.
+            StreamRecreated: the stream was recreated, or ends before the query's position. If ``failOnDataLoss`` is
+                false, a warning is logged instead.
         """
         latest = self._target or self._end()
         read = start["sequence"]
@@ -89,15 +91,16 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         self._target = self._end()
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Return the end of the stream. Its distance from a batch's end is the backlog in the query's progress."""
+        """Return the end of the stream. The query's progress shows it next to the end of the micro-batch, so that users
+        see the backlog."""
         return self._end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Plan the partitions of a micro-batch.
 
         Raises:
-            MessagesMissing: messages were removed before they were read. With ``failOnDataLoss`` false this is a
-                warning.
+            MessagesMissing: the stream removed messages from its beginning before they were read. If ``failOnDataLoss``
+                is false, a warning is logged instead.
         """
         first = start["sequence"] + 1 if start["created"] == end["created"] else 1
 
@@ -130,7 +133,7 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
         log.warning("%s", error)
 
     def _patiently(self, plan: Callable[[Wire], Result]) -> Result:
-        """Retry planning while the server does not answer, because a restart of the server need not end the query."""
+        """Retry planning while the server does not answer, so that a restart of the server does not end the query."""
         attempts = Attempts(lambda: f"reading stream {self._options.stream} failed and will be tried again")
         while True:
             with attempts, Wire.open(self._options.settings()) as wire:

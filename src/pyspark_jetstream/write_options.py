@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _OPTIONS = ("servers", "connection", "stream", "acceptDuplicates")
-_OF_A_QUERY = ("checkpointLocation", "queryName")  # Spark's options, which it passes on
+_OF_A_QUERY = ("checkpointLocation", "queryName")  # Spark's own options, which it also passes to data sources
 _COLUMNS = {
     "subject": ("string",),
     "data": ("binary", "string"),

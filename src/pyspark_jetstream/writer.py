@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing, where each row becomes a message. A task succeeds when the stream has acknowledged all of its rows.
+"""Writing: each row becomes a message. A task succeeds when the stream has acknowledged the messages of all its rows.
 
 Message ids are made from the job (or query and batch), the partition, the content, and the occurrence of this content
 in the partition. The partition is included because equal rows of two partitions are two messages, and no task knows how
-many equal rows the others have.
+many equal rows the other partitions have.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROWS = 1_000
-"""The number of rows that are Python objects at the same time. An Arrow batch has 10,000 rows, however large."""
+"""The largest number of rows that exist as Python objects at the same time. An Arrow batch can have 10,000 rows,
+however large they are."""
 
 _OF_QUERY, _OF_BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # local properties of a micro-batch's tasks
 
@@ -49,10 +50,10 @@ _OF_QUERY, _OF_BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # local
 class Written(WriterCommitMessage):
     """The result of one task.
 
-    partition:    the number of its partition.
-    stored:       number of messages that it stored.
+    partition:    the number of the task's partition.
+    stored:       number of messages that the task stored.
     duplicates:   number of messages that an earlier attempt had already stored.
-    first, last:  the first and last sequence; 0 without rows.
+    first, last:  the lowest and the highest stream sequence of the messages; 0 if there are no rows.
     """
 
     partition: int
@@ -112,7 +113,8 @@ class JetStreamStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _position(options: WriteOptions) -> Position | None:
-    """Return the end of the stream. Messages after it that have a task's ids were stored by an earlier attempt."""
+    """Return the end of the stream before any task writes. If a message after it has an id of a task, an earlier
+    attempt of that task stored the message."""
     try:
         return Position.current(options.settings(), options.stream)
     except StreamNotFound:
@@ -258,7 +260,7 @@ def _aborted(stream: str, what: str, messages: Sequence[WriterCommitMessage | No
 
 def _driver_log() -> logging.Logger:
     """Return a logger that writes to standard error if nothing else is configured. Spark commits in a separate process
-    without logging, in which only warnings would be shown."""
+    that configures no logging, so only warnings would be shown."""
     if not log.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
