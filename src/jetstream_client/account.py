@@ -65,7 +65,8 @@ class AccountInfo:
 
     @property
     def api(self) -> dict[str, Any]:
-        """Number of API requests (``total``) and of ``errors`` since the server started, and the :attr:`level`."""
+        """Number of API requests (``total``) and of refused requests (``errors``) since the server started, and the API
+        level (``level``)."""
         api = self.raw.get("api")
         return dict(api) if isinstance(api, dict) else {}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the JetStream API, and a check whether its servers support a request."""
+"""Requests to the JetStream API, and the check that its servers support a request."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _PATIENCE_STEP = 0.1  # seconds between two attempts of a request with patience
 
 
 class Api:
-    """The API of one JetStream, on a connection. ``settings`` are the connection's, unless the context has other
-    options."""
+    """The JetStream API on a connection. ``settings`` are the connection's settings, except for options
+    that :meth:`JetStream.with_options` has replaced."""
 
     def __init__(
         self, connection: Connection, *, settings: ConnectionSettings | None = None, trace: Trace | None = None
@@ -123,9 +123,9 @@ class Api:
         """Raises ServerTooOld if the servers are known not to meet the requirement ``needed``.
 
         The API level in the answer to ``$JS.API.INFO`` decides, because the request may reach another server than the
-        connected one. If INFO is not answered, the version of the connected server decides. The account may import only
-        some requests of another API prefix or domain. There, the request is sent even if INFO is not answered, and the
-        server that gets the request decides.
+        connected one. If INFO is not answered, the version of the connected server decides. With another API prefix or
+        domain, the account may have imported only some requests, and INFO may not be one of them. If INFO is not
+        answered in this case, the request is sent, and the server that gets it decides.
         """
         if needed is None:
             return

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checking, comparing and merging configurations of streams and consumers.
 
-A configuration is the server's JSON and never becomes a dataclass, so that a field that this client does not know
-survives reading, merging and writing. Durations are sent as integer nanoseconds (a ``timedelta`` is accepted), times
-as RFC 3339 (a ``datetime`` with a time zone is accepted).
+A configuration is the server's JSON and never becomes a dataclass, so that fields that this client does not know are
+kept when a configuration is read, merged and written. Durations are sent as integer nanoseconds (a ``timedelta`` is
+accepted), times as RFC 3339 (a ``datetime`` with a time zone is accepted).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FOLLOWING = {
     "deliver_subject": ("max_waiting",),
     "priority_policy": ("priority_timeout",),
 }
-"""Consumer fields, and the fields whose default or validity depends on them (``setConsumerConfigDefaults`` and
+"""A consumer's field → the fields whose default or validity depends on it (``setConsumerConfigDefaults`` and
 ``checkConsumerCfg`` in nats-server's ``server/consumer.go``)."""
 _DUPLICATE_WINDOW = 120 * 10**9
 """Default ``duplicate_window`` of a stream in nanoseconds, unless its ``max_age`` is shorter

@@ -69,8 +69,8 @@ class JetStream(Publishing):
         config:   the server's JSON (nats-server ``StreamConfig``). Durations are ``timedelta`` or nanoseconds, times
                   are ``datetime`` with a time zone or RFC 3339. The ``domain`` of a mirror or source is sent as its
                   ``external.api``.
-        pedantic: if True, the server refuses values that it would otherwise silently adjust to one another
-                  (ApiError 10157, nats-server 2.11). Default False.
+        pedantic: if True, the server refuses values that it would otherwise adjust silently (ApiError 10157,
+        nats-server 2.11). Default False.
 
         Raises:
             StreamNameInUse: the stream exists with another configuration.
@@ -144,8 +144,8 @@ class JetStream(Publishing):
             yield StreamInfo(info)
 
     async def stream_name_by_subject(self, subject: str) -> str:
-        """Return the name of the stream that listens on ``subject``. If several streams listen on a subject with
-        wildcards, this is the first one; :meth:`stream_names` lists all.
+        """Return the name of the stream that listens on ``subject``. If ``subject`` has wildcards and several streams
+        match, this is the first of them; :meth:`stream_names` lists all.
 
         Raises:
             StreamNotFound: no stream listens on the subject.

@@ -33,7 +33,7 @@
     │   └── JetStreamNotEnabled
     │       └── JetStreamNotEnabledForAccount
     ├── ServerTooOld                      names the version that is needed
-    ├── ListingIncomplete                 the server could not answer for every item of a list
+    ├── ListingIncomplete                 a list lacks items whose leaders did not answer the server
     ├── TooManyPending                    publish_async has reached its limit of unanswered messages
     ├── PublisherClosed                   publish_async was closed by its caller
     ├── NoStreamResponse                  no stream listens on the subject of a message
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from jetstream_client.sequences import Sequences
 
 
-_LONGEST_VALUE = 400  # characters of a value in an error
+_LONGEST_VALUE = 400  # the largest number of characters of a value in an error
 LONGEST_TEXT = 1_000
 """Characters of the server's text, at most, that an error message contains. The limit keeps logs readable."""
 
@@ -94,7 +94,7 @@ class JetStreamError(Exception):
         return _carried, (type(self), self.args, attributes)
 
     def about(self, what: str) -> Self:
-        """Put ``what`` in front of the message, and return this error."""
+        """Put ``what`` in front of this error's message, and return this error."""
         self.args = (f"{what}: {self}",)
         return self
 
@@ -347,7 +347,7 @@ class WrongLastMessageId(ApiError, codes=(10070,)):
 
 
 class WrongStream(ApiError, codes=(10060,)):
-    """The subject belongs to another stream than the expected one."""
+    """The subject belongs to a stream other than the expected one."""
 
 
 class TooManyRequests(ApiError, codes=(10167,)):
@@ -373,7 +373,7 @@ class ResourcesExceeded(ApiError, codes=(10002, 10047)):
 
 
 class LastSequenceNotReady(ApiError, codes=(10163,)):
-    """The server has not decided yet about an earlier message on the subject. Try again."""
+    """The server has not yet stored or refused an earlier message on the subject. Try again."""
 
 
 class ApiLevelRequired(ApiError, codes=(10185,)):
@@ -465,13 +465,13 @@ class TooManyPending(JetStreamError):
 
 
 class PublisherClosed(JetStreamError):
-    """The publisher was closed by its caller. The message was not sent, or the publisher no longer listens for its
-    answer."""
+    """The publisher was closed by its caller. The message was not sent, or its answer can no longer arrive, because the
+    publisher has stopped listening."""
 
 
 class ListingIncomplete(JetStreamError):
-    """A list is complete except for the streams or consumers in ``names``, whose leaders did not answer the server in
-    time or are offline."""
+    """A list lacks the streams or consumers in ``names``, because their leaders did not answer the server in time or
+    are offline. The rest of the list is complete."""
 
     def __init__(self, request: str, names: list[str]) -> None:
         super().__init__(
@@ -493,8 +493,8 @@ class NoStreamResponse(JetStreamError):
 
 
 class WrongDomain(JetStreamError):
-    """The connection has a domain, but the message was stored by a stream of another domain, which listens on the same
-    subject."""
+    """The settings name a domain, but the answer came from a stream of another domain, which also listens on the
+    subject and stored the message."""
 
     def __init__(self, subject: str, stored: str, domain: str) -> None:
         place = f"in domain {stored!r}" if stored else "outside any domain"
@@ -526,7 +526,8 @@ class PublishFailed(JetStreamError):
 class BatchGap(PublishFailed):
     """Messages of a fast-ingest batch did not reach the stream, which ended the batch. Earlier messages are stored.
 
-    ``position`` is the first missing message, ``arrived`` the one that arrived in its place, or -1 if that is unknown.
+    ``position`` is the index of the first missing message in the input. ``arrived`` is the index of the message that
+    arrived in its place, or -1 if that is unknown.
     """
 
     def __init__(self, position: int, arrived: int, stored: int) -> None:
@@ -572,7 +573,7 @@ class PullError(JetStreamError):
         line = f"{status} {description}".lower()
         if status == 408 and "bad" in line:
             return PullError(status, description)
-        beginnings = sorted(_BY_LINE, reverse=True)  # a longer beginning before a shorter one that it contains
+        beginnings = sorted(_BY_LINE, reverse=True)  # a longer beginning precedes a shorter one that it contains
         kind = next((_BY_LINE[beginning] for beginning in beginnings if line.startswith(beginning)), PullError)
         return kind(status, description or ("no responders" if kind is NoResponders else ""))
 
@@ -699,7 +700,8 @@ class SlowConsumer(JetStreamError):
 
 
 class MessageAlreadyAnswered(JetStreamError):
-    """The message was acknowledged, negatively acknowledged or terminated before, which is possible only once."""
+    """The message was already acknowledged, negatively acknowledged or terminated. A message can be answered only
+    once."""
 
     def __init__(self, stream: str, sequence: int) -> None:
         super().__init__(

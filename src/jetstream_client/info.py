@@ -47,8 +47,9 @@ class StreamInfo(Info):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The stream's messages, bytes, first_seq, first_ts, last_seq, last_ts, num_subjects, num_deleted and
-        consumer_count. In an empty stream, first_seq = last_seq + 1."""
+        """The state of the stream: ``messages``, ``bytes``, ``first_seq``, ``first_ts``, ``last_seq``, ``last_ts``,
+        ``num_subjects``, ``num_deleted`` and ``consumer_count``. In an empty stream, ``first_seq`` is ``last_seq`` plus
+        one."""
         return dict(self.raw["state"])
 
     @property
@@ -58,19 +59,20 @@ class StreamInfo(Info):
 
     @property
     def cluster(self) -> dict[str, Any]:
-        """The stream's cluster: its name, leader and replicas (each with name, current, offline, active and lag); empty
-        without a cluster."""
+        """The stream's cluster: ``name``, ``leader`` and ``replicas`` (each with ``name``, ``current``, ``offline``,
+        ``active`` and ``lag``); empty without a cluster."""
         return dict(self.raw.get("cluster") or {})
 
     @property
     def mirror(self) -> dict[str, Any] | None:
-        """name, lag and active (nanoseconds since the last contact) of the mirrored stream, or None."""
+        """``name``, ``lag`` and ``active`` (nanoseconds since the last contact) of the mirrored stream; None if this
+        stream is not a mirror."""
         mirror = self.raw.get("mirror")
         return None if mirror is None else dict(mirror)
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """name, lag and active (as for :attr:`mirror`) of each source of this stream."""
+        """``name``, ``lag`` and ``active`` (as for :attr:`mirror`) of each source of this stream."""
         return list(self.raw.get("sources") or ())
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 GROWTH = 10_000
-"""While a list is read, it may grow to twice its length plus this many items."""
+"""While a list is read, it may grow to twice its first length plus this many items."""
 
 
 class Pager:
@@ -29,7 +29,7 @@ class Pager:
         self.request = request
         self._body = dict(body or {})
         self._offset = 0
-        self._longest = 0  # items that the list may have by its end
+        self._longest = 0  # the largest number of items that the list may reach while it is read
         self._seen: set[str] = set()
         self._left_out: list[str] = []
         self.done = False

@@ -15,9 +15,9 @@ _plain_subject = re.compile(
 ).fullmatch  # recognises most literal subjects with one check
 _LONGEST_NAME = 255  # server/jetstream_api.go: JSMaxNameLen
 LONGEST_SUBJECT = 3_840
-"""Bytes. The line of a command may have 4,096 bytes after its verb (``max_control_line``, which a server does not
-announce), and the server ends the connection if the line is longer. The remaining bytes are for the reply subject and
-the sizes."""
+"""The largest number of bytes in a subject. The line of a command may have 4,096 bytes after its verb
+(``max_control_line``, which a server does not announce), and the server ends the connection if the line is longer. The
+remaining bytes are for the reply subject and the sizes."""
 _SHORT = LONGEST_SUBJECT // 4  # characters; a subject of at most this many never has more than LONGEST_SUBJECT bytes
 
 

@@ -46,12 +46,12 @@ class Publishing(Api):
     ) -> PubAck:
         """Publish one message and wait for the stream's answer.
 
-        subject: where to publish.
+        subject: the subject to publish on.
         data:    payload. Default: empty.
         headers: headers of the message, which are copied. A header that contradicts an option is refused.
         timeout: seconds to wait for the answer. Default ``settings.request_timeout`` (5 s).
-        retry_attempts: how many times the message is sent again if no stream answers, which happens while a stream has
-                 no leader. Default 2, as in nats.go.
+        retry_attempts: how many times the message is sent again if no stream answers, for example because the stream
+                 has no leader at this moment. Default 2, as in nats.go.
         retry_wait: seconds to wait before the message is sent again. Default 0.25, as in nats.go.
         options: see :class:`PublishOptions`.
 
@@ -91,7 +91,8 @@ class Publishing(Api):
         on_ack: OnAck | None = None,
     ) -> AsyncIterator[AsyncPublisher]:
         """Open a separate :class:`AsyncPublisher` with these settings. The end of the block waits until every message
-        is answered, and closes the publisher. A block that ends with an exception closes it without waiting."""
+        is answered, and then closes the publisher. If the block ends with an exception, the publisher is closed without
+        waiting."""
         publisher = AsyncPublisher(
             self,
             max_pending=max_pending,

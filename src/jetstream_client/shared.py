@@ -37,9 +37,9 @@ def share(settings: ConnectionSettings) -> Use:
 class Use:
     """One user of a shared connection, from entering to leaving.
 
-    This is not a generator: `airflow dags test` ends the loop of a trigger without cleaning up, and asyncio then closes
-    all generators at the same time. A generator that waits inside another would be closed twice, and both would log an
-    error (``BaseEventLoop.shutdown_asyncgens``).
+    This is not a generator: ``airflow dags test`` ends the loop of a trigger without cleaning up, and asyncio then
+    closes all generators at the same time. A generator that waits inside another would be closed twice, and both would
+    log an error (``BaseEventLoop.shutdown_asyncgens``).
     """
 
     def __init__(self, settings: ConnectionSettings) -> None:
@@ -108,6 +108,6 @@ class Shared:
                 log.exception("closing the shared connection to %s failed", ", ".join(settings.servers))
             else:
                 self._opened.set_exception(error)
-                self._opened.exception()  # marks it as retrieved: the users may be gone
+                self._opened.exception()  # marks the error as retrieved, because no user may be left
         finally:
             self._opened.cancel()

@@ -48,7 +48,7 @@ class Stream:
         deleted:          if True, ``state["deleted"]`` lists the sequences that are missing between the first and the
                           last one, if there are any. Default False.
         subjects_filter:  ``state["subjects"]`` contains the number of messages for each subject that matches this
-                          filter; ``>`` matches all subjects. The server sends 100,000 subjects at a time.
+                          filter; ``>`` matches all subjects. All matching subjects are requested, in pages of 100,000.
         patience:         see :meth:`JetStream.api`.
 
         Raises:
@@ -79,8 +79,9 @@ class Stream:
     async def update(self, config: configs.Config, *, remove: Iterable[str] = ()) -> StreamInfo:
         """Change only the given fields: read the current configuration, merge the fields into it, and write it.
 
-        Changing a nested field, such as ``placement.cluster``, does not change its neighbours; a list is replaced as a
-        whole. Two concurrent updates can undo each other, because JetStream has no revision of a configuration.
+        Changing a nested field, such as ``placement.cluster``, leaves the other fields of ``placement`` unchanged; a
+        list is replaced as a whole. Two concurrent updates can undo each other, because JetStream has no revision of a
+        configuration.
 
         config:  the fields to change, as for :meth:`JetStream.create_stream`.
         remove:  fields to reset to the server's default. ``remove=["mirror"]`` turns a mirror into an independent
@@ -213,7 +214,7 @@ class Stream:
         up_to_time: datetime | str | None = None,
     ) -> AsyncIterator[StoredMessage]:
         """Get the last message of each subject that matches one of these filters, ordered by sequence (ADR-31,
-        nats-server 2.11). All messages show the state of the stream at the same moment.
+        nats-server 2.11). Together, the messages show the state of the stream at one moment.
 
         subjects:                    filters, with or without wildcards.
         up_to_sequence, up_to_time:  ignore messages that were stored after this sequence or time.
@@ -234,7 +235,7 @@ class Stream:
         await self._delete(sequence, {"no_erase": True})
 
     async def secure_delete_message(self, sequence: int) -> None:
-        """Delete one message and overwrite its bytes on the disk, which is slow. Raises the same errors as
+        """Delete one message, and overwrite its bytes on the disk. Overwriting is slow. Raises the same errors as
         :meth:`delete_message`."""
         await self._delete(sequence, {})
 

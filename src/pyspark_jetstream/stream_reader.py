@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 WORTH_A_TASK = 10_000
-"""Without ``minPartitions``, a micro-batch has one partition for this many sequences, and at most one for each core of the
-driver. With smaller partitions, another task would cost more than it saves."""
+"""Without ``minPartitions``, a micro-batch has one partition for this many sequences, and at most one for each core of
+the driver. With smaller partitions, another task would cost more than it saves."""
 
 
 class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads micro-batches, each of which is a range of sequences. Single messages that were deleted inside a range before
-    it was planned are left out without an error.
+    """Reads micro-batches, each of which is a range of sequences. Single messages that were deleted inside a range
+    before it was planned are left out without an error.
 
     Nothing is stored on the server: the query's checkpoint contains its position.
     """

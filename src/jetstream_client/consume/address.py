@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The subject of a consumer's acknowledgements, chosen so that they reach no other consumer of the same name.
 
-``$JS.ACK.<stream>.<consumer>.…`` reaches every consumer of that name in the account, and across a leaf node in both
-domains. ``$JS.ACK.<domain>.<account hash>.<stream>.<consumer>.…`` reaches only one. nats-server has listened on both
-forms since 2.14, and uses the second form in its own reply subjects with the feature flag ``js_ack_fc_v2``
-(``ackSubjOld`` and ``ackSubj`` in its ``server/consumer.go``). So a client that knows domain and account can always use
-the second form.
+``$JS.ACK.<stream>.<consumer>.…`` reaches every consumer of that name in the account. If a leaf node connects two
+domains, it reaches the consumers of both. ``$JS.ACK.<domain>.<account hash>.<stream>.<consumer>.…`` reaches only one.
+nats-server has listened on both forms since 2.14, and uses the second form in its own reply subjects with the feature
+flag ``js_ack_fc_v2`` (``ackSubjOld`` and ``ackSubj`` in its ``server/consumer.go``). So a client that knows domain and
+account can always use the second form.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class AckAddress(NamedTuple):
         return cls(stream, consumer, domain, account)
 
     def covers(self, delivery: AckSubject) -> bool:
-        """Whether the consumer delivered a message with this reply subject. Subjects of nine tokens name no domain."""
+        """Whether this is the address of the consumer that delivered the message with this reply subject. Reply
+        subjects of nine tokens name no domain."""
         same = (delivery.stream, delivery.consumer) == (self.stream, self.consumer)
         if delivery.tokens == 9:
             return same
@@ -85,9 +86,9 @@ async def find(stream: Stream, consumer: str, *, patience: float = 0) -> AckAddr
     """Find the address of an existing consumer. In a domain, the consumer itself must confirm the address.
 
     The stream's INFO names the domain; without a domain, the form with nine tokens is used. The connected server
-    answers ``$SYS.REQ.USER.INFO``, and over leaf nodes so does one server of each domain. Each answer names the account
-    of this connection in that domain. The accounts can differ, because a leaf node can be bound to another account.
-    Then the consumer must answer an in-progress acknowledgement that belongs to no message.
+    answers ``$SYS.REQ.USER.INFO``, and so does one server of each domain that is connected by leaf nodes. Each answer
+    names the account of this connection in that domain. The accounts can differ, because a leaf node can be bound to
+    another account. Then the consumer must answer an in-progress acknowledgement that belongs to no message.
 
     patience:  see :meth:`JetStream.api`.
 
@@ -137,7 +138,7 @@ async def _account(js: JetStream, domain: str) -> str | None:
             answer: Any = json.loads(reply.data)
             there, account = answer["server"].get("domain"), answer["data"]["account"]
         except (ValueError, TypeError, KeyError, AttributeError):
-            return  # nothing listens, or something answers that is not a server
+            return  # nothing listens, or the answer is not from a server
         if there == domain and isinstance(account, str) and not found.done():
             found.set_result(account)
 

@@ -189,9 +189,9 @@ class Consumer:
         priority:   priority of the pull, for a consumer with priority groups.
 
         Raises:
-            PullError: the pull failed; the subclass says why, see :class:`Consumer`. This and every other error of this
-                package has the messages that arrived before the error in its attribute ``messages``. Unless they are
-                answered, they are redelivered after ``ack_wait``.
+            PullError: the pull failed; the subclass gives the reason, see :class:`Consumer`. The attribute ``messages``
+                of this error, and of every other error of this package, contains the messages that arrived before the
+                error. Unless they are answered, they are redelivered after ``ack_wait``.
         """
         async with self.pull(batch, expires=max_wait, heartbeat=heartbeat, priority=priority) as pull:
             return await pull._all()
@@ -264,7 +264,7 @@ class Consumer:
                 f"{self.stream}/{self.name}"
             )
             raise InvalidValue("message", message.metadata.sequence, remedy)
-        with message._answering(InvalidValue, ConnectionLost):  # after these errors nothing was sent
+        with message._answering(InvalidValue, ConnectionLost):  # errors that are raised before anything is sent
             window = self._window(1, expires=max_wait, heartbeat=None, priority=None)
             return await self._first(window, subject=message.reply, opening=NEXT)
 
@@ -279,8 +279,8 @@ class Consumer:
         :class:`PullMessages`.
 
         pulling:   how many messages are requested, and when. Default: 500 messages.
-        on_error:  called with errors that consuming survives. Without ``on_error`` the iterator raises such errors, and
-                   iterating can continue.
+        on_error:  called with errors after which consuming continues. Without ``on_error`` the iterator raises such
+                   errors, and iterating can continue.
         """
         return PullMessages(self, pulling or pulls.Pulling(), on_error)
 
@@ -295,7 +295,7 @@ class Consumer:
         """Call ``callback`` with one message after the other, without end. See :class:`Consuming`.
 
         pulling:   how many messages are requested, and when. Default: 500 messages.
-        on_error:  called with errors that consuming survives, and with exceptions of the callback.
+        on_error:  called with errors after which consuming continues, and with exceptions of the callback.
         ack:       if True, acknowledge a message when its callback returns, unless the callback has answered it.
                    Default False.
         """
@@ -376,7 +376,7 @@ class Consumer:
                 raise InvalidValue("priority", priority, remedy)
 
     def _pinned(self, window: pulls.PullWindow, pin: str, priority: Priority) -> None:
-        """Remember the id of this client's pin, unless it is empty."""
+        """Store the id of this client's pin, unless the id is empty."""
         if pin:
             self._pins[priority.group] = window.pin = pin
 

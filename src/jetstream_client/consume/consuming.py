@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 Callback = Callable[[Message], Awaitable[object]]
 OnFailure = Callable[[Exception], object]
-"""Called with errors that consuming survives, the error that ends it, and exceptions of the message callback."""
+"""Called with errors after which consuming continues, with the error that ends it, and with exceptions of the message
+callback."""
 
 
 class PullMessages(Subscribed):
@@ -80,7 +81,7 @@ class PullMessages(Subscribed):
                 reply = self._inbox.subject(number)
                 await self._js.connection.publish(self._subject, json.dumps(body).encode(), reply=reply)
             except ConnectionLost:
-                self._window.on_unsent()  # raises HeartbeatMissed later, unless the connection is restored before
+                self._window.on_unsent()  # HeartbeatMissed is raised later, unless the connection is restored in time
                 return
 
     def _on_read(self, message: Message) -> None:
@@ -103,8 +104,8 @@ class Consuming:
 
     ``async with consumer.consume(callback) as consuming: await consuming.closed()``
 
-    ``on_error`` is called with errors that consuming survives; without ``on_error`` they are logged. When the callback
-    raises an exception, its message stays unanswered and ``on_error`` is called with the exception; without
+    ``on_error`` is called with errors after which consuming continues; without ``on_error`` they are logged. When the
+    callback raises an exception, its message stays unanswered and ``on_error`` is called with the exception; without
     ``on_error`` the exception ends the consuming. :meth:`closed`, :meth:`drain` and the end of the context raise the
     error that ended the consuming.
     """

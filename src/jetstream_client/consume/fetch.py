@@ -51,8 +51,8 @@ class Pulled(ABC, Generic[Received]):
 
     @property
     def silence(self) -> float:
-        """Seconds of the longest period without a message or heartbeat. No message that has arrived was on its way for
-        longer, unless the network is so slow that messages arrive without a pause."""
+        """The longest time so far, in seconds, without a message or heartbeat. No message that has arrived was in
+        transit for longer, unless the network is so slow that messages arrive without a pause."""
         return self._window.longest_silence
 
     async def receive(self, wait: float = 1.0) -> list[Received]:
@@ -119,7 +119,7 @@ class Pulled(ABC, Generic[Received]):
 
     @abstractmethod
     def _received(self, arrived: Reply | Received) -> tuple[Received, int, str]:
-        """The arrived item, its number of messages, and the id of this client's pin if the item contains one.
+        """The arrived item, the number of its messages, and the id of this client's pin if the item contains one.
 
         Raises NotJetStreamMessage.
         """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jetstream_client.context import JetStream
 
 PATIENCE = 60.0
-"""Measuring fails after this many seconds without an answer from the server."""
+"""Measuring the lag fails after this many seconds without an answer from the server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,8 @@ class Message:
     metadata: :class:`~jetstream_client.wire.protocol.AckSubject`: stream, consumer, sequence (in the stream),
               consumer_sequence, delivered (number of deliveries), pending (messages after this one), timestamp, domain.
     reply:    subject for the answers.
-    counted:  bytes of subject, reply subject, headers and data. The server counts them in a pull with ``max_bytes``.
+    counted:  bytes of subject, reply subject, headers and data: the size that the server counts in a pull with
+              ``max_bytes``.
 
     Raises:
         NotJetStreamMessage: no consumer delivered the message.

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OnError = Callable[[JetStreamError], object]
-"""Called with errors that consuming survives, and with the error that ends it."""
+"""Called with errors after which consuming continues, and with the error that ends it."""
 
 INTERRUPTIONS = (ConnectionLost, DeliveriesMissed, HeartbeatMissed, LeadershipChanged, RequestTimeout, SlowConsumer)
 """Errors after which messages may be missing, or no request is outstanding."""
 PASSING_ERRORS = (*INTERRUPTIONS, PinLost, ProtocolError, TooManyPulls)
-"""Errors that consuming survives, as long as the connection can be restored."""
+"""Errors after which consuming continues, as long as the connection can be restored."""
 RETRY_WAIT = 0.25
-"""Seconds between an error that consuming survives and the next request."""
+"""Seconds between an error after which consuming continues and the next request."""
 CHECK_EVERY = 1.0
 """Seconds between two checks of the connection while nothing arrives."""
 TO_STOP = 0.5
@@ -55,7 +55,7 @@ ROOM = 0.1
 
 
 def passes(error: JetStreamError) -> bool:
-    """Whether consuming survives this error."""
+    """Whether consuming continues after this error."""
     return isinstance(error, PASSING_ERRORS) and not isinstance(error, ConnectionEnded)
 
 
@@ -69,8 +69,8 @@ class Messages(ABC):
     Iterating raises
 
         HeartbeatMissed, LeadershipChanged, RequestTimeout, ProtocolError (something arrived that is not a delivery):
-            consuming survives these errors. They are raised only without ``on_error``, and iterating can continue. A
-            connection that is restored within two heartbeats raises nothing.
+            consuming continues after these errors. They are raised only without ``on_error``, and iterating can
+            continue. A connection that is restored within two heartbeats raises nothing.
         PermissionDenied, ConsumerDeleted, PullError and its other subclasses: these errors end consuming.
         ConnectionEnded: the connection has ended for good. Messages that had arrived are redelivered.
     """
@@ -127,7 +127,7 @@ class Subscribed(Messages):
         check_handler("on_error", on_error)
         self._js = js
         self._on_error = on_error
-        # A string is a subject of flow control. It is answered when the items before it were read.
+        # A string is a subject of flow control. It is answered when the items before it have been read.
         self._arrived: deque[Message | JetStreamError | str] = deque()
         self._something = asyncio.Event()
         self._stack = AsyncExitStack()
@@ -203,7 +203,8 @@ class Subscribed(Messages):
             await self._stack.aclose()
 
     def _survives(self, error: JetStreamError) -> bool:
-        """Whether iterating continues after this error. Without ``on_error``, raises an error that it survives."""
+        """Whether iterating continues after this error. Without ``on_error``, this method raises such an error, except
+        PinLost."""
         if self._on_error is not None:
             self._on_error(error)
         if not passes(error):
@@ -256,7 +257,7 @@ class Subscribed(Messages):
         """Subscribe. Closing ``_stack`` ends the subscription."""
 
     def _wants(self) -> bool:
-        """Whether to request more although messages wait unread."""
+        """Whether to request more messages while others wait unread."""
         return False
 
     @abstractmethod

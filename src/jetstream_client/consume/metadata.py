@@ -63,8 +63,8 @@ class Metadata:
     @classmethod
     def cut(cls, columns: Columns) -> Metadata | None:
         """The metadata of messages that arrived together, without a Python loop. None unless all of them are deliveries
-        of the same consumer. If it is None, read the messages one by one (:meth:`of`): :class:`Message` refuses those
-        that are not deliveries."""
+        of the same consumer. After None, read the messages one by one with :meth:`of`: :class:`Message` refuses
+        messages that are not deliveries."""
         replies, headers = columns.replies, columns.headers
         reply = replies[-1].decode("utf-8", "replace")
         try:

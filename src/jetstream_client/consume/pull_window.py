@@ -24,13 +24,14 @@ from jetstream_client.errors import (
 from jetstream_client.quantities import check_count, check_seconds
 
 LARGEST_REQUEST = 10_000
-"""The largest number of messages in one request. Up to one and a half times as many are outstanding, in three requests
-of MAX_BYTES or less. The number is limited because the server closes a connection with 64 MiB of unread data as a slow
-consumer (its ``max_pending``). Pulls on one connection share this number, because a hundred waiting sensors may be
-served at the same moment."""
+"""The largest number of messages in one request. Up to one and a half times as many messages are outstanding, in three
+requests of at most MAX_BYTES each. The number is limited because the server closes a connection with 64 MiB of unread
+data as a slow consumer (its ``max_pending``). Pulls on one connection share this number, because a hundred waiting
+sensors may be served at the same moment."""
 FEWEST = 50
-"""The smallest number of messages in one request, however many pulls share the connection. A thousand pulls still fit,
-and a pull that has many messages to fetch is not slowed down by pulls that only wait."""
+"""The smallest number of messages in one request, however many pulls share the connection. With a thousand pulls, the
+server's limit is still not reached, and a pull with many messages to fetch is not slowed down by pulls that only
+wait."""
 MAX_BYTES = 8 << 20
 BESIDE_PAYLOAD = 8 << 10
 """Bytes of a message in addition to its headers and data: subject and reply subject, each shorter than a line of the
@@ -143,7 +144,7 @@ class PullWindow:
         self._max_bytes = max_bytes or MAX_BYTES
         self._largest_message = largest_message
         self._undivided = self._once  # whether the limit of bytes is not divided among the pulls of the connection
-        self._bytes = 0  # received by a fetch that is limited by bytes
+        self._bytes = 0  # bytes that a fetch with a limit of bytes has received
         self._no_wait = no_wait
         self.priority = priority
         self._outstanding = 0
@@ -286,7 +287,7 @@ class ConsumeWindow(PullWindow):
     def __init__(self, pulling: Pulling, *, now: float, smallest_bound: int = 0) -> None:
         """``smallest_bound``: bytes of the largest possible message. The default limit of a request is not smaller."""
         heartbeat = pulling.heartbeat or min(LONGEST_HEARTBEAT, pulling.expires / 2)
-        self._left = pulling.stop_after or 2**62  # messages to be read
+        self._left = pulling.stop_after or 2**62  # messages that are still to be read
         super().__init__(self._left, now=now, expires=pulling.expires, heartbeat=heartbeat, priority=pulling.priority)
         self._by_bytes = pulling.by_bytes
         self._limit = pulling.limit
@@ -320,7 +321,7 @@ class ConsumeWindow(PullWindow):
             return self._request(min(room, self._left - self._kept), self._max_bytes, now)
         batch = min(MANY, self._left)
         number, body = self._request(batch, room, now)
-        self._outstanding += room - batch  # in bytes here
+        self._outstanding += room - batch  # in bytes, unlike in PullWindow
         if room == self._limit:
             self._full = number
         return number, body
@@ -355,7 +356,7 @@ class ConsumeWindow(PullWindow):
     def _on_too_large(self, number: int, error: MaxBytesExceeded) -> None:
         if not self._by_bytes or number == self._full:
             raise error
-        self._blocked = True  # the message will fit when all others are read
+        self._blocked = True  # the message will fit when all other messages have been read
 
     def _learn(self, description: str) -> bool:
         return not self._by_bytes and super()._learn(description)

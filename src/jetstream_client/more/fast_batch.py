@@ -55,8 +55,8 @@ class FastBatch:
     ) -> None:
         """Add a message, which is sent with the next one or by :meth:`commit`. This waits while the server is busy.
 
-        The options are those of :meth:`JetStream.publish`. A message whose ``msg_id`` is in the stream counts as
-        stored, and is not stored again.
+        The options are those of :meth:`JetStream.publish`. If the stream already has a message with the same
+        ``msg_id``, the message is not stored again, but ``batch_size`` includes it.
 
         Raises:
             InvalidValue, ServerTooOld: the message was refused, and is not added.
@@ -121,7 +121,7 @@ class FastBatch:
                 self._window.give_up(RequestTimeout(f"the server did not answer for {SILENT_FOR:g} s"))
 
     async def ping(self) -> None:
-        """Ask the server for its state, which also keeps the batch open."""
+        """Ask the server for the state of the batch, which also keeps the batch open."""
         if self._window.sent and not self._window.ended:
             try:
                 await self._api.connection.publish(self._window.subject, b"", self._window.ping())

@@ -95,11 +95,11 @@ class OrderedConsumer:
         self._prefix = f"ordered-{secrets.token_hex(8)}"
         if name_prefix is not None:
             self._prefix = check_consumer_name(name_prefix, "name_prefix")
-        self._number = 0  # of the last consumer
+        self._number = 0  # number of the last consumer
         self._config = check_ordered_config({} if config is None else config)
         self._max_resets = None if max_resets is None else check_count("max_resets", max_resets, 0)
         self._push = push
-        self._resets = 0  # since the last message
+        self._resets = 0  # resets since the last message
         self._use = ""
         self._busy = False
         self._stream_created = ""
@@ -208,7 +208,7 @@ class OrderedConsumer:
             self._busy = False
 
     async def _receive(self, fetching: Awaitable[list[Message]], messages: list[Message]) -> None:
-        """Append the messages that arrive, including those of a fetch that fails."""
+        """Append the messages that arrive, including messages that arrive before the fetch fails."""
         arrived: Iterable[Message] = ()
         try:
             arrived = await fetching
@@ -282,7 +282,7 @@ class OrderedConsumer:
         log.info("recreating the ordered consumer of %s: %s", where, error)
         await self._drop()
         if not self._stream.js.connection.is_connected:
-            await asyncio.sleep(_CHECK_EVERY)  # no attempt can be made
+            await asyncio.sleep(_CHECK_EVERY)  # without a connection, no attempt can be made
             return
         self._resets += 1
         if self._max_resets is not None and self._resets > self._max_resets:

@@ -64,7 +64,7 @@ class PublishFuture(asyncio.Future[PubAck]):
         super().__init__()
         self.message = message
         self._free = free
-        self._attempts = attempts  # attempts that are left if no stream answers
+        self._attempts = attempts  # remaining attempts, if no stream answers
         self._wait = wait
 
     def cancel(self, msg: Any = None) -> bool:
@@ -151,7 +151,7 @@ class AsyncPublisher:
             await self._api.connection.publish(subject, data, inbox.subject(number), message.header)
         except BaseException:
             if not future.cancel():
-                future.exception()  # marks the error as retrieved, because this call raises the other error
+                future.exception()  # marks this error as retrieved, because the call raises another one
             raise
         return future
 
@@ -255,7 +255,8 @@ class AsyncPublisher:
         self._fail(number, error)
 
     def _lost(self, error: ConnectionLost) -> None:
-        """Fail all messages: their answers will not arrive, and they may be stored or not."""
+        """Fail the futures of all unanswered messages. Their answers will not arrive, and each of these messages may be
+        stored."""
         self._give_up(type(error), f"the stream did not answer, and the message may be stored: {error}")
 
     def _give_up(self, kind: type[JetStreamError], what: str) -> None:
@@ -280,7 +281,7 @@ class AsyncPublisher:
         future.set_exception(error)
         if self._on_error is None:
             return
-        future.exception()  # marks it as retrieved: the handler gets it
+        future.exception()  # marks the error as retrieved, because the handler gets it
         try:
             self._on_error(future.message, error)
         except Exception:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from jetstream_client.wire.protocol import Reply
 
 MOST_UNREAD = 512 << 10
-"""The largest number of messages that wait unread, as in nats.go (DefaultSubPendingMsgsLimit). Others are dropped
-(SlowConsumer)."""
+"""The largest number of messages that wait unread, as in nats.go (DefaultSubPendingMsgsLimit). When more arrive, they
+are dropped (SlowConsumer)."""
 MOST_UNREAD_BYTES = 256 << 20
 HEARTBEATS_MISSED = 2
 _FLOW_CONTROL = "$JS.FC."
@@ -98,7 +98,7 @@ class PushMessages(Subscribed):
     """:class:`~jetstream_client.consume.messages.Messages` of a push consumer.
 
     config:  the consumer's configuration, or a function that returns it.
-    created: called when the subscription is in place, and awaited. Default None.
+    created: called after the subscription is made, and awaited. Default None.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class PushMessages(Subscribed):
         self._created = created
         self._queue = ""
         self._heard = self._clock()
-        self._last = 0  # consumer sequence that arrived last
+        self._last = 0  # consumer sequence of the delivery that arrived last
         self._unread = self._unread_bytes = 0
         self._dropped = 0
 
@@ -134,7 +134,7 @@ class PushMessages(Subscribed):
             stalled = reply.headers.get("Nats-Consumer-Stalled", [""])[0]
             answer = reply.reply or stalled
             if answer.startswith(_FLOW_CONTROL):
-                self._put(answer)  # answered when the messages before it were read, so that the server waits for them
+                self._put(answer)  # answered after the messages before it have been read, so that the server waits
             last = reply.headers.get("Nats-Last-Consumer", ["0"])[0]
             self._arrived_up_to(int(last) if last.isdecimal() and len(last) < 20 else 0)
         elif reply.status:

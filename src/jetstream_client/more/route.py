@@ -27,7 +27,7 @@ class Route:
 
     raw:      report of each server on the way (nats-server ``MsgTraceEvent``), the nearest one first.
     streams:  names of the streams that would get the message.
-    refused:  reasons of servers that would not pass the message on, in the servers' own words.
+    refused:  reasons why servers would not pass the message on, in the servers' own words.
     """
 
     raw: list[dict[str, Any]] = field(repr=False)
@@ -46,7 +46,8 @@ class Route:
 
 
 def onward(said: dict[str, Any]) -> int:
-    """Number of servers to which this one passed the message; each of them sends a report too. Raises ProtocolError."""
+    """Number of servers to which the reporting server passed the message; each of them sends a report too. Raises
+    ProtocolError."""
     hops = said.get("hops", 0)
     if type(hops) is not int or hops < 0:
         raise ProtocolError(_NO_TRACE)
@@ -54,7 +55,7 @@ def onward(said: dict[str, Any]) -> int:
 
 
 def came_on(said: dict[str, Any]) -> bool:
-    """Whether this server got the message from another one."""
+    """Whether the reporting server got the message from another server."""
     try:
         return "Nats-Trace-Hop" in said["request"]["header"]
     except (KeyError, TypeError):

@@ -18,9 +18,9 @@ NOT_PROPOSED = (503, 0)
 (``processClusteredInboundMsg`` in nats-server's ``server/jetstream_cluster.go``). Nothing was stored."""
 
 plain_ack = re.compile(rb'\{"stream":"([\w-]+)", ?"seq":([1-9]\d{0,18})(,"duplicate": ?true)?\}', re.ASCII).fullmatch
-"""Matches nearly every answer of a server. Any other answer is parsed as JSON."""
+"""Matches an answer in the form that servers nearly always use. An answer in any other form is parsed as JSON."""
 DIGITS = 20
-"""More digits than a sequence has."""
+"""A number with fewer digits than this fits into 64 bits, as every sequence does."""
 _integer = re.compile(r"[+-]?\d{1,4000}", re.ASCII).fullmatch  # Python does not convert longer ones
 
 
@@ -68,7 +68,7 @@ class PubAck(NamedTuple):
 
 
 def acknowledged(answer: bytes, subject: str, domain: str | None, status: int = 0) -> PubAck:
-    """The PubAck in the answer to a message that was published on the subject.
+    """Return the PubAck in the answer to a message that was published on ``subject``.
 
     domain: if set, only an answer from this domain confirms that the message is stored.
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_MESSAGES = 1_000
 _LONGEST_ID = 64
-_ANSWERED = 100  # messages between two of the answers that sending waits for
+_ANSWERED = 100  # sending waits for the answer to the first of this many messages
 _RESERVED = ("nats-batch-id", "nats-batch-sequence", "nats-batch-commit")
 
 
@@ -46,7 +46,7 @@ class Batch:
         self._api = api
         self._max_messages = check_count("max_messages", max_messages)
         self._held: OutgoingMessage | None = None  # the last message, which may have to commit the batch
-        self._subjects: list[str] = []  # of the messages that were sent
+        self._subjects: list[str] = []  # subjects of the messages that were sent
         self._inbox: Inbox | None = None
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._failure: JetStreamError | None = None
@@ -67,7 +67,7 @@ class Batch:
             ServerTooOld: the server is too old for an option.
             BatchesDisabled: the stream has no ``allow_atomic``.
             TooManyBatches: 50 batches of the stream, or 1,000 of the server, are open.
-            ApiError: an earlier message was refused, and with it the batch (usually a subclass).
+            ApiError: the server refused an earlier message, and therefore the whole batch (usually a subclass).
             NoStreamResponse, RequestTimeout, ConnectionLost: the batch is lost, and nothing is stored.
         """
         if options.get("expected_last_msg_id") is not None:
@@ -103,7 +103,7 @@ class Batch:
             BatchDuplicate: the stream already has the ``msg_id`` of a message; nothing of this batch is stored. If it
                 repeats a batch with the same ids, that batch was stored completely.
             ApiError: the batch was refused for another reason (usually a subclass); nothing is stored.
-            RequestTimeout, ConnectionLost: all of the batch is stored, or nothing. Repeat the batch with the same
+            RequestTimeout, ConnectionLost: either the whole batch is stored or nothing. Repeat the batch with the same
                 message ids.
         """
         if timeout is not None:
@@ -116,7 +116,7 @@ class Batch:
         return acknowledged(answer, self._held.subject, self._api.settings.domain)
 
     def discard(self) -> None:
-        """Store nothing. The server drops the batch when nothing has arrived for 10 s."""
+        """Store nothing. The server drops the batch 10 s after its last message."""
         self.ended = True
 
     def _check_open(self) -> None:

@@ -71,25 +71,26 @@ def publish_all(
     settings: the servers, and how to connect to them.
     messages: ``(subject, data)`` or ``(subject, data, headers)`` for each.
     stream:   the stream that must store the messages; a message on another stream's subject is refused. Default None.
-    scope:    if set, each message without a ``Nats-Msg-Id`` gets an id, made from scope, content and occurrence. Within
-              the stream's duplicate window, the same call with the same scope stores nothing twice. Default None.
-    since:    end of the stream before the first attempt (:meth:`Position.current`). With ``since``, nothing is stored
-              twice after the duplicate window either. Before the first message is sent, and after a lost connection,
-              the messages that the stream has stored since this position are found by their ids, and are not sent
-              again. If it is unclear which ones are stored, sending relies on the duplicate window, and stops 10 s
-              before the end of the window. All messages need ids, from ``scope`` or their headers. Default None.
+    scope:    if set, each message without a ``Nats-Msg-Id`` gets an id, made from scope, content and occurrence. If you
+              repeat the call with the same scope within the stream's duplicate window, no message is stored twice.
+              Default None.
+    since:    end of the stream before the first attempt (:meth:`Position.current`). With ``since``, no message is
+              stored twice even if the duplicate window has passed. Before the first message is sent, and after a lost
+              connection, the messages that the stream has stored since this position are found by their ids, and are
+              not sent again. If it is unclear which messages are stored, sending relies on the duplicate window, and
+              stops 10 s before the window ends. All messages need ids, from ``scope`` or their headers. Default None.
     first:    if True, this is the first attempt after the position ``since``, so stored messages are looked for only
               after a lost connection. Default False.
     accept_duplicates: if True, send even if messages could be stored twice. Default False.
-    headers:  headers for every message that does not have them. Ids do not depend on them: the same call with other
-              headers stores nothing twice.
-    progress: called repeatedly with the number of messages that the stream holds.
+    headers:  headers for every message that does not have them. Ids do not depend on these headers, so a repeated call
+              with other headers stores no message twice.
+    progress: called repeatedly with the number of these messages that the stream holds so far.
     stop:     called repeatedly; if it returns True, publishing ends with PublishFailed.
 
     After a lost connection, another one is opened and unanswered messages are sent again, until there is no progress
-    for 60 s. Without ``since``, a message is stored twice if this takes longer than the duplicate window. For a stream
-    without a leader, publishing also waits for up to 60 s, and sends nothing new during this time. A subject that no
-    stream listens on is refused as soon as the server has confirmed that none does.
+    for 60 s. Without ``since``, a message can be stored twice if it has no id, or if this takes longer than the
+    duplicate window. For a stream without a leader, publishing also waits for up to 60 s, and sends nothing new during
+    this time. A message on a subject that no stream listens on is refused as soon as the server has confirmed this.
 
     The stream gets the messages in the order of the input, except those that it dropped at first because it was
     overloaded (429). ``Published.in_order`` says whether the order was kept.
@@ -122,9 +123,9 @@ def publish_fast(
     """Publish all messages as one fast-ingest batch (nats-server 2.14, ``allow_batched``). Blocking, on one connection.
 
     This is faster than :func:`publish_all`, but a lost connection ends the batch, and messages that had arrived are
-    stored. With a ``scope``, the messages have ids, and repeating the call stores nothing twice within the stream's
-    duplicate window; recognised duplicates count as stored. The input must produce a message at least every 10 s,
-    because the server drops a batch after 10 s without a message.
+    stored. With a ``scope``, the messages have ids, so you can repeat the call within the stream's duplicate window: no
+    message is stored twice, and ``batch_size`` includes messages that the stream already had. The input must produce a
+    message at least every 10 s, because the server drops a batch for which nothing arrives for 10 s.
 
     stream, scope, progress, stop:  see :func:`publish_all`.
 
@@ -185,7 +186,7 @@ def _drive_fast(
 
 def _encode_fast(window: FastWindow, message: OutgoingMessage, stream: str | None, last: bool) -> bytes:
     header = message.header
-    if stream and not window.sent:  # the first message decides for the whole batch
+    if stream and not window.sent:  # all messages of a batch are stored in the stream of the first one
         header = encode_headers({**decode_headers(header), "Nats-Expected-Stream": stream})
     return encode_publish(message.subject, window.reply(last=last), message.data, header)
 
@@ -205,7 +206,8 @@ def _receive(wire: Wire, window: PublishWindow, seconds: float) -> None:
 
 
 def _listened(wire: Wire, subject: str, stream: str | None) -> bool:
-    """Whether a stream may listen on a subject that was not answered: False if the server knows that none does."""
+    """Whether a stream may listen on a subject from which no answer came. False if the server confirms that no stream
+    does."""
     try:
         if stream is None:
             return bool(wire.api("STREAM.NAMES", {"subject": subject})["streams"])
@@ -235,7 +237,7 @@ def _drive_all(
                     recovery.after_a_loss()
                 with Wire.open(settings) as wire:
                     if not inbox:
-                        inbox = wire.new_inbox()  # the same on each connection, so that late answers count
+                        inbox = wire.new_inbox()  # the same inbox on each connection, so that late answers arrive
                         attempts.reached(-1)
                     wire.subscribe(f"{inbox}.*")
                     for answered in _drive(wire, inbox, window, feed, attempts):
@@ -250,7 +252,7 @@ def _drive_all(
 def _drive(wire: Wire, inbox: str, window: PublishWindow, feed: Feed, attempts: Attempts) -> Iterator[int]:
     """Publish over one connection until the input ends, or until the stream has stored nothing for too long. Yields the
     number of answered messages whenever it has changed."""
-    window.again()  # drop this list: its messages are among the unanswered ones
+    window.again()  # ignore the returned list: its messages are also unanswered
     outgoing = window.unanswered
     while True:
         wire.send(

@@ -22,7 +22,8 @@ from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.wire.protocol import NO_RESPONDERS, decode_object
 
 PING_AFTER = 2.0
-"""Seconds of silence after which the server is asked for its state. The server drops a silent batch after 10 s."""
+"""Seconds without an answer after which the server is asked for the state of the batch. The server drops a batch for
+which nothing arrives for 10 s."""
 SILENT_FOR = 10.0
 """Seconds without any answer after which the batch counts as lost."""
 _START, _APPEND, _COMMIT, _PING = 0, 1, 2, 4
@@ -49,10 +50,10 @@ class FastWindow:
         self._domain = domain
         self._flow = 0  # messages for one answer, as the first message requests
         self._now = 0  # messages for one answer, as the server's last answer granted; 0 before it
-        self._subjects: dict[int, str] = {}  # of unconfirmed messages
+        self._subjects: dict[int, str] = {}  # subjects of the unconfirmed messages
         self.added = self.sent = self.confirmed = 0
         self.subject = ""
-        """Subject of the first message, which a ping uses too."""
+        """Subject of the first message. A ping is published on the same subject."""
         self._gap: tuple[int, int] | None = None
         self._refused: _Refused | None = None
         self._not_stored: set[int] = set()
@@ -110,8 +111,8 @@ class FastWindow:
         return self._reply(self.sent, _COMMIT if last else _APPEND if self.sent > 1 else _START)
 
     def ping(self) -> str:
-        """Reply subject of a ping, which asks for the server's state. A ping ends a broken batch, because it announces
-        one message more than was sent, and the server takes the missing one for a gap."""
+        """Reply subject of a ping, which asks for the state of the batch. A ping ends a broken batch: it announces one
+        message more than was sent, and the server ends the batch because this message is missing."""
         return self._reply(self.sent + self.broken, _PING)
 
     def _reply(self, number: int, operation: int) -> str:
@@ -135,7 +136,7 @@ class FastWindow:
         elif kind == "gap" and not self.broken:
             self._gap = _natural(answer, "last_seq"), _natural(answer, "seq")
         elif kind == "gap":
-            pass  # a consequence of the first failure
+            pass  # this failure follows from the first one
         elif kind == "err":
             self._refuse(_natural(answer, "seq"), ApiError.from_response(answer.get("error")))
         elif "error" in answer:
@@ -186,7 +187,7 @@ class FastWindow:
             PublishFailed: names the first message that was refused or could not be sent. ``stored`` is the number of
                 messages that the server confirmed. If ``cause`` is a lost connection, more messages may be stored.
         """
-        # nats-server 2.15.1 counts a message whose Nats-Expected-Last-Msg-Id was wrong, and goes on.
+        # nats-server 2.15.1 counts a message whose Nats-Expected-Last-Msg-Id was wrong, and continues the batch.
         stored = self.confirmed - sum(number <= self.confirmed for number in self._not_stored)
         if self._refused is not None:
             number, cause = self._refused

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PAIR = (tuple, list)
 _new = tuple.__new__  # skips the named tuple's constructor, which takes as long as three checks
-_MOST, _MOST_BYTES = 256, 1 << 20  # of messages in one chunk
+_MOST, _MOST_BYTES = 256, 1 << 20  # the largest number and total size of messages in one chunk
 _PASSED_OVER = 4_096  # messages that are skipped for one chunk, at most, because the stream holds them already
 
 
@@ -112,7 +112,7 @@ class Feed:
                 raise InvalidValue("data", "…", f"must be bytes, not {type(data).__name__}")
             if len(message) == 3 and message[2]:
                 header = self._header(subject, data, message[2], wire)
-            elif self._ids is None:  # messages nearly always have no headers, and the added ones need no check
+            elif self._ids is None:  # nearly all messages have no headers of their own, and added headers need no check
                 header = self._plain
             else:
                 header = self._before_id + self._ids.next(subject, data).encode() + self._after_id

@@ -16,8 +16,8 @@ _find_id = re.compile(rb"(?:^|\r\n)Nats-Msg-Id: *([^\r\n]*)").search
 class MessageIds:
     """Makes ids from content and occurrence: the same messages in any order get the same set of ids.
 
-    Equal messages get different ids, because an id depends on the number of earlier equal messages. Each run has a
-    different ``scope``. An id begins with a tag of its scope, so that ids of other scopes can be recognised. Each
+    Equal messages get different ids, because an id depends on the number of earlier equal messages. Use a different
+    ``scope`` for each run. An id begins with a tag of its scope, so that an id of another scope can be recognised. Each
     distinct message takes about 100 bytes of memory.
     """
 

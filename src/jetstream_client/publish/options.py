@@ -18,8 +18,8 @@ class PublishOptions(TypedDict, total=False):
     """Keyword arguments of all publishing methods. None means that an option is not set. Numbers in parentheses are the
     versions of nats-server that an option needs.
 
-    msg_id:                 id of the message. Within its ``duplicate_window``, the stream stores one message with this
-                            id, and answers others with ``PubAck.duplicate``.
+    msg_id:                 id of the message. Within its ``duplicate_window``, the stream stores only one message with
+                            this id. It answers any other message with the same id with ``PubAck.duplicate``.
     expected_stream:        name of the stream that must store the message. Otherwise WrongStream is raised.
     expected_last_sequence: sequence that must be the stream's last one; 0 if the stream never had a message. Otherwise
                             WrongLastSequence is raised.
@@ -28,10 +28,10 @@ class PublishOptions(TypedDict, total=False):
     expected_last_subject:  apply ``expected_last_subject_sequence`` to this subject instead, which may have the
                             wildcards ``*`` and ``>`` (2.11).
     expected_last_msg_id:   id that the stream's last message must have. Otherwise WrongLastMessageId is raised.
-    rollup:                 "sub" replaces all earlier messages on the message's subject, "all" those in the whole
-                            stream. The stream needs ``allow_rollup_hdrs``.
-    ttl:                    how long the stream keeps the message, or "never" to keep it beyond ``max_age``. It must be
-                            at least one second; fractions are rounded up. The stream needs ``allow_msg_ttl`` (2.11).
+    rollup:                 ``"sub"`` replaces all earlier messages on the message's subject; ``"all"`` replaces all
+                            earlier messages of the stream. The stream needs ``allow_rollup_hdrs``.
+    ttl:                    how long the stream keeps the message, or ``"never"`` to keep it beyond ``max_age``. It must
+                            be at least one second; fractions are rounded up. The stream needs ``allow_msg_ttl`` (2.11).
     schedule:               publish the message later. The stream needs ``allow_msg_schedules`` (2.12, 2.14).
     increment:              integer to add to the counter on the subject. The message has no data, and ``PubAck.value``
                             is the sum. The stream needs ``allow_msg_counter`` (2.12).

@@ -95,7 +95,8 @@ class Found(NamedTuple):
     ids:      message ids that the stream holds, and their sequences.
     unclear:  the reason why messages may be missing from ``ids``; empty if ``ids`` is complete.
     age:      seconds since the position, by the server's clock.
-    window:   the stream's duplicate window in seconds; 0 for a stream that cannot know the ids.
+    window:   the stream's duplicate window in seconds; 0 if the stream was deleted, recreated or rolled back, and so
+              does not know the ids.
     """
 
     ids: dict[bytes, int]
@@ -143,7 +144,7 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
             if identity and not (own and own.foreign(identity)):
                 ids[identity] = sequence
     except MessagesMissing:
-        pass  # the count below shows it
+        pass  # the count below shows that messages are missing
     except (ApiError, ConsumerRefused, PermissionDenied, PullError, RequestTimeout, StreamRecreated) as error:
         unclear = f"sequences {there} to {last} could not be read: {error}"
     if not unclear and read < last - since.last:
@@ -231,7 +232,7 @@ def _stored(
         return
     what = (settings, since.stream, Sequences.from_ranges([(first, last)]), since.created)
     if by_direct_get:
-        with Wire.open(settings) as wire:  # without the permission, reading would wait long for an answer
+        with Wire.open(settings) as wire:  # raises at once without the permission; reading would wait longer
             wire.request(f"{settings.prefix}.DIRECT.GET.{since.stream}", json.dumps({"seq": first}).encode())
     try:
         for batch in direct.read(*what) if by_direct_get else by_consumer.read(*what, headers_only=True):
@@ -240,5 +241,5 @@ def _stored(
                 return  # skipped sequences were removed, so the leader need not be asked for them
     except ConnectionLost as lost:
         if isinstance(lost.__cause__, PullError | RequestTimeout):
-            raise lost.__cause__ from None  # the connection works
+            raise lost.__cause__ from None  # the connection was not the cause
         raise

@@ -22,7 +22,7 @@ from jetstream_client.publish.message import OutgoingMessage
 WINDOW_MESSAGES = 4_096
 WINDOW_BYTES = 8 << 20
 
-_NOTHING = b"\n"  # no answer begins with this
+_NOTHING = b"\n"  # no answer begins with these bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Published:
 
     @property
     def count(self) -> int:
-        """Number of messages, whether stored by this call or before."""
+        """Number of messages that are stored, by this call or before."""
         return self.stored + self.duplicates
 
 
@@ -54,17 +54,17 @@ class _Mark(NamedTuple):
     """The time when a message, and the messages after it up to the next mark, were first sent."""
 
     position: int
-    last: int  # the highest known sequence at that time: these messages can only have a higher one
+    last: int  # the highest known sequence at that time: the sequences of these messages are higher
     sent: float
 
 
 class PublishWindow:
     """Keeps track of one bulk publish. The driver sends messages with the reply subject ``<inbox>.<position>``.
 
-    ``unanswered`` messages must be sent again on a new connection; their ids make this safe within the duplicate
-    window. On one connection, messages reach the stream in the order of the input, except those that an overloaded
-    stream drops: they are sent again after later ones (:meth:`again`). With a ``domain``, only an answer from this
-    domain confirms a message, because every stream that listens on a subject stores it.
+    ``unanswered`` messages must be sent again on a new connection. If they have ids, this stores no message twice
+    within the duplicate window. On one connection, messages reach the stream in the order of the input, except those
+    that an overloaded stream drops: they are sent again after later ones (:meth:`again`). With a ``domain``, only an
+    answer from this domain confirms a message, because every stream that listens on a subject stores it.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PublishWindow:
         self._max_bytes = max_bytes
         self._unanswered: dict[int, OutgoingMessage] = {}
         self._mark = _Mark(0, 0, -1.0)
-        self._marks: deque[_Mark] = deque()  # of all unanswered messages, oldest first
+        self._marks: deque[_Mark] = deque()  # the marks of all unanswered messages, oldest first
         self._refused: list[OutgoingMessage] = []
         self._bytes = 0
         self._stored = self._duplicates = self._first = self._last = 0
@@ -248,7 +248,7 @@ class PublishWindow:
         self.fail(message.position, message.subject, cause)
 
     def fail(self, position: int, subject: str, cause: Exception) -> None:
-        """Record a message that cannot be stored. :meth:`result` names the first one of the input."""
+        """Record a message that cannot be stored. :meth:`result` names the first such message of the input."""
         if self._failure is None or position < self._failure.position:
             self._failure = PublishFailed(position, subject, 0, cause)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading stored messages at any sequences by direct get, without a consumer. Reading resumes after a lost connection.
 
-Batched direct get is ADR-31; its answers were observed on nats-server 2.15.1. Four facts shape this file: deleted
-sequences are skipped silently, ``up_to_seq`` is ignored if ``seq`` and ``batch`` are set, a replica may lag behind its
-leader, and the server closes a connection with more than 64 MiB of unread answers.
+Batched direct get is ADR-31; its answers were observed on nats-server 2.15.1. This file takes four facts into account:
+deleted sequences are skipped silently, ``up_to_seq`` is ignored if ``seq`` and ``batch`` are set, a replica may lag
+behind its leader, and the server closes a connection with more than 64 MiB of unread answers.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
 
 BATCH = 2_000
-"""Messages in one request, at most. Larger answers exceed the processor's caches: 10,000 were read a third slower."""
+"""The largest number of messages in one request. Larger answers do not fit into the processor's caches: with 10,000
+messages, reading was a third slower."""
 MAX_BYTES = 8 << 20
-"""Bytes of one answer. The server exceeds this by one message at most."""
+"""The largest number of bytes in the answer to one request. The server exceeds it by at most one message."""
 OUTSTANDING = 2 * MAX_BYTES
 """The largest number of bytes that are outstanding, or that have arrived and wait for earlier messages."""
 NEAR = 8
@@ -56,14 +57,14 @@ class _Segment:
     def __init__(self, next_sequence: int, last: int, gaps: bool) -> None:
         self.next = next_sequence
         self.last = last
-        self.gaps = gaps  # whether it contains unwanted sequences
+        self.gaps = gaps  # whether the range contains unwanted sequences
         self.arrived: list[RawMessage] = []
         self.size = 0  # bytes in arrived
         self.request = 0  # number of the outstanding request, 0 for none
         self.start = 0  # first sequence of the request
-        self.count = 0  # messages that it requests
-        self.answered = 0  # messages that have answered it
-        self.cost = 0  # bytes that its answers may have
+        self.count = 0  # messages that the request asks for
+        self.answered = 0  # messages that have arrived for the request
+        self.cost = 0  # the largest number of bytes in the answers to the request
 
     @property
     def complete(self) -> bool:
@@ -78,7 +79,7 @@ class DirectWindow:
     that fitted into one answer, and fewer if most of the range was deleted.
 
     With a filter ``subject``, sequences that the filter excludes are not missing. So only the end of a range counts as
-    missing, after the last message that arrived from it, because a replica may not have the end yet.
+    missing: the sequences after the last message that arrived from it, because a replica may not have them yet.
     """
 
     def __init__(self, wanted: Sequences, subject: str | None = None, density: float = 1.0) -> None:
@@ -223,7 +224,8 @@ def read(
     subject: str | None = None,
     density: float = 1.0,
 ) -> Iterator[RawMessages]:
-    """Read the wanted messages of a stream in batches, in ascending order. Messages that only the leader had come last.
+    """Read the wanted messages of a stream in batches, in ascending order. Messages that had to be requested from the
+    leader follow at the end.
 
     This call is blocking.
 
@@ -237,8 +239,8 @@ def read(
     Raises:
         StreamRecreated: the stream's creation time is not ``created``.
         DirectGetDisabled: the stream does not allow direct get.
-        MessagesMissing: the stream's leader does not have these messages either. This is raised after all others were
-            read.
+        MessagesMissing: the stream's leader does not have these messages either. This error is raised after all other
+            messages were read.
         ConnectionLost: there was no progress for 60 s. The error contains the last sequence that was read.
     """
     window = DirectWindow(wanted, subject, density)
@@ -335,8 +337,8 @@ def _check_allowed(stream: str, info: StreamInfo) -> None:
 
 
 def _confirm(wire: Wire, stream: str, missing: Sequences, subject: str) -> tuple[list[RawMessage], Sequences]:
-    """Ask the leader for messages that a replica may not have had yet. Returns those that the leader has, and the
-    sequences that it does not have."""
+    """Request from the leader the messages that a replica may not have had yet. Returns the messages that the leader
+    has, and the sequences of the messages that it does not have."""
     found: list[RawMessage] = []
     for first, last in missing.ranges:
         sequence = first

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stored messages. They are decoded, or undecoded for bulk reading, which passes many messages as columns."""
+"""Stored messages: decoded ones, and undecoded ones in columns for bulk reading."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StoredMessage:
 
 
 class RawMessage(NamedTuple):
-    """A stored message, undecoded.
+    """An undecoded stored message.
 
     ``time`` is RFC 3339, or nanoseconds since 1970 as digits. ``header`` contains the publisher's header lines, or is
     empty.

@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from jetstream_client.wire.protocol import Reply
 
 MAX_BYTES = 8 << 20
-"""Bytes of one answer. The server exceeds this by one message at most."""
+"""The largest number of bytes in the answer to one request. The server exceeds it by at most one message."""
 BATCH = 1_000
-"""The largest number of messages in one request, because the client keeps them until the caller reads them."""
+"""The largest number of messages in one request. It is limited because the client keeps the messages in memory until
+the caller reads them."""
 
 _ADDED = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence")
 _LOST = "messages of stream {!r} were lost on their way; read again, beginning after the last one that arrived"
@@ -57,8 +58,8 @@ _STATUSES: dict[int, type[ApiError]] = {
 def direct_message(reply: Reply) -> tuple[StoredMessage, int]:
     """Parse an answer to a direct get: the message, and the sequence of the previous one in the batch (0: none).
 
-    The server's values are the last ones of its headers, because the message may have had headers of the same names.
-    Raises ProtocolError.
+    In each header that the server adds, the last value is the server's, because the publisher may have set the same
+    header. Raises ProtocolError.
     """
     headers = {name: list(values) for name, values in reply.headers.items()}
     added = {name: headers[name].pop() for name in _ADDED if name in headers}
@@ -164,8 +165,8 @@ async def pages(stream: Stream, body: Mapping[str, Any], count: int | None) -> A
 
 
 async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMessage], Reply]:
-    """The messages of one request, and the status that ends them: 204, or 404 if there are none. The messages are not
-    traced, only this status."""
+    """The messages of one request, and the status that follows them: 204, or 404 if there are no messages. The trace
+    gets only this status, not the messages."""
     js = stream.js
     subject, data = f"{js.settings.prefix}.DIRECT.GET.{stream.name}", json.dumps(body).encode()
     arrived: asyncio.Queue[Reply] = asyncio.Queue()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeating an operation that a lost connection interrupts (reading, publishing), as long as it makes progress."""
+"""Repeating an operation, such as reading or publishing, that a lost connection interrupts, as long as it makes
+progress."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESUMED_WITHIN = 60.0
-"""After this many seconds without progress, over any number of connections, there is no other attempt."""
+"""After this many seconds without progress, on however many connections, no other attempt is made."""
 PAUSE = 0.2
 """Seconds between two attempts."""
 PASSING = (429, NO_RESPONDERS)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
 
 ANSWERED_WITHIN = 10.0
-"""Seconds without any answer after which reading and publishing give up a connection."""
+"""Seconds without any answer after which reading and publishing close a connection."""
 
 _RECEIVE = 1 << 18  # bytes for one read: data that fits into the processor's caches is parsed twice as fast as 1 MiB
 _BUFFER = 4 << 20  # bytes requested from the kernel for each direction
@@ -67,7 +67,7 @@ class Wire:
         self._socket: socket.socket | TlsSocket = connection
         self._parser = Parser()
         self._arrived: list[Run] = []
-        self._frames = 0  # in _arrived
+        self._frames = 0  # number of frames in _arrived
         self._kept = 0  # bytes read since frames were last handed out
         self._denied: list[PermissionDenied] = []
         self._sid = 0
@@ -187,7 +187,7 @@ class Wire:
             PermissionDenied: the server refused something that was sent. Messages that have arrived are kept.
             RequestTimeout: nothing arrived, and ``timeout`` is above 0.
             ConnectionLost: the connection ended, or the server did not answer a PING within 10 s. A PING is sent after
-                10 s without data. Time that the caller spends elsewhere does not count.
+                10 s without data. Time between two calls of this method does not count.
         """
         try:
             self._gather(0, time.monotonic() + timeout)
@@ -293,7 +293,7 @@ class Wire:
             self._encrypt(context, hostname, deadline)
         line = connect_line(self.settings, self.server, encrypted=isinstance(self._socket, TlsSocket))
         self._pinged = time.monotonic()
-        with contextlib.suppress(ConnectionLost):  # the server's reason is still to be read
+        with contextlib.suppress(ConnectionLost):  # the server's reason has not been read yet
             self.send(line + b"PING\r\n")
         while self._pinged:
             self._read_until(deadline, "the server does not answer")

@@ -4,7 +4,7 @@
 nats-py does the TLS handshake, reconnects, and sends requests. This connection differs from nats-py's in these points:
 
 * the CONNECT line is the same as on the bulk connection (``authentication``);
-* connecting has one time limit, and wrong credentials or missing TLS end it at once;
+* connecting has one time limit, and stops at once if the credentials are wrong or TLS is missing;
 * missing TLS is an error before any secret is sent (nats-py would continue in plain text);
 * nothing is buffered while disconnected: a buffered acknowledgement could reach a later life of its consumer, and a
   buffered publish would be stored after its caller had got an error.
@@ -209,12 +209,12 @@ class Connection:
 
     async def answer_all(self, before: str, numbers: Sequence[int], after: str, data: bytes) -> None:
         """Answer many messages: publish ``data`` on the subject that each number makes, between ``before`` and
-        ``after``. After a :meth:`flush`, :meth:`check_permitted` tells whether the first was refused."""
+        ``after``. After a :meth:`flush`, :meth:`check_permitted` tells whether the server refused the first answer."""
         client = self._client
         if not client.is_connected:
             raise client.lost()
         if self._denied:
-            self._denied.pop(f"{before}{numbers[0]}{after}".lower(), None)  # it may be permitted by now
+            self._denied.pop(f"{before}{numbers[0]}{after}".lower(), None)  # the subject may be permitted by now
         start, _, end = encode_publish(f"{before}\n{after}", "", data).partition(b"\n")
         if client.write(start + (end + start).join(map(b"%d".__mod__, numbers)) + end):
             with _Translated(client, before):
@@ -316,7 +316,7 @@ class Inbox:
                 async with asyncio.timeout(within):
                     await client._send_unsubscribe(self._subscription._id)
                     await self._connection.flush()
-        finally:  # or nats-py would renew the subscription when it reconnects
+        finally:  # otherwise nats-py would renew the subscription when it reconnects
             self._subscription._stop_processing()
             client._remove_sub(self._subscription._id)
 
@@ -447,7 +447,7 @@ def _said(error: Exception, denied: Denied) -> None:
     log.log(logging.DEBUG if violation and denied else logging.WARNING, "NATS connection: %s", error)
     if violation:
         if len(denied) == MOST_DENIED:
-            del denied[next(iter(denied))]  # the oldest; a window of answers asks for the newest
+            del denied[next(iter(denied))]  # drop the oldest refusal, because callers check recent subjects
         denied[violation[0]] = PermissionDenied(*violation)  # nats-py has converted it to lower case
 
 

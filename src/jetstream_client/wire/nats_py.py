@@ -129,7 +129,7 @@ class Client(nats.aio.client.Client):
         self._settings = settings
         self._ps: Any = _Stream(self)
         self._unreadable = ""  # the last logged problem with a credential's file
-        self._attempts = 0  # to reconnect, since the connection was lost
+        self._attempts = 0  # attempts to reconnect since the connection was lost
         self._refused_since: float | None = None
         """On the loop's clock: the first refused attempt to reconnect, if all attempts after it were refused too."""
         self.ended = ""
@@ -147,7 +147,7 @@ class Client(nats.aio.client.Client):
         return ConnectionEnded(f"the connection to {servers} has ended because {self.ended}; open another one")
 
     def interrupted(self) -> None:
-        """Report to the callbacks of ``when_lost`` that nothing sent so far will be answered."""
+        """Call the callbacks of ``when_lost``, because nothing that was sent so far will be answered."""
         for call in list(self.when_lost):
             call(self.lost() if self.ended else ConnectionLost("the connection to NATS was lost"))
 
@@ -205,7 +205,8 @@ class Client(nats.aio.client.Client):
             transport._io_writer.transport.abort()
 
     async def leave(self) -> None:
-        """Close the connection. An error that the server reported before is not the reason."""
+        """Close the connection. The reason for its end is this call, and not an error that the server reported
+        before."""
         self._err = None
         await self.close()
 
@@ -247,7 +248,7 @@ class Client(nats.aio.client.Client):
         return StatusHeaders(headers) if headers else None
 
     def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> Any:
-        # nats-py decodes them strictly, and an error would end the connection.
+        # nats-py decodes both subjects strictly, and an error would end the connection.
         subject, reply = (each.decode("utf-8", "replace").encode() for each in (subject, reply))
         return super()._build_message(sid, subject, reply, data, headers)
 

@@ -280,8 +280,8 @@ class Parser:
         pieces, position = self._at_once(buffer)
         lines: list[bytes] = []
         bodies: list[bytes] = []
-        verb = b""  # of the current run
-        last_word, size = b"\r\n", 0  # of the previous line; the next line often has the same
+        verb = b""  # verb of the current run
+        last_word, size = b"\r\n", 0  # last word and size of the previous line; the next line often has the same
         find = buffer.find
         enough = 0
         end = len(buffer)

@@ -55,15 +55,16 @@ class ConnectionSettings:
                           seed or a ``.creds`` file.
     credential_folders:   folders, separated by ``:``. The file of a secret must be in one of them, after links are
                           resolved. Default None: any file that this process may read, which is right if the owner of
-                          the process writes the settings. An Airflow connection gets the folders of Airflow's
-                          configuration, also in Spark's workers.
+                          the process writes the settings. The settings of an Airflow connection contain the folders of
+                          Airflow's configuration, and Spark's workers get the same folders.
     tls:                  use TLS or fail. Implied by ``tls://`` and by the other ``tls_`` fields. Default False.
     tls_ca, tls_certificate, tls_private_key:
                           PEM, or the path of a file. Without ``tls_ca`` the system's authorities are trusted.
     tls_hostname:         the name that the server's certificate must contain. Default: the host of the URL.
     tls_handshake_first:  begin with TLS before the server's INFO line, as the server's ``handshake_first`` requires.
-    inbox_prefix:         first tokens of the subjects on which answers arrive, default ``_INBOX``. With one prefix for
-                          each user, no user can listen to another's answers, see docs/reference/permissions.md.
+    inbox_prefix:         first tokens of the subjects on which answers arrive, default ``_INBOX``. With a separate
+                          prefix for each user, no user can listen to the answers of another user, see
+                          docs/reference/permissions.md.
     domain / api_prefix:  set at most one of them, to use another JetStream. The prefix may end with a dot.
     ledger:               prefix of the two key-value buckets of the hand-off, ``<ledger>_claims`` and
                           ``<ledger>_receipts``.
@@ -72,7 +73,7 @@ class ConnectionSettings:
                           none. Default None: without limit, which is right for a task that holds claims. This does not
                           apply to the bulk connection, which is not reconnected but opened again.
     request_timeout:      seconds to wait for one answer of the JetStream API. Default 5, as in nats.go and async-nats.
-    shortest_ack_wait:    seconds; consumers with a shorter ``ack_wait`` are refused for claims. Default 60, because a
+    shortest_ack_wait:    seconds; a consumer with a shorter ``ack_wait`` is refused for claims. Default 60, because a
                           failover of a replicated stream took up to 8 s, and a lease must outlive several heartbeats.
                           Tests lower it.
     name:                 the connection's name in NATS monitoring.
@@ -190,7 +191,7 @@ class ConnectionSettings:
 
     @property
     def kind(self) -> str:
-        """How the connection authenticates, in the words of error messages."""
+        """The kind of authentication, in the words of error messages."""
         if self.user:
             return "user and password"
         if self.nkey_seed:

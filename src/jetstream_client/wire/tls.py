@@ -56,7 +56,8 @@ class TlsSocket:
 
 def silence(*, handshake_first: bool) -> str:
     """The likely reason why the server's first line has not arrived, with a remedy. ``handshake_first``: the client
-    began with TLS, and a server that does not expect this hangs up, sometimes before the client has read that line."""
+    began with TLS, and a server that does not expect this closes the connection, sometimes before the client has read
+    the line."""
     if handshake_first:
         return (
             "the server ended the TLS handshake or sent nothing; set handshake_first on the server because "
@@ -75,7 +76,7 @@ def check_plain(server: Mapping[str, Any]) -> None:
 
 
 def tls_failure(error: ssl.SSLError) -> TlsFailed | None:
-    """The error for a handshake that no other attempt can complete, with the remedy; None for a connection that merely
+    """The error for a handshake that no other attempt can complete, with the remedy; None if the connection merely
     ended."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code == _EXPIRED:
