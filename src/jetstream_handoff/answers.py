@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acknowledgements, heartbeats and leases for claimed messages. A message's reply subject is derived from its sequence.
 
-Of that subject the server checks the stream, the consumer and the stream sequence. For a negative acknowledgement it
+In that subject, the server checks the stream, the consumer and the stream sequence. For a negative acknowledgement it
 also checks that the consumer sequence lies in (ack floor, delivered] (``processNak`` in nats-server's
 ``server/consumer.go``).
 """
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WINDOW = 1_000
-"""Number of acknowledgements in a window. The consumer's life is tested before each window. An unconfirmed window is
-sent again, so this also limits how many acknowledgements are sent twice."""
+"""Number of acknowledgements in a window. Before each window, it is tested whether the consumer's life is still the
+same. An unconfirmed window is sent again, so this also limits how many acknowledgements are sent twice."""
 PIPELINED = 200_000
 """Bytes of heartbeats or negative acknowledgements to send between two round trips, enough for about two thousand
-messages. They are not confirmed. The event loop stands still for about a millisecond while they are written, and a link
-of 40 KB/s sends them within ``request_timeout``."""
+messages. The server does not confirm them. Writing them blocks the event loop for about a millisecond, and a link of 40
+KB/s sends them within ``request_timeout``."""
 CONFIRMED_WITHIN = 5.0
 """Seconds to wait for the confirmations of one window."""
 
@@ -73,7 +73,8 @@ async def in_progress(ledger: Ledger, sequences: Iterable[int], counter: int) ->
 
 
 async def check_permitted(ledger: Ledger) -> None:
-    """Check that this user may acknowledge: send an in-progress acknowledgement for a message that does not exist.
+    """Check that this user is permitted to acknowledge: send an in-progress acknowledgement for a message that does not
+    exist.
 
     Raises:
         PermissionDenied: this user is not permitted to acknowledge for the consumer; names the subject.
@@ -101,10 +102,10 @@ def _subjects(ledger: Ledger, sequences: Iterable[int], counter: int) -> Iterabl
 async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0, body: bytes = ACK) -> Sequences:
     """Acknowledge each message and wait for confirmations. Returns the messages that were not confirmed.
 
-    Before each window the ledger and the server are asked whether the consumer was recreated or reset after it had
-    delivered the messages: a late acknowledgement would swallow messages that a reset delivers again. In that case
-    nothing more is sent. Messages that stay unconfirmed are redelivered; the next take recognises
-    and acknowledges them.
+    Before each window, this reads the ledger and the consumer's INFO, and sends nothing more if the consumer was
+    recreated or reset after it had delivered the messages. Otherwise, a late acknowledgement could count for messages
+    that a reset delivers again. Messages whose acknowledgements stay unconfirmed may be redelivered; the next take
+    finds them in the ledger and acknowledges them again.
 
     within: stop after this many seconds without a confirmation.
     body:   the kind of acknowledgement, for example a termination.
@@ -141,7 +142,7 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
                 await asyncio.sleep(0.2)
             left.popleft()
             if window:
-                left.append(window)  # to be sent again after all others
+                left.append(window)  # to be sent again after all other windows
     finally:
         await confirmer.close()
     return Sequences.from_ranges(each for window in left for each in window.ranges)
@@ -168,7 +169,8 @@ class _Confirmer:
         self._inbox = ""
 
     async def ready(self) -> None:
-        """Connect before the consumer's life is tested, so that acknowledgements follow the test without a wait."""
+        """Connect before the consumer's life is tested, so that the acknowledgements follow the test without a
+        delay."""
         if self._wire is None:
             self._wire = await asyncio.to_thread(Wire.open, self._ledger.js.settings)
             self._inbox = self._wire.new_inbox()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from jetstream_handoff.record import Record
 
 AT_WORK = LONGEST_HOLD
-"""How long a held claim counts as being worked on: the default longest hold. There is a limit, because a worker that is
-killed in its last try leaves a held claim behind."""
+"""How long a claim counts as being worked on after an attempt has begun to hold it: the default longest hold. Without a
+limit, the claim of a worker that was killed in its last try would count forever."""
 AWAITING_TASK = 4 * HAND_OFF_TIMEOUT
 """How long a claim that no attempt holds counts as waiting for its task or for a retry: four times the default lease.
 """
@@ -32,10 +32,11 @@ AWAITING_TASK = 4 * HAND_OFF_TIMEOUT
 class Backlog:
     """How many messages could be claimed from a consumer at one moment.
 
-    new:          messages that were never delivered and that a pull would receive now. While the consumer does not
-                  exist, these are all messages of the stream.
-    again:        delivered messages that are neither acknowledged nor in an open claim, such as those of failed claims.
-    pulls:        pull requests waiting at the consumer. They receive the next messages.
+    new:          number of messages that were never delivered and that a pull would receive now. While the consumer
+                  does not exist, these are all messages of the stream.
+    again:        number of delivered messages that are neither acknowledged nor in an open claim, such as the messages
+                  of failed claims.
+    pulls:        number of pull requests that wait at the consumer; they receive the next messages.
     created:      when the consumer was created, RFC 3339; empty while the consumer does not exist.
     counter:      number of deliveries so far. It changes with every pull that receives messages.
     floor, ack_pending:  the acknowledgement floor and the number of unacknowledged messages, from the server's INFO.
@@ -57,9 +58,9 @@ class Backlog:
     def steady(self, before: Backlog | None) -> Backlog:
         """Return the same backlog, with ``again`` set to 0 unless the consumer's counters equal those of ``before``.
 
-        ``again`` also counts messages that a sensor has pulled but not yet entered, and messages of a settled claim
-        that are just being acknowledged. In both cases the counters change. They can also change between the request to
-        the server and the request to the ledger.
+        ``again`` also includes messages that a sensor has pulled and not yet entered in the ledger, and messages of a
+        settled claim whose acknowledgements are in transit. In both cases the consumer's counters soon change. They can
+        also change between the request to the server and the request to the ledger.
         """
         if before is not None and before._place == self._place:
             return self

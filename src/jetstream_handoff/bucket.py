@@ -13,7 +13,8 @@ from jetstream_handoff.record import ABANDONED
 
 RECEIPTS_KEPT = timedelta(days=90)
 LARGEST_MESSAGE = 1 << 20
-"""Bytes. A record with its headers takes at most three quarters of this."""
+"""The smallest ``max_msg_size`` of a bucket, in bytes. A record with its headers takes at most three quarters of
+this."""
 _OWN_KEYS = "the bucket must store exactly what the ledger writes, under the ledger's keys"
 _EVERY_WRITE = "the ledger writes to the same key again and again, and needs a confirmation of each write"
 _RULES: dict[str, tuple[tuple[object, ...], str]] = {
@@ -29,7 +30,7 @@ _RULES: dict[str, tuple[tuple[object, ...], str]] = {
     "discard": (("new",), "a full bucket must refuse a write instead of dropping the record of another consumer"),
     "max_msgs_per_subject": ((1,), "the bucket must keep the newest record of each consumer, and only that one"),
 }
-"""For each field, the allowed values (None: absent or off) and the reason."""
+"""For each field of a bucket's configuration, the allowed values (None: absent or off) and the reason for the rule."""
 
 
 def bucket_config(bucket: str, replicas: int, max_age: timedelta) -> dict[str, Any]:

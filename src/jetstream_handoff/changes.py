@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Join changes of one record into a single write if they wait on one connection at the same time.
+"""Combine changes of one record that wait on the same connection at the same time into a single write.
 
-When several writers race for a compare-and-set, one succeeds and the others have worked for nothing. Writers that share
-a connection, as the sensors of a triggerer do, need not race: the writer whose turn it is applies all waiting changes
-and writes once.
+When several writers try a compare-and-set at the same time, only one succeeds, and the others must repeat their work.
+Writers that share a connection, as the sensors of a triggerer do, avoid this: the writer whose turn it is applies all
+waiting changes and writes once.
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ class Queue:
         self.record: Record | None = None
         """The value that was read last, and the record that it contains."""
         self.written = 0
-        """The revision that this connection wrote last. Any other revision shows that there are rivals."""
+        """The revision that this connection wrote last. Any other revision shows that another client writes the same
+        record."""
         self.idle_until = 0.0
-        """A time on the event loop's clock. This connection writes nothing before it, so that rivals may go first."""
+        """A time on the event loop's clock. Until then, this connection writes nothing, so that other clients can write
+        first."""
 
     @classmethod
     def of(cls, js: JetStream, subject: str) -> Queue:

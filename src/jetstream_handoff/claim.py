@@ -30,7 +30,8 @@ def new_claim_id() -> str:
 
 
 def is_claim_id(text: str) -> bool:
-    """Whether this can be the id of a claim. Any other string could be a wildcard in the ledger's subjects."""
+    """Whether this string can be the id of a claim. Other strings are refused, because a wildcard in one of the
+    ledger's subjects would select other entries."""
     return _ID.fullmatch(text) is not None
 
 

@@ -32,7 +32,7 @@ ACK_WAIT = timedelta(seconds=60)
 """The default and shortest ``ack_wait``. A failover took up to 8 s, and leases are renewed ``HEARTBEATS`` times per
 ``ack_wait``."""
 RUNS = 4
-"""How many runs may work or wait for a retry at the same time with the default ``max_ack_pending``."""
+"""How many runs can work, or wait for a retry, at the same time with the default ``max_ack_pending``."""
 
 
 def check_config(
@@ -43,7 +43,8 @@ def check_config(
     shortest_ack_wait: timedelta = ACK_WAIT,
     group: str | None = None,
 ) -> None:
-    """Refuse a ``consumer_config`` that breaks a rule. This is for parsing a DAG, so the server is not asked.
+    """Refuse a ``consumer_config`` that breaks a rule. This is called when a DAG is parsed, so no request is sent to
+    the server.
 
     group: the priority group that pulls will name.
 

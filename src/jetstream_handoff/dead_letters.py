@@ -2,9 +2,9 @@
 """Dead letters: copies of messages that no attempt could process. Each is stored before its message is terminated.
 
 A message has at most one dead letter for each consumer. The subject of the dead letter names the message and the
-consumer, and it is written by compare-and-set on that subject. So a copy that is repeated after a kill, however late,
-finds the first one. A window of message ids would forget the first copy, and would report a dead letter that was
-replayed and removed as still stored.
+consumer, and it is written by compare-and-set on that subject. If the copying is repeated after a kill, however late,
+it finds the first copy. A duplicate window of message ids would forget the first copy after a time, and
+would answer that a dead letter is stored although it was replayed and removed.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ log = logging.getLogger(__name__)
 
 LONGEST_REASON = 1 << 10
 PREFIX = "Nats-Dead-Letter-"
-"""Prefix of the headers that a dead letter adds. This module writes all headers of a dead letter that begin with
-``Nats-``, and the others are the message's own."""
+"""Prefix of the headers that a dead letter adds. All headers of a dead letter that begin with ``Nats-`` are written by
+this module; all other headers are copied from the message."""
 ORIGINAL = f"{PREFIX}Original-"
 """Prefix for the message's own ``Nats-`` headers. They told the server what to do when the message was first published
 (an id, a condition, a roll-up, a time to live), and the server must not apply them to the dead letter."""
@@ -103,7 +103,8 @@ def check_reason(reason: object) -> str:
 def address_of(stream: str, consumer: str, sequence: int, created: str, subject: str, *, hashed: bool) -> str:
     """Return the subject of a dead letter.
 
-    hashed: whether it ends in a hash of the original subject instead of that subject, which may be too long.
+    hashed: whether the dead letter's subject ends in a hash of the original subject, because the original subject is
+    too long.
     """
     end = f"sha256-{hashlib.sha256(subject.encode()).hexdigest()}" if hashed else subject
     return f"dead.{stream}.{consumer}.{sequence}.{time_nanoseconds(created)}.{end}"
@@ -114,7 +115,8 @@ class Letter:
     """One dead letter. Times are the server's, RFC 3339.
 
     number, stored_at:    its sequence in the dead-letter stream, and when it was stored there.
-    stream, stream_created, sequence, subject, time:  those of the original message.
+    stream, stream_created, sequence, subject, time:  the stream of the original message and when it was created, and
+                                                      the message's sequence, subject and time.
     consumer:             the consumer that gave the message up.
     reason:               why the message could not be processed.
     claim_id, token:      the claim and the attempt that copied it.
@@ -295,7 +297,7 @@ class DeadLetters:
             "storage": "file",
             "num_replicas": replicas,
             "retention": "limits",
-            "max_msgs_per_subject": 1,  # a dead letter that is written again replaces the old one
+            "max_msgs_per_subject": 1,  # a new version of a dead letter replaces the old one
             "discard": "new",  # when the stream is full, it refuses a dead letter instead of dropping another one
             "allow_direct": True,
         }
@@ -505,7 +507,7 @@ def _answer(frame: Frame, subject: str, domain: str | None) -> PubAck | JetStrea
     try:
         return acknowledged(frame.data, subject, domain, decode_status(frame.header)[0])
     except WrongDomain:
-        return None  # a stream of another domain listens on this subject as well; wait for the answer of this one
+        return None  # a stream of another domain also listens on this subject; wait for the dead-letter stream's answer
     except TooManyRequests as busy:
         raise RequestTimeout(str(busy)) from busy
     except JetStreamError as refusal:

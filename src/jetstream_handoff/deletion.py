@@ -34,8 +34,8 @@ class Deletion:
 
     messages:    number of messages in the stream; for a consumer, the number of messages that it has not acknowledged.
     claims:      the claims that are open and can still be settled.
-    lost:        number of messages that an interest stream may delete with the consumer. The stream keeps those that
-                 another consumer waits for.
+    lost:        number of messages that an interest stream may delete with the consumer. The stream keeps messages that
+                 another consumer has not acknowledged.
     superseded:  the ids of the claims that were superseded.
     """
 
@@ -85,7 +85,7 @@ class Deletion:
 async def plan(
     js: JetStream, stream: str, consumer: str | None = None, *, despite_open_claims: bool = False
 ) -> Deletion | None:
-    """Return the effect of deleting the stream, or one of its consumers, now; None if it does not exist.
+    """Return the effect that deleting the stream, or one of its consumers, would have now; None if it does not exist.
 
     Raises:
         LedgerUnavailable: it is unknown whether claims are open, and ``despite_open_claims`` is not set.

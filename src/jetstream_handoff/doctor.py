@@ -2,7 +2,7 @@
 """Examine a connection, its permissions, the ledger, and the streams and consumers that claims are taken from.
 
 Nothing is changed on the server, and the rules are those that taking, holding and settling check. Each section ends in
-bounded time. The findings of one section do not stop the others, unless they show that the others cannot succeed.
+bounded time. The findings of one section do not stop the other sections, unless they show that those cannot succeed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CLOCKS = 2.0
 FULL = 0.9
 """The part of a limit in bytes that may be used before the doctor reports it."""
 
-_READING = ("publisher", "reader")  # roles that have to do with a stream alone
+_READING = ("publisher", "reader")  # roles that need a stream but no consumer
 _NO_ROLE = "the roles of this connection do not need it"
 
 
@@ -122,14 +122,16 @@ class Examination:
         """The reason why no other section can succeed; empty if there is none."""
         self._level = requirements.level_of(js.connection.server_version)
         self._known = False
-        """Whether the server has named its API level. Its version only tells the lowest level that it can have."""
+        """Whether the server has stated its API level. Otherwise only the lowest level that its version can have is
+        known."""
         self._pairs = [(scope.stream, scope.consumer)] if scope.stream and scope.consumer else []
         """The consumers in scope, each with its stream."""
         self._streams = {scope.stream} if scope.stream else set()
         self._timed = ""
         """The name of a stream that exists. Its INFO contains the server's time."""
         self._permitted: dict[str, bool] = {}
-        """Whether this user may publish on a subject. Each is looked up once, because several sections need it."""
+        """Maps a subject to whether this user is permitted to publish on it. Each subject is looked up once, because
+        several sections need it."""
         self._places: list[roles.Place] | None = None
         """The places that the roles of the hand-off work on; None before they are looked up."""
         self._advanced = 0.0
@@ -164,7 +166,8 @@ class Examination:
         self._advanced = asyncio.get_running_loop().time()
 
     async def _unfinished(self, title: str, error: str, rest: str) -> Finding:
-        """Say why a section ended early: the server is silent, one look-up had no answer, or the section took too long.
+        """Return the reason why a section ended early: the server is silent, one look-up had no answer, or the section
+        took too long.
 
         error:  empty if the section's time ran out.
         rest:   the part that was not checked.
@@ -469,7 +472,8 @@ class Examination:
             raise PermissionDenied(subject)
 
     async def _lacking(self, needs: Iterable[roles.Need]) -> list[str]:
-        """The subjects that this user lacks for these needs, without duplicates."""
+        """The subjects on which this user must be permitted to publish for these needs, and is not. Without
+        duplicates."""
         needs = list(needs)
         new = {need.subject: need for need in needs if need.subject not in self._permitted}
         if new:

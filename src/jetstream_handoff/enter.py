@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jetstream_handoff.taking import Taking
 
 SMALLEST_BATCH = 100
-"""Number of messages. If a record is too large even with a batch this small, the batch is not the reason."""
+"""If a record is too large even with a batch of at most this many messages, the batch is not the reason."""
 
 Entries = Mapping[str, OpenEntry]
 
@@ -36,7 +36,7 @@ class Entered:
     again:      messages that were redelivered although they are done.
     left:       messages for a later batch.
     superseded: claims that are no longer open.
-    dropped:    the reason why nothing was entered, if the messages may have gone to another client; otherwise empty.
+    dropped:    the reason why nothing was entered, if another client may have received the messages; otherwise empty.
     too_large:  whether nothing was entered because the record would be too large.
     full:       whether the record would be too large even without the messages that are settled.
     """
@@ -82,7 +82,8 @@ def enter(
     claims, poisoned = _cut(batch, rest, failed, info.now, taking)
     kept = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in lost}
     new = replace(record, open={**kept, **claims, **poisoned}, failures=failed).note(info).tidied(info)
-    # Settled messages are forgotten when the floor passes them. So there must be room for the messages that hold it.
+    # Settled messages leave the record when the acknowledgement floor rises above them. So there must be room in the
+    # record for the unsettled messages that keep the floor from rising.
     holds_the_floor = bool(done and rest) and rest.first < done.first
     if not fits(new, reserve=holds_the_floor and batch.sequences.count <= SMALLEST_BATCH):
         full = not fits(replace(new, settled=Settled()))

@@ -15,8 +15,9 @@ from typing import Any
 from jetstream_client.sequences import Sequences
 
 PARTS = 10
-"""Number of claims into which a failed claim is cut. A claim of 100,000 messages comes down to one message in 5 cuts
-(17 with halves). For a single bad message, 1.1 times the claim's messages are processed again (twice with halves)."""
+"""The number of claims into which the messages of a failed claim are divided. A claim of 100,000 messages is cut down
+to single messages in 5 steps (17 with halves). For a single bad message, 1.1 times the claim's messages are processed
+again (twice with halves)."""
 MOST_PARTS = 100
 """How many claims of failed messages one take makes at most. Each is a mapped task and an entry in the record."""
 LARGEST = 64 << 10
@@ -60,8 +61,9 @@ Failures = Mapping[str, Failure]
 def failed(failures: Failures, claim_id: str, sequences: Sequences, reason: str) -> dict[str, Failure]:
     """Return the failures with one more failed claim.
 
-    Messages that failed before in a smaller claim stay counted in that one. If the failures take more than ``LARGEST``
-    bytes, those of the largest claims are forgotten. That costs more rounds, but loses no message.
+    A message that failed before in a smaller claim stays in the failure of that claim. If the failures take more than
+    ``LARGEST`` bytes, the failures of the largest claims are dropped. Finding the bad messages then takes more claims,
+    but no message is lost.
     """
     size = sequences.count
     smaller = [each for failure in failures.values() if failure.size < size for each in failure.sequences.ranges]

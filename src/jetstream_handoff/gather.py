@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # (ADR-42).
 LONGEST_PULL = 100.0
 LOOK = 1.0  # seconds that a look waits for a first message
-_LEASED = 0.75  # part of ack_wait: an older batch could be delivered to another client while it is entered
+_LEASED = 0.75  # a batch older than this part of ack_wait could be redelivered while it is entered
 _HEARTBEAT = 15.0  # seconds between the server's heartbeats, as in nats.go's Consume; a pull that misses two is lost
 _REFUSED = 1.0  # seconds within which the server reports a pull that it does not permit
 _STALLED = 3.0  # seconds after which pending messages must be waiting for acknowledgements or for another client
@@ -73,7 +73,7 @@ class Batch:
 
 
 class GatherWindow:
-    """The accounting of one batch. Times are seconds of the driver's clock.
+    """Keeps track of one batch. Times are seconds of the driver's clock.
 
     Before each pull, the driver looks at the ledger's record and the consumer (:meth:`on_look`), then opens the pull
     that :meth:`next_pull` describes. While the pull is open, it waits for messages, each time for as long as
@@ -108,9 +108,9 @@ class GatherWindow:
         self._seen = self._since = Moment(0.0, 0)
         self._pulled = Deliveries()
         self._began = 0.0
-        self._more_until = 0.0  # until when to wait for more messages that the server has
+        self._more_until = 0.0  # until when to wait for messages that the server still has
         self._quiet = _REFUSED  # how long to wait for a first message
-        self._slow = False  # whether the last renewal took so long that the next one is already due
+        self._slow = False  # whether the last renewal took so long that the next one was due at its end
 
     @property
     def count(self) -> int:
@@ -182,7 +182,7 @@ class GatherWindow:
 
         arrived: the messages, in groups that arrived together.
         silence: the longest time so far without a message or heartbeat of this pull. No message was in transit longer.
-        pending: how many more messages the server has; None if no message has arrived or the pull was stopped.
+        pending: how many more messages the server can deliver; None if no message has arrived or the pull was stopped.
         """
         began = not self._pulled
         for together in arrived:

@@ -101,7 +101,7 @@ class HeldClaim:
                 for callback in held._when_ended:
                     try:
                         callback()
-                    except Exception:  # what was settled stays settled
+                    except Exception:  # an error of a callback does not change how the claim ended
                         log.exception("claim %s: a callback of on_end failed", claim.id)
                 if held._releasing is not None and wait([held._releasing], _RELEASE_TIMEOUT).not_done:
                     log.warning("%s within %g s; %s", hold.unreleased, _RELEASE_TIMEOUT, hold.until)
@@ -160,8 +160,8 @@ class HeldClaim:
 
     @property
     def ended(self) -> bool:
-        """Whether the work itself settled, failed or released the claim. True even if a task time-out interrupted the
-        call."""
+        """Whether the work itself settled, failed or released the claim. This is True even if a time-out of the task
+        interrupted the call."""
         return self._hold.ended and not self.killed
 
     @property
@@ -212,7 +212,7 @@ class HeldClaim:
                 wait([ending])
             except BaseException as error:  # noqa: BLE001 - raised below
                 interruption = error
-        self._ending = ending.exception() is None  # after an error the claim is held until the block ends
+        self._ending = ending.exception() is None  # after an error, the claim is held until the end of the block
         if interruption is not None:
             raise interruption
         ending.result()

@@ -102,7 +102,7 @@ class Hold:
         except AlreadyDone:
             await settle.acknowledge_again(ledger, claim)
             raise
-        except asyncio.CancelledError:  # the token may have been written, but no attempt would hold the claim
+        except asyncio.CancelledError:  # the token may have been written, although no attempt holds the claim
             await hold._complete_release()
             raise
         async with hold._kept():
@@ -211,8 +211,8 @@ class Hold:
         await complete(self.let_go(), _TO_RELEASE, f"releasing claim {self.claim.id}", LEASE_ENDS)
 
     async def let_go(self) -> None:
-        """Release the claim. An error is logged and not raised, because it would hide the error that ended the work, or
-        have no handler."""
+        """Release the claim. An error is only logged. If it were raised, it would hide the error that ended the work,
+        or nothing would catch it."""
         try:
             await self.release()
         except Exception as error:
@@ -225,7 +225,7 @@ class Hold:
 
     @property
     def until(self) -> str:
-        """The consequence for a claim that was not released, in words."""
+        """The consequence, in words, if the claim could not be released."""
         if self._renewed is None:
             return LEASE_ENDS
         ends = self._renewed + timedelta(seconds=self._ack_wait)
@@ -233,7 +233,8 @@ class Hold:
 
     @contextmanager
     def _fenced(self) -> Iterator[None]:
-        """Report the claim as lost if it is ended too late, when another attempt or claim has its messages."""
+        """Report the event "lost" if the claim cannot be settled, failed or released, because another attempt or claim
+        has its messages."""
         try:
             yield
         except (AlreadyDone, Superseded, HeldByAnother):
@@ -291,7 +292,7 @@ class Hold:
             return
         log.error("claim %s is no longer held by attempt %s: %s", self.claim.id, self.token, reason)
         self.lost = reason
-        if not self.token.startswith(f"{KEEPER}-"):  # a keeper gives way to every attempt, and that is no loss
+        if not self.token.startswith(f"{KEEPER}-"):  # any attempt may take over from a keeper, and the work continues
             tell("lost", self.claim, self.claim.count, claim=self.claim.id)
         for callback in self._when_lost:
             callback(reason)

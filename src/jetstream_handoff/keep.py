@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RETRY_DELAY = 2.0  # seconds before the keeper tries again to hold a claim that an attempt holds
+_RETRY_DELAY = 2.0  # seconds between two tries to hold a claim that an attempt holds
 _TO_RELEASE = 5.0
 
 
@@ -63,9 +63,9 @@ async def _lost(hold: Hold, js: JetStream) -> None:
     lost = asyncio.Event()
     hold.on_lost(lambda _: lost.set())
     try:
-        async with js.connection.timeout(None):  # without a connection no heartbeat arrives
+        async with js.connection.timeout(None):  # without a connection no heartbeat reaches the server
             await lost.wait()
     except asyncio.CancelledError:
-        release = hold.release(HAND_OFF_TIMEOUT)  # the work goes on, and another keeper may follow
+        release = hold.release(HAND_OFF_TIMEOUT)  # the work continues, and another keeper may hold the claim next
         await complete(release, _TO_RELEASE, f"releasing claim {hold.claim.id}", LEASE_ENDS)
         raise

@@ -75,10 +75,10 @@ take longer."""
 AWAY = 0.2
 """Seconds to wait before a request is repeated after a server did not answer."""
 LONGEST_PAUSE = 5.0
-"""The longest pause, in seconds, after a change has lost a race."""
+"""The longest pause, in seconds, after a change has failed because another client wrote first."""
 SECOND_READ = 2.0
-"""Seconds to wait before a second read confirms a result that ends an attempt. A deposed leader that thaws answers with
-old data for half a second."""
+"""Seconds to wait before a second read confirms a result that ends an attempt. If a frozen leader was replaced and then
+continues, it answers with old data for half a second."""
 
 
 _BECAME = {
@@ -93,7 +93,8 @@ _BECAME = {
         "ledger's buckets were deleted. Messages that are not acknowledged are redelivered to the next sensor"
     ),
 }
-"""The end of a claim that is neither open nor done, with the remedy, by the state of its receipt."""
+"""Maps the state in a claim's receipt to an error text: how the claim ended, and the remedy. For claims that are
+neither open nor done."""
 
 
 class NotOpen(Exception):
@@ -104,12 +105,12 @@ class NotOpen(Exception):
 
 
 class Ledger:
-    """The ledger's view of one consumer of one stream."""
+    """The record and the receipts of one consumer of one stream."""
 
     def __init__(self, js: JetStream, stream: str, consumer: str) -> None:
         if js.settings.api_prefix:
-            # A plain acknowledgement also reaches a consumer of the same name in this account, and a client cannot
-            # find out which account is behind an import.
+            # A plain acknowledgement also reaches a consumer of the same name in this account, and a client cannot find
+            # out to which account an imported consumer belongs.
             remedy = (
                 "claims cannot be acknowledged safely through an imported API; connect with the account that has the "
                 "stream, or, for a JetStream domain, set domain instead"
@@ -292,7 +293,7 @@ class Ledger:
                 applied = await self._attempt(queue, together, receipted)
             except WrongLastSequence:
                 lost += 1
-                deadline = clock() + PATIENCE  # the winner of the race has shown that the ledger can be written
+                deadline = clock() + PATIENCE  # the client that wrote first has shown that the ledger can be written
                 await asyncio.sleep(_pause(lost, clock() - began))
             except (RequestTimeout, ConnectionLost, JetStreamNotEnabled) as away:
                 if clock() > deadline or self.js.connection.closed:
@@ -358,7 +359,8 @@ class Ledger:
     def fits(self, record: Record, *, reserve: bool = False) -> bool:
         """Whether a record with newly entered claims is small enough.
 
-        reserve: whether half as much again is allowed, for messages that keep the acknowledgement floor from rising.
+        reserve: whether the record may be half as large again, so that messages that keep the acknowledgement floor
+        from rising can be entered.
         """
         ranges = [len(entry.sequences.ranges) for entry in record.open.values()]
         if max(len(record.settled.spans), *ranges, 0) > MOST_RANGES:
@@ -381,10 +383,11 @@ class Ledger:
         await self.change_receipt(receipt.claim_id, stands, new=new)
 
     async def try_receipt(self, receipt: Receipt) -> None:
-        """Write a receipt. An error is only logged: the record has already decided, so the attempt must not fail.
+        """Write a receipt. An error is only logged: the record already says how the claim ended, so the attempt must
+        not fail.
 
-        The take that removes a done claim from the record writes its receipt if that is missing, and fails as long as
-        it cannot.
+        If the receipt is missing, the take that removes the done claim from the record writes it. That take fails if it
+        cannot write the receipt.
         """
         try:
             await self.write_receipt(receipt)
@@ -629,10 +632,12 @@ async def _keys(js: JetStream, bucket: str) -> list[str]:
 
 
 def _pause(lost: int, duration: float) -> float:
-    """Return the seconds to wait after ``lost`` lost races, of which the last took ``duration`` seconds.
+    """Return the seconds to wait after a change has failed ``lost`` times because another client wrote first. Its last
+    try took ``duration`` seconds.
 
-    The pause is shorter each time, so that the newest change waits longest and none starves. Among 100 rivals the
-    unluckiest change then takes 6 times its share of the time. With growing pauses it takes 23 times its share.
+    The pause is shorter each time, so that the newest change waits longest, and no change waits forever. With 100
+    competing changes, the slowest one then takes 6 times its share of the time; with growing pauses, it takes 23 times
+    its share.
     """
     return random.uniform(0, min(LONGEST_PAUSE, duration * 2 ** max(1, 6 - lost)))  # noqa: S311
 

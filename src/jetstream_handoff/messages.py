@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def messages(settings: ConnectionSettings, claim: Claim) -> Iterator[StoredMessage]:
     """Read exactly the claimed messages by direct get, and yield them as they arrive. Blocking.
 
-    Messages arrive in ascending order, except for those that only the stream's leader had, which arrive last. Reading
-    neither holds nor settles the claim.
+    Messages arrive in ascending order, except for messages that had to be requested from the stream's leader, which
+    arrive last. Reading neither holds nor settles the claim.
 
     Raises:
         JetStreamError: as :func:`jetstream_client.read.direct.read`, with the first message or after the last one.

@@ -19,8 +19,8 @@ class Moment:
     ours:    seconds on the event loop's clock.
     server:  nanoseconds on the server's clock.
 
-    Our clock alone does not tell how long the server has waited: while a virtual machine is paused its monotonic clock
-    stands still and its connections survive, but the leases on the server end.
+    Our clock alone does not tell how long the server has waited: while a virtual machine is paused, its monotonic clock
+    stands still and its connections stay open, but the leases on the server end.
     """
 
     ours: float

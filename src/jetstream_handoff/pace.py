@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jetstream_handoff.taking import Taking
 
-_HOPELESS = 3  # batches in a row: during a single one, a network or a machine may stand still
+_HOPELESS = 3  # batches in a row: a network or a machine may stand still during one batch
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,14 @@ class Pace:
     """The outcome of the last batches of a take.
 
     limit:    the largest number of messages in the next batch; 0 for ``max_messages``.
-    dropped:  the number of batches that were dropped in a row.
-    too_few:  how many of the last of them, in a row, grew too old with fewer than ``min_messages``.
+    dropped:  how many batches in a row were dropped.
+    too_few:  how many of these batches, counted back from the last one, grew too old with fewer than ``min_messages``
+              messages.
     size:     the number of messages of the last dropped batch; 0 if there is none.
 
-    A batch ends the row if it was entered, or if it was kept leased and had at least ``size`` messages. A smaller batch
-    proves nothing: after a drop, the messages whose leases end first are redelivered first.
+    The count begins again after a batch that was entered, or that was kept leased and had at least ``size`` messages. A
+    smaller batch does not show that ``size`` messages can be kept leased, because after a drop the messages whose
+    leases end first are redelivered first.
     """
 
     limit: int = 0

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 VERSION = 1
 LARGEST_VALUE = 8 << 10
 BELIEVED = 10**9
-"""Age in nanoseconds from which counters and entries are believed. A server that is killed forgets its last changes."""
+"""Nanoseconds after which a counter or an entry is believed, that is, decisions are based on it. A server that is
+killed can forget its last changes."""
 
 ABANDONED = 7 * 24 * 3600 * 10**9
 """Nanoseconds after which a claim is forgotten if no attempt holds it and its messages are never redelivered."""
@@ -84,7 +85,7 @@ class DoneEntry:
 class Record:
     """Everything that the ledger knows about one life of one consumer (docs/handoff.md).
 
-    done:       settled claims whose receipts are perhaps not written yet.
+    done:       settled claims whose receipts may not have been written yet.
     settled:    messages of other settled claims above the floor; their acknowledgements may still be in transit.
     resetting:  the token of the reset in progress, and when it began; None if there is none.
     """
@@ -144,7 +145,8 @@ class Record:
         )
 
     def note(self, info: ConsumerInfo) -> Record:
-        """Return the record with these counters noted. Counters are believed when they have stood for a second.
+        """Return the record with the counters of this INFO noted. Counters are believed when, a second later, the
+        server still reports them or higher ones.
 
         A candidate with a time in the future is replaced. Its time shows that the server's clock was set back, or that
         another server has become the leader.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resetting a consumer: all messages from a sequence on are delivered and processed again, and none is lost.
 
-A reset by another client is noticed only afterwards. :func:`reset` first makes sure that no acknowledgement is in
-transit, because a late acknowledgement could count for a message of the consumer's next life (docs/handoff.md). A
-reset that is killed after any step loses no message.
+If another client resets the consumer, attempts notice it only afterwards. :func:`reset` first makes sure that no
+acknowledgement is in transit, because a late acknowledgement could count for a message of the consumer's next life
+(docs/handoff.md). A reset that is killed after any step loses no message.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROLES = ("setup", "publisher", "sensor", "processor", "reader")
 OF_CLAIMS = ("sensor", "processor")
-"""The roles of the hand-off itself. One connection often has both."""
+"""The roles of the hand-off itself. The user of a connection often has both."""
 
 _NOT_JSON = b"?"
 _IMPOSSIBLE = {"Nats-Expected-Last-Subject-Sequence": str(NO_MESSAGE)}
@@ -126,7 +126,7 @@ def request(prefix: str, words: str) -> Need:
 
 
 async def denied(connection: Connection, needs: Iterable[Need]) -> set[str]:
-    """Return the subjects of those needs on which this user is not permitted to publish.
+    """Return the subjects of the messages in ``needs`` on which this user is not permitted to publish.
 
     Raises:
         PermissionDenied: this user is not permitted to subscribe to its inbox, so no answer can arrive.

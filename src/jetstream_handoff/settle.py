@@ -158,7 +158,7 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = 
         still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
         counted = failures.failed(record.failures, claim.id, claim.sequences, reason) if blame else record.failures
         new = replace(record, open=still_open, failures=counted).note(info)
-        # If the record has no room, the failure is not counted. That costs another round, but loses no message.
+        # If the record has no room, the failure is not counted. The messages then fail once more, but none is lost.
         return new if ledger.can_be_written(new) else replace(new, failures=record.failures)
 
     await ledger.decide(failed, claim.id)

@@ -44,7 +44,7 @@ class Settled:
         return Sequences.from_ranges((first, last) for first, last, _ in self.spans)
 
     def __and__(self, wanted: Sequences) -> Settled:
-        """Return those of these messages that are settled."""
+        """Return the settled messages that are also in ``wanted``."""
         return Settled(tuple(self._among(wanted)))
 
     def _among(self, wanted: Sequences) -> Iterator[Span]:

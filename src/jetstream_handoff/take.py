@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_KEPT = 10  # times ack_wait: a batch that was kept leased this long is not too slow, unless something stands still
+_KEPT = 10  # times ack_wait: a batch that kept its leases this long and then lost them was interrupted, not too slow
 _TO_TELL = 5.0  # seconds for finding the reason why the take waits
 
 
@@ -147,7 +147,7 @@ class Take:
         return await self._batch(math.inf, look=True) if await self._enough() else []
 
     async def _enough(self) -> bool:
-        """Whether to pull: the backlog function asks for it, or there is no such function."""
+        """Whether to pull: True if the backlog function returns True, or if there is no such function."""
         if self._asks is None:
             return True
         info = await self.ledger.consumer.info(patience=PATIENCE)

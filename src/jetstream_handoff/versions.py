@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether Python and the installed packages are new enough for the requirements of a distribution."""
+"""Check that Python and the installed packages meet the requirements of a distribution."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def check_versions(distribution: str, packages: Iterable[str]) -> Iterator[Finding]:
-    """Compare the versions of Python and of these packages with what ``distribution`` requires.
+    """Compare the versions of Python and of these packages with the requirements of ``distribution``.
 
     distribution:  name of the installed distribution whose metadata is read.
-    packages:      names of required packages; one that is required by an extra may be missing.
+    packages:      names of required packages; a package that only an extra requires may be missing.
     """
     try:
         own = metadata.distribution(distribution)

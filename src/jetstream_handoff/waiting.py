@@ -84,7 +84,7 @@ class Waiting:
         return held_up or nothing_published(info, await self._ledger.stream.info())
 
     def _held_up(self, record: Record | None, info: ConsumerInfo) -> str:
-        """Why existing messages do not arrive; empty if no messages wait."""
+        """The reason why existing messages do not arrive; empty if no messages wait."""
         taking = self._taking
         names = f"{taking.stream} {taking.consumer}"
         unacknowledged = "; ".join(_unacknowledged(record, info, taking.hand_off_timeout, taking.stream))
@@ -108,7 +108,7 @@ class Waiting:
 
 
 def nothing_published(info: ConsumerInfo, stream: StreamInfo) -> str:
-    """Why a consumer has no pending and no unacknowledged messages."""
+    """The reason why a consumer has no pending and no unacknowledged messages."""
     config, name = info.config, stream.config.get("name")
     subjects = stream.config.get("subjects")
     listens = f"; the stream listens on {_listed(subjects)}" if subjects else ""
@@ -161,7 +161,7 @@ def _claimed(claim_id: str, entry: OpenEntry, info: ConsumerInfo, hand_off_timeo
 
 
 def _grouped(priority: Priority, info: ConsumerInfo, names: str) -> str:
-    """Why a priority group does not serve this pull; empty if the reason is another one."""
+    """The reason why the priority group does not serve this pull; empty if the priority group is not the reason."""
     for group in info.raw.get("priority_groups") or ():
         if group.get("group") == priority.group and (pinned := group.get("pinned_client_id")):
             since = _clock_time(str(group.get("pinned_ts", "")))
