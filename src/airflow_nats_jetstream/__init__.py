@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Airflow provider for NATS JetStream: streams, claims and jobs on Spark."""
+"""The Airflow provider for NATS JetStream: tasks on streams, tasks that process claims, and jobs on Spark."""
 
 __version__ = "0.1.0"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An Airflow connection of type ``nats``: read its settings and its field ``console``, and test it.
+"""Airflow connections of type ``nats``: read the settings and the field ``console``, and test the connection.
 
 The form is in ``get_provider_info.py``, and docs/reference/connection.md describes it.
 """
@@ -29,8 +29,9 @@ from jetstream_client.wire.settings import ConnectionSettings
 from jetstream_handoff import portal
 
 CREDENTIAL_FOLDERS = "/run/secrets/nats"
-"""The default of ``[nats] credential_folders``: a folder that exists only if somebody created it for this purpose.
-``/run/secrets`` itself also contains other secrets, such as the token of a Kubernetes service account."""
+"""The default of the option ``credential_folders`` in the section ``[nats]``: a folder that exists only if somebody
+created it for credentials. ``/run/secrets`` itself also contains other secrets, such as the token of a Kubernetes
+service account."""
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -126,9 +127,9 @@ _lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Co
 async def shared_lookup(conn_id: str, look_up: Callable[[str], Coroutine[Any, Any, Connection]]) -> Connection:
     """Return the result of ``look_up(conn_id)``. Concurrent callers share one lookup, and the result is not cached.
 
-    For each lookup, the triggerer's supervisor receives several messages. It handles only one of them in each round of
-    its main loop (``TriggerRunnerSupervisor.run_once``), and each round includes work in the database. So separate
-    lookups for a thousand triggers would take minutes.
+    For each lookup, the triggerer's supervisor receives several messages. It handles only one message in each round of
+    its main loop (``TriggerRunnerSupervisor.run_once``), and each round includes database queries. So separate lookups
+    for a thousand triggers would take minutes.
 
     conn_id:  the id of the Airflow connection.
     look_up:  called with the id; returns the connection.
@@ -138,7 +139,7 @@ async def shared_lookup(conn_id: str, look_up: Callable[[str], Coroutine[Any, An
 
         def ended(lookup: asyncio.Task[Connection]) -> None:
             del lookups[conn_id]
-            _ = lookup.cancelled() or lookup.exception()  # retrieves the exception, because no caller may be left
+            _ = lookup.cancelled() or lookup.exception()  # marks it as retrieved, because no caller may be left
 
         lookups[conn_id] = asyncio.create_task(look_up(conn_id))
         lookups[conn_id].add_done_callback(ended)
@@ -202,7 +203,7 @@ def _limit(number: int) -> str:
 def _extra(connection: Connection) -> Mapping[str, Any]:
     """Return the extra as a mapping. Raises InvalidValue.
 
-    Airflow's ``extra_dejson`` alone would hide an extra that is not JSON, because the property is then empty.
+    Airflow's property ``extra_dejson`` alone would hide an extra that is not JSON, because it is empty in this case.
     """
     try:
         fields = connection.extra_dejson  # reading it also registers secrets that Airflow masks
@@ -265,7 +266,7 @@ _CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {"string": _text, "boolean"
 """For each type of field in the form, the function that converts a field of the extra to a value of the settings."""
 
 _SETTINGS = {"nkey_secret": "nkey_seed", "creds_secret": "credentials"}
-"""Fields whose name in the extra differs from the name of the setting: it contains "secret", so that Airflow masks the
-value."""
+"""Fields whose name in the extra differs from the name of the setting. The name in the extra contains "secret", so that
+Airflow masks the value."""
 
 _NAMES = {"user": "login", **{field: name for name, field in _SETTINGS.items()}}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check Airflow's version on import. With an older Airflow, later imports would fail with a less helpful message."""
+"""Check Airflow's version when this module is imported. If Airflow is too old, later imports would fail with a less
+helpful message."""
 
 from __future__ import annotations
 

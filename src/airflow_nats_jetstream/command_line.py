@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jetstream_client.wire.settings import ConnectionSettings
 
 FAILED = 1
-"""The exit code after an error. argparse exits with 2, and the commands also use 3 and 4."""
+"""The exit code after an error. argparse exits with 2 for wrong arguments, and the commands also use 3 and 4."""
 
 _COMMON = (
     Argument("--conn-id", help="id of the Airflow connection (default: nats_default)"),

@@ -36,7 +36,7 @@ class Command:
     run:        called with a JetStream context and the parsed arguments.
     arguments:  the command's own arguments. Default: none.
     connects:   whether ``run`` needs a context. If False, ``run`` itself connects: instead of a context it receives the
-                settings, or the error that says why the settings cannot be used. Default True.
+                settings, or the error that makes the settings unusable. Default True.
     """
 
     name: str

@@ -79,7 +79,7 @@ async def list_claims(js: JetStream, args: argparse.Namespace) -> Answer:
 
 
 async def show_claim(js: JetStream, args: argparse.Namespace) -> Answer:
-    """Show one claim, open or not, and what happens to it next."""
+    """Show one claim, open or not, and its next change if nobody intervenes."""
     from jetstream_handoff import inspection
 
     seen = await inspection.find(js, args.id)
@@ -144,7 +144,7 @@ async def release_claim(js: JetStream, args: argparse.Namespace) -> Answer:
 
 
 async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
-    """List dead letters, and those messages of the dead-letter stream that are not dead letters."""
+    """List dead letters, and messages of the dead-letter stream that are not dead letters."""
     from jetstream_handoff.dead_letters import DeadLetters
     from jetstream_handoff.replay import select
 
@@ -203,7 +203,7 @@ async def replay_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer
 
 
 async def check_setup(settings: ConnectionSettings | JetStreamError, args: argparse.Namespace) -> Answer:
-    """Check versions, the server and Spark's Python, and change nothing."""
+    """Check the versions, the server and Spark's Python interpreter. Nothing is changed."""
     from jetstream_handoff.doctor import Scope, examine
     from jetstream_handoff.versions import check_versions
 
@@ -305,7 +305,7 @@ def _holder(seen: Seen) -> str:
 def age(seconds: float | None) -> str:
     """Return an age in words, such as ``3 minutes ago``.
 
-    seconds:  the age. It can be slightly negative, because the clocks of this machine and of the server differ.
+    seconds:  the age. It can be slightly negative, because the clocks of this machine and of the server may differ.
     """
     import pendulum
 

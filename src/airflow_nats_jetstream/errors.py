@@ -13,15 +13,16 @@ from jetstream_client.errors import JetStreamError
 
 
 class SparkError(JetStreamError):
-    """Any error of a Spark cluster that works on a claim or was asked to work on one."""
+    """Any error of a Spark cluster that works on a claim, or that received a request to do so."""
 
 
 class SparkMasterUnavailable(SparkError, ConnectionError):
-    """No Spark master answered, or none of those that answered is active. A job that is running keeps running."""
+    """No Spark master answered, or none of the masters that answered is active. A job that is running is not
+    affected."""
 
 
 class SparkMasterRefused(SparkError):
-    """The Spark master refused a request. The message contains its own words."""
+    """The Spark master refused a request. The error message contains the master's own words."""
 
 
 class SparkJobFailed(SparkError):

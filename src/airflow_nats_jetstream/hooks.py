@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class JetStreamHook(BaseHook):
-    """JetStream through an Airflow connection of type ``nats``.
+    """Access to JetStream through an Airflow connection of type ``nats``.
 
     nats_conn_id:  the id of the Airflow connection, whose fields docs/reference/connection.md describes. Default
                    ``nats_default``.
@@ -63,7 +63,8 @@ class JetStreamHook(BaseHook):
 
     @property
     def settings(self) -> ConnectionSettings:
-        """The settings of the connection. Raises InvalidValue for a field that is invalid or contradicts another."""
+        """The settings of the connection. Raises InvalidValue for a field that is invalid or contradicts another
+        field."""
         connection = self.get_connection(self.nats_conn_id)
         mask_secret(masks(connection))
         return self._settings(connection)
@@ -113,9 +114,10 @@ class JetStreamHook(BaseHook):
 
     def committed(self, stream: str, consumer: str) -> list[Receipt]:
         """Return the receipts of claims that were settled as done, ordered by sequence. Only the output of the attempts
-        in these receipts counts.
+        that these receipts name counts.
 
-        Each receipt has its ``processed`` sequences, and the sequences that it ``rejected``, which became dead letters.
+        In each receipt, ``processed`` contains the sequences that the attempt processed, and ``rejected`` contains the
+        sequences that it rejected, which became dead letters.
 
         stream:    the name of the stream.
         consumer:  the name of the consumer.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Airflow metrics and OpenTelemetry spans: stream, consumer, claim, number of messages and duration.
+"""Airflow metrics and OpenTelemetry spans of the hand-off. They show stream, consumer, claim, number of messages and
+duration.
 
-docs/monitoring.md lists these metrics and spans. They contain neither messages nor the texts of exceptions: both must
+docs/monitoring.md lists these metrics and spans. They contain neither messages nor the texts of exceptions, which must
 appear only in Airflow's own spans and logs.
 """
 
@@ -127,7 +128,7 @@ def _span(kind: str, name: str, stream: str, attributes: Mapping[str, Any]) -> I
         f"{name} {stream}",
         kind=_KINDS[kind],
         attributes={**_of_a_stream(kind, name, stream), **attributes},
-        record_exception=False,  # its text may contain a part of a message
+        record_exception=False,  # the exception's text may contain a part of a message
         set_status_on_exception=False,
     ) as span:
         try:
@@ -187,8 +188,8 @@ def _tracer() -> Tracer:
 
 
 def _stats() -> Any:
-    """Return the module with Airflow's metrics of this process. Airflow 3.3 has two: a triggerer initialises that of
-    the core, and a task's process that of the SDK."""
+    """Return the module with Airflow's metrics of this process. Airflow 3.3 has two such modules: a triggerer
+    initialises the core's module, and a task's process initialises the SDK's module."""
     if "airflow.jobs.triggerer_job_runner" in sys.modules:
         from airflow.observability import stats as of_the_core
 

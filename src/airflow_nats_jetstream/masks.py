@@ -24,7 +24,7 @@ def masks(connection: Connection) -> list[Any]:
 
     Airflow itself registers only the unchanged secret, so it would not mask a value that JSON or ``repr`` has escaped,
     nor a single line of a key. No more strings than necessary are returned, because Airflow compiles its whole pattern
-    again for each of them.
+    again for each string.
 
     connection:  the Airflow connection.
     """

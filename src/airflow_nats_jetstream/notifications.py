@@ -118,7 +118,7 @@ def _data(message: Any) -> bytes:
 
 
 def _about(context: Context) -> tuple[str, dict[str, Any]]:
-    """Describe the task or run that a callback is about: as the scope of the message's id, and as a message."""
+    """Describe the task or run of a callback. Returns the scope of the message's id, and the default message."""
     values: Mapping[str, Any] = context
     ti, run = values.get("ti"), values.get("dag_run")
     if ti is not None and "reason" not in values:  # a DAG's callback has both a task instance and a reason

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner for whom a sensor takes claims. A retry of the task keeps the owner, and a clear changes it."""
+"""The owner for which a sensor takes claims. A retry of the task has the same owner; after a clear, the task has
+another one."""
 
 from __future__ import annotations
 

@@ -220,15 +220,16 @@ class SparkMaster:
             else:
                 if state not in (*GOING, LOST) or (state == LOST and lost):
                     return state
-                lost = state == LOST  # ask again, because a master that has just taken over may not know it yet
+                lost = state == LOST  # ask again, because a master that has just taken over may not know the driver yet
             await asyncio.sleep(every)
 
     async def find(self, name: str, since: float) -> str | None:
-        """Return the driver of a job whose Airflow worker died before it received the driver's id.
+        """Return the driver of a job, or None if it cannot be determined. This is for a job whose Airflow worker died
+        before it received the driver's id.
 
         The master's page lists drivers without the names of their applications. If the application is running, its
         driver is among those submitted after the time ``since``. If there is exactly one such driver, it is returned.
-        Otherwise it is uncertain which driver is meant, and None is returned.
+        Otherwise it is uncertain which driver belongs to the job, and None is returned.
 
         name:   the name of the application.
         since:  when the job was submitted, in seconds since 1970.
@@ -260,7 +261,8 @@ class SparkMaster:
         return recent[0] if running and len(recent) == 1 else None
 
     async def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the answer of the active master. A request that one master may have received is sent to no other."""
+        """Return the answer of the active master. If a master may have accepted the request, the request is sent to
+        no other master."""
         import httpx
 
         address, problem = "", "the connection names none"

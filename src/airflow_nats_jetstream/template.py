@@ -126,7 +126,7 @@ def claimed(claim: Any, name: str) -> str | None:
 
 
 class OfClaim:
-    """Mixin for a task that works on a claim: its stream and consumer are those of the claim."""
+    """Mixin for a task that works on a claim: the task's stream and consumer are the claim's."""
 
     claim: Any
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shorten the tracebacks of this package's errors, whose messages already say what happened and what to do.
 
-Airflow prints the traceback of every exception that a task raises. For a mistyped name, the frames between the task's
-code and the client (the portal, the event loop, this package) take up to ninety lines of the traceback at every try.
+Airflow prints the traceback of every exception that a task raises. Even for a mistyped name, the frames between the
+task's code and the client (the portal, the event loop, this package) take up to ninety lines of the log in each try.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RELEASE_TIMEOUT = 5.0  # seconds for a release when the trigger ends
-_KILL_TIMEOUT = 60.0  # seconds for everything that follows a user's action; each part of it also has its own limit
+_KILL_TIMEOUT = 60.0  # seconds for everything that is done after a user's action; each part also has its own limit
 _STATE_TIMEOUT = 15.0  # seconds for Airflow's answer about the state of a task
 _RECONNECT_DELAY = 1.0  # seconds before reconnecting when the server has ended the connection
 
@@ -120,8 +120,8 @@ class JetStreamTrigger(BaseTrigger):
     async def _complete(self, work: Callable[[], Awaitable[None]], within: float, what: str) -> None:
         """Complete ``work`` despite cancellations. Calls of this method are carried out one after the other.
 
-        Without the lock, ``on_kill`` and ``cleanup`` could overlap: ``asyncio.wait_for`` of Python 3.11 abandons an
-        ``on_kill`` at the third cancellation, and the triggerer then calls ``cleanup``.
+        A lock ensures this. Without it, ``on_kill`` and ``cleanup`` could overlap: ``asyncio.wait_for`` of Python 3.11
+        abandons an ``on_kill`` at the third cancellation, and the triggerer then calls ``cleanup``.
         """
         from jetstream_handoff.completion import LEASE_ENDS, complete
 
@@ -269,7 +269,7 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
             if working.done():
                 return {"status": "ended", "state": working.result()}
             if keeping.done():
-                event = keeping.result()  # raises its error, if any: the job keeps running, and a retry holds the claim
+                event = keeping.result()  # raises the error of the keeper, if any; the job keeps running
         finally:
             await complete(_cancel(keeping, working), _KILL_TIMEOUT, f"keeping claim {self.claim['id']}", LEASE_ENDS)
         await self._kill(master)
@@ -279,8 +279,8 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
         """Kill the job, and release its claim if the task was marked.
 
         Airflow also calls this after the trigger was passed to another triggerer, for example because this one was
-        frozen, and sometimes after a cleared task has deferred again. In both cases the task is deferred, and the job
-        is left alone.
+        frozen, and sometimes after a cleared task was deferred again. In both cases the task is deferred, and the job
+        is not killed.
         """
         async with asyncio.timeout(_STATE_TIMEOUT):
             state = await self._task_state()
@@ -303,7 +303,7 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
         return next(iter(states.get(ti.run_id, {}).values()), None)
 
     async def _release(self) -> None:
-        """Release the claim at once, although the stopped keeper has left a lease."""
+        """Release the claim without waiting for the end of the lease that the stopped keeper has left."""
         from airflow_nats_jetstream.hooks import JetStreamHook
         from jetstream_handoff.claim import Claim
         from jetstream_handoff.ledger import Ledger

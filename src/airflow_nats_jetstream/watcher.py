@@ -3,8 +3,8 @@
 
 Its event is a *notice* that messages wait to be claimed. The notice contains no message, and the trigger pulls and
 acknowledges nothing: the run that it starts has a sensor, which takes the claims. A notice that is lost, repeated or
-shared therefore does no harm: the first sensor that pulls gets the messages, and the next request shows the messages
-that are left.
+shared therefore does no harm: the first sensor that pulls gets the messages, and the next measurement shows the
+remaining messages.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
     (Airflow's shared streams).
 
     A watcher has at most one unanswered notice. A notice is answered when messages have been delivered, or when none
-    are left. After that, remaining or new messages cause another notice. No notice is given while a pull request waits.
+    are left. After that, remaining or new messages cause another notice. No notice is given while a pull request waits
+    at the consumer, because it will get the messages.
 
     The payload of the event has ``stream``, ``consumer``, ``pending`` (the number of messages to claim) and
     ``consumer_sequence`` (the number of deliveries so far).
@@ -125,7 +126,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
         until = 0.0
         async for seen in shared_stream:
             if unanswered != seen.counter or not seen.count:
-                unanswered = None  # messages were delivered, or none are left
+                unanswered = None  # answered: messages were delivered, or none are left
             due = unanswered is None or time.monotonic() >= until
             if due and not seen.pulls and seen.count >= self.min_messages:
                 unanswered, until = seen.counter, time.monotonic() + self.remind_after

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of the tasks that hold a claim: how such a task ends if its claim has already been settled or is lost."""
+"""Base of the tasks that hold a claim. It decides how such a task ends if its claim was already settled, or is lost."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class ClaimTask(OfClaim):
             raise InvalidValue("on_settled", self.on_settled, f"give one of {', '.join(self.on_settled_choices)}")
 
     def _outcome(self, work: Callable[[], Any], undone: str = "") -> Any:
-        """Return what ``work`` returns, or the recorded value of a claim that was settled before.
+        """Return the result of ``work``, or the recorded value of a claim that was settled before.
 
         work:    called without arguments, to hold and end the claim.
         undone:  the reason why the claim must not count as settled; empty if there is none.
 
         Raises:
-            AirflowFailException: the claim was settled although it must not be, or belongs to another attempt. Airflow
-                does not retry the task.
+            AirflowFailException: the claim was already settled and ``on_settled`` or ``undone`` forbids this, or the
+                claim belongs to another attempt. Airflow does not retry the task.
         """
         try:
             with Brief():

@@ -61,7 +61,7 @@ class ConfigurationOperator(BaseOperator):
     ui_fgcolor = "#ffffff"
     operator_extra_links = (JetStreamLink(),)
     _fields: ClassVar[Fields]
-    _identity: ClassVar[tuple[str, ...]]  # the attributes that name the stream or consumer, its own name last
+    _identity: ClassVar[tuple[str, ...]]  # the attributes that name the stream or consumer, with its own name last
     config: Any
     _file: str | None = None  # the file that ``config`` was read from
     _name: str | None = None  # the name for the link, once it is known
@@ -75,7 +75,8 @@ class ConfigurationOperator(BaseOperator):
         if is_dataclass(self.config) and not isinstance(self.config, type):
             self.config = {name: value for name, value in asdict(self.config).items() if value is not None}
         if isinstance(self.config, Mapping):
-            # Keep the same object: Airflow recognises another task's output by its identity, and does not render it.
+            # Keep the same object: if it is another task's output, Airflow recognises it by its identity, and does not
+            # render it.
             self._check(self.config, "", {})
         elif isinstance(self.config, str):
             if not templated(self.config):
@@ -221,8 +222,9 @@ async def create_or_update(
 ) -> Difference | None:
     """Create a stream or consumer, or change those of its fields that differ.
 
-    Returns the fields that changed, or None if the stream or consumer was created. The result does not contain a field
-    that the server left unchanged although a change was requested: a value of 0 may stand for a default.
+    Returns the fields that changed, or None if the stream or consumer was created. If the server left a field unchanged
+    although a change was requested, the result does not contain the field: a requested 0 may stand for the default that
+    the field already has.
 
     handle:  the stream or consumer.
     wanted:  the fields that the stream or consumer should have; all other fields stay unchanged.

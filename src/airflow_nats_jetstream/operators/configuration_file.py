@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from jetstream_client.errors import InvalidValue
 
 _DEEPEST = 100
-"""The largest number of levels in a file. The server's configurations have six."""
+"""The largest number of nested levels in a file. The server's configurations have six levels."""
 
 Lines = dict[tuple[str | int, ...], int]
 """Maps the path of a value to the line of its name, counted from 1."""
@@ -82,7 +82,7 @@ class _Core(yaml.SafeLoader):  # type: ignore[misc]
             event = self.peek_event()
             problem = f"the alias *{event.anchor} is not allowed; repeat the value here"
             raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
-        if self.depth == _DEEPEST:  # PyYAML's time grows with the square of the depth
+        if self.depth == _DEEPEST:  # the time that PyYAML needs grows with the square of the depth
             mark = self.peek_event().start_mark
             raise yaml.composer.ComposerError(None, None, f"the value is nested deeper than {_DEEPEST} levels", mark)
         self.depth += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on consumers: create or update, delete, pause, resume, and the reset that goes through the ledger."""
+"""Operators on consumers: create or update, delete, pause, resume, and reset."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ class ConsumerOperator(StreamOperator):
 
 
 class JetStreamDeleteConsumerOperator(ConsumerOperator):
-    """Delete a consumer, and with it the record of processed messages. A new one begins where its configuration says.
+    """Delete a consumer. The server then no longer knows which messages were processed: a new consumer begins where its
+    ``deliver_policy`` says.
 
     stream:               the name of the stream that the consumer belongs to. (templated)
     consumer:             the name of the consumer. Deleting a consumer that does not exist succeeds. (templated)
@@ -173,8 +174,8 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
                    ``2h`` or ``PT2H``. Default None: give ``until`` instead. (templated)
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Needs nats-server 2.11 or later. A consumer that is already paused until that time stays as it is. The log shows the
-    previous and the new end of the pause.
+    Needs nats-server 2.11 or later. If the consumer is already paused until that time, nothing is changed. The log
+    shows the previous and the new end of the pause.
 
     Returns ``{"stream", "consumer", "until": RFC 3339, "changed": bool}``. ``dry_run`` prints the difference.
 
@@ -305,14 +306,15 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
                    which is refused while the ledger knows claims of this consumer. Default True.
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    Open claims are superseded: the attempts that hold them stop and cannot settle them. All messages from the sequence
-    on are processed again in new claims, even if they were settled before. The reset takes a few seconds. So that no
-    message is lost, the reset fails while acknowledgements are unconfirmed, while claims are still being settled, and
-    while another reset is under way.
+    Open claims are superseded: the attempts that hold these claims stop and cannot settle them. All messages from the
+    sequence on are processed again in new claims, even if they were settled before. The reset takes a few seconds. So
+    that no message is lost, the reset fails while acknowledgements are unconfirmed, while claims are still being
+    settled, and while another reset is under way.
 
     Returns ``{"stream", "consumer", "sequence", "superseded": [claim id, …], "forgotten": ranges, "pending"}``:
-    ``superseded`` are the claims that were open, ``forgotten`` the settled messages above the acknowledgement floor,
-    and ``pending`` is the number of messages that will now be delivered. ``dry_run`` prints the same.
+    ``superseded`` contains the claims that were open, ``forgotten`` contains the settled messages above the
+    acknowledgement floor, and ``pending`` is the number of messages that will be delivered after the reset. ``dry_run``
+    prints the same.
 
     Raises:
         InvalidValue: an invalid name or sequence. Raised when the DAG is parsed, unless the value is templated.

@@ -2,8 +2,8 @@
 """The fields of JetStream's configurations, each with the check of its value (:mod:`.values`).
 
 They are those of nats-server's ``StreamConfig`` and ``ConsumerConfig`` (server/stream.go and server/consumer.go, 2.15).
-An unknown field is an error when the DAG is parsed, because a misspelled name is more likely than a server that is
-newer than this package. To set a field of a newer server, use :meth:`JetStreamHook.run`.
+An unknown field is an error when the DAG is parsed, because the name is more likely to be misspelled than to belong to
+a server that is newer than this package. To set a field of a newer server, use :meth:`JetStreamHook.run`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Fields(NamedTuple):
         return "not set" if value is None else repr(value)
 
     def refused(self, description: str, changes: Difference) -> tuple[list[str], str]:
-        """Return the fields that the server's refusal is about, and a remedy.
+        """Return the fields that caused the server's refusal, and a remedy.
 
         description:  the refusal, in the server's words.
         changes:      the changes that were requested.

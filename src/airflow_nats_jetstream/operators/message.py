@@ -122,8 +122,8 @@ class JetStreamGetMessageOperator(StreamOperator):
 
 
 class JetStreamDeleteMessageOperator(StreamOperator):
-    """Delete one stored message. A claim that contains the message can no longer be read, and fails with an error that
-    says so.
+    """Delete one stored message. A claim that contains the message can no longer be read completely: reading it fails
+    with MessagesMissing.
 
     stream:        the name of the stream. (templated)
     sequence:      the stream sequence of the message. Deleting a message that no longer exists succeeds. (templated)

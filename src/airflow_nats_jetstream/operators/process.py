@@ -144,7 +144,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
                 return self._work(held)
         except MessagesMissing as missing:
             if self._held is not None:
-                raise  # the function was reading them
+                raise  # the function raised it while it read the messages
             raise AirflowFailException(f"the claim cannot be processed again, because {missing}") from brief(missing)
 
     def _work(self, held: HeldClaim) -> Any:
@@ -207,7 +207,7 @@ def jetstream_task(
     )
 
     def checked(function: Callable[..., Any]) -> Any:
-        check_function(function)  # here, because the operator of a mapped task is created only when it runs
+        check_function(function)  # here, because the operator of a mapped task is created only when the task runs
         return decorate(function)
 
     return cast("TaskDecorator", checked if python_callable is None else checked(python_callable))

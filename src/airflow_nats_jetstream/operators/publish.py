@@ -68,16 +68,16 @@ class JetStreamPublishOperator(StreamOperator):
 
     A task that is retried or cleared does not store messages again that the same run has already stored. Each message
     gets a ``Nats-Msg-Id`` made from run, task, content and occurrence. Before the first message is sent, the end of the
-    stream is recorded in the task's state (key ``jetstream_position_<stream>``). A later try reads the messages that
-    the stream has stored since then and sends the rest, or refuses and says why. docs/publishing.md describes the
-    limits of this.
+    stream is recorded in the task's state (key ``jetstream_position_<stream>``). A later try finds the messages that
+    the stream has stored since then, and sends the others. If it cannot find all of them, it fails with
+    DuplicatesPossible, unless ``accept_duplicates`` is set. docs/publishing.md describes the limits of this.
 
     Returns ``{"stream", "stored", "duplicates", "first", "last", "in_order"}``: how many messages this try stored and
     how many were stored before, the lowest and the highest stream sequence of both, and whether the stream has them in
     the given order. ``dry_run`` prints how many messages would be published.
 
     Raises:
-        InvalidValue: an invalid parameter or message. Raised when the DAG is parsed if the value is known then.
+        InvalidValue: an invalid parameter or message. Raised when the DAG is parsed if the value is known at that time.
         DuplicatesPossible: it is unknown which messages an earlier attempt stored. Nothing was sent.
         PublishFailed: a message was not stored. The error names the first such message, the reason, and how many
             messages were stored.
@@ -257,8 +257,8 @@ class JetStreamPublishOperator(StreamOperator):
         since: Position | None,
         added: dict[str, str],
     ) -> dict[str, Any]:
-        """Publish all messages or none. A later try gives ``since``, and first looks for the messages after that
-        position."""
+        """Publish all messages or none. A later try passes ``since``, and first looks for the messages in the stream
+        after that position."""
         from jetstream_client.publish.ids import MessageIds
         from jetstream_client.publish.position import find
         from jetstream_client.wire.protocol import encode_headers

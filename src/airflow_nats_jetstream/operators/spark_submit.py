@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 OnSettled = Literal["return", "fail"]
 Result = TypeVar("Result")
 POLL_INTERVAL = timedelta(seconds=5)
-_KEY = "jetstream_spark_job"  # must not change: it is stored in Airflow's database
+_KEY = "jetstream_spark_job"  # must not change, because Airflow's database stores it
 _FORGOTTEN = timedelta(days=7)  # how long a job is remembered after the longest hold; by then its claim has ended
 _TRIGGER_SLACK = timedelta(minutes=10)  # so that the trigger ends the wait first, as long as a triggerer runs
 
@@ -208,7 +208,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
                 held.release(HAND_OFF_TIMEOUT)  # a lease until the trigger holds the claim, even if this process dies
         except (AlreadyDone, ClaimInvalid, Superseded):
             if (kept := store.get(_KEY)) is not None:
-                self._kill(Job(**kept).driver)  # its output would not count
+                self._kill(Job(**kept).driver)  # the output of this job would not count
             raise
         try:
             job, state = self._job(store, claim)
@@ -232,7 +232,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
             raise Superseded(event["error"])
         if status == "ended" and job.try_number != self._ti.try_number:
             self.log.warning("Spark driver %s of an earlier try is %s", job.driver, event["state"])
-            return self._begin(context)  # as if this try had found it in that state
+            return self._begin(context)  # continue as if this try had found the job in that state
         error: BaseException
         if status == "ended":
             error = SparkJobFailed(str(job.driver), event["state"])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tries of a task: whether and when Airflow retries it, and how a failure is described."""
+"""The tries of a task: whether this try is the last one, how long a claim waits for the next try, and the reason of a
+failure."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def is_last(ti: Any) -> bool:
 
 
 def lease(task: BaseOperator, ti: Any) -> timedelta:
-    """Return how long the messages wait for the next try: the longest delay that Airflow may use, plus 5 minutes.
+    """Return the lease that lasts until the next try: the longest delay that Airflow may use, plus 5 minutes.
 
     task:  the operator, for its ``retry_delay``, ``retry_exponential_backoff`` and ``max_retry_delay``.
     ti:    the task instance, for the number of its try.

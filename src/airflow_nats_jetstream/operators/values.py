@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of values that fields of a configuration have, such as a duration or a list of strings.
+"""The kinds of values that a configuration's fields can have, such as a duration or a list of strings.
 
 Each check returns a value in the form that the server accepts, whether the value comes from a DAG, a file or a
 template.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class JetStreamHoldSensor(OfClaim, JetStreamSensor):
-    """Hold a claim while other tasks work on it in parallel, until
+    """Hold a claim while other tasks work on it at the same time, until
     :class:`~airflow_nats_jetstream.operators.settle.JetStreamSettleOperator` settles or fails it.
 
     claim:         the claim as the pull sensor returned it; map over it with ``expand``. (templated)

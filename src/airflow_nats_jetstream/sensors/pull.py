@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from jetstream_handoff.taking import Taking
 
 _PRIORITY = {each.name for each in dataclasses.fields(Priority)}
-_TRIGGER_SLACK = timedelta(minutes=1)  # how long after the trigger's own time-out Airflow ends the trigger
+_TRIGGER_SLACK = timedelta(minutes=1)  # Airflow ends the trigger this long after the trigger's own time-out
 _PACE = "jetstream_pace"  # the key in the task state store
 _RELEASE_TIMEOUT = 4.0  # seconds for the release when the task ends; Airflow kills a process 5 s after asking it to end
 
@@ -65,18 +65,19 @@ class JetStreamPullSensor(JetStreamSensor):
     backlog:             the path of a function, ``package.module.function``, that decides when to pull. It is called
                          every ``poke_interval`` with the consumer's :class:`~jetstream_client.info.ConsumerInfo`, in a
                          thread of the process that waits, and returns whether to pull. ``info.pending`` is the number
-                         of messages that wait for their first delivery, and ``info.ack_pending`` that of unacknowledged
-                         messages. Default None: pull at once.
+                         of messages that wait for their first delivery, and ``info.ack_pending`` is the number of
+                         unacknowledged messages. Default None: pull at once.
     priority:            for a consumer with priority groups, the fields of
                          :class:`~jetstream_client.consume.priority.Priority`, such as
                          ``{"group": "batch", "level": 5}``. Default None. (templated)
     consumer_config:     other fields of the consumer, as for
                          :class:`~airflow_nats_jetstream.operators.consumer.JetStreamCreateConsumerOperator`. The
                          fields that claims need are filled in. Default None. (templated)
-    start_from_trigger:  whether to begin in the triggerer, without a worker before it. It needs ``deferrable=True`` and
-                         no templates. A mapped sensor nevertheless begins in a worker. With this parameter, Airflow
-                         sends the whole DAG with the trigger. A triggerer that takes over from another one starts to
-                         count ``timeout`` again, but the wait ends at most a minute late. Default False.
+    start_from_trigger:  whether the sensor begins in the triggerer, without first occupying a worker. It needs
+                         ``deferrable=True`` and no templates. A mapped sensor begins in a worker even so. With this
+                         parameter, Airflow sends the whole DAG with the trigger. A triggerer that takes over from
+                         another one starts to count ``timeout`` again, but the wait ends at most a minute late. Default
+                         False.
     deferrable:          whether to wait in the triggerer (True, the default) or in a worker (False). In a worker with
                          ``mode="poke"`` the pull stays open, and ``poke_interval`` is used for ``backlog`` only. With
                          ``mode="reschedule"`` the worker pulls every ``poke_interval`` and takes the messages that have
@@ -193,8 +194,8 @@ class JetStreamPullSensor(JetStreamSensor):
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """Pull once. Hand on the messages as claims, or negatively acknowledge them if they are too few.
 
-        The pace of the take is kept for the next call. Otherwise, a backlog that cannot be kept leased would be pulled
-        and dropped again at every call.
+        The pace of the take is kept for the next call. Otherwise, every call would pull and drop the same messages if
+        there are too many to keep them leased.
         """
         from jetstream_handoff.errors import ConsumerUnsuitable
         from jetstream_handoff.pace import Pace
@@ -212,7 +213,7 @@ class JetStreamPullSensor(JetStreamSensor):
         try:
             claims = self._in_worker(self._taking_for(context), look)
         except ConsumerUnsuitable:
-            state.delete(_PACE)  # so that a retry does not fail at its first drop
+            state.delete(_PACE)  # otherwise a retry could fail when it drops its first batch
             raise
         if pace != kept:
             try:
@@ -252,7 +253,7 @@ class JetStreamPullSensor(JetStreamSensor):
 
     def _taking_for(self, context: Context) -> Taking:
         taking = self._taking(owner_in_worker(context))
-        taking.backlog_function()  # so that an error is raised here rather than in the triggerer
+        taking.backlog_function()  # an error must be raised here and not in the triggerer
         return taking
 
     def _taking(self, owner: Owner) -> Taking:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of the sensors: how they end when they are killed in a worker, and how they read a trigger's event."""
+"""The base of the sensors. It ends them when they are killed in a worker, and checks the trigger's event."""
 
 from __future__ import annotations
 
