@@ -225,7 +225,7 @@ def _address(server: str, port: int | None) -> str:
         return server
     try:
         alone = urlsplit(server if "://" in server else f"//{server}").port is None
-    except ValueError:  # ConnectionSettings raises an error that says why
+    except ValueError:  # ConnectionSettings raises an error with the reason
         return server
     return f"{server.rstrip('/')}:{port}" if alone else server
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assets ``nats://server[:port]/stream[/subject]``: a stream, or the messages of a stream that match a filter.
 
-As in the URIs of Airflow's other providers, one server stands for its whole cluster, so always use the same server
-name. The URI does not contain the consumer, because the asset is the same whichever consumer reads it.
+As in the URIs of Airflow's other providers, the URI names one server of a cluster. Always use the same server name,
+because another name makes another asset. The URI does not contain the consumer, because the asset is the same whichever
+consumer reads it.
 """
 
 from __future__ import annotations

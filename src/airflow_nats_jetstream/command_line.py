@@ -45,7 +45,7 @@ _COMMON = (
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, run the command, and return its exit code.
 
-    arguments:  the arguments without the program's name. Default None: those of this process.
+    arguments:  the arguments without the program's name. Default None: the arguments of this process.
     """
     parser = argparse.ArgumentParser(
         f"python -m {__package__}", description="Claims and dead letters of NATS JetStream."
@@ -126,7 +126,8 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
 
 
 def _of_airflow(conn_id: str) -> ConnectionSettings:
-    # `airflow connections test` also sets this. Otherwise Airflow looks for connections in environment variables only.
+    # ``airflow connections test`` also sets this variable. Without it, Airflow looks for connections in environment
+    # variables only.
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     try:
         from airflow.sdk.exceptions import AirflowNotFoundException

@@ -321,7 +321,7 @@ def _short(text: str, width: int) -> str:
 def visible(text: str) -> str:
     """Return a text with its line breaks and control characters escaped.
 
-    Text from the server must neither control the terminal nor look like another row.
+    Text from the server must not control the terminal, and must not look like another row of the output.
 
     text:  the text.
     """

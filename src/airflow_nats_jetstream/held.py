@@ -30,7 +30,8 @@ class HeldClaim(held.HeldClaim):
     connection: str
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Return exactly the claimed messages as a DataFrame: stream, subject, sequence, timestamp, headers, data.
+        """Return exactly the claimed messages as a DataFrame with the columns ``stream``, ``subject``, ``sequence``,
+        ``timestamp``, ``headers`` and ``data``.
 
         spark:  the Spark session.
         """
@@ -46,7 +47,8 @@ class HeldClaim(held.HeldClaim):
         When the work succeeds, they are copied with the reason to the dead-letter stream, and all other messages are
         acknowledged. When the work fails, nothing is rejected.
 
-        sequences:  one or more stream sequences, or a DataFrame with a column ``sequence``, which is collected here.
+        sequences:  one or more stream sequences, or a DataFrame with a column ``sequence``. The DataFrame is collected
+                    when this method is called.
         reason:     why the messages are rejected, in one line. Default None: the column ``reason`` of the DataFrame
                     contains the reason for each message, as in the malformed messages of
                     :func:`pyspark_jetstream.decoded`.

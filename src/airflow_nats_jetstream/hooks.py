@@ -90,7 +90,8 @@ class JetStreamHook(BaseHook):
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[JetStream]:
-        """Yield a JetStream context on a connection that all users in this process with the same settings share.
+        """Yield a JetStream context on a shared connection: all users of one event loop with the same settings use the
+        same connection.
 
         The connection is closed when its last user has finished. Raises ConnectionFailed.
         """

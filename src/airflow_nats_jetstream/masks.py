@@ -70,7 +70,7 @@ def _as_unicode_json(text: str) -> str:
 
 
 def _as_repr(text: str) -> str:
-    return repr(f'"{text}')[2:-1]  # the leading double quotation mark makes repr choose single ones
+    return repr(f'"{text}')[2:-1]  # the leading double quotation mark makes repr use single quotation marks
 
 
 def _as_repr_in_quotes(text: str) -> str:
@@ -83,5 +83,5 @@ _MOST_PARTS = 100
 """The largest number of parts that are masked in one secret; a private key has about fifty lines."""
 
 _LONG_WORD = 20
-"""The smallest number of characters in a word that counts as a line of a key: a line of PEM has 64, and a seed has
-58."""
+"""The smallest number of characters in a word that counts as a line of a key: a line of PEM has 64 characters, and a
+seed has 58."""

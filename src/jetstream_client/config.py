@@ -188,9 +188,9 @@ def _equal(name: str, current: Any, wanted: Any) -> bool:
 def merge(current: Config, wanted: Config, remove: Iterable[str] = ()) -> dict[str, Any]:
     """Set the wanted fields in the server's configuration, including nested ones. Other fields keep their values.
 
-    ``remove``: fields that are removed before the wanted ones are set, for example ``mirror``, or ``metadata`` to drop
-    its other entries. A field whose validity depends on a changed field is removed too, because the server would refuse
-    its old value.
+    ``remove``: fields that are removed before the wanted fields are set, for example ``mirror``, or ``metadata`` to
+    drop all its entries that are not wanted. A field whose validity depends on a changed field is removed too, because
+    the server would refuse its old value.
 
     Raises InvalidValue if ``remove`` is a string instead of a list.
     """

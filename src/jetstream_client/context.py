@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JetStream context: streams, consumers and publishing start from here."""
+"""The JetStream context, which gives access to streams, consumers and publishing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree of all errors of the project. The client's errors are defined here, others in the package that raises them.
+"""The tree of all errors of the project. This module defines the client's errors; the errors of another package are
+defined in that package.
 
     JetStreamError
     ├── InvalidValue (ValueError)         a value that was refused before anything was sent
@@ -538,7 +539,7 @@ class BatchGap(PublishFailed):
 
 
 class DuplicatesPossible(JetStreamError):
-    """An earlier attempt may have stored some of the messages, and it is unknown which ones."""
+    """An earlier attempt may have stored some of the messages, and it is unknown which messages these are."""
 
     def __init__(self, stream: str, reason: str) -> None:
         super().__init__(

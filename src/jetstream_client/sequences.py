@@ -37,7 +37,7 @@ class Sequences:
 
     @classmethod
     def of(cls, sequences: Iterable[int]) -> Sequences:
-        """Make a set from single ``sequences`` in any order; repeated ones count once."""
+        """Make a set from single ``sequences`` in any order; a repeated sequence counts once."""
         return cls.from_ranges((sequence, sequence) for sequence in sorted(sequences))
 
     @classmethod

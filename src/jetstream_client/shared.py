@@ -81,7 +81,8 @@ class Shared:
 
     @property
     def ended(self) -> bool:
-        """Whether new users need another connection: this one could not be opened, or has ended for good."""
+        """Whether new users need another connection, because this connection could not be opened, or has ended for
+        good."""
         if self._kept.done():
             return True
         return self._opened.done() and (

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """A handle for a stream. :meth:`JetStream.stream` returns one without asking the server whether the stream exists;
-    :meth:`JetStream.get_stream` asks the server."""
+    """A handle for a stream. :meth:`JetStream.stream` returns a handle without asking the server whether the stream
+    exists; :meth:`JetStream.get_stream` asks the server."""
 
     def __init__(self, js: JetStream, name: str, info: StreamInfo | None = None) -> None:
         self.js = js

@@ -41,7 +41,7 @@ keeper. A keeper never takes a claim over from an attempt."""
 
 
 def new_token(try_number: int) -> str:
-    """A new name for an attempt. It is random, because two attempts of one task can be alive at the same time."""
+    """A new name for an attempt. The name is random, because two attempts of one task can be alive at the same time."""
     return f"{try_number}-{secrets.token_hex(4)}"
 
 

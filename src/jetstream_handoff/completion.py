@@ -21,8 +21,8 @@ async def complete(work: Coroutine[Any, Any, None], within: float, what: str, ot
     """Await ``work`` until it ends, however many times the caller is cancelled.
 
     Airflow's triggerer repeats the cancellation of a trigger every second until the trigger has ended, and ``anyio``
-    shields only against its own cancellations. A cancellation is raised after the work has ended, and then an error of
-    the work is only logged. Without a cancellation the error is raised.
+    shields only against its own cancellations. If the caller was cancelled, the cancellation is raised after the work
+    has ended, and an error of the work is only logged. Otherwise, an error of the work is raised.
 
     within:     seconds after which the work is abandoned with a warning.
     what:       a description of the work, for the warning.

@@ -142,7 +142,7 @@ class LedgerFull(LedgerUnavailable):
 
 
 class LedgerInvalid(LedgerUnavailable):
-    """A record or receipt that this release cannot read. It is neither used nor overwritten.
+    """A record or receipt that this release cannot read. The value is neither used nor overwritten.
 
     remedy: what to do. The default applies to a record, which may be purged, because its messages are then processed
     again. A receipt must not be purged, because the output of its claim would no longer count.

@@ -11,7 +11,7 @@ from typing import Literal
 class Finding:
     """The result of one check.
 
-    what:   what was checked, with its name, for example ``stream ORDERS``.
+    what:   the checked object, with its name, for example ``stream ORDERS``.
     state:  ``to do`` if somebody has to act; ``not checked`` if the check could not be made.
     text:   details if the state is ``fine`` (possibly empty); the problem and the remedy if it is ``to do``; the reason
             if it is ``not checked``.

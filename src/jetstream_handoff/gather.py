@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Seconds. Pull requests make up most of the cost of a waiting sensor. After two minutes a server unpins a client
 # (ADR-42).
 LONGEST_PULL = 100.0
-LOOK = 1.0  # seconds that a look waits for a first message
+LOOK = 1.0  # seconds that Take.look() waits for a first message
 _LEASED = 0.75  # a batch older than this part of ack_wait could be redelivered while it is entered
 _HEARTBEAT = 15.0  # seconds between the server's heartbeats, as in nats.go's Consume; a pull that misses two is lost
 _REFUSED = 1.0  # seconds within which the server reports a pull that it does not permit
@@ -75,16 +75,16 @@ class Batch:
 class GatherWindow:
     """Keeps track of one batch. Times are seconds of the driver's clock.
 
-    Before each pull, the driver looks at the ledger's record and the consumer (:meth:`on_look`), then opens the pull
-    that :meth:`next_pull` describes. While the pull is open, it waits for messages, each time for as long as
+    Before each pull, the driver reads the ledger's record and the consumer's INFO (:meth:`on_look`), and then opens the
+    pull that :meth:`next_pull` describes. While the pull is open, it waits for messages, each time for as long as
     :meth:`wait` says, and reports the arrived messages, if any (:meth:`on_messages`). If :meth:`renewal_due` returns
     True, it renews the leases (:meth:`on_renewed`). If ``wait`` returns 0, it stops the pull. If ``next_pull`` returns
     None, the :attr:`batch` is complete, or too few messages have arrived in time.
 
     deadline:     when gathering ends in any case.
     longest_pull: the longest duration of a pull that the consumer allows, in seconds.
-    look:         whether to take the messages that can be delivered now, however few, and those that follow within
-                  ``gather``.
+    look:         whether to take only the messages that can be delivered now, however few, and messages that follow
+                  within ``gather``.
     most:         the largest number of messages in the batch; default: ``max_messages``.
     """
 
@@ -127,7 +127,7 @@ class GatherWindow:
         return Batch(self._pulled, self._since, self._began, self._ack_wait)
 
     def on_look(self, life: tuple[str, int], at: Moment, *, elsewhere: bool) -> None:
-        """Report what the driver has seen in the ledger and at the consumer. Messages of an earlier life are dropped.
+        """Report the driver's reading of the ledger and the consumer. Messages of an earlier life are dropped.
 
         life:      the consumer's present life.
         elsewhere: whether the ledger has claims that another try of the owner entered and that no attempt holds yet.
@@ -149,7 +149,8 @@ class GatherWindow:
         """Return the parameters of the next pull; None if no more messages are needed."""
         if not self.wait(now):
             return None
-        # A look is shorter than its pull request: on a busy machine, heartbeats missed within a second mean nothing.
+        # A look is shorter than its pull request, because on a busy machine a pull can miss two heartbeats within a
+        # second although the server sends them.
         expires = min(self._longest_pull, max(5.0 if self._look else 1.0, self._ends() - now))
         heartbeat = min(_HEARTBEAT, expires / 2.5, self._ack_wait / 4)
         self._quiet = _REFUSED
@@ -178,10 +179,11 @@ class GatherWindow:
         return min(self._deadline, self._began if self._slow and self.enough else gathered)
 
     def on_messages(self, arrived: Iterable[Metadata], now: float, *, silence: float, pending: int | None) -> None:
-        """Report the messages that have arrived by ``now``, perhaps none.
+        """Report the messages that have arrived by ``now``, if any.
 
         arrived: the messages, in groups that arrived together.
-        silence: the longest time so far without a message or heartbeat of this pull. No message was in transit longer.
+        silence: the longest time so far without a message or heartbeat of this pull. No message was in transit for
+                 longer than this.
         pending: how many more messages the server can deliver; None if no message has arrived or the pull was stopped.
         """
         began = not self._pulled

@@ -218,7 +218,7 @@ class HeldClaim:
         ending.result()
 
     def _stop_work(self) -> None:
-        # Use other threads: this one may run the event loop, or a call that the callback would wait for.
+        # Use other threads: the current thread may run the event loop, or a call that the callback would wait for.
         for callback in self._when_stopped:
             threading.Thread(target=callback, daemon=True).start()
 

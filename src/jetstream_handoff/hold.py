@@ -52,7 +52,7 @@ class Hold:
         self._rejected: dict[str, Sequences] = {}
         self._dead_letters: DeadLetters | None = None
         self._end: asyncio.TimerHandle | None = None
-        self._renewed: datetime | None = None  # no heartbeat was sent after this
+        self._renewed: datetime | None = None  # no heartbeat was sent after this time
 
     @classmethod
     @asynccontextmanager
@@ -182,7 +182,7 @@ class Hold:
         self._still_held()
         if self._dead_letters is not None:
             holder = Holder(self._ledger, self.claim, self.token)
-            await self._dead_letters.copy(holder, self._rejected)  # heartbeats go on
+            await self._dead_letters.copy(holder, self._rejected)  # heartbeats continue during this
             self._still_held()
         await self._stop_beats()
         with self._fenced():

@@ -191,7 +191,7 @@ async def find(js: JetStream, claim_id: str) -> Seen | None:
 
 
 async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen]:
-    """Return the same claims, where ``alive`` says for each held claim whether a heartbeat was heard in ``seconds``.
+    """Return the same claims. For each held claim, ``alive`` is set: whether a heartbeat was heard within ``seconds``.
 
     Raises:
         PermissionDenied: this user is not permitted to subscribe to acknowledgements.

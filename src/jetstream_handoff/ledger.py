@@ -309,7 +309,7 @@ class Ledger:
 
     async def _attempt(self, queue: Queue, together: list[Waiting], receipted: set[str]) -> Applied | None:
         """Read the record, apply the changes, and write the result. Returns None if only receipts were written, because
-        by then the record that was read is out of date."""
+        after that the record that was read may be out of date."""
         began = asyncio.get_running_loop().time()
         old, revision = await self.read()
         info = await self.consumer.info(patience=PATIENCE)
@@ -458,7 +458,7 @@ class Ledger:
         )
 
     async def verdict(self, claim_id: str, record: Record | None) -> AlreadyDone | Superseded:
-        """Return the error that says why a claim is not open."""
+        """Return an error with the reason why a claim is not open."""
         entry = record.done.get(claim_id) if record else None
         receipt = await self.receipt(claim_id)
         if receipt is not None and receipt.state == "done":
@@ -599,7 +599,8 @@ async def believed(change: Callable[[], Awaitable[Result]]) -> Result:
 
 
 async def ledgers(js: JetStream, stream: str | None = None, consumer: str | None = None) -> list[Ledger]:
-    """Return the ledgers of all consumers that have a record, or only those of one stream or consumer, sorted by name.
+    """Return the ledgers of all consumers that have a record, or only of the consumers of one stream, or of one
+    consumer, sorted by name.
 
     A key that the ledger did not write is ignored. Raises LedgerUnavailable.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A moment on two clocks, ours and the server's, because each of them can stand still or be set back."""
+"""A moment on two clocks, the client's and the server's, because each of them can stand still or be set back."""
 
 from __future__ import annotations
 

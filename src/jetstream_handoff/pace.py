@@ -24,7 +24,7 @@ class Pace:
     dropped:  how many batches in a row were dropped.
     too_few:  how many of these batches, counted back from the last one, grew too old with fewer than ``min_messages``
               messages.
-    size:     the number of messages of the last dropped batch; 0 if there is none.
+    size:     the number of messages of the last dropped batch; 0 if no batch was dropped.
 
     The count begins again after a batch that was entered, or that was kept leased and had at least ``size`` messages. A
     smaller batch does not show that ``size`` messages can be kept leased, because after a drop the messages whose
@@ -64,7 +64,7 @@ class Pace:
         return Pace(min(2 * self.limit, taking.max_messages))
 
     def to_json(self) -> dict[str, int]:
-        """Return the pace as JSON, for a rescheduled sensor, which keeps it between its looks."""
+        """Return the pace as JSON. A rescheduled sensor stores it between two calls."""
         return asdict(self)
 
     @classmethod

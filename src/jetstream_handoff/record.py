@@ -83,7 +83,7 @@ class DoneEntry:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Everything that the ledger knows about one life of one consumer (docs/handoff.md).
+    """The ledger's knowledge about one life of one consumer (docs/handoff.md).
 
     done:       settled claims whose receipts may not have been written yet.
     settled:    messages of other settled claims above the floor; their acknowledgements may still be in transit.
@@ -173,8 +173,8 @@ class Record:
         """Return the record without settled messages at or below the floor, which the server counts as acknowledged.
 
         After that, only the receipts say how claims above the floor were settled. An open entry at or below the floor
-        stays. Its messages were acknowledged by another client, or deleted, and are never redelivered, so nothing else
-        knows about them. The entry is forgotten only if no attempt holds it and it is older than ``ABANDONED``.
+        stays. Its messages were acknowledged by another client, or deleted, and are never redelivered, so only this
+        entry names them. The entry is forgotten only if no attempt holds it and it is older than ``ABANDONED``.
         """
         oldest = time_nanoseconds(info.now) - ABANDONED
         return replace(
@@ -259,7 +259,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The receipt of a claim, which says how the claim ended.
+    """The receipt of a claim: how the claim ended, and whose output counts.
 
     claim_id:          the id of the claim.
     state:             ``done``, ``failed`` or ``superseded``.
@@ -285,7 +285,7 @@ class Receipt:
 
     @property
     def processed(self) -> Sequences:
-        """The sequences that the attempt's output contains: all but the rejected ones."""
+        """The sequences that the attempt's output contains: all sequences of the claim except the rejected ones."""
         return self.sequences - self.rejected
 
     @property

@@ -53,7 +53,7 @@ _UNREADABLE = "\ufffd"  # written by the server for a byte that is not UTF-8
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which dead letters to select. A dead letter must meet all conditions that are given.
+    """The selection of dead letters. A dead letter is selected if it meets all given conditions.
 
     sequences:   sequences of messages in the original stream.
     subject:     a filter for the original subject.
@@ -110,7 +110,8 @@ class Replayed:
 
 
 class Listed(NamedTuple):
-    """A message of the dead-letter stream. If it is not a dead letter, ``letter`` is None and ``problem`` says why."""
+    """A message of the dead-letter stream. If it is not a dead letter, ``letter`` is None and ``problem`` contains the
+    reason."""
 
     number: int
     stored_at: str
@@ -127,7 +128,7 @@ class _Decisions:
         self._known: dict[tuple[str, str], Sequences] = {}
 
     async def confirm(self, letter: Letter) -> bool:
-        """Whether the ledger says that the message was given up. False if the ledger does not know the claim."""
+        """Whether the message was given up according to the ledger. False if the ledger does not know the claim."""
         key = (letter.consumer, letter.claim_id)
         if key not in self._known:
             try:
@@ -140,7 +141,7 @@ class _Decisions:
     async def _rejected(self, consumer: str, claim_id: str) -> Sequences:
         ledger = Ledger(self._letters.js, self._letters.source.name, consumer)
         receipt = await ledger.receipt(claim_id)
-        if receipt is not None and receipt.state == "done":  # where the receipt differs from the record, it is newer
+        if receipt is not None and receipt.state == "done":  # if they differ, the receipt is newer than the record
             return receipt.rejected if (receipt.stream, receipt.consumer) == ledger.names else Sequences()
         record, _ = await ledger.read()
         entry = record.done.get(claim_id) if record else None
@@ -183,8 +184,9 @@ async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[Li
 async def replay(letters: DeadLetters, selection: Selection, into: str | None = None) -> Replayed:
     """Publish the selected dead letters to their original subjects.
 
-    They are published under new ids into the source stream, or into the stream named by ``into``. After the PubAck each
-    is replaced by a note. All consumers of the stream receive them, not only the one that gave them up.
+    They are published under new ids into the source stream, or into the stream named by ``into``. After the stream's
+    PubAck, each dead letter is replaced by a note. All consumers of the stream receive the messages, not only the
+    consumer that gave them up.
 
     A dead letter is published only once, even if a replay is killed and run again. There is one exception, which is
     logged: the stream may have removed the message that the killed replay stored, and then it is published again.
@@ -308,7 +310,8 @@ async def _replay(letters: DeadLetters, letter: Letter, target: Stream) -> Repla
 
 
 async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
-    """Mark a dead letter. Returns its new number; 0 if it no longer exists, or another one has replaced it."""
+    """Mark a dead letter. Returns its new number; 0 if it no longer exists, or if another dead letter has replaced
+    it."""
     expected = tuple(line.partition(b":")[0] + b":" for line in letters.conditions(0))
     lines = [line for line in letter.header.split(b"\r\n")[1:] if line and not line.startswith(expected)]
     lines += [f"{MARK}: {mark}".encode(), *letters.conditions(letter.number)]

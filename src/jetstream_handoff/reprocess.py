@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 
 
 class Reprocess(Hold):
-    """A settled claim that is processed again. The attempt that settled it stays committed until this one settles.
+    """A settled claim that is processed again. The attempt that settled it stays committed until the new attempt
+    settles the claim.
 
     It ends in the same ways as a :class:`~jetstream_handoff.hold.Hold`. If it is failed or released, the earlier
     attempt stays committed.
@@ -51,7 +52,7 @@ class Reprocess(Hold):
         Raises:
             MessagesMissing: the stream no longer contains all of the messages.
             Superseded: the stream or the consumer was recreated, or the claim was never settled as done.
-            ClaimInvalid: the receipt is not that of these messages.
+            ClaimInvalid: the receipt belongs to other messages.
             LedgerUnavailable: the ledger's buckets are missing, or this account cannot use them.
         """
         ledger = Ledger(js, claim.stream, claim.consumer)
@@ -90,8 +91,8 @@ class Reprocess(Hold):
             yield attempt
 
     async def settle(self, value: Any = None) -> None:
-        """Settle the claim again after its work has succeeded. From now on the output of this attempt counts, and
-        the older output no longer does.
+        """Settle the claim again after its work has succeeded. From now on the output of this attempt counts, and the
+        older output does not.
 
         Raises:
             HeldByAnother: a newer attempt reprocesses or has reprocessed the claim.
@@ -158,7 +159,7 @@ class Reprocess(Hold):
 
 
 def _taken_over(receipt: Receipt | None) -> str:
-    """Say why an attempt no longer owns the receipt of its claim."""
+    """Return the reason why an attempt no longer owns the receipt of its claim."""
     if receipt is None:
         return "the claim's receipt no longer exists"
     if receipt.again:
@@ -167,7 +168,7 @@ def _taken_over(receipt: Receipt | None) -> str:
 
 
 async def stored(stream: Stream, wanted: Sequences) -> Sequences:
-    """Return those of the sequences that the stream contains, according to its leader."""
+    """Return the wanted sequences that the stream contains, according to its leader."""
     state = (await stream.info(patience=PATIENCE)).state
     if not state["messages"]:
         return Sequences()

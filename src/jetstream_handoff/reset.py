@@ -33,7 +33,7 @@ QUIET = answers.CONFIRMED_WITHIN
 """Seconds from the beginning of a new life until every acknowledgement that was tested before has arrived, or its
 sender has given up."""
 UNDER_WAY = 60.0
-"""Seconds after which an unfinished reset is considered dead, so that another one may begin."""
+"""Seconds after which an unfinished reset is considered dead, so that another reset may begin."""
 AT_ONCE = 0.5
 """Seconds within which the reset must follow the last check: half the age at which a claim can be settled."""
 
@@ -44,7 +44,7 @@ class Reset:
 
     sequence:    all messages from this stream sequence on are delivered again.
     superseded:  the ids of the claims that were open. The attempts that hold them can no longer settle.
-    forgotten:   settled messages above the floor. Those from ``sequence`` on are processed again.
+    forgotten:   settled messages above the floor. Settled messages from ``sequence`` on are processed again.
     pending:     number of messages that the consumer has to deliver after the reset.
     """
 
@@ -189,7 +189,8 @@ class _Resetting:
 
 
 def _age(since: str, info: ConsumerInfo) -> float:
-    """Seconds between that time and now. The time lies in the future if the server's clock was set back."""
+    """Seconds between ``since`` and the server's present time. ``since`` lies in the future if the server's clock was
+    set back."""
     return abs(time_nanoseconds(info.now) - time_nanoseconds(since)) / 1e9
 
 

@@ -102,7 +102,8 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
 
 
 async def _acknowledge(ledger: Ledger, claim: Claim, record: Record, rejected: Sequences) -> Sequences:
-    """Acknowledge the processed messages and terminate the rejected ones. Returns those that stay unconfirmed."""
+    """Acknowledge the processed messages and terminate the rejected ones. Returns the messages whose acknowledgements
+    stay unconfirmed."""
     counter = record.done[claim.id].counter
     left = await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences - rejected, counter))
     if rejected:
@@ -133,7 +134,7 @@ async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Fail
         await dead_letters.copy(holder, rejected)
         await settle_done(ledger, claim, token, None, claim.sequences)
     except JetStreamError as error:
-        # The take goes on. When the lease of these messages has ended, a later take tries again.
+        # This take continues. When the lease of these messages has ended, a later take tries to copy them again.
         log.error("claim %s could not be dead-lettered; a later take tries again: %s", claim.id, error)  # noqa: TRY400
         await release(ledger, claim, token, lease)
 

@@ -157,8 +157,8 @@ class Take:
         return enough
 
     async def _batch(self, deadline: float, *, look: bool) -> list[Claim]:
-        """Gather a batch and enter it. Returns ``[]`` after an interruption, or if too few messages have arrived; these
-        are negatively acknowledged."""
+        """Gather a batch and enter it in the ledger. Returns ``[]`` after an interruption, or if too few messages have
+        arrived; such messages are negatively acknowledged."""
         try:
             await self._gather(deadline, look=look)
         except LeaseOver as over:
@@ -205,7 +205,7 @@ class Take:
             try:
                 record, _ = await self.ledger.change(lambda old, info: old and old.withdrawn(entered))  # noqa: ARG005
             except (ConsumerNotFound, StreamNotFound):
-                return  # without the consumer there is nothing to negatively acknowledge
+                return  # without the consumer, there are no messages to negatively acknowledge
             withdrawn = Sequences.from_ranges(each for claim in claims for each in claim.sequences.ranges)
             for entry in record.open.values() if record else ():
                 withdrawn -= entry.sequences  # they are in an open claim, which another try has handed on
@@ -231,8 +231,8 @@ class Take:
     async def _mine(self) -> list[Claim]:
         """Hand on claims that another try of this owner has entered and that no attempt holds, with a new lease.
 
-        The time of their entries is changed first, so that the other try cannot withdraw them. This take never
-        withdraws them either, because the other try may also have handed them on.
+        The time of their entries is changed first, so that the other try cannot withdraw them. This take does not
+        withdraw them either, because the other try may have handed them on too.
         """
         owner = self.taking.owner
         record, _ = await self._look()
@@ -250,7 +250,7 @@ class Take:
         return claims
 
     async def _gather(self, deadline: float, *, look: bool = False) -> None:
-        """Pull until the window asks for no other pull.
+        """Pull until the window needs no other pull.
 
         Raises:
             LeaseOver: the batch was gathered too slowly.

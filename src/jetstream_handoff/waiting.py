@@ -133,7 +133,8 @@ def nothing_published(info: ConsumerInfo, stream: StreamInfo) -> str:
 def _unacknowledged(
     record: Record | None, info: ConsumerInfo, hand_off_timeout: timedelta, stream: str
 ) -> Iterator[str]:
-    """Say which claims contain the delivered, unacknowledged messages, how long they keep them, and what to do."""
+    """Yield sentences that name the claims with the delivered, unacknowledged messages, the ends of their leases, and
+    the remedy."""
     left = info.ack_pending
     if not left:
         return
@@ -188,7 +189,7 @@ def _grouped(priority: Priority, info: ConsumerInfo, names: str) -> str:
 
 
 def _listed(names: list[Any]) -> str:
-    """The first few subjects, and how many more there are."""
+    """The first few subjects, and the number of the others."""
     shown = ", ".join(repr(str(name)) for name in names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 

@@ -67,7 +67,7 @@ def parse(text: str, shown: str) -> tuple[Any, Lines]:
 
 
 class _Core(yaml.SafeLoader):  # type: ignore[misc]
-    """Loader for the core schema of YAML 1.2 (yaml.org/spec/1.2.2, 10.3.2), whose types are those of JSON.
+    """Loader for the core schema of YAML 1.2 (yaml.org/spec/1.2.2, 10.3.2), which has the same types as JSON.
 
     YAML 1.1 would read ``1:30`` as 90 and ``no`` as false, and would cut times to microseconds.
 

@@ -123,7 +123,8 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
 
     Raises:
         InvalidValue: a name that JetStream forbids. Raised when the DAG is parsed, unless the name is templated.
-        DeletionRefused: claims are open, or messages would be lost. The error says which ones and what to do.
+        DeletionRefused: claims are open, or messages would be lost. The error names the claims or the number of
+            messages, and the remedy.
         LedgerUnavailable: the ledger cannot be read, so it is unknown whether claims are open.
     """
 
@@ -296,7 +297,7 @@ def _datetime(nanoseconds: int) -> datetime:
 
 
 class JetStreamResetConsumerOperator(ConsumerOperator):
-    """Reset a consumer to a stream sequence: all messages from there on are redelivered and processed again.
+    """Reset a consumer to a stream sequence: all messages from this sequence on are redelivered and processed again.
 
     stream:        the name of the stream that the consumer belongs to. (templated)
     consumer:      the name of the consumer. (templated)

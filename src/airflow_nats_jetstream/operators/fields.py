@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fields of JetStream's configurations, each with the check of its value (:mod:`.values`).
 
-They are those of nats-server's ``StreamConfig`` and ``ConsumerConfig`` (server/stream.go and server/consumer.go, 2.15).
-An unknown field is an error when the DAG is parsed, because the name is more likely to be misspelled than to belong to
-a server that is newer than this package. To set a field of a newer server, use :meth:`JetStreamHook.run`.
+The fields are defined by nats-server's ``StreamConfig`` and ``ConsumerConfig`` (server/stream.go and
+server/consumer.go, 2.15). An unknown field is an error when the DAG is parsed, because the name is more likely to be
+misspelled than to belong to a server that is newer than this package. To set a field of a newer server, use
+:meth:`JetStreamHook.run`.
 """
 
 from __future__ import annotations

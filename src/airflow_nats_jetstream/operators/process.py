@@ -55,7 +55,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
                       function, ``spark_session()`` then returns a session on that server. Default None: the server that
                       ``SPARK_REMOTE`` names in the worker's environment, or else a Spark inside this task. (templated)
 
-    The outcome decides what happens to the claim:
+    The claim ends according to the outcome of the work:
 
     * The function returns: the claim is settled with the returned value.
     * The function raises or times out, and Airflow retries the task: the claim is released, and its messages wait for
@@ -66,7 +66,7 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
     * The task is killed: the claim is released at once, and settling it is refused.
     * The claim is superseded, or another attempt holds it: the task fails without retry.
 
-    All other parameters are those of Airflow's ``PythonOperator``.
+    All other parameters are the parameters of Airflow's ``PythonOperator``.
 
     Raises:
         InvalidValue: an invalid parameter, raised when the DAG is parsed, unless the value is templated; or a return

@@ -94,7 +94,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
 
     Returns and records ``{"attempt": …, "driver": …}``, and ``"value"`` if one is given.
 
-    The outcome decides what happens to the job and the claim:
+    The job and the claim end according to the outcome:
 
     * The job finishes: the claim is settled.
     * The job fails, is killed, is lost or exceeds ``execution_timeout``, and Airflow retries the task: the claim is
@@ -102,14 +102,14 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
     * One of these happens in the last try: the claim fails. Its messages are redelivered, and the failure counts
       towards the sensor's ``max_failures``.
     * The task is marked as success or failed: the job is killed, and the claim is released at once.
-    * The task is cleared, or its worker is stopped: the job is killed, and the next try submits another one.
+    * The task is cleared, or its worker is stopped: the job is killed, and the next try submits another job.
     * The triggerer dies: the job keeps running, and another triggerer takes over the claim and watches the job.
     * The worker dies, or another error occurs: the job keeps running, and the retry watches it.
     * The claim is superseded, or another attempt holds it: the job is killed, and the task fails without retry.
 
     A retry finds the job in the task state store. If the worker died after it submitted the job and before it received
     the driver's id, the retry looks for the job by its name on the web page of the master (``webui`` in the
-    connection's extra). If it does not find the job, it submits another one, and only the output of the new job counts.
+    connection's extra). If it does not find the job, it submits another job, and only the output of the new job counts.
 
     The master never receives credentials, because the workers have them (docs/how-to/spark-cluster.md).
 

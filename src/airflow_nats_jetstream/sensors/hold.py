@@ -33,7 +33,7 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
     soft_fail:     whether the task is skipped instead of failed when ``timeout`` is over. Default False.
     nats_conn_id:  the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    All other parameters are those of every Airflow sensor, except ``mode="reschedule"``.
+    All other parameters are the parameters of every Airflow sensor. The value ``mode="reschedule"`` is not allowed.
 
     Put this sensor downstream of the pull sensor only, and upstream of no task. The work must not wait for it, because
     the sensor itself waits until the claim is settled. Without this sensor, the messages of a claim are redelivered

@@ -34,12 +34,12 @@ class JetStreamLagSensor(JetStreamSensor):
                     Default None: give ``below`` instead. (templated)
     poke_interval:  the time between two requests: seconds or a ``timedelta``. Default 60 s.
     deferrable:     whether to wait in the triggerer (True, the default) or in a worker (False), in any ``mode``.
-    timeout:        how long to wait: seconds or a ``timedelta``. Default: that of every Airflow sensor, 7 days.
+    timeout:        how long to wait: seconds or a ``timedelta``. Default: 7 days, as for every Airflow sensor.
     soft_fail:      whether the task is skipped instead of failed on a time-out; an error always fails it. Default
                     False.
     nats_conn_id:   the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    All other parameters are those of every Airflow sensor.
+    All other parameters are the parameters of every Airflow sensor.
 
     Returns ``{"lag": 0, "pending": 0, "unacknowledged": 0}``. A lag of 0 does not mean that every message was
     processed: messages that the stream's limits have deleted are not part of the lag.

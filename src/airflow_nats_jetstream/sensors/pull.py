@@ -84,12 +84,12 @@ class JetStreamPullSensor(JetStreamSensor):
                          arrived; if they are fewer than ``min_messages``, they are negatively acknowledged.
     poke_interval:       the time between two calls of ``backlog``, or between two pulls with ``mode="reschedule"``:
                          seconds or a ``timedelta``. Default 60 s.
-    timeout:             how long to wait: seconds or a ``timedelta``. Default: that of every Airflow sensor, 7 days.
+    timeout:             how long to wait: seconds or a ``timedelta``. Default: 7 days, as for every Airflow sensor.
     soft_fail:           whether the task is skipped instead of failed on a time-out; an error always fails it. Default
                          False.
     nats_conn_id:        the id of the Airflow connection. Default ``nats_default``. (templated)
 
-    All other parameters are those of every Airflow sensor.
+    All other parameters are the parameters of every Airflow sensor.
 
     Always returns a list of claims: ``task.expand(claim=sensor.output)``.
 

@@ -47,8 +47,8 @@ AnyPull = TypeVar("AnyPull", bound=Pulled[Any])
 
 
 class Consumer:
-    """A handle for a pull consumer. :meth:`Stream.consumer` returns one without asking the server whether the consumer
-    exists; :meth:`Stream.get_consumer` asks the server.
+    """A handle for a pull consumer. :meth:`Stream.consumer` returns a handle without asking the server whether the
+    consumer exists; :meth:`Stream.get_consumer` asks the server.
 
     There are three ways to read from it:
 
@@ -159,7 +159,7 @@ class Consumer:
         """Reset the consumer on the server: deliver again from the acknowledgement floor, or from the stream sequence
         ``sequence`` on. Returns the sequence from which it delivers.
 
-        Do not use this for a consumer from which claims are taken: acknowledgements that are still on their way would
+        Do not use this for a consumer from which claims are taken: acknowledgements that are still in transit would
         count for the new deliveries, and messages would be lost. Use :func:`jetstream_handoff.reset.reset`, which waits
         for these acknowledgements and supersedes the claims.
 
@@ -254,7 +254,7 @@ class Consumer:
         Raises:
             InvalidValue: another consumer delivered the message.
             MessageAlreadyAnswered: the message was answered before.
-            NoMessages: the message was acknowledged, and no other arrived.
+            NoMessages: the message was acknowledged, and no other message arrived.
             PullError: the pull failed, see :meth:`fetch`.
         """
         delivered_by = message.metadata.stream, message.metadata.consumer
@@ -312,7 +312,8 @@ class Consumer:
         """Pull at most ``batch`` messages, which can be read as they arrive. Leaving the block early ends the pull on
         the server. Messages that arrive later are redelivered after ``ack_wait``.
 
-        ``expires`` is the ``max_wait`` of :meth:`fetch`; ``heartbeat`` and ``priority`` are those of :meth:`fetch`.
+        ``expires`` has the meaning of ``max_wait`` in :meth:`fetch`; ``heartbeat`` and ``priority`` have the same
+        meaning as in :meth:`fetch`.
         """
         return self._pull(self._window(batch, expires=expires, heartbeat=heartbeat, priority=priority))
 

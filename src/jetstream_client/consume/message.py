@@ -57,8 +57,9 @@ class Message:
     subject:  subject on which the message was published.
     data:     payload; ``b""`` if it is empty, or if the consumer has ``headers_only``.
     headers:  every name with all its values, in order.
-    metadata: :class:`~jetstream_client.wire.protocol.AckSubject`: stream, consumer, sequence (in the stream),
-              consumer_sequence, delivered (number of deliveries), pending (messages after this one), timestamp, domain.
+    metadata: :class:`~jetstream_client.wire.protocol.AckSubject` with ``stream``, ``consumer``, ``sequence`` (in the
+              stream), ``consumer_sequence``, ``delivered`` (number of deliveries), ``pending`` (number of messages that
+              wait for their first delivery), ``timestamp`` and ``domain``.
     reply:    subject for the answers.
     counted:  bytes of subject, reply subject, headers and data: the size that the server counts in a pull with
               ``max_bytes``.

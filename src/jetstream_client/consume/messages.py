@@ -192,7 +192,7 @@ class Subscribed(Messages):
 
     async def _end(self, within: float | None) -> None:
         if not self._ended and self._inbox is not None and self._js.connection.is_connected:
-            # Messages that the server has sent already arrive here; without a connection none can.
+            # Messages that the server has already sent arrive here. Without a connection, no message can arrive.
             with suppress(ConnectionLost, RequestTimeout):
                 await self._inbox.drain(within)
         self._ended = True

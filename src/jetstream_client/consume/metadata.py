@@ -34,8 +34,8 @@ class Metadata:
     counters:   consumer sequences.
     sizes:      bytes of the payloads, as :attr:`Message.size`.
     firsts:     1 for a first delivery, 0 for a redelivery.
-    last:       the parsed reply subject of the last delivery. The others contain the same stream, consumer, domain and
-                account.
+    last:       the parsed reply subject of the last delivery. The reply subjects of the other deliveries contain the
+                same stream, consumer, domain and account.
     reply:      the reply subject of the last delivery.
     headers:    the headers of the first delivery.
     pin:        the id of this client's pin in a priority group, if the headers contain it, else empty.

@@ -54,7 +54,7 @@ _REMEMBERED = 16  # requests whose size is remembered until they end
 
 @dataclass(frozen=True, slots=True)
 class Pulling:
-    """The settings with which consuming pulls messages (ADR-37). The defaults are those of nats.go.
+    """The settings with which consuming pulls messages (ADR-37). The defaults are the same as in nats.go.
 
     max_messages: the largest number of messages that are requested or wait unread. Default 500. With 1, this client
                   gets one message at a time.
@@ -253,7 +253,8 @@ class PullWindow:
         self._undivided = True  # the message was stored when the server's max_payload was larger
 
     def _learn(self, description: str) -> bool:
-        """Adopt the consumer's limit of bytes if the line states one that is below ours. Returns whether it does."""
+        """Use the consumer's limit of bytes if the status line states a limit below the window's own. Returns whether
+        it does."""
         limit, _, stated = description.lower().rpartition(" of ")
         if (
             self._once

@@ -81,8 +81,8 @@ _INTERRUPTIONS = (*INTERRUPTIONS, ConsumerDeleted, ConsumerNameInUse, ConsumerNo
 
 
 class OrderedConsumer:
-    """Gets every message of a stream once and in order. :meth:`Stream.ordered_consumer` returns one, and the first use
-    creates it on the server.
+    """Gets every message of a stream once and in order. Get one from :meth:`Stream.ordered_consumer`. The first use
+    creates the consumer on the server.
 
     Use the consumer in one task at a time, and either fetch or consume. Its messages need no answer.
     """
@@ -118,7 +118,7 @@ class OrderedConsumer:
 
         Raises:
             OrderedConsumerMisused: the consumer does not exist yet; reading creates it.
-            ConsumerNotFound: the consumer no longer exists; reading creates another one.
+            ConsumerNotFound: the consumer no longer exists; reading creates another consumer.
         """
         if self._consumer is None:
             raise OrderedConsumerMisused("an ordered consumer has no info before its first use; read a message first")
@@ -130,7 +130,7 @@ class OrderedConsumer:
 
         Iterating raises
 
-            StreamNotFound, StreamRecreated: the stream does not exist, or another one has its name.
+            StreamNotFound, StreamRecreated: the stream does not exist, or another stream now has its name.
             OrderedConsumerFailed: the consumer was recreated ``max_resets`` times in a row without receiving a message.
             OrderedConsumerMisused: the consumer is already being read, or a fetch method was used before.
             PermissionDenied, PullError: the server refused a request.

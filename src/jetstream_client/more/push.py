@@ -39,7 +39,7 @@ subject."""
 
 
 class PushConsumer:
-    """A handle for a push consumer. :meth:`Stream.push_consumer` returns one without asking the server whether the
+    """A handle for a push consumer. :meth:`Stream.push_consumer` returns a handle without asking the server whether the
     consumer exists.
 
     With a ``deliver_group``, several clients share the messages. With ``idle_heartbeat``, a silent server is noticed.
@@ -149,8 +149,8 @@ class PushMessages(Subscribed):
             self._unread_bytes += reply.size
 
     def _arrived_up_to(self, last: int) -> None:
-        """Check that all deliveries up to this one have arrived. Deliveries before the first one that arrived may have
-        gone to another subscriber."""
+        """Check that all deliveries up to number ``last`` have arrived. Deliveries before the first arrived delivery
+        may have been sent to another subscriber."""
         if 0 < self._last < last and not self._queue and not self._dropped:
             self._put(DeliveriesMissed(self._last, last))
             self._last = last

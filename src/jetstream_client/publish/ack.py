@@ -21,14 +21,15 @@ plain_ack = re.compile(rb'\{"stream":"([\w-]+)", ?"seq":([1-9]\d{0,18})(,"duplic
 """Matches an answer in the form that servers nearly always use. An answer in any other form is parsed as JSON."""
 DIGITS = 20
 """A number with fewer digits than this fits into 64 bits, as every sequence does."""
-_integer = re.compile(r"[+-]?\d{1,4000}", re.ASCII).fullmatch  # Python does not convert longer ones
+_integer = re.compile(r"[+-]?\d{1,4000}", re.ASCII).fullmatch  # Python does not convert longer numbers
 
 
 class PubAck(NamedTuple):
     """The stream's answer to one message, or to a batch.
 
     stream:     name of the stream that stored the message.
-    seq:        sequence of the message; for a duplicate, that of the first message; for a batch, its last sequence.
+    seq:        sequence of the message; for a duplicate, the sequence of the message that was stored first; for a
+                batch, its last sequence.
     duplicate:  whether the stream already had a message with this id and did not store another.
     domain:     JetStream domain of the server that stored the message.
     value:      value of a counter after the increment.

@@ -93,7 +93,8 @@ class Batch:
         self.size += 1
 
     async def commit(self, timeout: float | None = None) -> PubAck:
-        """Store the batch. ``PubAck.seq`` is the last message's sequence; the others come directly before it.
+        """Store the batch. ``PubAck.seq`` is the last message's sequence; the sequences of the other messages directly
+        precede it.
 
         timeout: seconds to wait for the answer. Default ``settings.request_timeout``.
 

@@ -87,10 +87,11 @@ def publish_all(
     progress: called repeatedly with the number of these messages that the stream holds so far.
     stop:     called repeatedly; if it returns True, publishing ends with PublishFailed.
 
-    After a lost connection, another one is opened and unanswered messages are sent again, until there is no progress
-    for 60 s. Without ``since``, a message can be stored twice if it has no id, or if this takes longer than the
-    duplicate window. For a stream without a leader, publishing also waits for up to 60 s, and sends nothing new during
-    this time. A message on a subject that no stream listens on is refused as soon as the server has confirmed this.
+    After a lost connection, another connection is opened and unanswered messages are sent again, until there is no
+    progress for 60 s. Without ``since``, a message can be stored twice if it has no id, or if this takes longer than
+    the duplicate window. For a stream without a leader, publishing also waits for up to 60 s, and sends nothing new
+    during this time. A message on a subject that no stream listens on is refused as soon as the server has confirmed
+    this.
 
     The stream gets the messages in the order of the input, except those that it dropped at first because it was
     overloaded (429). ``Published.in_order`` says whether the order was kept.
@@ -134,7 +135,7 @@ def publish_fast(
 
     Raises:
         ServerTooOld: the server does not support fast-ingest batches; nothing was sent.
-        BatchGap: messages were lost on their way; earlier ones are stored.
+        BatchGap: messages did not reach the stream; earlier messages are stored.
         PublishFailed: names the first message that was refused, could not be sent or was not answered. Its ``cause`` is
             BatchesDisabled if the stream has no ``allow_batched``.
         ConnectionFailed, PermissionDenied: see :func:`publish_all`.

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MARGIN = 10.0
-"""Seconds at the end of the duplicate window that are not used, because of messages on their way and differing clocks.
+"""Seconds at the end of the duplicate window that are not used, because messages may be in transit and clocks may
+differ.
 """
 
 
@@ -112,7 +113,7 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
     ephemeral consumer that gets headers only. Ids of other scopes than ``own`` are left out. Each id takes about 200
     bytes of memory.
 
-    After a lost connection, another one is opened and reading continues, until there is no progress for 60 s.
+    After a lost connection, another connection is opened and reading continues, until there is no progress for 60 s.
 
     Raises:
         RequestTimeout, ApiError: the state of the stream could not be read.

@@ -27,7 +27,7 @@ class Schedule:
     ttl:       TTL of the messages on ``target``, see :func:`ttl_text`. The stream needs ``allow_msg_ttl``.
     source:    publish data and headers of the last message on this subject instead (nats-server 2.14).
     time_zone: IANA name of a cron schedule's time zone; default UTC (nats-server 2.14).
-    rollup:    ``"sub"``: each published message replaces the earlier ones on ``target`` (nats-server 2.14).
+    rollup:    ``"sub"``: each published message replaces the earlier messages on ``target`` (nats-server 2.14).
 
     A subject has at most one schedule: a newer message on the subject replaces it, and purging the subject ends it. The
     stream needs ``allow_msg_schedules``.
@@ -85,7 +85,7 @@ class Schedule:
 def ttl_text(ttl: Ttl, field: str = "ttl") -> str:
     """A ``Nats-TTL`` in the server's format: whole seconds, at least one, or ``never`` (ADR-43).
 
-    The server truncates fractions (``parseMessageTTL`` in server/stream.go). They are rounded up here, so that no
+    The server truncates fractions (``parseMessageTTL`` in server/stream.go). This function rounds them up, so that no
     message expires early. Raises InvalidValue.
     """
     if ttl == "never":

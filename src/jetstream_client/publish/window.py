@@ -63,8 +63,9 @@ class PublishWindow:
 
     ``unanswered`` messages must be sent again on a new connection. If they have ids, this stores no message twice
     within the duplicate window. On one connection, messages reach the stream in the order of the input, except those
-    that an overloaded stream drops: they are sent again after later ones (:meth:`again`). With a ``domain``, only an
-    answer from this domain confirms a message, because every stream that listens on a subject stores it.
+    that an overloaded stream drops: such messages are sent again after later messages (:meth:`again`). With a
+    ``domain``, only an answer from this domain confirms a message, because every stream that listens on a subject
+    stores it.
     """
 
     def __init__(

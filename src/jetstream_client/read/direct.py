@@ -45,8 +45,8 @@ MAX_BYTES = 8 << 20
 OUTSTANDING = 2 * MAX_BYTES
 """The largest number of bytes that are outstanding, or that have arrived and wait for earlier messages."""
 NEAR = 8
-"""Up to this many unwanted messages between two wanted ones are read and dropped. This is cheaper than another request:
-about 4 µs for each message against 25 µs for a request, measured on one machine."""
+"""Up to this many unwanted messages between two wanted messages are read and dropped. This is cheaper than another
+request: about 4 µs for each message against 25 µs for a request, measured on one machine."""
 ENOUGH = 100
 """An answer with at least this many messages is used to estimate the density of the messages in the stream."""
 
@@ -233,8 +233,8 @@ def read(
     subject:  filter. Messages that it excludes are not read, and do not count as missing. Default None.
     density:  expected share of the wanted sequences that match the filter. Default 1.0.
 
-    After a lost connection, another one is opened and reading continues after the last message, until there is no
-    progress for 60 s.
+    After a lost connection, another connection is opened and reading continues after the last message, until there is
+    no progress for 60 s.
 
     Raises:
         StreamRecreated: the stream's creation time is not ``created``.

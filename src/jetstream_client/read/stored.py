@@ -147,7 +147,7 @@ async def pages(stream: Stream, body: Mapping[str, Any], count: int | None) -> A
     Raises:
         PermissionDenied, DirectGetDisabled, TooManyResults, TooManyRequests.
         RequestTimeout: no message arrived within the context's ``request_timeout``.
-        ConnectionLost: messages were lost on their way, so the result is incomplete.
+        ConnectionLost: messages did not arrive, so the result is incomplete.
     """
     page, given = dict(body), 0
     while count is None or given < count:

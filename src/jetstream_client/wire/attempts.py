@@ -65,7 +65,8 @@ class Attempts:
         self._moved = clock() if patient else -math.inf
 
     def reached(self, position: int) -> bool:
-        """Record a position. Returns whether it differs from the last one, which counts as progress."""
+        """Record a position. Returns whether it differs from the previous position. A new position counts as
+        progress."""
         moved = position != self._position
         if moved:
             self._position, self._moved = position, self._clock()

@@ -327,7 +327,7 @@ class Wire:
         return ready[0][1] if ready else 0
 
     def _read(self) -> None:
-        """Read from the socket once, and keep what has arrived."""
+        """Read from the socket once, and keep the data that has arrived."""
         try:
             data = self._socket.recv(_RECEIVE)
         except BlockingIOError:

@@ -69,8 +69,8 @@ Denied = dict[str, PermissionDenied]
 Headers = Mapping[str, str | Sequence[str]] | bytes
 """Headers of a message to be sent: by name, or as an encoded block."""
 Accept = Callable[["Columns"], bool]
-"""Takes messages that arrived together, and returns whether it did. Messages that it does not take are delivered one by
-one."""
+"""A function that is offered messages that arrived together, and returns whether it has taken them. Messages that it
+has not taken are delivered one by one."""
 
 
 class Connection:
@@ -307,7 +307,7 @@ class Inbox:
         seconds.
 
         Raises:
-            ConnectionLost, RequestTimeout: messages may be lost on their way.
+            ConnectionLost, RequestTimeout: some messages may not have arrived.
         """
         self.drained = True
         client = self._connection._client
@@ -485,7 +485,7 @@ def _no_server(settings: ConnectionSettings, error: Exception | None = None) -> 
 
 
 def _final(settings: ConnectionSettings, error: Exception) -> Exception | None:
-    """The error to raise if no other attempt can succeed after this error, else None."""
+    """The error to raise if no later attempt can succeed after this error, else None."""
     if isinstance(error, ConnectionDenied | InvalidValue):
         return error
     if isinstance(error, ssl.SSLError):

@@ -176,7 +176,7 @@ class Client(nats.aio.client.Client):
     async def on_disconnect(self) -> None:
         self.interrupted()
         # nats-py would send pending data on the next connection: requests whose callers have got ConnectionLost, and
-        # PINGs whose answers would be taken for those of later PINGs. nats-py renews all subscriptions.
+        # PINGs whose answers would be taken for answers to later PINGs. nats-py renews all subscriptions.
         self._pending, self._pending_data_size = [], 0
         if not self.is_closed:
             log.warning("NATS connection lost, reconnecting")
@@ -233,8 +233,8 @@ class Client(nats.aio.client.Client):
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if self._settings.tls:
-            # INFO arrives in plain text before TLS. An attacker in the network could name another server here, and
-            # nats-py would check its certificate against the name that the attacker chose.
+            # INFO arrives in plain text before TLS. An attacker in the network could add another server to this INFO,
+            # and nats-py would check that server's certificate against the name that the attacker chose.
             info.pop("connect_urls", None)
         if initial_connection and self._settings.tls and info.get("tls_available"):
             info["tls_required"] = True  # nats-py continues in plain text if the server only offers TLS

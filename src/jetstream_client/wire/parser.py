@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cutting a server's bytes into frames. Messages that are alike are cut many at a time, without a Python loop. No I/O.
+"""Cutting a server's bytes into frames. Messages of the same kind are cut many at a time, without a Python loop. No
+I/O.
 
 Source: docs.nats.io, "Client Protocol".
 """

@@ -70,7 +70,7 @@ def silence(*, handshake_first: bool) -> str:
 
 
 def check_plain(server: Mapping[str, Any]) -> None:
-    """Raises TlsFailed if a server's INFO requires TLS, which is not set here."""
+    """Raises TlsFailed if a server's INFO requires TLS. Call this if TLS is not set."""
     if server.get("tls_required"):
         raise TlsFailed("the server requires TLS; set tls, or use a tls:// address")
 
