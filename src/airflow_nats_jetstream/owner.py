@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner for which a sensor takes claims. A retry of the task has the same owner; after a clear, the task has
-another one."""
+another owner."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from airflow_nats_jetstream.watcher import JetStreamNoticeTrigger
 class JetStreamQueueProvider(BaseMessageQueueProvider):
     """The scheme ``nats`` of Airflow's ``MessageQueueTrigger``.
 
-    The trigger's keyword arguments are those of :class:`~airflow_nats_jetstream.watcher.JetStreamNoticeTrigger`.
+    The trigger's keyword arguments are the parameters of
+    :class:`~airflow_nats_jetstream.watcher.JetStreamNoticeTrigger`.
     """
 
     scheme = "nats"

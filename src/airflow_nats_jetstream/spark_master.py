@@ -52,7 +52,7 @@ _DRIVER = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 @dataclass(frozen=True)
 class Submission:
-    """A Python program for the cluster. The field names are those of Airflow's ``SparkSubmitOperator``.
+    """A Python program for the cluster. The field names are the same as in Airflow's ``SparkSubmitOperator``.
 
     application:       the program: an absolute path, or an address, at which every worker finds it.
     application_args:  the program's arguments. Default: none.
@@ -129,8 +129,8 @@ class SparkMaster:
     def of(cls, connection: Connection) -> SparkMaster:
         """Return the masters that an Airflow connection names.
 
-        The fields are those of Airflow's Spark provider: ``host`` (with or without ``spark://``), ``port``, and the
-        fields ``rest-port`` and ``rest-scheme`` of ``extra``. In addition, ``extra`` may have ``webui``, and the
+        The fields are the same as in Airflow's Spark provider: ``host`` (with or without ``spark://``), ``port``, and
+        the fields ``rest-port`` and ``rest-scheme`` of ``extra``. In addition, ``extra`` may have ``webui``, and the
         password is the token.
 
         connection:  the Airflow connection.
@@ -317,7 +317,8 @@ async def _answer(
 
 
 def _standby(address: str, status: int, answer: Mapping[str, Any]) -> str | None:
-    """Return the reason for asking another master, or None if this one has answered. Raises SparkMasterRefused."""
+    """Return the reason for asking another master, or None if the master at ``address`` is the active one. Raises
+    SparkMasterRefused."""
     message = _first_line(answer.get("message"))
     if status in {401, 403}:
         remedy = "set the connection's password to the token that the master's spark.master.rest.filters require"

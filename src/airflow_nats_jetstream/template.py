@@ -95,7 +95,7 @@ def duration(name: str, value: object, *, zero: bool = False) -> timedelta:
 def known_duration(name: str, value: Any, *, zero: bool = False) -> Any:
     """Return the result of :func:`duration` for a value without a template, and a templated value unchanged.
 
-    The parameters are those of :func:`duration`.
+    The parameters are the same as for :func:`duration`.
     """
     return value if templated(value) else duration(name, value, zero=zero)
 

@@ -32,8 +32,8 @@ def instant(value: object) -> str:
             template such as ``{{ data_interval_start }}`` renders as such a string.
 
     Raises:
-        ValueError: the value is anything else. The message says what to give. A string without a time zone is refused
-            because its meaning would depend on the machine.
+        ValueError: the value is anything else. The error message names the allowed values. A string without a time zone
+            is refused because its meaning would depend on the machine.
     """
     nanoseconds = ""
     moment = value
@@ -59,7 +59,7 @@ def duration(value: object) -> timedelta:
 
     Raises:
         ValueError: the value is anything else, such as a number without a unit, a negative duration, or a duration with
-            months or years, which have no fixed length. The message says what to give.
+            months or years, which have no fixed length. The error message names the allowed values.
     """
     length = value
     if isinstance(value, str) and _DURATION.fullmatch(value.strip()):

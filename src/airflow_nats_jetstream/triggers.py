@@ -85,7 +85,7 @@ class JetStreamTrigger(BaseTrigger):
             await asyncio.sleep(_RECONNECT_DELAY)
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
-        """Return the payload of the event. If the connection ends, this method is called again with another one.
+        """Return the payload of the event. If the connection ends, this method is called again with another connection.
 
         js:  the shared connection.
         """

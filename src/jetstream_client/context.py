@@ -93,7 +93,7 @@ class JetStream(Publishing):
         return stream
 
     async def create_or_update_stream(self, config: configs.Config) -> tuple[Stream, configs.Difference | None]:
-        """Create the stream. If it exists, update only those of its fields that differ from ``config``.
+        """Create the stream. If it exists, update only the fields that differ from ``config``.
 
         Returns the stream and the changes: ``{}`` if nothing differed, ``None`` if the stream was created. Raises the
         same errors as :meth:`create_stream` and :meth:`update_stream`.

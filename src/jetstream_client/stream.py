@@ -168,7 +168,7 @@ class Stream:
     ) -> bytes:
         """Get the data of one stored message by direct get, without headers and metadata (nats-server 2.12).
 
-        The parameters are those of :meth:`get_message`.
+        The parameters are the same as for :meth:`get_message`.
 
         Raises:
             ServerTooOld: the server is older than nats-server 2.12.
@@ -320,7 +320,7 @@ class Stream:
         return consumer
 
     async def create_or_update_consumer(self, config: configs.Config) -> tuple[Consumer, configs.Difference | None]:
-        """Create the consumer. If it exists, update only those of its fields that differ from ``config``.
+        """Create the consumer. If it exists, update only the fields that differ from ``config``.
 
         Returns the consumer and the changes, like :meth:`JetStream.create_or_update_stream`, and raises the same errors
         as :meth:`create_consumer` and :meth:`update_consumer`. Without ``name`` or ``durable_name`` a consumer is

@@ -75,7 +75,7 @@ class Backlog:
 async def measure(js: JetStream, stream: str, consumer: str) -> Backlog:
     """Measure how many messages could be claimed now.
 
-    This sends one request to the server, and another one for the record if messages are unacknowledged.
+    This requests the consumer's INFO, and also reads the ledger's record if messages are unacknowledged.
 
     Raises:
         StreamNotFound: the stream does not exist.

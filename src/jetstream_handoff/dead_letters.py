@@ -81,7 +81,7 @@ def dead_letters_of(stream: str, name: str | None = None) -> str:
     """Return the name of a stream's dead-letter stream: the given name, or ``DEAD_<stream>``.
 
     Raises:
-        InvalidValue: the name is not a valid stream name, or it is that of the stream itself.
+        InvalidValue: the name is not a valid stream name, or it is the name of the source stream.
     """
     if name is not None and check_stream_name(name, "dead_letters") == stream:
         raise InvalidValue("dead_letters", name, "this is the stream that is processed; name another stream")
@@ -265,7 +265,8 @@ class DeadLetters:
         It is stored on file with ``limits`` retention and the source's number of replicas.
 
         Raises:
-            DeadLettersUnsuitable: it breaks a rule, or its subjects overlap with those of another stream.
+            DeadLettersUnsuitable: the dead-letter stream breaks a rule, or its subjects overlap with the subjects of
+                another stream.
             StreamNotFound: the source stream does not exist.
         """
         try:
@@ -298,7 +299,7 @@ class DeadLetters:
             "num_replicas": replicas,
             "retention": "limits",
             "max_msgs_per_subject": 1,  # a new version of a dead letter replaces the old one
-            "discard": "new",  # when the stream is full, it refuses a dead letter instead of dropping another one
+            "discard": "new",  # when the stream is full, it refuses a dead letter instead of dropping an old one
             "allow_direct": True,
         }
 

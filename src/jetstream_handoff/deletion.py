@@ -122,7 +122,8 @@ async def delete(
     despite_open_claims: bool = False,
     despite_unprocessed: bool = False,
 ) -> Deletion | None:
-    """Delete a stream, or one of its consumers. Returns what was deleted, or None if it did not exist.
+    """Delete a stream, or one of its consumers. Returns the effect of the deletion, or None if the stream or consumer
+    did not exist.
 
     despite_open_claims:  delete although claims are open. They are superseded first: attempts that hold them stop, and
                           cannot settle.

@@ -152,7 +152,7 @@ class Examination:
         try:
             async with self._js.connection.timeout(SECTION):
                 async for finding in check():
-                    found.append(finding)  # what was found before an error is kept
+                    found.append(finding)  # findings before an error are kept
                     self._advance()
         except PermissionDenied as denied:
             found.append(not_checked(title, str(denied)))

@@ -40,7 +40,7 @@ Name = Literal[
 class Event:
     """One event.
 
-    name:      what happened.
+    name:      the kind of event.
     messages:  number of messages.
     claim:     the id of the claim; empty for messages that are in no claim.
     seconds:   a duration, for some events (see :data:`Name`).

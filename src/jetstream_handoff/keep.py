@@ -31,8 +31,8 @@ async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
     After ``seconds`` the claim is released and None is returned.
 
     An attempt takes the claim over from its keeper, never the reverse. While an attempt holds the claim, the keeper
-    waits. It holds the claim again when the attempt has released it. A keeper that is cancelled leaves a lease, so
-    that another keeper can follow.
+    waits. It holds the claim again when the attempt has released it. A keeper that is cancelled leaves a lease, so that
+    another keeper can hold the claim next.
 
     Raises:
         Superseded: the claim's messages belong to another claim, so the work cannot be settled.

@@ -98,7 +98,7 @@ neither open nor done."""
 
 
 class NotOpen(Exception):
-    """Raised in a change if the claim is not open. :meth:`Ledger.decide` finds out why."""
+    """Raised in a change if the claim is not open. :meth:`Ledger.decide` then finds the reason."""
 
     def __init__(self, record: Record | None) -> None:
         self.record = record
@@ -397,7 +397,7 @@ class Ledger:
 
     async def _forget(self, receipt: Receipt) -> None:
         """Write the receipt of a claim that leaves the record. A done claim must stay in the record until its receipt
-        is written. The receipt of an open claim only explains what happened to the claim."""
+        is written. The receipt of any other claim only explains how the claim ended."""
         if receipt.state == "done":
             await self.write_receipt(receipt, new=False)
         else:

@@ -198,7 +198,8 @@ async def replay(letters: DeadLetters, selection: Selection, into: str | None = 
         StreamNotFound: the stream to publish into does not exist, or neither the dead-letter stream nor the source
             stream exists.
         ReplayRefused: the stream accepts no messages, for example because it is a mirror.
-        NoStreamResponse, ApiError: the stream refuses a dead letter. This dead letter and the later ones are kept.
+        NoStreamResponse, ApiError: the stream refuses a dead letter. This dead letter and all later dead letters are
+            kept.
     """
     target = letters.js.stream(into) if into is not None else letters.source
     published = found = unconfirmed = 0

@@ -35,8 +35,8 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
     """Record the claim as done, then acknowledge its messages and wait for confirmations.
 
     Once the record is written, the claim is settled, and later errors are only logged. If no acknowledgement is
-    confirmed for 30 s, the next take repeats the unconfirmed ones. If the receipt cannot be written, a later take
-    writes it.
+    confirmed for 30 s, the next take repeats the unconfirmed acknowledgements. If the receipt cannot be written, a
+    later take writes it.
 
     value:     the value to record: JSON of at most 8 KiB.
     rejected:  messages to terminate instead of acknowledging them. They must already have been copied to the

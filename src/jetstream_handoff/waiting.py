@@ -30,7 +30,8 @@ _NAMED = 3
 
 
 class Waiting:
-    """Logs the reason why a take waits. It asks the server only before it logs, and never disturbs the take."""
+    """Logs the reason why a take waits. It sends requests to the server only before it logs, and an error of these
+    requests does not affect the take."""
 
     def __init__(self, ledger: Ledger, taking: Taking) -> None:
         self._ledger = ledger

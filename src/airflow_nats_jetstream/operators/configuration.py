@@ -220,7 +220,7 @@ async def current(handle: Stream | Consumer, fields: Fields) -> Mapping[str, Any
 async def create_or_update(
     handle: Stream | Consumer, wanted: Mapping[str, Any], fields: Fields, create: Callable[[], Awaitable[Any]]
 ) -> Difference | None:
-    """Create a stream or consumer, or change those of its fields that differ.
+    """Create a stream or consumer, or change the fields that differ from ``wanted``.
 
     Returns the fields that changed, or None if the stream or consumer was created. If the server left a field unchanged
     although a change was requested, the result does not contain the field: a requested 0 may stand for the default that
@@ -233,7 +233,7 @@ async def create_or_update(
 
     Raises:
         UpdateRefused: the server refuses the change. The error names the field, its current and its requested value,
-            and what to do.
+            and the remedy.
         ApiError: the server refuses to create the stream or consumer.
     """
     before = await current(handle, fields)

@@ -46,9 +46,9 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
 
     Raises:
         InvalidValue: a field that JetStream does not have, a value that it forbids, or no name. Raised when the DAG is
-            parsed, unless the value is templated. The error names the file, its line, the field and what to do.
+            parsed, unless the value is templated. The error names the file, its line, the field and the remedy.
         UpdateRefused: the server refuses to change a field. The error names the field, its current and its requested
-            value, and what to do.
+            value, and the remedy.
         ApiError: the server refuses to create the consumer.
         StreamNotFound: the stream does not exist.
     """

@@ -44,9 +44,9 @@ class JetStreamCreateStreamOperator(ConfigurationOperator):
 
     Raises:
         InvalidValue: a field that JetStream does not have, or a value that it forbids. Raised when the DAG is parsed,
-            unless the value is templated. The error names the file, its line, the field and what to do.
+            unless the value is templated. The error names the file, its line, the field and the remedy.
         UpdateRefused: the server refuses to change a field. The error names the field, its current and its requested
-            value, and what to do.
+            value, and the remedy.
         ApiError: the server refuses to create the stream.
     """
 
@@ -111,7 +111,7 @@ class JetStreamDeleteStreamOperator(StreamOperator):
 
     Raises:
         InvalidValue: a name that JetStream forbids. Raised when the DAG is parsed, unless the name is templated.
-        DeletionRefused: claims are open. The error names them and says what to do.
+        DeletionRefused: claims are open. The error names the claims and the remedy.
         LedgerUnavailable: the ledger cannot be read, so it is unknown whether claims are open.
     """
 

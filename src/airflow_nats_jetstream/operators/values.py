@@ -28,7 +28,7 @@ class Wrong(Exception):
     """A value that its field does not accept.
 
     value:   the value.
-    remedy:  what to do, for the error.
+    remedy:  the remedy, for the error.
     path:    the names and positions that lead to the value. Default: the value itself.
     """
 

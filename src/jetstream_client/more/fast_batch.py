@@ -55,7 +55,7 @@ class FastBatch:
     ) -> None:
         """Add a message, which is sent with the next one or by :meth:`commit`. This waits while the server is busy.
 
-        The options are those of :meth:`JetStream.publish`. If the stream already has a message with the same
+        The options are the same as for :meth:`JetStream.publish`. If the stream already has a message with the same
         ``msg_id``, the message is not stored again, but ``batch_size`` includes it.
 
         Raises:

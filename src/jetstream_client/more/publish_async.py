@@ -129,7 +129,7 @@ class AsyncPublisher:
     ) -> PublishFuture:
         """Send one message. Returns when it is sent, before it is answered.
 
-        The parameters are those of :meth:`JetStream.publish`. All attempts must fit into ``ack_timeout``.
+        The parameters are the same as for :meth:`JetStream.publish`. All attempts must fit into ``ack_timeout``.
 
         Raises:
             InvalidValue, ServerTooOld: as for :meth:`JetStream.publish`. A ``reply`` subject is refused.

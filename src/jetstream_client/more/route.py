@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding out where a message would go, with the servers' message tracing (ADR-41, nats-server 2.11). Nothing is
-delivered."""
+"""Finding the streams that a message would reach, with the servers' message tracing (ADR-41, nats-server 2.11). Nothing
+is delivered."""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ class Batch:
     ) -> None:
         """Add a message. It is sent with the next one, or by :meth:`commit`. The first message waits for an answer.
 
-        The options are those of :meth:`JetStream.publish`, except that ``expected_last_sequence`` is allowed only for
-        the first message, and ``expected_last_msg_id`` is not allowed. Expectations are checked when the batch is
-        committed, against the content of the stream before the batch.
+        The options are the same as for :meth:`JetStream.publish`, except that ``expected_last_sequence`` is allowed
+        only for the first message, and ``expected_last_msg_id`` is not allowed. Expectations are checked when the batch
+        is committed, against the content of the stream before the batch.
 
         Raises:
             InvalidValue: the message is invalid, or the batch is full. The message is not added.

@@ -144,7 +144,7 @@ class DirectWindow:
         return self._number, json.dumps(request).encode()
 
     def on_frames(self, frames: Iterable[Frame], skip: int) -> bool:
-        """Record frames. Returns whether any of them answers a request.
+        """Record frames. Returns whether at least one of the frames answers a request.
 
         skip:  bytes in front of the request's number in a frame's subject.
 

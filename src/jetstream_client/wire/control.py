@@ -353,7 +353,7 @@ def _reply(message: Msg) -> Reply:
 
 
 class _Translated:
-    """Converts nats-py's exceptions to those of this package, and restores a cancellation that nats-py swallowed.
+    """Converts nats-py's exceptions to this package's exceptions, and restores a cancellation that nats-py swallowed.
 
     nats-py swallows a cancellation if an answer arrives at the same moment (``asyncio.wait_for`` before Python 3.12,
     https://github.com/python/cpython/issues/86296), or while it queues a flush. The cancelled task would not end.

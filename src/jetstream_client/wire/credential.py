@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A credential by its content, or by the path of a file that contains it.
+"""A credential, given as its content or as the path of a file that contains it.
 
 Most values show which of the two they are: PEM and ``.creds`` contain a line ``-----BEGIN``, and a seed begins with SU.
 A password or a token can be any string, so only ``file:///…`` names their file. This form works for all fields.
