@@ -26,7 +26,7 @@ _NO_STREAM_FIELDS = {
     "template_owner": "JetStream no longer has stream templates; remove the field",
     "max_messages_per_stream": "JetStream has no such field; use max_msgs to limit a stream",
 }
-_EITHER = ("filter_subject", "filter_subjects")  # each replaces the other
+_EITHER = ("filter_subject", "filter_subjects")  # setting one of these fields removes the other
 _FOLLOWING = {
     "ack_policy": ("ack_wait", "max_ack_pending"),
     "backoff": ("ack_wait",),

@@ -28,7 +28,7 @@ LONGEST_PULL = 100.0
 LOOK = 1.0  # seconds that Take.look() waits for a first message
 _LEASED = 0.75  # a batch older than this part of ack_wait could be redelivered while it is entered
 _HEARTBEAT = 15.0  # seconds between the server's heartbeats, as in nats.go's Consume; a pull that misses two is lost
-_REFUSED = 1.0  # seconds within which the server reports a pull that it does not permit
+_REFUSED = 1.0  # seconds within which the server reports that a pull is not permitted
 _STALLED = 3.0  # seconds after which pending messages must be waiting for acknowledgements or for another client
 
 

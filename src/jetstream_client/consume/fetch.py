@@ -29,7 +29,8 @@ class Pulled(ABC, Generic[Received]):
     """Drives a :class:`~jetstream_client.consume.pull_window.PullWindow` on a separate inbox."""
 
     def __init__(self, consumer: Consumer, window: PullWindow, *, subject: str = "", opening: bytes = b"") -> None:
-        """``subject``: subject of the requests, by default the consumer's. ``opening``: bytes before each request."""
+        """``subject``: subject of the requests, by default the consumer's. ``opening``: bytes at the beginning of each
+        request's body."""
         self._clock = asyncio.get_running_loop().time
         self._consumer = consumer
         self._window = window

@@ -103,7 +103,7 @@ class OrderedConsumer:
         self._use = ""
         self._busy = False
         self._stream_created = ""
-        self._start = 0  # the first expected sequence, once known
+        self._start = 0  # the first expected sequence, as soon as it is known
         self._consumer: Consumer | None = None
         self._delivered = 0  # consumer sequence of the last message
         self.last_sequence = 0

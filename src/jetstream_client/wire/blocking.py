@@ -46,7 +46,7 @@ ANSWERED_WITHIN = 10.0
 """Seconds without any answer after which reading and publishing close a connection."""
 
 _RECEIVE = 1 << 18  # bytes for one read: data that fits into the processor's caches is parsed twice as fast as 1 MiB
-_BUFFER = 4 << 20  # bytes requested from the kernel for each direction
+_BUFFER = 4 << 20  # size of the socket's send buffer and of its receive buffer, as requested from the kernel
 _MOST_KEPT = 256 << 20  # bytes that wait to be received: a server that never stops must not fill the memory
 _MOST_DENIED = 1_000
 _GRACE = 1.0  # seconds after a time limit in which a message that has begun to arrive may be completed
@@ -319,8 +319,8 @@ class Wire:
             raise
 
     def _wait(self, events: int, seconds: float) -> int:
-        """Wait up to ``seconds`` for one of the poll ``events``. Returns those that occurred, or 0. Unlike select, poll
-        works with any descriptor."""
+        """Wait up to ``seconds`` for one of the poll ``events``. Returns the events that occurred, or 0. Unlike select,
+        poll works with any descriptor."""
         poll = select.poll()
         poll.register(self._socket, events)
         ready = poll.poll(max(0.0, seconds) * 1000)

@@ -202,7 +202,7 @@ class Connection:
         answers."""
         client = self._client
         if self._denied or not client.is_connected or len(data) > client._max_payload:
-            await self.publish(subject, data)  # raises the right error
+            await self.publish(subject, data)  # makes all checks, and raises their errors
         elif client.write(encode_publish(subject, "", data)):
             with _Translated(self._client, subject):
                 await client._flush_pending()

@@ -188,7 +188,8 @@ class Client(nats.aio.client.Client):
         log.info("NATS connection restored")
 
     def failed_again(self, refusal: Exception | None) -> None:
-        """Handle a failed attempt to reconnect. nats-py leaves its socket to the garbage collector."""
+        """Handle a failed attempt to reconnect. This closes the attempt's socket, which nats-py would leave to the
+        garbage collector."""
         self.abort()
         if refusal is None:
             self._refused_since = None

@@ -18,7 +18,7 @@ from jetstream_client.errors import ProtocolError
 
 LONGEST_LINE = 1 << 20  # the INFO of a large cluster is the longest line; a MSG line has max_control_line, 4 KiB
 _MESSAGES = (b"MSG ", b"HMSG")  # beginnings of a message's line
-_WORDS = {b"MSG": 4, b"HMSG": 5}  # words of such a line without a reply subject
+_WORDS = {b"MSG": 4, b"HMSG": 5}  # number of words in such a line if it has no reply subject
 # The end of a delivery's reply subject. A subject of twelve tokens ends otherwise and is read line by line.
 _PLACE = rb"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+"
 _DELIVERY = re.compile(rb"MSG [^ \r\n]+ ([0-9]{1,9}) ([^ \r\n]+\.)%b ([0-9]{1,9})\r\n" % _PLACE)
