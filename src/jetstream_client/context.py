@@ -70,7 +70,7 @@ class JetStream(Publishing):
                   are ``datetime`` with a time zone or RFC 3339. The ``domain`` of a mirror or source is sent as its
                   ``external.api``.
         pedantic: if True, the server refuses values that it would otherwise adjust silently (ApiError 10157,
-        nats-server 2.11). Default False.
+                  nats-server 2.11). Default False.
 
         Raises:
             StreamNameInUse: the stream exists with another configuration.

@@ -103,8 +103,7 @@ def check_reason(reason: object) -> str:
 def address_of(stream: str, consumer: str, sequence: int, created: str, subject: str, *, hashed: bool) -> str:
     """Return the subject of a dead letter.
 
-    hashed: whether the dead letter's subject ends in a hash of the original subject, because the original subject is
-    too long.
+    hashed: whether it ends in a hash of the original subject, because the original subject is too long.
     """
     end = f"sha256-{hashlib.sha256(subject.encode()).hexdigest()}" if hashed else subject
     return f"dead.{stream}.{consumer}.{sequence}.{time_nanoseconds(created)}.{end}"

@@ -360,7 +360,7 @@ class Ledger:
         """Whether a record with newly entered claims is small enough.
 
         reserve: whether the record may be half as large again, so that messages that keep the acknowledgement floor
-        from rising can be entered.
+                 from rising can be entered.
         """
         ranges = [len(entry.sequences.ranges) for entry in record.open.values()]
         if max(len(record.settled.spans), *ranges, 0) > MOST_RANGES:

@@ -112,7 +112,7 @@ class Feed:
                 raise InvalidValue("data", "…", f"must be bytes, not {type(data).__name__}")
             if len(message) == 3 and message[2]:
                 header = self._header(subject, data, message[2], wire)
-            elif self._ids is None:  # nearly all messages have no headers of their own, and added headers need no check
+            elif self._ids is None:  # nearly all messages come without headers, and added headers need no check
                 header = self._plain
             else:
                 header = self._before_id + self._ids.next(subject, data).encode() + self._after_id
