@@ -26,6 +26,7 @@ import os
 import sys
 import psutil
 from pyspark_jetstream import spark_session
+from tests.pyspark_jetstream.streaming import run_to_the_end
 
 name = "JETSTREAM_SECRET_NATS_TESTS"
 spark = spark_session(config={"spark.ui.enabled": "false", "spark.log.level": "FATAL"})
@@ -41,7 +42,7 @@ servers, folder, batch = sys.argv[1:]
 options = {"servers": servers, "stream": "S", "startingOffsets": "earliest", "maxOffsetsPerTrigger": batch}
 messages = spark.readStream.format("jetstream").options(**options).load().select("sequence")
 query = messages.writeStream.format("parquet").option("checkpointLocation", f"{folder}/state")
-query.trigger(availableNow=True).start(f"{folder}/out").awaitTermination()
+run_to_the_end(query, f"{folder}/out")
 """
 
 

@@ -15,7 +15,7 @@ from jetstream_client.errors import InvalidValue
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.stream import Stream
 from pyspark_jetstream import DefaultSource
-from tests.pyspark_jetstream.streaming import run_to_the_end
+from tests.pyspark_jetstream.streaming import begin, run_to_the_end
 
 
 def publish(settings: ConnectionSettings, stream: Stream, count: int) -> None:
@@ -64,9 +64,8 @@ async def test_begins_by_default_with_what_is_published_from_now_on(
     options = {"connection": "nats_tests", "stream": stream.name, "subjects": f"{stream.name}.0, {stream.name}.2"}
     messages = spark.readStream.format("jetstream").options(**options).load()
     writer = messages.select("sequence").writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/state")
-    query = writer.start(f"{tmp_path}/out")
+    query = begin(writer, f"{tmp_path}/out")
     try:
-        until("the query has begun", lambda: bool(query.lastProgress), seconds=240)
         publish(settings, stream, 5)
         until("it has read", lambda: sum(sizes(query)) == 3, seconds=240)
     finally:

@@ -20,6 +20,7 @@ from demo.service import until
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.stream import Stream
 from jetstream_client.wire.blocking import Wire
+from tests.pyspark_jetstream.streaming import run_to_the_end
 
 ROWS = int(os.environ.get("ROWS", "12000"))
 """Rows of the job whose tasks are killed. For a long run use ``ROWS=1000000 pytest … -k killed``."""
@@ -212,8 +213,7 @@ async def test_a_restarted_query_stores_its_batch_once(
         messages = spark.readStream.schema(rows.schema).parquet(str(tmp_path / "rows"))
         written = messages.mapInArrow(broken, rows.schema).writeStream.format("jetstream").queryName("q")
         options = {"stream": stream.name, "checkpointLocation": str(tmp_path / "checkpoint")}
-        query = written.options(servers=settings.servers[0], **options).trigger(availableNow=True).start()
-        query.awaitTermination()
+        run_to_the_end(written.options(servers=settings.servers[0], **options))
 
     with batches_of(spark, 10), pytest.raises(Exception, match="broken"):
         run()
@@ -236,8 +236,7 @@ async def test_the_second_batch_of_a_query_is_another(
         rows.coalesce(1).write.mode("append").parquet(str(tmp_path / "rows"))
         messages = spark.readStream.schema(rows.schema).parquet(str(tmp_path / "rows"))
         written = messages.writeStream.format("jetstream").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = written.options(servers=settings.servers[0], stream=stream.name).trigger(availableNow=True).start()
-        query.awaitTermination()
+        run_to_the_end(written.options(servers=settings.servers[0], stream=stream.name))
     assert set((await counted(stream)).values()) == {8}
 
 
