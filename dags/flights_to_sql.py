@@ -75,7 +75,9 @@ def flights_to_sql() -> None:
         with warehouse() as database:
             unknown = database.execute(UNKNOWN, [attempt]).fetchall()
         if unknown:
-            raise ValueError(f"{attempt} has departures of unknown airlines: {unknown}")
+            raise ValueError(
+                f"attempt {attempt} wrote departures of airlines that the table airlines does not contain: {unknown}"
+            )
         return attempt
 
     @task_group

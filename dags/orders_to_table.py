@@ -64,7 +64,7 @@ def rows(attempt: "Receipt") -> list[dict[str, Any]]:
     name = attempt.attempt_id
     written = pq.read_table(OUT / f"attempt={name}").to_pylist()
     if lost := attempt.processed - Sequences.of(row["sequence"] for row in written):
-        raise ValueError(f"attempt {name} has no output for the sequences {lost}")
+        raise ValueError(f"the output of attempt {name} lacks the sequences {lost}")
     settled_at = datetime.fromisoformat(attempt.at).isoformat(timespec="microseconds")
     labels = {"attempt": name, "settled_at": settled_at}
     return [row | labels for row in written if row["sequence"] in attempt.processed]

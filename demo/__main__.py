@@ -79,7 +79,7 @@ def follow(stack: Stack, run_id: str, clock: Clock) -> str:
         if counts.messages:
             changed("messages", f"{counts.messages:,} messages")
         if counts.ack_pending or "consumer" in known:
-            changed("consumer", f"{counts.pending:,} pending, {counts.ack_pending:,} waiting for their acknowledgement")
+            changed("consumer", f"{counts.pending:,} messages pending, {counts.ack_pending:,} unacknowledged")
         if counts.done:
             changed("ledger", f"{len(counts.done)} claims settled")
         state = stack.airflow.state(DAG, run_id)
@@ -117,9 +117,12 @@ def conclude(counts: report.Counts, out: Path, clock: Clock) -> bool:
     print(
         f"\n{report.show(table)}\n\nchart     {chart_png}\ntable     {delays_csv}\nreport    {DEMO / 'report.json'}\n"
     )
-    print(f"stream    {counts.messages:,} published")
-    print(f"Parquet   {rows.num_rows:,} rows of {figures['distinct_sequences']:,} sequences in committed attempts")
-    print(f"consumer  {counts.pending:,} pending, {counts.ack_pending:,} unacknowledged")
+    print(f"stream    {counts.messages:,} messages published")
+    print(
+        f"Parquet   {rows.num_rows:,} rows, {figures['distinct_sequences']:,} different sequences, from committed "
+        "attempts"
+    )
+    print(f"consumer  {counts.pending:,} messages pending, {counts.ack_pending:,} unacknowledged")
     print(f"ledger    {len(counts.done)} claims settled, {counts.settled_twice:,} messages settled twice")
     processed = counts.messages == rows.num_rows == figures["distinct_sequences"] > 0
     complete = processed and not (counts.pending or counts.ack_pending or counts.settled_twice)

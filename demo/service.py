@@ -180,7 +180,7 @@ def until(what: str, probe: Callable[[], Value | None], seconds: float, every: f
         if value := probe():
             return value
         if time.monotonic() > deadline:
-            raise TimeoutError(f"Waited {seconds:.0f} s in vain for {what}")
+            raise TimeoutError(f"Waiting for {what} timed out after {seconds:.0f} s")
         time.sleep(every)
 
 

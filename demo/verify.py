@@ -75,9 +75,9 @@ def differences_of_rows(paths: list[str], expected: list[Row]) -> Iterator[str]:
     if subjects:
         yield f"{subjects} rows have a subject that does not match their origin and carrier"
     if Counter(rows) != Counter(expected):
-        yield f"the rows differ: {len(rows)} in the Parquet files, {len(expected)} in the source"
+        yield f"the {len(rows)} rows in the Parquet files are not the {len(expected)} rows of the source"
     if set(sequences) != set(range(1, len(expected) + 1)) or len(sequences) != sequences.total():
-        yield f"the sequences are not exactly those from 1 to {len(expected)}"
+        yield f"the sequences are not exactly the numbers from 1 to {len(expected)}"
 
 
 def differences_of_delays(path: Path, wanted: dict[str, tuple[int, int, float]]) -> Iterator[str]:
@@ -89,7 +89,7 @@ def differences_of_delays(path: Path, wanted: dict[str, tuple[int, int, float]])
     for carrier in sorted(wanted.keys() | table.keys()):
         ours, theirs = wanted.get(carrier), table.get(carrier)
         if not ours or not theirs or ours[:2] != theirs[:2] or not isclose(ours[2], theirs[2], rel_tol=1e-9):
-            yield f"{carrier}: {ours} in the source, {theirs} in the table"
+            yield f"{carrier}: the source gives {ours}, but the table contains {theirs}"
 
 
 def main() -> int:

@@ -56,7 +56,9 @@ def settings_of(
     check_console(extra.pop("console", None))
     servers = extra.pop("servers", None)
     if servers is not None and connection.host:
-        raise InvalidValue("servers", "…", "the field host also names a server; give either servers or host, not both")
+        raise InvalidValue(
+            "servers", "…", "the field 'host' also names a server; fill in either 'servers' or 'host', not both"
+        )
     if servers is None:
         servers = connection.host or ("127.0.0.1" if connection.port else None)
     if isinstance(servers, str):
@@ -71,7 +73,9 @@ def settings_of(
     for name, value in extra.items():
         if name not in _FIELDS:
             known = ", ".join(sorted(_FIELDS))
-            raise InvalidValue("extra", name, f"a nats connection has no such field; its fields are {known}")
+            raise InvalidValue(
+                "extra", name, f"a connection of type 'nats' has no field of this name; its fields are {known}"
+            )
         convert = _CONVERSIONS[_FIELDS[name]["schema"]["type"][0]]
         values[_SETTINGS.get(name, name)] = convert(name, value)
     if domain or api_prefix:
@@ -163,7 +167,7 @@ def check_connection(settings: ConnectionSettings) -> tuple[bool, str]:
     except PermissionDenied as refusal:
         return False, f"connected, but {_not_permitted(settings, refusal)}"
     except RequestTimeout as silence:
-        return False, f"connected, but {silence}. If domain or api_prefix is set, it may be wrong"
+        return False, f"connected, but {silence}. If 'domain' or 'api_prefix' is set, check that it is correct"
     except (ConnectionFailed, JetStreamError) as error:
         return False, str(error)
 
@@ -197,7 +201,7 @@ def _credential_folders() -> str:
 
 
 def _limit(number: int) -> str:
-    return "unlimited" if number < 0 else f"at most {number}"
+    return "no limit" if number < 0 else f"limit {number}"
 
 
 def _extra(connection: Connection) -> Mapping[str, Any]:
@@ -212,7 +216,7 @@ def _extra(connection: Connection) -> Mapping[str, Any]:
     except (ValueError, TypeError, AttributeError, RecursionError):
         fields = None
     if not isinstance(fields, Mapping):
-        raise InvalidValue("extra", "…", "the extra of a connection must be a JSON object")
+        raise InvalidValue("extra", "…", "the field 'extra' of a connection must contain a JSON object")
     return fields
 
 
@@ -240,7 +244,10 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        remedy = "give a string; in a URI, where 1.5 and true are not strings, put the field inside __extra__"
+        remedy = (
+            "the value has this type; give a string. In a URI, 1.5 and true are not strings, so put the field inside "
+            "__extra__"
+        )
         raise InvalidValue(f"extra[{name!r}]", type(value).__name__, remedy)
     return value
 
@@ -250,14 +257,22 @@ def _flag(name: str, value: Any) -> bool:
         return value
     if value in (0, 1, "0", "1") or (isinstance(value, str) and value.lower() in ("true", "yes", "false", "no")):
         return str(value).lower() in ("true", "1", "1.0", "yes")
-    raise InvalidValue(f"extra[{name!r}]", type(value).__name__, "give true or false")
+    raise InvalidValue(
+        f"extra[{name!r}]",
+        type(value).__name__,
+        "the value is of this type and is neither true nor false; give one of them",
+    )
 
 
 def _seconds(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise InvalidValue(f"extra[{name!r}]", type(value).__name__, "give a number of seconds") from None
+        raise InvalidValue(
+            f"extra[{name!r}]",
+            type(value).__name__,
+            "the value is of this type and cannot be read as a number; give a number of seconds",
+        ) from None
 
 
 _FIELDS: Mapping[str, Any] = CONNECTION_FIELDS

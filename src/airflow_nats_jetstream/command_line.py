@@ -33,9 +33,11 @@ _COMMON = (
     Argument(
         "--server",
         metavar="URL",
-        help="server to use instead of a connection, as nats://host:port; works without Airflow",
+        help="address of a server, nats://host:port, to use instead of an Airflow connection; Airflow is not needed",
     ),
-    Argument("--credentials", metavar="FILE", help="with --server: the .creds file to authenticate with"),
+    Argument(
+        "--credentials", metavar="FILE", help="with --server: path of the .creds file that authenticates the user"
+    ),
     Argument("--ledger", metavar="NAME", help="with --server: prefix of the ledger's buckets (default: airflow)"),
     Argument("--domain", metavar="NAME", help="with --server: the JetStream domain"),
     flag("--json", "print JSON instead of text"),
@@ -109,7 +111,10 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
         for name in ("credentials", "ledger", "domain"):
             if getattr(args, name) is not None:
                 shown = "…" if name == "credentials" else getattr(args, name)
-                remedy = "it is only for --server; leave it out, because the Airflow connection contains this setting"
+                remedy = (
+                    "this option works only with --server; leave it out, because the Airflow connection contains "
+                    "this setting"
+                )
                 raise InvalidValue(f"--{name}", shown, remedy)
         return _of_airflow(args.conn_id or "nats_default")
     if args.conn_id is not None:
@@ -121,7 +126,9 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
         try:
             given["credentials"] = Path(args.credentials).expanduser().read_text()
         except OSError as error:
-            raise InvalidValue("--credentials", "…", f"the file cannot be read ({error.strerror})") from None
+            raise InvalidValue(
+                "--credentials", "…", f"the file cannot be read ({error.strerror}); give the path of a .creds file"
+            ) from None
     return ConnectionSettings(servers=args.server, **given)
 
 
@@ -134,12 +141,14 @@ def _of_airflow(conn_id: str) -> ConnectionSettings:
 
         from airflow_nats_jetstream.hooks import JetStreamHook
     except ImportError:
-        remedy = "the connection cannot be read, because Airflow is not installed here; give --server"
+        remedy = "the connection cannot be read, because Airflow is not installed here; use --server instead"
         raise InvalidValue("--conn-id", conn_id, remedy) from None
     try:
         return JetStreamHook(conn_id).settings
     except AirflowNotFoundException:
-        remedy = "Airflow has no connection with this id; give an id that `airflow connections list` shows, or --server"
+        remedy = (
+            "Airflow has no connection with this id; give an id that `airflow connections list` shows, or use --server"
+        )
         raise InvalidValue("--conn-id", conn_id, remedy) from None
 
 

@@ -84,27 +84,32 @@ _LISTEN = Argument(
     help="how long to listen for heartbeats of attempts: seconds, or an ISO 8601 duration such as PT5S (default: 0)",
 )
 _LETTERS = (
-    Argument("stream", help="name of the stream that the messages came from"),
+    Argument("stream", help="name of the stream whose messages could not be processed"),
     Argument("--name", help="name of the dead-letter stream (default: DEAD_<stream>)"),
-    Argument("--sequences", metavar="RANGES", help="only messages with these sequences, for example 7,10-20"),
-    Argument("--subject", help="only messages whose original subject matches this filter"),
-    Argument("--consumer", help="only messages that were given up for this consumer"),
+    Argument(
+        "--sequences",
+        metavar="RANGES",
+        help="only dead letters of the messages with these stream sequences, for example 7,10-20",
+    ),
+    Argument("--subject", help="only dead letters whose original subject matches this filter"),
+    Argument("--consumer", help="only dead letters of this consumer"),
     Argument("--reason", help="only dead letters whose reason contains this string"),
-    flag("--unconfirmed", "include dead letters whose messages the ledger does not show as given up"),
+    flag("--unconfirmed", "include dead letters for which the ledger does not confirm that the message was given up"),
 )
 COMMANDS: tuple[Command | Group, ...] = (
     Command(
         "doctor",
-        "check versions, connection, permissions, ledger, consumers, clock and Spark's Python, and change nothing",
+        "check versions, connection, permissions, ledger, consumers, clock and Spark's Python without changing "
+        "anything",
         commands.check_setup,
         (
-            Argument("--stream", help="check this stream, and those of its consumers that the ledger knows"),
-            Argument("--consumer", help="check this consumer, even if the ledger does not know it (with --stream)"),
+            Argument("--stream", help="check this stream, and all its consumers that the ledger knows"),
+            Argument("--consumer", help="with --stream: check this consumer, even if the ledger does not know it"),
             Argument(
                 "--role",
                 action="append",
                 choices=ROLES,
-                help="role of this connection's user; may be repeated (default: sensor and processor)",
+                help="role that this connection's user has; can be repeated (default: sensor and processor)",
             ),
             Argument("--subject", help="with --role publisher: a subject on which the user publishes"),
         ),
@@ -120,21 +125,26 @@ COMMANDS: tuple[Command | Group, ...] = (
             _LISTEN,
         ),
     ),
-    Command("claim", "show one claim, open or not, and what happens to it next", commands.show_claim, (_ID, _LISTEN)),
+    Command(
+        "claim",
+        "show the state of one claim, open or ended, and explain what happens to it next",
+        commands.show_claim,
+        (_ID, _LISTEN),
+    ),
     Command(
         "release",
-        "release an open claim: its messages are redelivered at once",
+        "release an open claim, so that its messages are redelivered at once",
         commands.release_claim,
         (_ID, flag("--yes", "release the claim even if its attempt is alive; the attempt is then stopped")),
     ),
     Group(
         "dead-letters",
-        "messages that could not be processed",
+        "list or replay dead letters: copies of messages that could not be processed",
         (
             Command("list", "list dead letters", commands.list_dead_letters, _LETTERS),
             Command(
                 "replay",
-                "publish dead letters again to their original subjects; every consumer of the stream receives them",
+                "publish dead letters again on their original subjects; every consumer of those subjects receives them",
                 commands.replay_dead_letters,
                 (
                     *_LETTERS,

@@ -91,7 +91,7 @@ async def show_claim(js: JetStream, args: argparse.Namespace) -> Answer:
         "claim": seen.id,
         "state": seen.state,
         "consumer": f"{seen.consumer} of stream {seen.stream}",
-        "messages": f"{seen.sequences.count:,}: {seen.sequences}",
+        "messages": f"{seen.sequences.count:,} (sequences {seen.sequences})",
     }
     if seen.since:
         lines["taken" if seen.entry else "settled"] = f"{seen.since} ({age(seen.age)})"
@@ -99,16 +99,16 @@ async def show_claim(js: JetStream, args: argparse.Namespace) -> Answer:
         lines["taken by"] = seen.entry.taken_by
         lines["held by"] = _holder(seen)
     if seen.receipt and seen.receipt.state == "done":
-        lines["output of"] = seen.receipt.attempt_id
+        lines["settled by"] = seen.receipt.attempt_id
         lines["value"] = json.dumps(seen.receipt.value)
         if seen.receipt.rejected:
             lines["dead letters"] = str(seen.receipt.rejected)
     if seen.info:
         info = seen.info
         lines["consumer now"] = (
-            f"delivered up to {info.delivered} in {info.counter} deliveries, acknowledged up to {info.floor}, "
-            f"{info.ack_pending} unacknowledged, {info.pending} undelivered, {info.raw['num_waiting']} pulls waiting, "
-            f"ack_wait {info.config['ack_wait'] / 1e9:g} s"
+            f"{info.counter} deliveries up to sequence {info.delivered}, all acknowledged up to sequence "
+            f"{info.floor}; messages: {info.ack_pending} unacknowledged, {info.pending} pending; "
+            f"{info.raw['num_waiting']} pull requests waiting; ack_wait {info.config['ack_wait'] / 1e9:g} s"
         )
     else:
         lines["consumer now"] = "does not exist"
@@ -258,9 +258,9 @@ def _report(sections: Mapping[str, list[Finding]], to_do: int) -> str:
             lines.append(f"{mark} {visible(f'{finding.what}: {text}')}")
         lines.append("")
     missed = sum(finding.state == "not checked" for findings in sections.values() for finding in findings)
-    lines.append(f"{to_do} to do, marked with !" if to_do else "Nothing to do.")
+    lines.append(f"To do: {to_do} (marked with !)." if to_do else "Nothing to do.")
     if missed:
-        lines[-1] += f"{',' if to_do else ''} {missed} not checked, marked with -"
+        lines[-1] += f" Not checked: {missed} (marked with -)."
     return "\n".join(lines)
 
 
@@ -299,7 +299,7 @@ def _ranges(text: str) -> Sequences:
 def _holder(seen: Seen) -> str:
     if not seen.holder:
         return "nobody"
-    return seen.holder + {True: ", alive", False: ", not heard", None: ""}[seen.alive]
+    return seen.holder + {True: ", alive", False: ", no heartbeat", None: ""}[seen.alive]
 
 
 def age(seconds: float | None) -> str:

@@ -35,8 +35,8 @@ class SparkJobFailed(SparkError):
 
     def __init__(self, driver: str, state: str) -> None:
         super().__init__(
-            f"the Spark job did not succeed: driver {driver} is {state}. Read the files stdout and stderr in the "
-            f"folder {driver} of its Spark worker"
+            f"the Spark job did not succeed: its driver {driver} is in state {state}. Read the files stdout and "
+            f"stderr in the folder {driver} on the Spark worker that ran the driver"
         )
         self.driver = driver
         self.state = state

@@ -80,11 +80,12 @@ def get_provider_info() -> dict[str, object]:
                 "options": {
                     "credential_folders": {
                         "description": (
-                            "Folders, separated by colons. A file that a connection names for a password, a key or a "
-                            "certificate must be below one of these folders, after symbolic links are resolved, on "
-                            "every machine that connects. A user who is allowed to edit connections can send any file "
-                            "below these folders to a server as a password, so name only folders that contain no files "
-                            "other than credentials for NATS. If this is empty, connections cannot name files."
+                            "Folders, separated by colons. If a connection gives the path of a file instead of a "
+                            "password, a key or a certificate, the file must be below one of these folders on every "
+                            "machine that connects; symbolic links are resolved before the check. A user who is "
+                            "allowed to edit connections can send any file below these folders to a server as a "
+                            "password, so name only folders that contain no files other than credentials for NATS. "
+                            "If the list is empty, connections cannot give paths of files."
                         ),
                         "version_added": None,
                         "type": "string",
@@ -117,13 +118,14 @@ CONNECTION_FIELDS = {
     ),
     "token": _field(
         "Token",
-        "Use this instead of User and Password: the token, or file:///path of a file that contains it.",
+        "Use this instead of User and Password: the token, or file:// and the absolute path of a file that contains "
+        "the token.",
         form="password",
     ),
     "nkey_secret": _field(
         "NKey seed",
         "Use this instead of User and Password: the seed of a user, which begins with SU, or the path of a file that "
-        "contains it.",
+        "contains the seed.",
         form="password",
     ),
     "creds_secret": _field(
@@ -156,21 +158,23 @@ CONNECTION_FIELDS = {
         form="password",
     ),
     "tls_hostname": _field(
-        "TLS host name", "The name that the server's certificate must contain, if that is not the host in the address."
+        "TLS host name",
+        "The name that the server's certificate must contain, if it is not the host name in the address.",
     ),
     "tls_handshake_first": _field(
         "TLS handshake first",
-        "Begin with the TLS handshake, for a server with handshake_first. Such a server sends nothing before TLS.",
+        "Begin the connection with the TLS handshake. Needed if the server's TLS configuration has handshake_first.",
         kind="boolean",
     ),
     "inbox_prefix": _field(
         "Inbox prefix",
-        "The first tokens of the subjects on which answers arrive, for example _INBOX_sensor. This user must be "
-        "allowed to subscribe to them. Default: _INBOX.",
+        "The first tokens of the subjects on which answers arrive, for example _INBOX_sensor. The user needs the "
+        "permission to subscribe to these subjects. Default: _INBOX.",
     ),
     "domain": _field(
         "JetStream domain",
-        "The JetStream domain to use if it is not that of the connected server, for example one behind a leaf node.",
+        "The JetStream domain to use, if it is not the domain of the connected server, but of a server behind a leaf "
+        "node.",
     ),
     "api_prefix": _field(
         "JetStream API prefix",
@@ -189,7 +193,7 @@ CONNECTION_FIELDS = {
     ),
     "connect_timeout": _field(
         "Connect timeout",
-        "Seconds to wait for a connection, including all servers and attempts. Default: 10.",
+        "Seconds to wait for a connection in total, over all servers and attempts. Default: 10.",
         kind="number",
     ),
     "request_timeout": _field(

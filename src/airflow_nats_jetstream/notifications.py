@@ -103,8 +103,14 @@ class JetStreamNotifier(BaseNotifier):
         if self.stream:
             options["expected_stream"] = self.stream
         ack = await js.publish(self.subject, data, headers=self.headers or {}, **options)
-        again = ", which had been stored before" if ack.duplicate else ""
-        self.log.info("published on %s: stream %s has message %d%s", self.subject, ack.stream, ack.seq, again)
+        again = ", which had already been stored" if ack.duplicate else ""
+        self.log.info(
+            "published a notification on %s: stream %s contains it as message %d%s",
+            self.subject,
+            ack.stream,
+            ack.seq,
+            again,
+        )
 
 
 def _data(message: Any) -> bytes:
@@ -114,7 +120,11 @@ def _data(message: Any) -> bytes:
     try:
         return json.dumps(message).encode()
     except (TypeError, ValueError) as error:
-        raise InvalidValue("message", type(message).__name__, f"give a string or a JSON value ({error})") from None
+        raise InvalidValue(
+            "message",
+            type(message).__name__,
+            f"a message of this type cannot be sent ({error}); give a string or a JSON value",
+        ) from None
 
 
 def _about(context: Context) -> tuple[str, dict[str, Any]]:

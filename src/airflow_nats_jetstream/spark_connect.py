@@ -67,7 +67,7 @@ def address_of(connection: Connection) -> str:
         InvalidValue: the connection has another type, or a field is invalid. The error shows no secret.
     """
     if (connection.conn_type or "").replace("-", "_") != "spark_connect":
-        remedy = "name an Airflow connection of type spark_connect"
+        remedy = "name an Airflow connection of type 'spark_connect'"
         raise InvalidValue("conn_type", connection.conn_type, remedy)
     host = _ADDRESS.fullmatch(connection.host or "")
     if host is None or (connection.port and host[1].rpartition(":")[2].isdigit()):

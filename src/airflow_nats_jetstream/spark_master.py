@@ -85,11 +85,14 @@ class Submission:
             for key, value in values.items():
                 if ENVIRONMENT_PREFIX in key and not value.startswith("/"):
                     remedy = (
-                        f"the Spark master would show the value of {key}; give the path of a file that every worker has"
+                        f"the Spark master would show the value of {key}; give the absolute path of a file on every "
+                        "worker instead"
                     )
                     raise InvalidValue(name, "…", remedy)
         if self.conf.get("spark.driver.supervise", "false").lower() != "false":
-            remedy = "leave it out, because a driver that Spark restarts would write to the same place as before"
+            remedy = (
+                "leave it out, because a restarted driver would write its output to the same place as the first one"
+            )
             raise InvalidValue("conf", "spark.driver.supervise", remedy)
 
     def request(self, master: str, name: str) -> dict[str, Any]:
@@ -143,7 +146,7 @@ class SparkMaster:
         names = [(each[1], each[2] or connection.port or 7077) for each in masters if each]
         if len(names) < len(masters) or not all(0 < int(port) < 1 << 16 for _, port in names):
             remedy = (
-                f"the connection {connection.conn_id} must name a standalone master, for example spark://spark-master"
+                f"the connection {connection.conn_id!r} must name a standalone master, for example spark://spark-master"
             )
             raise InvalidValue("host", shown_address(host), remedy)
         scheme, port = str(extra.get("rest-scheme") or "http"), str(extra.get("rest-port") or 6066)
@@ -248,7 +251,7 @@ class SparkMaster:
         except (httpx.HTTPError, TimeoutError) as error:
             raise _unavailable(address, error) from None
         if status != 200:
-            problem = "set the connection's webui to the address of the Spark master's web pages"
+            problem = "set the connection's 'webui' to the address of the Spark master's web pages"
             raise SparkMasterUnavailable(f"{address} answered with status {status}; {problem}")
         recent = [
             each["id"]
@@ -265,7 +268,7 @@ class SparkMaster:
         no other master."""
         import httpx
 
-        address, problem = "", "the connection names none"
+        address, problem = "", "the connection names no master"
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         try:
             async with asyncio.timeout(_ANSWER), _client(**headers) as client:
@@ -273,7 +276,7 @@ class SparkMaster:
                     try:
                         status, answer = await _answer(client, method, f"{address}/{path}", body)
                     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                        problem = f"{address} ({type(error).__name__} {_first_line(str(error))})"
+                        problem = f"{address} could not be reached ({type(error).__name__} {_first_line(str(error))})"
                         continue
                     if (standby := _standby(address, status, answer)) is None:
                         return answer
@@ -302,7 +305,7 @@ async def _answer(
     data = bytearray()
     async with client.stream(method, address, json=body) as response:
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            problem = "sent a compressed answer although none was requested"
+            problem = "sent a compressed answer, although no compression was requested"
             raise SparkMasterUnavailable(f"{address} {problem}; {_WHO}")
         async for chunk in response.aiter_raw():
             data += chunk
@@ -321,14 +324,17 @@ def _standby(address: str, status: int, answer: Mapping[str, Any]) -> str | None
     SparkMasterRefused."""
     message = _first_line(answer.get("message"))
     if status in {401, 403}:
-        remedy = "set the connection's password to the token that the master's spark.master.rest.filters require"
+        remedy = (
+            "set the connection's password to the token that the filter in the master's spark.master.rest.filters "
+            "requires"
+        )
         raise SparkMasterRefused(f"{address} answered with status {status}; {remedy}")
     if not 200 <= status < 300:
         raise SparkMasterRefused(f"{address} answered with status {status}{f': {message}' if message else f'; {_WHO}'}")
     if not isinstance(answer.get("success"), bool):
-        raise SparkMasterUnavailable(f"{address} sent an answer without the field success; {_WHO}")
+        raise SparkMasterUnavailable(f"{address} sent an answer without the field 'success'; {_WHO}")
     if "Current state is not alive" in str(answer.get("message")):  # Master.scala, on standby or during recovery
-        return f"{address} ({message})"
+        return f"{address} is not active ({message})"
     return None
 
 

@@ -38,7 +38,7 @@ def check_mapping(name: str, value: object, what: str) -> None:
     """
     odd = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else [value]
     if odd and not templated(value):
-        raise InvalidValue(name, type(odd[0]).__name__, f"give a mapping of {what}")
+        raise InvalidValue(name, type(odd[0]).__name__, f"this type is not allowed; give a mapping of {what}")
 
 
 def absent(value: object) -> bool:

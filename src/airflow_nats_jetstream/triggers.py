@@ -100,7 +100,7 @@ class JetStreamTrigger(BaseTrigger):
         Airflow calls this after a user has cleared or marked the task, or after the trigger was passed to another
         triggerer.
         """
-        await self._complete(self.killed, _KILL_TIMEOUT, "cleaning up after a task was cleared or marked")
+        await self._complete(self.killed, _KILL_TIMEOUT, "the cleanup for a cleared or marked task")
 
     async def cleanup(self) -> None:
         """Call :meth:`close`, and complete it despite cancellations. Airflow calls this whenever the trigger ends."""
@@ -115,7 +115,7 @@ class JetStreamTrigger(BaseTrigger):
             async with asyncio.timeout(_RELEASE_TIMEOUT):
                 await self._stack.aclose()
         except (JetStreamError, TimeoutError) as error:
-            log.warning("could not release the connection to NATS: %s", error)
+            log.warning("could not close the connection to NATS: %s", error)
 
     async def _complete(self, work: Callable[[], Awaitable[None]], within: float, what: str) -> None:
         """Complete ``work`` despite cancellations. Calls of this method are carried out one after the other.
@@ -159,7 +159,7 @@ class JetStreamPullTrigger(JetStreamTrigger):
             self.taking = {**self.taking, "owner": list(owner_in_triggerer(self.task_instance))}
         self._take = take = Take(js, Taking.from_json(self.taking))
         await take.prepare()
-        log.info("waiting for messages of stream %s on consumer %s", take.taking.stream, take.taking.consumer)
+        log.info("waiting for messages of stream %s, consumer %s", take.taking.stream, take.taking.consumer)
         claims = await take.take(self.left)
         if not claims:
             return {"status": "timeout"}
@@ -188,7 +188,7 @@ class JetStreamPullTrigger(JetStreamTrigger):
             async with asyncio.timeout(_RELEASE_TIMEOUT):
                 await self._take.put_back()
         except (JetStreamError, TimeoutError) as error:
-            log.warning("could not release the taken messages, which are redelivered when their lease ends: %s", error)
+            log.warning("could not release the taken messages (%s); they are redelivered when their lease ends", error)
 
 
 class JetStreamLagTrigger(JetStreamTrigger):
@@ -271,7 +271,9 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
             if keeping.done():
                 event = keeping.result()  # raises the error of the keeper, if any; the job keeps running
         finally:
-            await complete(_cancel(keeping, working), _KILL_TIMEOUT, f"keeping claim {self.claim['id']}", LEASE_ENDS)
+            await complete(
+                _cancel(keeping, working), _KILL_TIMEOUT, f"ending the hold of claim {self.claim['id']}", LEASE_ENDS
+            )
         await self._kill(master)
         return event
 
@@ -325,7 +327,7 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
             if await master.kill(self.driver):
                 log.warning("Spark driver %s was killed", self.driver)
         except SparkError as error:
-            said = "Spark driver %s could not be killed and may keep running, but its output does not count: %s"
+            said = "Spark driver %s could not be killed (%s) and may keep running, but its output does not count"
             log.warning(said, self.driver, error)
 
 

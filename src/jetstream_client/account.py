@@ -102,8 +102,8 @@ def without_jetstream(settings: ConnectionSettings, refusal: JetStreamNotEnabled
         )
     if settings.domain:
         return (
-            f"no server answers for the JetStream domain {settings.domain!r}; correct domain, or "
-            "check that a leaf node connects the server to this domain"
+            f"no server answers for the JetStream domain {settings.domain!r}; correct 'domain', or connect the server "
+            "to this domain with a leaf node"
         )
     if settings.api_prefix:
         return (
@@ -111,11 +111,11 @@ def without_jetstream(settings: ConnectionSettings, refusal: JetStreamNotEnabled
             "import the API with this prefix into the account"
         )
     return (
-        "JetStream is not enabled on this server; enable it, name another server in servers or host, or set domain if "
-        "JetStream is behind a leaf node"
+        "JetStream is not enabled on this server; enable it, name another server in 'servers' or 'host', or set "
+        "'domain' if JetStream is behind a leaf node"
     )
 
 
 def no_inbox(settings: ConnectionSettings, refusal: PermissionDenied) -> str:
     """Return the error text for a user without the permission to subscribe to answers, with a remedy."""
-    return f"{refusal}, or set inbox_prefix (now {settings.inbox_prefix!r}) to a prefix that the user may subscribe to"
+    return f"{refusal}, or set inbox_prefix (now {settings.inbox_prefix!r}) to a prefix with this permission"

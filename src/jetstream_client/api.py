@@ -116,7 +116,7 @@ class Api:
         try:
             return await self.api(request, body)
         except InvalidRequest as error:
-            found = f"{error.description}; this is nats-server {self.connection.server_version}"
+            found = f"{error.description}; the server is nats-server {self.connection.server_version}"
             raise InvalidRequest(error.code, error.err_code, found) from None
 
     async def require(self, needed: Requirement | None) -> None:
@@ -137,7 +137,7 @@ class Api:
                 level = requirements.level_of(version) if here else sys.maxsize
             self._level = version, level
         if self._level[1] < needed.level:
-            raise needed.error(version if here else f"a server of API level {self._level[1]}")
+            raise needed.error(version if here else f"a server with API level {self._level[1]}")
 
     async def account_info(self) -> AccountInfo:
         """Request the account's use of memory, storage, streams and consumers, the limits of these four, and the

@@ -53,7 +53,7 @@ def normalise(config: Config) -> dict[str, Any]:
     except InvalidValue:
         raise
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise InvalidValue("config", "…", f"cannot be converted to JSON ({error})") from None
+        raise InvalidValue("config", "…", f"this configuration cannot be converted to JSON ({error})") from None
     return dict(wanted)
 
 
@@ -72,7 +72,7 @@ def _normalise(name: str, value: Any) -> Any:
         try:
             time_nanoseconds(value)
         except ValueError:
-            remedy = "must be a datetime, or RFC 3339 with a time zone, for example 2026-11-21T03:00:00Z"
+            remedy = "must be a datetime, or an RFC 3339 string with a time zone, for example 2026-11-21T03:00:00Z"
             raise InvalidValue(name, value, remedy) from None
     if isinstance(value, Mapping):
         return _fields(value)
@@ -101,7 +101,7 @@ def check_stream_config(config: object, name: str | None = None) -> dict[str, An
     Raises InvalidValue for names and subjects that JetStream forbids, and for fields that JetStream does not have.
     """
     if not isinstance(config, Mapping):
-        raise InvalidValue("config", config, "a stream configuration must be a mapping with at least a name")
+        raise InvalidValue("config", config, "a stream configuration must be a mapping with at least the field 'name'")
     wanted = normalise(config if name is None else {"name": name, **config})
     check_stream_name(wanted.get("name"), "config['name']")
     if name is not None and wanted["name"] != name:
@@ -118,7 +118,9 @@ def check_stream_config(config: object, name: str | None = None) -> dict[str, An
         wanted["mirror"] = _source("config['mirror']", wanted["mirror"])
     if "sources" in wanted:
         if not isinstance(wanted["sources"], list):
-            raise InvalidValue("config['sources']", wanted["sources"], "must be a list of sources, each with a name")
+            raise InvalidValue(
+                "config['sources']", wanted["sources"], "must be a list of mappings, each with the field 'name'"
+            )
         wanted["sources"] = [_source("config['sources']", each) for each in wanted["sources"]]
     _check_metadata(wanted)
     return wanted
@@ -127,13 +129,13 @@ def check_stream_config(config: object, name: str | None = None) -> dict[str, An
 def _source(field: str, source: Any) -> dict[str, Any]:
     """A mirror or source in the server's format. As in nats.go, a ``domain`` becomes the API prefix in ``external``."""
     if not isinstance(source, Mapping):
-        raise InvalidValue(field, source, "a source must be a mapping with at least a name")
+        raise InvalidValue(field, source, "a source must be a mapping with at least the field 'name'")
     rest = dict(source)
     if "domain" not in rest:
         return rest
     domain = rest.pop("domain")
     if "external" in rest:
-        raise InvalidValue(f"{field}['domain']", domain, "set domain or external, not both")
+        raise InvalidValue(f"{field}['domain']", domain, "set either 'domain' or 'external', not both")
     check_subject(domain, f"{field}['domain']")
     return {**rest, "external": {"api": f"$JS.{domain}.API", "deliver": ""}}
 
@@ -149,7 +151,7 @@ def check_consumer_config(config: object) -> dict[str, Any]:
     if "name" in wanted:
         check_consumer_name(wanted["name"], "config['name']")
     if "filter_subject" in wanted and wanted.get("filter_subjects"):
-        remedy = "set filter_subject or filter_subjects, not both"
+        remedy = "set either filter_subject or filter_subjects, not both"
         raise InvalidValue("config['filter_subjects']", wanted["filter_subjects"], remedy)
     if not isinstance(wanted.get("filter_subjects", []), list):
         raise InvalidValue("config['filter_subjects']", wanted["filter_subjects"], "must be a list of subjects")

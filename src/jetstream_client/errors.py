@@ -437,7 +437,7 @@ class UpdateRefused(ApiError):
     def __init__(self, error: ApiError, what: str, changes: Mapping[str, tuple[object, object]], remedy: str) -> None:
         super().__init__(error.code, error.err_code, error.description)
         fields = ", ".join(f"{name}: {shown(old)} → {shown(new)}" for name, (old, new) in changes.items())
-        self.args = (f"{what} was not changed: {self.args[0]}; {fields}; {remedy}",)
+        self.args = (f"{what} was not changed: {self.args[0]}; the server refused {fields}; {remedy}",)
         self.changes = changes
         self.remedy = remedy
 
@@ -459,8 +459,8 @@ class TooManyPending(JetStreamError):
 
     def __init__(self, pending: int) -> None:
         super().__init__(
-            f"the message was not sent because {pending} others wait for the stream's answer; publish fewer at a time, "
-            "or raise max_pending"
+            f"the message was not sent because {pending} earlier messages wait for the stream's answer; publish fewer "
+            "at a time, or raise max_pending"
         )
         self.pending = pending
 
@@ -500,8 +500,8 @@ class WrongDomain(JetStreamError):
     def __init__(self, subject: str, stored: str, domain: str) -> None:
         place = f"in domain {stored!r}" if stored else "outside any domain"
         super().__init__(
-            f"the message for {subject!r} was stored {place}, but no stream of domain {domain!r} has "
-            "confirmed it; a subject does not name a domain, so use different subjects for the streams of both domains"
+            f"the message for {subject!r} was stored {place}, but no stream of domain {domain!r} has confirmed it; a "
+            "subject does not name a domain, so give the streams of the two domains different subjects"
         )
         self.subject = subject
         self.stored = stored
@@ -517,7 +517,9 @@ class PublishFailed(JetStreamError):
 
     def __init__(self, position: int, subject: str, stored: int, cause: Exception) -> None:
         where = f" for {shown(subject)}" if subject else ""
-        super().__init__(f"message {position}{where} was not stored: {cause}; {stored} messages were stored")
+        super().__init__(
+            f"message {position}{where} (counted from 0) was not stored: {cause}. {stored} other messages were stored"
+        )
         self.position = position
         self.subject = subject
         self.stored = stored
@@ -532,7 +534,7 @@ class BatchGap(PublishFailed):
     """
 
     def __init__(self, position: int, arrived: int, stored: int) -> None:
-        instead = f", and message {arrived} arrived in its place" if arrived >= 0 else ""
+        instead = f", and message {arrived} arrived instead" if arrived >= 0 else ""
         cause = JetStreamError(f"it did not arrive{instead}")
         super().__init__(position, "", stored, cause)
         self.arrived = arrived
@@ -544,8 +546,9 @@ class DuplicatesPossible(JetStreamError):
     def __init__(self, stream: str, reason: str) -> None:
         super().__init__(
             f"it is unknown which messages an earlier attempt stored in stream {stream!r}, because {reason}. "
-            "Publishing them again could store them twice. Look at the stream's messages, then accept duplicates "
-            "(accept_duplicates=True) or publish in a new run"
+            f"Publishing them again could store them twice. Run `nats stream view {stream}` to see the stored "
+            "messages. Then accept duplicates (accept_duplicates=True, or acceptDuplicates in Spark), or publish the "
+            "missing messages in a new run"
         )
         self.stream = stream
         self.reason = reason
@@ -636,8 +639,8 @@ class HeartbeatMissed(PullError):
     def __init__(self, seconds: float) -> None:
         super().__init__(
             0,
-            f"no message and no heartbeat for {seconds:.1f} s; run `nats rtt` to see whether the server answers, and "
-            "`nats consumer info` to see whether too many pulls are waiting",
+            f"no message and no heartbeat arrived for {seconds:.1f} s; run `nats rtt` to see whether the server "
+            "answers, and `nats consumer info` to see whether too many pulls are waiting",
         )
         self.seconds = seconds
 
@@ -694,8 +697,8 @@ class SlowConsumer(JetStreamError):
 
     def __init__(self, dropped: int) -> None:
         super().__init__(
-            f"{dropped} messages were dropped because too many waited unread; set flow_control on the push consumer, "
-            "or use a pull consumer"
+            f"{dropped} messages were dropped because too many unread messages were waiting; set flow_control on the "
+            "push consumer, or use a pull consumer"
         )
         self.dropped = dropped
 

@@ -43,7 +43,9 @@ def _check_tokens(field: str, subject: object) -> list[str]:
     if not all(_TOKEN.fullmatch(token) for token in tokens):
         raise InvalidValue(field, subject, "a subject must not contain an empty token, white space or NUL")
     if len(subject) > _SHORT and (size := len(subject.encode())) > LONGEST_SUBJECT:
-        raise InvalidValue(field, subject, f"a subject must have at most {LONGEST_SUBJECT} bytes, but this has {size}")
+        raise InvalidValue(
+            field, subject, f"a subject must have at most {LONGEST_SUBJECT} bytes, but this one has {size}"
+        )
     return tokens
 
 
@@ -60,7 +62,7 @@ def check_filter(subject: str, field: str = "filter_subject") -> str:
     """Check and return a subject that may have wildcards: ``*`` for one token, ``>`` at the end for one or more. Raises
     InvalidValue."""
     if ">" in _check_tokens(field, subject)[:-1]:
-        raise InvalidValue(field, subject, "> must be the last token of a subject")
+        raise InvalidValue(field, subject, "the wildcard > must be the last token of a subject")
     return subject
 
 

@@ -142,7 +142,7 @@ class Sequences:
             InvalidValue: there are more ranges than :meth:`from_json` reads.
         """
         if len(self.ranges) > MOST_RANGES:
-            remedy = f"there must be at most {MOST_RANGES}; take fewer messages at a time"
+            remedy = f"there must be at most {MOST_RANGES} ranges; take fewer messages at a time"
             raise InvalidValue("ranges", len(self.ranges), remedy)
         ranges = [[first, last] for first, last in self.ranges]
         if len(ranges) * 6 <= longest and len(str(ranges)) <= longest:
@@ -173,7 +173,7 @@ class Sequences:
         elif isinstance(value, list):
             pairs = value
         else:
-            remedy = f"must be a list of [first, last] or a packed string, not {type(value).__name__}"
+            remedy = f"must be a list of pairs [first, last] or a packed string, not {type(value).__name__}"
             raise InvalidValue(field, "…", remedy)
         checked: list[tuple[int, int]] = []
         before = -1
@@ -185,7 +185,7 @@ class Sequences:
                 or not 1 <= pair[0] <= pair[1] <= _LARGEST
                 or pair[0] <= before + 1
             ):
-                remedy = "ranges must be [first, last], ascending from 1, with a gap between any two"
+                remedy = "ranges must be pairs [first, last], ascending from 1, with a gap between any two"
                 raise InvalidValue(field, pair, remedy)
             if len(checked) >= most:
                 raise InvalidValue(field, "…", f"must have at most {most} ranges")

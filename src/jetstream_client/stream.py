@@ -118,10 +118,10 @@ class Stream:
             PurgeFailed: the stream cannot be purged, for example because of ``deny_purge``.
         """
         if sequence is not None and keep is not None:
-            raise InvalidValue("keep", keep, "set sequence or keep, not both")
+            raise InvalidValue("keep", keep, "set either 'sequence' or 'keep', not both")
         for name, number in (("sequence", sequence), ("keep", keep)):
             if number is not None and (type(number) is not int or number < 1):
-                remedy = f"must be 1 or more; to purge everything, leave {name} out"
+                remedy = f"must be 1 or more; to purge everything, leave {name!r} out"
                 raise InvalidValue(name, number, remedy)
         if subject is not None:
             check_filter(subject, "subject")

@@ -205,4 +205,4 @@ class _Confirmer:
                 if not frame.header:  # headers contain a status: nothing listens on this subject
                     unconfirmed.discard(inbox_number(frame.subject))
             if unconfirmed and time.monotonic() > deadline:
-                raise RequestTimeout(f"the server did not confirm them within {CONFIRMED_WITHIN:g} s")
+                raise RequestTimeout(f"the server did not confirm the acknowledgements within {CONFIRMED_WITHIN:g} s")

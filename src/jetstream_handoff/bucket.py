@@ -78,7 +78,7 @@ def check_bucket(bucket: str, config: Mapping[str, Any], *, expires: bool) -> No
         refuse("max_msg_size", f"it must be -1 or at least {LARGEST_MESSAGE}, so that a record fits")
     age = config.get("max_age", 0)
     if age and not expires:
-        refuse("max_age", "it must be 0, because an expired record would forget which claims are done")
+        refuse("max_age", "it must be 0, because the ledger forgets which claims are done when a record expires")
     if 0 < age < ABANDONED:
         refuse(
             "max_age",

@@ -112,7 +112,9 @@ class Claim:
         """
         fields = _object(value)
         if not isinstance(fields["id"], str) or not is_claim_id(fields["id"]):
-            raise ClaimInvalid(f"claim id {_short(fields['id'])} is not 8 to 32 hexadecimal digits; {_UNCHANGED}")
+            raise ClaimInvalid(
+                f"claim id {_short(fields['id'])} does not consist of 8 to 32 hexadecimal digits; {_UNCHANGED}"
+            )
         try:
             stream = check_stream_name(fields["stream"])
             consumer = check_consumer_name(fields["consumer"])

@@ -122,14 +122,14 @@ def of_existing(unsuitable: ConsumerUnsuitable, stream: str) -> ConsumerUnsuitab
     """Return the error of an existing consumer, with a remedy that also says how to change it."""
     remedy = (
         f"{unsuitable.remedy}. Change the consumer, which already exists in stream {stream!r} "
-        "(JetStreamCreateConsumerOperator, `nats consumer edit`), or name a new one, which the sensor creates"
+        "(JetStreamCreateConsumerOperator, `nats consumer edit`), or name a new consumer, which the sensor creates"
     )
     return ConsumerUnsuitable(unsuitable.consumer, unsuitable.rule, unsuitable.value, remedy)
 
 
 def _check_same(consumer: str, changes: configs.Difference) -> None:
     for field, (value, asked) in changes.items():
-        remedy = f"consumer_config asks for {asked!r} (all differences are {configs.describe(changes)})"
+        remedy = f"consumer_config contains {asked!r} (all differences: {configs.describe(changes)})"
         raise ConsumerUnsuitable(consumer, field, value, remedy)
 
 
@@ -147,14 +147,17 @@ def _defaults(consumer: str, max_messages: int) -> dict[str, Any]:
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "deliver_subject": (bool, "leave it out, because claims need a pull consumer"),
-    "durable_name": (not_, "set it, because claims need a durable consumer, which outlives every sensor"),
+    "durable_name": (
+        not_,
+        "set it, because claims need a durable consumer, which still exists after the sensor has ended",
+    ),
     "ack_policy": (
         lambda policy: policy != "explicit",
         "it must be 'explicit', because any other policy acknowledges messages that were not processed",
     ),
     "max_deliver": (
         lambda most: (most or -1) > 0,
-        "it must be -1, because the server never again delivers a message that has used up its deliveries",
+        "it must be -1, because the server would stop delivering a message after this number of deliveries",
     ),
     "backoff": (bool, "it must be absent, because it shortens the lease of a claim"),
     "inactive_threshold": (
@@ -188,12 +191,10 @@ def broken_rules(
     shortest = nanoseconds(shortest_ack_wait)
     if (ack_wait := config.get("ack_wait", 30 * 10**9)) < shortest:
         least = f"timedelta(seconds={shortest_ack_wait.total_seconds():g})"
-        yield broken(
-            "ack_wait", f"{ack_wait / 1e9:g} s are too short to survive a failover; it must be at least {least}"
-        )
+        yield broken("ack_wait", f"{ack_wait / 1e9:g} s are shorter than a failover may take; set at least {least}")
     batch = f"max_messages={max_messages}"
     if 0 < config.get("max_batch", 0) < max_messages:
-        remedy = f"the server would refuse pulls of {batch}; set {max_messages} or more, or leave it out"
+        remedy = f"the server would refuse pull requests with {batch}; set {max_messages} or more, or leave it out"
         yield broken("max_batch", remedy)
     allowed = config.get("max_ack_pending", 1000)
     if 0 < allowed < max_messages:
@@ -207,10 +208,12 @@ def broken_rules(
 def _check_group(consumer: str, config: configs.Config, group: str | None) -> None:
     groups = config.get("priority_groups") or []
     if group is None and groups:
-        remedy = "pulls must name one of these groups; set priority=Priority(group=…)"
+        remedy = "pull requests must name one of these groups; set priority=Priority(group=…)"
         raise ConsumerUnsuitable(consumer, "priority_groups", groups, remedy)
     if group is not None and group not in groups:
-        remedy = f"the group {group!r}, which priority names, is not one of these; correct priority or priority_groups"
+        remedy = (
+            f"the group {group!r}, which 'priority' names, is not one of these; correct 'priority' or priority_groups"
+        )
         raise ConsumerUnsuitable(consumer, "priority_groups", groups, remedy)
 
 
@@ -222,12 +225,15 @@ _WORK_QUEUE = (
 _REFUSED = {
     10099: ("filter_subject", _WORK_QUEUE.format("messages of this stream")),
     10100: ("filter_subject", _WORK_QUEUE.format("some of these messages")),
-    10101: ("deliver_policy", "a work-queue stream delivers everything; leave deliver_policy out of consumer_config"),
+    10101: (
+        "deliver_policy",
+        "a work-queue stream delivers all its messages; leave deliver_policy out of consumer_config",
+    ),
     10121: (
         "max_ack_pending",
         "set a smaller max_ack_pending in consumer_config, and a max_messages that does not exceed it",
     ),
-    10026: ("name", "delete an unused consumer (`nats consumer ls`), or raise max_consumers"),
+    10026: ("name", "delete an unused consumer (`nats consumer ls` lists all), or raise max_consumers"),
 }
 
 

@@ -158,7 +158,11 @@ class Letter:
             try:
                 return check(value)
             except ValueError as wrong:
-                remedy = wrong.remedy if isinstance(wrong, InvalidValue) else "a dead letter needs a valid header"
+                remedy = (
+                    wrong.remedy
+                    if isinstance(wrong, InvalidValue)
+                    else "a dead letter needs this header with a valid value"
+                )
                 raise InvalidValue(f"{PREFIX}{name}", value, remedy) from None
 
         letter = cls(
@@ -284,7 +288,8 @@ class DeadLetters:
                     self.name,
                     "subjects",
                     self.subjects,
-                    "another stream, perhaps the source, listens on some of these; narrow the subjects of that stream",
+                    "another stream, perhaps the source, listens on some of these subjects; narrow the subjects of "
+                    "that stream",
                 ) from error
             config = (await self.stream.info(patience=PATIENCE)).config
         self.check(config)
@@ -319,7 +324,7 @@ class DeadLetters:
         if config.get("discard") != "new":
             refuse("discard", "it must be 'new', so that a full stream refuses a dead letter and never drops one")
         if config.get("no_ack"):
-            refuse("no_ack", "it must be off, because a message is terminated only when its dead letter is confirmed")
+            refuse("no_ack", "it must be false, because a message is terminated only when its dead letter is confirmed")
         if config.get("subject_transform"):
             refuse("subject_transform", "it must be absent, because a dead letter is found by its subject")
 
@@ -374,7 +379,9 @@ class DeadLetters:
                     if there is None or (there.claim_id, there.token) != (holder.claim.id, holder.token):
                         again[sequence] = number
                 elif isinstance(outcome, JetStreamError):
-                    what = f"message {sequence} of stream {self.source.name!r} could not be copied to {self.name!r}"
+                    what = (
+                        f"message {sequence} of stream {self.source.name!r} could not be copied to stream {self.name!r}"
+                    )
                     raise outcome.about(what)
             if again:
                 # An attempt may replace an earlier attempt's dead letter only if it still holds the claim after it
@@ -489,7 +496,8 @@ def _publish(
                 continue
             if each.size > wire.max_payload:
                 remedy = (
-                    f"with the headers of a dead letter this exceeds max_payload={wire.max_payload}; raise that limit"
+                    f"with the headers of a dead letter, this exceeds the server's max_payload={wire.max_payload}; "
+                    "raise max_payload"
                 )
                 answers[position] = InvalidValue("data", f"{each.size} bytes", remedy)
             else:

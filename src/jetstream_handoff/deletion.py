@@ -48,16 +48,20 @@ class Deletion:
 
     @property
     def what(self) -> str:
-        return f"stream {self.stream!r}" if self.consumer is None else f"consumer {self.consumer!r} of {self.stream!r}"
+        return (
+            f"stream {self.stream!r}"
+            if self.consumer is None
+            else f"consumer {self.consumer!r} of stream {self.stream!r}"
+        )
 
     def describe(self) -> str:
         """Return the effect that the deletion would have now, in words."""
         if self.consumer is None:
             text = f"{self.what} would be deleted with its {self.messages} messages"
         else:
-            text = f"{self.what} would be deleted; it has not acknowledged {self.messages} messages"
+            text = f"{self.what} would be deleted; {self.messages} of its messages have not been acknowledged"
         if self.lost:
-            text += ", and the stream would delete those that no other consumer waits for"
+            text += ", and the stream would delete those that no other consumer still has to acknowledge"
         if self.claims:
             text += f"; {len(self.claims)} claims are open: {'; '.join(map(_described, self.claims[:_NAMED]))}"
         return text
@@ -69,15 +73,15 @@ class Deletion:
             more = f"; and {len(self.claims) - _NAMED} more" if len(self.claims) > _NAMED else ""
             raise DeletionRefused(
                 f"{self.what} was not deleted, because {len(self.claims)} claims are open: {shown}{more}. Pause the "
-                "sensor's DAG and wait until `airflow jetstream claims` lists none of them, or delete with "
+                "sensor's DAG and wait until `airflow jetstream claims` no longer lists these claims, or delete with "
                 "despite_open_claims=True, which stops the work on them and discards its results",
                 tuple(seen.id for seen in self.claims),
             )
         if self.lost and not despite_unprocessed:
             raise DeletionRefused(
-                f"{self.what} was not deleted, because it has not acknowledged {self.lost} messages, and the stream "
-                "(retention 'interest') would delete those that no other consumer waits for. Process these messages "
-                "first, or delete with despite_unprocessed=True",
+                f"{self.what} was not deleted, because {self.lost} of its messages have not been acknowledged, and "
+                "the stream (retention 'interest') would delete those that no other consumer still has to "
+                "acknowledge. Process these messages first, or delete with despite_unprocessed=True",
                 unprocessed=self.lost,
             )
 
@@ -109,7 +113,7 @@ async def plan(
             return found
         if not despite_open_claims:
             raise
-        log.warning("deleting %s, although it is unknown whether its claims are open: %s", found.what, error)
+        log.warning("deleting %s, although it is unknown whether it has open claims: %s", found.what, error)
         return found
     return replace(found, claims=tuple(each for each in seen if each.current))
 

@@ -84,7 +84,7 @@ class Scope:
             check_subject(self.subject, "subject")
         for role in self.roles:
             if role not in roles.ROLES:
-                raise InvalidValue("role", role, f"give one of {', '.join(roles.ROLES)}")
+                raise InvalidValue("role", role, f"give one of {', '.join(map(repr, roles.ROLES))}")
 
 
 async def examine(settings: ConnectionSettings | JetStreamError, scope: Scope) -> dict[str, list[Finding]]:
@@ -187,9 +187,7 @@ class Examination:
                     remedy = f"run this closer to the server, because a round trip takes {round_trip * 1000:.0f} ms"
                 return not_checked(rest, f"the time ran out after {SECTION:g} s, although the server answers; {remedy}")
             report = "`nats server report jetstream`"
-            reason = (
-                f"the server itself answers, so look for a stream without a leader, or for too much load, with {report}"
-            )
+            reason = f"the server itself answers; run {report} to find a stream without a leader, or too much load"
         return to_do(title, f"{error or f'no answer for {clock() - self._advanced:.0f} s'}; {reason}")
 
     async def connection(self) -> AsyncIterator[Finding]:
@@ -298,7 +296,7 @@ class Examination:
                 yield to_do(f"stream {name}", str(missing))
             return
         except ApiError as refusal:
-            yield to_do(f"stream {name}", f"{refusal}; `nats stream info {name}` and the server's log say more")
+            yield to_do(f"stream {name}", f"{refusal}; run `nats stream info {name}`, and read the server's log")
             return
         self._timed = self._timed or name
         problems = list(self._too_new(info.config))
@@ -341,7 +339,7 @@ class Examination:
         except StreamNotFound:
             return
         except ApiError as refusal:
-            yield to_do(what, f"{refusal}; `nats consumer info {stream} {name}` and the server's log say more")
+            yield to_do(what, f"{refusal}; run `nats consumer info {stream} {name}`, and read the server's log")
             return
         shortest = timedelta(seconds=self._js.settings.shortest_ack_wait)
         broken = consumers.broken_rules(name, config, max_messages=1, shortest_ack_wait=shortest)
@@ -377,7 +375,10 @@ class Examination:
             consumer = "" if role in _READING else " and a consumer with --consumer"
             return not_checked(role, f"name a stream with --stream{consumer}")
         if lacking := await self._lacking(need for place in places for need in roles.needs(role, place)):
-            remedy = "allow that (docs/reference/permissions.md), or name the role that this user has with --role"
+            remedy = (
+                "grant this permission (docs/reference/permissions.md), or use --role to name the role that this "
+                "user has"
+            )
             return to_do(role, f"no permission to publish on {', '.join(map(repr, lacking))}; {remedy}")
         return fine(role, f"{'streams' if role in _READING else 'consumers'}: {len(places)}")
 
@@ -421,20 +422,20 @@ class Examination:
 
     async def clock(self) -> AsyncIterator[Finding]:
         if not self._timed:
-            yield not_checked("clock", "no stream was found whose INFO would show the server's time")
+            yield not_checked("clock", "no stream was found, and only the INFO of a stream shows the server's time")
             return
         before = time.time()
         info = await self._js.stream(self._timed).info()
         after = time.time()
         ahead = (before + after) / 2 - time_nanoseconds(info.now) / 1e9
         if abs(ahead) <= CLOCKS + (after - before) / 2:
-            yield fine("clock", f"it differs from the server's by {abs(ahead):.1f} s")
+            yield fine("clock", f"it differs from the server's clock by {abs(ahead):.1f} s")
             return
         yield to_do(
             "clock",
-            f"it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's; synchronise both (NTP). "
-            "Claims use the server's clock, so no message is lost, but schedules, logs and the expiry of credentials "
-            "and certificates depend on each machine's clock",
+            f"it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's clock; synchronise both "
+            "(NTP). Claims use the server's clock, so no message is lost, but schedules, logs and the expiry of "
+            "credentials and certificates depend on each machine's clock",
         )
 
     async def open_claims(self) -> AsyncIterator[Finding]:
@@ -529,7 +530,7 @@ def _overdue(seen: Seen) -> Finding | None:
         return to_do(what, f"attempt {seen.holder} holds it, and it was taken at {seen.since} ({age} ago); {how}")
     taken_by = seen.entry.taken_by if seen.entry else ""
     remedy = (
-        "find out why its task does not run (its queue, its pool, a paused DAG), or run "
+        "find out why its task does not run (check its queue, its pool, and whether the DAG is paused), or run "
         f"`airflow jetstream release {seen.id}` to have its messages redelivered now"
     )
     return to_do(what, f"no attempt holds it. It was taken by {taken_by} at {seen.since} ({age} ago); {remedy}")

@@ -102,7 +102,7 @@ class HeldClaim:
                     try:
                         callback()
                     except Exception:  # an error of a callback does not change how the claim ended
-                        log.exception("claim %s: a callback of on_end failed", claim.id)
+                        log.exception("claim %s: a callback passed to on_end() failed", claim.id)
                 if held._releasing is not None and wait([held._releasing], _RELEASE_TIMEOUT).not_done:
                     log.warning("%s within %g s; %s", hold.unreleased, _RELEASE_TIMEOUT, hold.until)
 
@@ -233,7 +233,10 @@ def _sequences(value: object) -> Sequences:
         many: Iterable[Any] = value if isinstance(value, Iterable) else [value]
         return Sequences.of(operator.index(each) for each in many)
     except TypeError:
-        remedy = "give stream sequences, for example [row.sequence for row in bad.collect()]"
+        remedy = (
+            "this value does not consist of whole numbers; give stream sequences, for example [row.sequence for row "
+            "in bad.collect()]"
+        )
         raise InvalidValue("sequences", type(value).__name__, remedy) from None
 
 

@@ -118,7 +118,7 @@ class Hold:
         longest = self._longest
         self._beats = asyncio.create_task(self._keep())
         self._end = asyncio.get_running_loop().call_later(
-            longest, self._lose, f"it was held for longer than {longest:g} s"
+            longest, self._lose, f"it was held for longer than longest_hold ({longest:g} s)"
         )
         try:
             yield self
@@ -245,7 +245,9 @@ class Hold:
         if self.lost:
             raise HoldLost(f"claim {self.claim.id} is no longer held by attempt {self.token}: {self.lost}")
         if self.ended:
-            raise HoldLost(f"claim {self.claim.id} was already settled, failed or released by attempt {self.token}")
+            raise HoldLost(
+                f"attempt {self.token} has already ended: claim {self.claim.id} was settled or released, or has failed"
+            )
 
     async def _stop_beats(self) -> None:
         if self._end is not None:
@@ -318,8 +320,8 @@ async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
         if created != claimed:
             raise unusable(
                 named,
-                f"the {kind} was recreated at {created}, and the claim was taken from the one created at {claimed}; "
-                "run the sensor again instead of this task",
+                f"the {kind} was recreated at {created}, but the claim was taken from the {kind} created at "
+                f"{claimed}; run the sensor again instead of this task",
             )
     address = await ledger.locate()
     if claim.address != address:

@@ -86,7 +86,7 @@ class Seen:
             return _next_of_open(self, self.entry)
         assert self.receipt is not None  # noqa: S101 - a claim that is not open has a receipt
         if self.state == "failed":
-            return "Its work failed for the last time. Its messages are redelivered and belong to other claims."
+            return "Its work failed and is not tried again. The messages are redelivered in other claims."
         if self.state == "superseded":
             return "Its messages were or will be redelivered in other claims. Nothing more happens to this claim."
         above = self.sequences.last > self.info.floor if self.info else False
@@ -114,9 +114,9 @@ def _next_of_open(seen: Seen, entry: OpenEntry) -> str:
     if seen.alive:
         return f"Attempt {entry.token} is alive. It settles the claim when its work has succeeded."
     silent = (
-        "sent no heartbeat"
+        "sent no heartbeat while this command listened"
         if seen.alive is False
-        else f"holds it; `--listen {seen.silence:.0f}` shows whether that attempt is alive"
+        else f"holds it; add `--listen {seen.silence:.0f}` to see whether that attempt is alive"
     )
     return (
         f"Attempt {entry.token} {silent}. If the attempt is dead, the messages are redelivered {wait:g} s after its "

@@ -113,7 +113,7 @@ class Ledger:
             # out to which account an imported consumer belongs.
             remedy = (
                 "claims cannot be acknowledged safely through an imported API; connect with the account that has the "
-                "stream, or, for a JetStream domain, set domain instead"
+                "stream, or, for a JetStream domain, set 'domain' instead"
             )
             raise InvalidValue("api_prefix", js.settings.api_prefix, remedy)
         self.js = js
@@ -516,7 +516,10 @@ class Ledger:
             async for message in stored.pages(stream, stored.selection(1), None):
                 found[message.subject], reached = message.data, message.sequence
         except JetStreamError as error:
-            text = "direct get from stream %s is not possible, so its leader is read from sequence %d on: %s"
+            text = (
+                "direct get from stream %s is not possible, so the messages from sequence %d on are read from its "
+                "leader: %s"
+            )
             log.info(text, stream.name, reached + 1, error)
         found |= await self._receipts_of_leader(reached + 1)
         return found if len(found) >= keys else await self._receipts_of_leader(1)

@@ -432,7 +432,11 @@ def check_value(value: object) -> None:
     try:
         size = len(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise InvalidValue("value", type(value).__name__, f"the work must return a JSON value ({error})") from None
+        raise InvalidValue(
+            "value",
+            type(value).__name__,
+            f"a value of this type cannot be recorded ({error}); the work must return a JSON value",
+        ) from None
     if size > LARGEST_VALUE:
         remedy = f"the ledger records at most {LARGEST_VALUE} bytes; return a count or a path instead"
         raise InvalidValue("value", f"{size} bytes", remedy)

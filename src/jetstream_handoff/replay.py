@@ -74,7 +74,9 @@ class Selection:
     def __post_init__(self) -> None:
         chosen = [self.sequences, self.subject, self.consumer, self.reason]
         if self.everything == any(each is not None for each in chosen):
-            remedy = "select dead letters by sequences, subject, consumer or reason, or all with everything=True"
+            remedy = (
+                "set either 'sequences', 'subject', 'consumer' or 'reason' to select dead letters, or everything=True"
+            )
             raise InvalidValue("everything", self.everything, remedy)
         if self.subject is not None:
             check_filter(self.subject, "subject")
@@ -236,14 +238,14 @@ async def _objection(letters: DeadLetters, letter: Letter, target: Stream) -> st
         subjects = ", ".join(map(repr, config["subjects"]))
         return (
             f"stream {target.name!r} does not listen on {letter.subject!r}, only on {subjects}{_sources(config)}. If "
-            "the message is genuine, name a stream that listens on its subject (into)"
+            "the dead letter is genuine, use 'into' to name a stream that listens on its original subject"
         )
     transform = config.get("subject_transform")
     if transform and subject_matches(transform.get("src") or ">", letter.subject):
         return (
             f"stream {target.name!r} would store it under another subject (subject_transform "
-            f"{transform.get('src') or '>'!r} to {transform.get('dest')!r}); remove that transform, or name another "
-            "stream that listens on the original subject (into)"
+            f"{transform.get('src') or '>'!r} to {transform.get('dest')!r}); remove that transform, or use 'into' to "
+            "name another stream that listens on the original subject"
         )
     return await _difference(letters, letter)
 
@@ -270,11 +272,13 @@ async def _difference(letters: DeadLetters, letter: Letter) -> str:
 
 
 def _check_target(name: str, config: Mapping[str, Any]) -> None:
-    def refuse(problem: str, remedy: str = "name another stream that listens on the original subjects (into)") -> None:
+    def refuse(
+        problem: str, remedy: str = "use 'into' to name another stream that listens on the original subjects"
+    ) -> None:
         raise ReplayRefused(name, problem, remedy)
 
     if config.get("mirror"):
-        refuse(f"it is a mirror of stream {config['mirror'].get('name')!r}", "name that stream instead (into)")
+        refuse(f"it is a mirror of stream {config['mirror'].get('name')!r}", "use 'into' to name that stream instead")
     if config.get("sealed"):
         refuse("it is sealed")
     if config.get("no_ack"):
@@ -367,8 +371,8 @@ async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stre
             return True
     if info.config.get("retention", "limits") != "limits" or info.state["first_seq"] > first:
         log.warning(
-            "dead letter %d of stream %s is published again: it may have been replayed before, but stream %s may have "
-            "removed the message",
+            "dead letter %d of stream %s is published again: an earlier replay may have published it, but stream %s "
+            "may have removed the message since",
             letter.number,
             letters.name,
             target.name,

@@ -110,7 +110,9 @@ class Reprocess(Hold):
 
         await believed(lambda: self._ledger.change_receipt(self.claim.id, done))
         self.ended = True
-        log.info("claim %s is settled again: attempt %s is now the committed one", self.claim.id, self.token)
+        log.info(
+            "claim %s is settled again: the output of attempt %s is now the committed output", self.claim.id, self.token
+        )
         tell("reprocessed", self.claim, self.claim.count, claim=self.claim.id)
 
     async def reject(self, sequences: Sequences, reason: str, dead_letters: str | None = None) -> None:  # noqa: ARG002
@@ -138,7 +140,11 @@ class Reprocess(Hold):
             await self._ledger.change_receipt(self.claim.id, let_go)
         except HeldByAnother:
             return
-        log.info("claim %s is released by attempt %s; the earlier attempt stays committed", self.claim.id, self.token)
+        log.info(
+            "claim %s is released by attempt %s; the output of the earlier attempt stays committed",
+            self.claim.id,
+            self.token,
+        )
 
     def _ours(self, receipt: Receipt | None) -> Receipt:
         if receipt is None or receipt.again != self.token:
@@ -148,7 +154,7 @@ class Reprocess(Hold):
 
     @property
     def until(self) -> str:
-        return "its messages stay settled, and the next attempt takes the receipt over"
+        return "its messages stay settled, and the next attempt can process the claim again"
 
     async def _beat(self) -> None:
         """Renew nothing, because the messages are acknowledged."""

@@ -160,8 +160,8 @@ class _Resetting:
         record = record or Record(info.created)
         if (other := record.resetting) and other[0] != self._token and _age(other[1], info) < UNDER_WAY:
             raise ResetRefused(
-                f"the consumer was not reset, because another reset of it began at {other[1]}; wait until that one has "
-                f"finished, or for {UNDER_WAY:g} s"
+                f"the consumer was not reset, because another reset of this consumer began at {other[1]}; wait until "
+                f"that reset has finished, or wait {UNDER_WAY:g} s"
             )
         settled = record.all_settled.sequences
         if settled - self.confirmed:
@@ -174,8 +174,8 @@ class _Resetting:
         """Make sure that no claim can be settled at the moment of the reset, because no open claim is old enough."""
         if record is None or not record.resetting or record.resetting[0] != self._token:
             raise ResetRefused(
-                "the consumer was not reset, because another reset of it began in the meantime; wait until that one "
-                "has finished"
+                "the consumer was not reset, because another reset of this consumer began in the meantime; wait "
+                "until that reset has finished"
             )
         if _age(record.resetting[1], info) > UNDER_WAY / 2:
             raise _Settled
@@ -204,8 +204,8 @@ async def _allowed(ledger: Ledger, sequence: int | None) -> ConsumerInfo:
     policy = info.config.get("deliver_policy", "all")
     if policy not in ("all", "by_start_sequence", "by_start_time"):  # server/consumer.go: resetStartingSeqLocked
         remedy = (
-            f"the server resets a consumer with deliver_policy={policy!r} only to its acknowledgement floor; leave the "
-            "sequence out"
+            f"the server resets a consumer with deliver_policy={policy!r} only to its acknowledgement floor; leave "
+            "'sequence' out"
         )
         raise InvalidValue("sequence", sequence, remedy)
     lowest = info.config.get("opt_start_seq", 1)

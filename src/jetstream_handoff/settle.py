@@ -122,7 +122,7 @@ async def _acknowledge(ledger: Ledger, claim: Claim, record: Record, rejected: S
 async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Failures, lease: timedelta) -> None:
     """Settle a claim of messages that failed too many times, with all of them rejected."""
     ledger, claim, token = holder
-    text = "dead-lettering %d messages of claim %s that failed alone too many times: %s"
+    text = "dead-lettering %d messages of claim %s that failed alone too many times: sequences %s"
     log.warning(text, claim.count, claim.id, claim.sequences)
     await answers.negative(ledger, claim.sequences, lease)
     rejected = {
@@ -135,7 +135,7 @@ async def bury(dead_letters: DeadLetters, holder: Holder, counted: failures.Fail
         await settle_done(ledger, claim, token, None, claim.sequences)
     except JetStreamError as error:
         # This take continues. When the lease of these messages has ended, a later take tries to copy them again.
-        log.error("claim %s could not be dead-lettered; a later take tries again: %s", claim.id, error)  # noqa: TRY400
+        log.error("the messages of claim %s could not be dead-lettered (%s); a later take tries again", claim.id, error)  # noqa: TRY400
         await release(ledger, claim, token, lease)
 
 
@@ -209,7 +209,9 @@ async def acknowledge_again(ledger: Ledger, claim: Claim) -> None:
         if record is not None and (done := record.all_settled & claim.sequences):
             await answers.acknowledge(ledger, answers.Delivered.of(record, done.sequences, done.counter))
     except JetStreamError as error:
-        text = "claim %s is done, but its messages could not be acknowledged again; the next take acknowledges them: %s"
+        text = (
+            "claim %s is done, but its messages could not be acknowledged again (%s); the next take acknowledges them"
+        )
         log.error(text, claim.id, error)  # noqa: TRY400
 
 

@@ -167,8 +167,11 @@ class Take:
             kept = batch is not None and self._clock() - batch.began > _KEPT * self._ack_wait
             self._drop(batch, str(over), too_few=too_few and not kept)
             if self.pace.hopeless:
-                few = f"{self.pace.too_few} times in a row, leases ended before min_messages={self.taking.min_messages}"
-                remedy = f"{few} had arrived; raise ack_wait, or lower min_messages"
+                few = (
+                    f"{self.pace.too_few} times in a row, the lease ended before "
+                    f"min_messages={self.taking.min_messages}"
+                )
+                remedy = f"{few} messages had arrived; raise ack_wait, or lower min_messages"
                 raise ConsumerUnsuitable(self.taking.consumer, "ack_wait", self._ack_wait, remedy) from over
             return []
         except (HeartbeatMissed, LeadershipChanged, ConnectionLost, PinLost, RequestTimeout) as error:
@@ -353,7 +356,9 @@ class Take:
             seconds = self._clock() - whole.began
             tell("taken", claim, claim.count, claim=claim.id, seconds=seconds, origin=self._origin)
         if tail := entered.left | whole.sequences - batch.sequences:
-            await self._give_back(tail, "too many claims of failed messages, or no room in the ledger's record")
+            await self._give_back(
+                tail, "there are too many claims of failed messages, or the ledger's record has no room"
+            )
         for claim_id, entry in entered.poisoned.items():
             claim = self.ledger.claim_of(claim_id, entry, created, record.created)
             holder = Holder(self.ledger, claim, entry.token or "")
@@ -380,7 +385,7 @@ class Take:
         return record, entered
 
     async def _refuse(self, batch: Batch, entered: Entered) -> list[Claim]:
-        log.info("negatively acknowledging %d messages: no room in the ledger's record", batch.sequences.count)
+        log.info("negatively acknowledging %d messages: the ledger's record has no room", batch.sequences.count)
         await answers.negative(self.ledger, batch.sequences)
         self.pace = self.pace.after_kept(batch.sequences.count)
         if entered.full:

@@ -120,9 +120,10 @@ class Taking:
             found = pkgutil.resolve_name(self.backlog)
         except (ImportError, AttributeError, ValueError) as error:
             remedy = (
-                f"this process cannot import it ({error}); install its package here and on all workers and triggerers"
+                f"this process cannot import this function ({error}); install its package here and on all workers and "
+                "triggerers"
             )
             raise InvalidValue("backlog", self.backlog, remedy) from None
         if not callable(found):
-            raise InvalidValue("backlog", self.backlog, "this is not a function; give the path of one")
+            raise InvalidValue("backlog", self.backlog, "this is not a function; give the import path of a function")
         return found  # type: ignore[no-any-return]

@@ -48,7 +48,7 @@ class Waiting:
         if not self._due():
             return
         if pulled:
-            self._say(f"{pulled} messages have arrived, and min_messages={self._taking.min_messages} are needed")
+            self._say(f"{pulled} messages have arrived, but min_messages={self._taking.min_messages} are needed")
             return
         try:
             async with asyncio.timeout(within):  # the take must notice a lost pull in time
@@ -159,7 +159,7 @@ def _claimed(claim_id: str, entry: OpenEntry, info: ConsumerInfo, hand_off_timeo
     end = time_nanoseconds(entry.at) / 1e9 + hand_off_timeout.total_seconds()
     # The end of a lease is not stored. A lease that is longer has another sensor's hand_off_timeout, or awaits a retry.
     until = f"until {_of_seconds(end)}" if end > time_nanoseconds(info.now) / 1e9 else "for its task's next try"
-    return f"{belong} {until} (`airflow jetstream release {claim_id}` has them redelivered now)"
+    return f"{belong} {until} (run `airflow jetstream release {claim_id}` to have them redelivered now)"
 
 
 def _grouped(priority: Priority, info: ConsumerInfo, names: str) -> str:
@@ -168,8 +168,8 @@ def _grouped(priority: Priority, info: ConsumerInfo, names: str) -> str:
         if group.get("group") == priority.group and (pinned := group.get("pinned_client_id")):
             since = _clock_time(str(group.get("pinned_ts", "")))
             return (
-                f"priority group {priority.group!r} has been pinned to client {pinned} since {since}; "
-                f"`nats consumer unpin {names} {priority.group}` lets the server pin another one"
+                f"priority group {priority.group!r} has been pinned to client {pinned} since {since}; `nats consumer "
+                f"unpin {names} {priority.group}` lets the server pin another client"
             )
     conditions = []
     if priority.min_pending:
@@ -185,7 +185,7 @@ def _grouped(priority: Priority, info: ConsumerInfo, names: str) -> str:
             "unacknowledged"
         )
     if priority.level:
-        return f"priority group {priority.group!r} first serves pull requests with a priority below {priority.level}"
+        return f"priority group {priority.group!r} first serves pull requests with a level below {priority.level}"
     return ""
 
 

@@ -53,7 +53,10 @@ def by_reason(rejected: DataFrame, reason: str | None) -> dict[str, list[int]]:
     columns = ["sequence", "reason"] if reason is None else ["sequence"]
     for name in columns:
         if name not in rejected.columns:
-            raise InvalidValue("sequences", rejected.columns, f"the DataFrame needs a column {name}")
+            remedy = f"the DataFrame has only these columns; it needs a column named {name!r}"
+            if name == "reason":
+                remedy += ", or call reject() with one reason for all messages"
+            raise InvalidValue("sequences", rejected.columns, remedy)
     reasons: dict[str, list[int]] = {} if reason is None else {reason: []}
     for sequence, *of_row in rejected.select(*columns).collect():
         reasons.setdefault(of_row[0] or "" if reason is None else reason, []).append(sequence)

@@ -37,7 +37,7 @@ def parse(name: str, value: str) -> Offset:
     try:
         return Time(time_nanoseconds(value))
     except ValueError:
-        remedy = "give earliest, latest, a sequence of 1 or more, or a time such as 2026-11-21T03:00:00Z"
+        remedy = "give 'earliest', 'latest', a sequence of 1 or more, or a time such as 2026-11-21T03:00:00Z"
         raise InvalidValue(name, value[:40], remedy) from None
 
 

@@ -53,7 +53,7 @@ class Place:
 
     def __post_init__(self) -> None:
         if (self.servers is None) == (self.connection is None):
-            remedy = "give exactly one of the options servers and connection"
+            remedy = "give exactly one of the options 'servers' and 'connection'"
             raise InvalidValue("servers", self.servers and "…", remedy)
         if self.servers is not None:
             ConnectionSettings(servers=self.servers)
@@ -107,7 +107,7 @@ class Options(Place):
         stream = given.get("stream", claim.stream if claim else None)
         check_stream_name(stream)
         if claim and stream != claim.stream:
-            remedy = f"the claim is of stream {claim.stream!r}; leave the option stream out"
+            remedy = f"the claim belongs to stream {claim.stream!r}; leave the option 'stream' out"
             raise InvalidValue("stream", stream, remedy)
         for name in ("subjects", "startingOffsets", "endingOffsets", "failOnDataLoss"):
             if claim and name in given:
@@ -145,17 +145,19 @@ class Options(Place):
             remedy = "this limits the micro-batches of spark.readStream; leave it out of spark.read"
             raise InvalidValue("maxOffsetsPerTrigger", self.max_offsets, remedy)
         if self.starting == LATEST:
-            remedy = "the batch would be empty; give earliest, a sequence or a time"
+            remedy = "the batch would be empty; give 'earliest', a sequence or a time"
             raise InvalidValue("startingOffsets", LATEST, remedy)
         if self.ending == EARLIEST:
-            raise InvalidValue("endingOffsets", EARLIEST, "the batch would be empty; give latest, a sequence or a time")
+            raise InvalidValue(
+                "endingOffsets", EARLIEST, "the batch would be empty; give 'latest', a sequence or a time"
+            )
 
     def check_streaming(self) -> None:
         """Raise InvalidValue for options that are allowed only in a batch."""
         if self.claim is not None:
             raise InvalidValue("claim", self.claim.id, "a claim is read in a batch; use spark.read")
         if self.ending is not None:
-            remedy = "a streaming query has no end; to stop at the current end, use the trigger availableNow"
+            remedy = "a streaming query has no end; to stop at the stream's current end, use the trigger availableNow"
             raise InvalidValue("endingOffsets", str(self.ending), remedy)
 
 
@@ -176,7 +178,7 @@ def option_name(option: str, names: Sequence[str]) -> str:
         if option.lower() == known.lower():
             return known
     if any(secret in option.lower() for secret in _SECRETS):
-        remedy = "Spark shows options in plans, so credentials must not be options; use the option connection"
+        remedy = "Spark shows options in plans, so credentials must not be options; use the option 'connection'"
         raise InvalidValue("option", option, remedy)
     raise InvalidValue("option", option, f"there is no such option; the options are {', '.join(names)}")
 

@@ -39,7 +39,9 @@ class Decoding:
 def split(messages: DataFrame, decoding: Decoding) -> tuple[DataFrame, DataFrame]:
     """Return the decoded messages and the malformed ones, as :func:`pyspark_jetstream.decoded` describes."""
     if not any(each.name == "data" and each.dataType == BinaryType() for each in messages.schema.fields):
-        raise InvalidValue("messages", messages.columns, "the DataFrame needs the binary column data")
+        raise InvalidValue(
+            "messages", messages.columns, "the DataFrame has these columns; it needs a binary column named 'data'"
+        )
     kept = [name for name in messages.columns if name != "data"]
     taken = {name.lower() for name in kept}
     for name in decoding.fields:
@@ -62,9 +64,9 @@ def decoding(format: str, schema: StructType | str, options: Mapping[str, str]) 
     if format == "json":
         return json_decoding(schema, options)
     if format != "avro":
-        raise InvalidValue("format", format, "give json or avro")
+        raise InvalidValue("format", format, "give 'json' or 'avro'")
     if options:
-        raise InvalidValue("options", ", ".join(options), "these are options of JSON; leave them out for Avro")
+        raise InvalidValue("options", ", ".join(options), "these options are only for JSON; leave them out for Avro")
     try:
         from pyspark_jetstream.avro import avro_decoder
     except ModuleNotFoundError as missing:
@@ -87,7 +89,7 @@ def json_decoding(schema: StructType | str, options: Mapping[str, str]) -> Decod
     row = _struct(schema)
     for name in options:
         if name.lower() in _RESERVED:
-            remedy = "leave this option out; it is set here to separate malformed messages"
+            remedy = "leave this option out; it is already set, to separate malformed messages"
             raise InvalidValue("options", name, remedy)
     mark, corrupt = secrets.token_hex(8), f"corrupt_{secrets.token_hex(8)}"
     element = StructType([*row.fields, StructField(mark, BooleanType())])

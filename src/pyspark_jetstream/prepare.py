@@ -104,7 +104,10 @@ def _archive_classes(home: Path, archive: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m pyspark_jetstream.prepare", description="Prepare a Spark home.")
+    parser = argparse.ArgumentParser(
+        prog="python -m pyspark_jetstream.prepare",
+        description="Prepare a folder for SPARK_HOME with which Spark starts faster.",
+    )
     parser.add_argument("folder", type=Path, help="a new folder, for example /opt/spark")
     folder = parser.parse_args().folder.absolute()
     archive = prepare(folder)

@@ -107,7 +107,7 @@ class Reading:
                 except ConsumerRefused as refused:  # nothing has been read yet
                     if options.read_mode == CONSUMER:
                         raise
-                    log.info("reading by direct get instead of a consumer: %s", refused)
+                    log.info("reading by direct get, because a consumer cannot be used: %s", refused)
                 else:
                     return
             yield from direct.read(*what, subject=options.filter, density=partition.density)

@@ -56,7 +56,7 @@ class WriteOptions(Place):
         given = {option_name(name, _OPTIONS + _OF_A_QUERY): value for name, value in options.items()}
         if "stream" not in given:
             raise InvalidValue(
-                "stream", None, "give the option stream, which names the stream that must store the messages"
+                "stream", None, "set the option 'stream' to the name of the stream that must store the messages"
             )
         accept = one_of("acceptDuplicates", given.get("acceptDuplicates", "false"), ("true", "false"))
         stream = check_stream_name(given["stream"])
@@ -73,7 +73,7 @@ def _check_columns(schema: StructType) -> None:
     for name in _REQUIRED:
         if name not in schema.fieldNames():
             raise InvalidValue(
-                "schema", schema.simpleString(), f"the column {name} is missing; the columns are {known}"
+                "schema", schema.simpleString(), f"the column {name!r} is missing; the columns are {known}"
             )
     repeated = {name for name in schema.fieldNames() if schema.fieldNames().count(name) > 1}
     if repeated:

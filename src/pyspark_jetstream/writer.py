@@ -198,7 +198,7 @@ def _check_nulls(batch: pa.RecordBatch, partition: int, row: int) -> None:
         column = batch.column(name)
         if column.null_count:
             position = row + column.is_null().index(True).as_py()
-            remedy = f"row {position} of partition {partition} has no {name}; set it, or filter such rows out"
+            remedy = f"row {position} of partition {partition} has no {name!r}; set it, or filter such rows out"
             raise InvalidValue(name, None, remedy)
 
 

@@ -122,7 +122,7 @@ def test_a_connection_names_no_file_that_the_deployer_did_not_allow(
 
 def test_a_connection_does_not_allow_itself_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_NATS_SOMEWHERE", '{"conn_type": "nats", "extra": {"credential_folders": "/"}}')
-    with pytest.raises(InvalidValue, match="a nats connection has no such field; its fields are"):
+    with pytest.raises(InvalidValue, match="a connection of type 'nats' has no field of this name; its fields are"):
         JetStreamHook("nats_somewhere").settings  # noqa: B018
 
 

@@ -98,16 +98,16 @@ Case = tuple[Callable[[Servers, Path], Fields], str]
 REACHING: dict[str, Case] = {
     "no server": (
         lambda _, __: {"servers": f"nats://127.0.0.1:{free_port()}"},
-        "no NATS server.*check the addresses and ports",
+        "no NATS server.*correct the addresses and ports",
     ),
     "no such host": (
         lambda _, __: {"host": "nats.invalid"},
-        "no NATS server.*nats.invalid.*check the addresses and ports",
+        "no NATS server.*nats.invalid.*correct the addresses and ports",
     ),
     "monitoring port": (lambda s, _: {"servers": s.monitor}, "sent nothing.*4222.*8222"),
     "two ways to say where": (
         lambda s, _: {"host": "a", "servers": s.accounts},
-        "servers=.*either servers or host, not both",
+        "servers=.*either 'servers' or 'host', not both",
     ),
     "two ways, and a secret": (lambda _, __: {"host": "a", "servers": f"nats://u:{SECRET}@h"}, "servers=.*not both"),
     "secret with a comma": (lambda _, __: {"servers": f"nats://u:1,{SECRET}@h"}, "servers=.*their own fields"),
@@ -115,7 +115,7 @@ REACHING: dict[str, Case] = {
     "secret in the host": (lambda _, __: {"host": f"u:1,{SECRET}@h"}, "servers=.*their own fields"),
     "another scheme": (lambda _, __: {"servers": "http://a:4222"}, "servers=.*nats://host:port"),
     "secret in the address": (lambda _, __: {"servers": f"nats://u:{SECRET}@a"}, "servers=.*their own fields"),
-    "no such domain": (lambda s, _: {**who(s), "domain": "hub"}, "no server answers.*domain 'hub'.*correct domain"),
+    "no such domain": (lambda s, _: {**who(s), "domain": "hub"}, "no server answers.*domain 'hub'.*correct 'domain'"),
     "no such API": (lambda s, _: {**who(s), "api_prefix": "JS.x"}, "no server answers.*'JS.x'.*correct api_prefix"),
     "no JetStream": (lambda s, f: {"servers": s.without_jetstream(f)}, "connected, but.*not enabled on this server"),
     "no JetStream for the account": (lambda s, _: who(s, "nobody"), "connected, but.*not enabled for the account"),
@@ -142,7 +142,7 @@ TLS: dict[str, Case] = {
     ),
     "no certificate of ours": (
         lambda s, _: {"servers": s.url("verify", "tls"), "tls_ca": ca(s)},
-        "set tls_certificate and tls_private_key",
+        "set tls_certificate to",
     ),
     "half a certificate": (lambda s, _: {"servers": s.accounts, "tls_certificate": "a.pem"}, "tls_private_key=None"),
     "no PEM": (lambda s, _: {**tls(s), "tls_ca": "-----BEGIN HIDDEN"}, "tls_ca='…': contains no block.*CERTIFICATE"),
@@ -165,11 +165,14 @@ WHO: dict[str, Case] = {
     "nobody": (lambda s, _: {"servers": s.accounts}, "set user and password, a token, an NKey seed"),
     "user without password": (lambda s, _: {"servers": s.accounts, "login": "airflow"}, "password=None.*together"),
     "password without user": (lambda s, _: {"servers": s.accounts, "password": SECRET}, "login=None.*together"),
-    "password": (lambda s, _: {**who(s), "password": WRONG}, "refused the connection.*check user and password"),
-    "token": (lambda s, _: {"servers": s.url("token", "plain"), "token": WRONG}, "refused.*check the token"),
+    "password": (
+        lambda s, _: {**who(s), "password": WRONG},
+        "refused the connection.*correct the user or the password",
+    ),
+    "token": (lambda s, _: {"servers": s.url("token", "plain"), "token": WRONG}, "refused.*correct the token"),
     "seed": (
         lambda s, _: {"servers": s.url("nkey", "plain"), "nkey_secret": NKEY.seed},
-        f"check that the server knows the user {NKEY.public}",
+        f"add the user {NKEY.public}",
     ),
     "changed seed": (
         lambda s, _: {"servers": s.url("nkey", "plain"), "nkey_secret": changed(s.nkey.seed)},
@@ -188,7 +191,7 @@ WHO: dict[str, Case] = {
             "servers": s.url("credentials", "plain"),
             "creds_secret": s.foreign_operator.credentials(s.user),
         },
-        "check that the server's operator and account issued the credentials",
+        "use credentials that the server's operator and account have issued",
     ),
     "expired credentials": (
         lambda s, _: {

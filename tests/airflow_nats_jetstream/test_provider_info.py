@@ -96,7 +96,9 @@ def test_the_form_is_one_that_airflow_can_show() -> None:
 def test_the_form_has_every_field_with_help_and_no_other() -> None:
     with pytest.raises(InvalidValue) as refused:
         settings_of(Connection(conn_id="c", conn_type="nats", extra='{"no such field": 1}'))
-    known = refused.value.remedy.removeprefix("a nats connection has no such field; its fields are ").split(", ")
+    known = refused.value.remedy.removeprefix(
+        "a connection of type 'nats' has no field of this name; its fields are "
+    ).split(", ")
     assert sorted(CONNECTION["conn-fields"]) == known
     for name, field in CONNECTION["conn-fields"].items():
         assert len(field["description"]) > 40, name

@@ -136,7 +136,7 @@ def test_looks_that_cannot_keep_min_messages_leased_end_with_an_error(
 ) -> None:
     publish(hook, stream, 1_000)
     state = State()
-    with pytest.raises(ConsumerUnsuitable, match=r"3 times in a row, leases ended before min_messages=1500"):
+    with pytest.raises(ConsumerUnsuitable, match=r"3 times in a row, the lease ended before min_messages=1500"):
         until_claimed(stream, state, min_messages=1_500, max_messages=1_500, **slow)
     assert caplog.text.count("dropping a batch") == 3
     assert state.get("jetstream_pace") is None  # so that a retry does not fail at its first drop
@@ -302,7 +302,7 @@ def test_a_mapped_sensor_starts_in_a_worker() -> None:
         ({"start_from_trigger": True, "deferrable": True, "stream": "{{ ds }}"}, "start_from_trigger.*no templates"),
         ({"start_from_trigger": True, "deferrable": True, "nats_conn_id": "{{ ds }}"}, "start_from_trigger=True"),
         ({"backlog": "no path"}, "backlog='no path'"),
-        ({"priority": {"level": 1}}, "priority=.*give a mapping with group"),
+        ({"priority": {"level": 1}}, "priority=.*give a mapping with the key 'group'"),
         ({"priority": {"group": "g", "size": 1}}, "priority=.*min_pending"),
         ({"priority": {"group": "g", "level": "low"}}, "whole number"),
         ({"priority": {"group": "g", "level": 10}}, "level=10"),
@@ -320,5 +320,5 @@ def test_a_consumer_whose_groups_do_not_fit_is_refused(hook: JetStreamHook, stre
     hook.run(lambda js: js.stream(stream).create_consumer(there))
     with pytest.raises(ConsumerUnsuitable, match="set priority"):
         execute(sensor(stream))
-    with pytest.raises(ConsumerUnsuitable, match="the group 'h', which priority names, is not one of these"):
+    with pytest.raises(ConsumerUnsuitable, match="the group 'h', which 'priority' names, is not one of these"):
         execute(sensor(stream, consumer_config=None, priority={"group": "h"}))

@@ -52,7 +52,7 @@ def test_without_a_connection_the_worker_decides(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"conn_type": "spark", "host": "spark://hidden"}, "type spark_connect"),
+        ({"conn_type": "spark", "host": "spark://hidden"}, "type 'spark_connect'"),
         ({}, "host and port"),
         ({"host": "user:hidden@localhost"}, "host and port"),
         ({"host": "localhost/;token=hidden"}, "host and port"),

@@ -42,7 +42,7 @@ def task(claimed: Any = None, **changes: Any) -> JetStreamSparkSubmitOperator:
         ({"conf": {"spark.driver.supervise": True}}, "spark.driver.supervise"),
         ({"conf": {"spark.executorEnv.JETSTREAM_SECRET_A": SECRET}}, "conf.*path of a file"),
         ({"env_vars": {"JETSTREAM_SECRET_A": SECRET}}, "env_vars.*path of a file"),
-        ({"on_settled": "reprocess"}, "give one of return, fail"),
+        ({"on_settled": "reprocess"}, "give one of 'return', 'fail'"),
         ({"status_poll_interval": 5}, "timedelta"),
         ({"longest_hold": timedelta(0)}, "timedelta"),
     ],

@@ -195,7 +195,7 @@ def time_out_in_settling(run: Run) -> Iterator[None]:
     run.start(first_try="returns late")
     run.ends()
     log = run.stack.airflow.log(run.dag_id, run.id, run.task())  # type: ignore[arg-type]
-    assert "the task timed out after its work, while its claim was being settled" in log
+    assert "the task timed out after its work had ended, while its claim was being settled" in log
     yield
 
 

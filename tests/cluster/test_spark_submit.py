@@ -212,7 +212,7 @@ async def test_a_job_that_failed_or_took_too_long_gives_its_messages_back(scene:
     deferral = await asyncio.to_thread(scene.deferred, task, state=state, **first)
     event = await fired(trigger_of(deferral))
     assert event == {"status": "ended", "state": "FAILED"}
-    with pytest.raises(SparkJobFailed, match="is FAILED"):
+    with pytest.raises(SparkJobFailed, match="is in state FAILED"):
         await asyncio.to_thread(resume, task, deferral, event, **first)
     with pytest.raises(AirflowSensorTimeout):  # they wait for the retry
         await asyncio.to_thread(execute, sensor(scene.stream, timeout=2), run_id="other")
@@ -224,7 +224,7 @@ async def test_a_job_that_failed_or_took_too_long_gives_its_messages_back(scene:
     event = await fired(trigger)
     assert event == {"status": "timeout"}
     await asyncio.to_thread(until, "the job's end", lambda: scene.jobs("KILLED"), 60)
-    with pytest.raises(AirflowFailException, match="took longer than its longest_hold of 1 day"):
+    with pytest.raises(AirflowFailException, match="took longer than the task's longest_hold of 1 day"):
         await asyncio.to_thread(resume, task, deferral, event, **last)
     task.execution_timeout = timedelta(seconds=60)
     with pytest.raises(AirflowTaskTimeout):
@@ -287,7 +287,7 @@ async def test_a_job_whose_id_nobody_heard_is_found_by_its_name(scene: Scene, mo
     assert trigger_of(again.value).driver == second
     await asyncio.to_thread(other.on_kill)
     event = await fired(trigger_of(again.value))
-    with pytest.raises(SparkJobFailed, match="is KILLED"):
+    with pytest.raises(SparkJobFailed, match="is in state KILLED"):
         await asyncio.to_thread(resume, task, again.value, event, **tries)
     assert scene.jobs("KILLED") == scene.jobs() == [trigger_of(deferral).driver, second]
 

@@ -125,7 +125,7 @@ async def test_fields_of_another_type_are_errors_of_ours(value: Any) -> None:
                 await master.state("driver-1")
     if type(value) is not bool:
         async with answering(plain(json.dumps({"success": value}).encode())) as master:
-            with pytest.raises(SparkMasterUnavailable, match="without the field success"):
+            with pytest.raises(SparkMasterUnavailable, match="without the field 'success'"):
                 await master.kill("driver-1")
     driver = {"id": value, "mainclass": SUBMIT, "starttime": "2000000"}
     pages: list[Any] = [value, [value], [driver]]

@@ -356,7 +356,7 @@ async def test_the_level_of_the_jetstream_that_is_asked_decides(tmp_path: Path) 
             asked: list[str] = []
             there = js.with_options(domain="hub", trace=Trace(lambda event: asked.append(event.subject)))
             await answers(there)
-            with pytest.raises(ServerTooOld, match=r"nats-server 2.12 .* allow_atomic, and .* of API level 1"):
+            with pytest.raises(ServerTooOld, match=r"nats-server 2.12 .* allow_atomic, and .* with API level 1"):
                 await there.create_stream(config)
             assert asked[-1] == "$JS.hub.API.INFO"
             await js.create_stream(config)

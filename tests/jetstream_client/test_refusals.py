@@ -73,6 +73,8 @@ async def test_an_account_without_jetstream(serve: Serve) -> None:
 
 
 async def test_where_nobody_answers(js: JetStream) -> None:
-    with pytest.raises(errors.JetStreamNotEnabled, match="correct the domain, API prefix or permissions") as error:
+    with pytest.raises(
+        errors.JetStreamNotEnabled, match="correct the domain, the API prefix or the permissions"
+    ) as error:
         await js.with_options(api_prefix="$JS.nowhere.API").account_info()
     assert error.value.code == 503

@@ -73,31 +73,31 @@ class World:
         """Settings that the server of this kind must refuse, and what the error must say."""
         mine, now = self.operator.credentials(self.user), int(time.time())
         foreign, ours = self.stranger.issue("airflow"), self.authority
-        certificate = "set tls_certificate and tls_private_key"
+        certificate = "set tls_certificate to"
         return {
             "none": {},
             "user": {
                 "nothing": ({}, "set user and password"),
-                "password": ({"user": "airflow", "password": WRONG}, "check user and password"),
-                "kind": ({"token": WRONG}, "check the token"),
+                "password": ({"user": "airflow", "password": WRONG}, "correct the user or the password"),
+                "kind": ({"token": WRONG}, "correct the token"),
             },
             "token": {
                 "nothing": ({}, "set user and password, a token"),
-                "token": ({"token": WRONG}, "check the token"),
+                "token": ({"token": WRONG}, "correct the token"),
                 "kind": ({"nkey_seed": self.nkey.seed}, "it sent no nonce to sign"),
             },
             "nkey": {
                 "nothing": ({}, "an NKey seed"),
-                "seed": ({"nkey_seed": (other := Nkey()).seed}, f"knows the user {other.public}"),
+                "seed": ({"nkey_seed": (other := Nkey()).seed}, f"add the user {other.public}"),
             },
             "credentials": {
                 "nothing": ({}, "credentials"),
-                "operator": ({"credentials": self.foreign_operator.credentials(self.user)}, "issued the credentials"),
+                "operator": ({"credentials": self.foreign_operator.credentials(self.user)}, "account have issued"),
                 "expired": (
                     {"credentials": self.operator.credentials(self.user, expires=now - 60)},
                     "the credentials expired at .*renew them",
                 ),
-                "seed": ({"credentials": mine.replace(self.user.seed, Nkey().seed)}, "issued the credentials"),
+                "seed": ({"credentials": mine.replace(self.user.seed, Nkey().seed)}, "account have issued"),
             },
             "verify": {
                 "nothing": ({}, certificate),

@@ -126,8 +126,8 @@ async def test_what_became_of_a_claim(stream: Stream) -> None:
     assert lines["messages"].strip() == "10: 1-10"
     assert lines["settled"].strip().endswith("Z (a few seconds ago)")
     assert lines["value"].strip() == '{"rows": 10}'
-    assert lines["output of"].strip() == hold.attempt_id
-    assert "acknowledged up to 10, 20 unacknowledged" in lines["consumer now"]
+    assert lines["settled by"].strip() == hold.attempt_id
+    assert "acknowledged up to sequence 10; messages: 20 unacknowledged" in lines["consumer now"]
     assert f"the output of attempt {hold.attempt_id} counts." in lines["next"]
 
     async with Hold.begin(stream.js, failed, try_number=1) as hold:
@@ -225,10 +225,10 @@ async def test_what_is_wrong_is_one_sentence_and_no_secret(stream: Stream, tmp_p
         (["--server", server, "--ledger", "a b"], "ledger="),
         (["--server", server, "--credentials", str(tmp_path / "none")], "cannot be read"),
         (["--server", server, "--credentials", "hidden-7d1"], "cannot be read"),
-        (["--credentials", "hidden-7d1"], "it is only for --server"),
+        (["--credentials", "hidden-7d1"], "this option works only with --server"),
         (["--conn-id", "nats://user:hidden-7d1@127.0.0.1"], "id of an Airflow connection"),
         (["--server", server, "--credentials", str(credentials)], ""),
-        (["--ledger", "x"], "it is only for --server"),
+        (["--ledger", "x"], "this option works only with --server"),
     ):
         with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()) as out:
             assert await asyncio.to_thread(main, ["claims", *arguments]) == 1

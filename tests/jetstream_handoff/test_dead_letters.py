@@ -570,7 +570,7 @@ async def test_a_full_stream_is_named_by_copies_and_replays(stream: Stream) -> N
     await dead.update({"max_msgs": 1})
     async with Hold.begin(stream.js, claims[1], try_number=1) as hold:
         await hold.reject(Sequences.of([2]), "no date")
-        says = f"message 2 of stream '{stream.name}' could not be copied to '{dead.name}': maximum"
+        says = f"message 2 of stream '{stream.name}' could not be copied to stream '{dead.name}': maximum"
         with pytest.raises(StoreFailed, match=says):
             await hold.settle()
     await stream.update({"max_msgs": 3, "discard": "new"})

@@ -163,8 +163,8 @@ async def test_no_server(settings: ConnectionSettings) -> None:
     url = f"nats://127.0.0.1:{free_port()}"
     sections = await find(replace(settings, servers=url, connect_timeout=0.5))
     (found,) = to_do(sections)
-    assert found.startswith(f"{url}: no NATS server reachable at {url} within 0.5 s")
-    assert "check the addresses and ports" in found
+    assert found.startswith(f"{url}: no NATS server could be reached at {url} within 0.5 s")
+    assert "correct the addresses and ports" in found
     assert {each.text for title in sections if title != "Connection" for each in sections[title]} == {
         "there is no connection"
     }
@@ -173,10 +173,11 @@ async def test_no_server(settings: ConnectionSettings) -> None:
 async def test_a_wrong_password(serve: Serve) -> None:
     server = serve(USER)
     found = await only(ConnectionSettings(servers=server.url, user="airflow", password="hidden-other"))
-    assert "the NATS server refused the connection (user and password): authorization violation" in found.lower() or (
-        "check user and password" in found
+    assert (
+        "the NATS server refused the connection (with user and password): authorization violation" in found.lower()
+        or ("correct the user or the password" in found)
     )
-    assert "check user and password" in found
+    assert "correct the user or the password" in found
     assert to_do(await find(ConnectionSettings(servers=server.url, user="airflow", password=PASSWORD))) == []
 
 
@@ -206,7 +207,7 @@ async def test_a_frozen_server_ends_it_in_bounded_time(
     if moment == "before connecting":
         with frozen(server):
             sections = await find(settings)
-        assert "no NATS server reachable" in to_do(sections)[0]
+        assert "no NATS server could be reached" in to_do(sections)[0]
     else:
         with Proxy(server.port, stall_at=b"STREAM.INFO.KV_") as proxy:
             sections = await find(replace(settings, servers=proxy.url))
@@ -257,7 +258,9 @@ async def test_a_look_up_without_an_answer_is_not_taken_for_a_frozen_server(
     with Proxy(nats_server.port, altered=to_nobody) as proxy:
         sections = await find(replace(stream.js.settings, servers=proxy.url))
     (found,) = to_do(sections)
-    assert re.match(r"ledger: no answer for [2-9] s; the server itself answers, so look for a stream without", found)
+    assert re.match(
+        r"ledger: no answer for [2-9] s; the server itself answers; run `nats server report jetstream` to find", found
+    )
     assert sections["Open claims"][0].state == "fine"
 
 
@@ -313,14 +316,14 @@ async def test_a_stream_without_direct_get(stream: Stream) -> None:
     (found,) = [line for line in printed.splitlines() if line.startswith("! ")]
     assert found.startswith(f"! stream {stream.name}: stream {stream.name!r} does not allow direct get")
     assert "allow_direct=true" in found
-    assert printed.splitlines()[-1] == "1 to do, marked with !"
+    assert printed.splitlines()[-1] == "To do: 1 (marked with !)."
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         ({"ack_policy": "none"}, "ack_policy='none': it must be 'explicit'"),
-        ({"ack_wait": timedelta(milliseconds=100)}, "0.1 s are too short to survive a failover"),
+        ({"ack_wait": timedelta(milliseconds=100)}, "0.1 s are shorter than a failover may take"),
         ({"max_deliver": 5}, "max_deliver=5: it must be -1"),
     ],
 )
@@ -434,14 +437,14 @@ async def test_a_permission_that_is_missing(access: Access, role: str, subject: 
     await set_up(access)
     access.without(role, subject)
     found = await only(access.settings(role), roles=(role,))
-    assert found.startswith(f"{role}: no permission to publish on {subject!r}; allow that")
+    assert found.startswith(f"{role}: no permission to publish on {subject!r}; grant this permission")
 
 
 async def test_a_subject_that_may_not_be_published_on(access: Access) -> None:
     await set_up(access)
     scope: dict[str, Any] = {"roles": ("publisher",), "stream": "FLIGHTS"}
     found = await only(access.settings("publisher"), **scope, subject="elsewhere")
-    assert found.startswith("publisher: no permission to publish on 'elsewhere'; allow that")
+    assert found.startswith("publisher: no permission to publish on 'elsewhere'; grant this permission")
     sections = await find(access.settings("publisher"), **scope)
     assert (to_do(sections), sections["Permissions"][0].state) == ([], "not checked")
 
@@ -657,8 +660,8 @@ async def test_no_secret_is_printed(
         assert seed not in printed, name
     assert PASSWORD not in elsewhere.out + elsewhere.err
     assert "user and password" in said["right"][1]
-    assert "check user and password" in said["wrong"][1]
-    assert "choose one way to authenticate" in said["both"][1]
+    assert "correct the user or the password" in said["wrong"][1]
+    assert "set only one of these ways to authenticate" in said["both"][1]
 
 
 def distribution(folder: Path, name: str, version: str, *lines: str) -> None:

@@ -263,7 +263,7 @@ async def test_killed_between_two_steps(stream: Stream, monkeypatch: pytest.Monk
         with pytest.raises(Killed):
             await reset.reset(book(stream))
     if step != "confirmed":
-        with pytest.raises(ResetRefused, match="another reset of it began at"):
+        with pytest.raises(ResetRefused, match="another reset of this consumer began at"):
             await reset.reset(book(stream))
     if step == "confirmed":  # nothing was done: the claim goes on
         async with Hold.begin(stream.js, held, try_number=1) as attempt:
@@ -307,7 +307,7 @@ async def test_of_two_at_once_the_later_is_refused(stream: Stream) -> None:
     await work(stream, "done", 30)
     first = asyncio.create_task(reset.reset(book(stream), 1))
     await asyncio.sleep(0.15)
-    with pytest.raises(ResetRefused, match="another reset of it began at"):
+    with pytest.raises(ResetRefused, match="another reset of this consumer began at"):
         await reset.reset(book(stream), 20)
     assert (await first).sequence == 1
     assert await everything(stream) == Sequences.from_ranges([(1, 30)])

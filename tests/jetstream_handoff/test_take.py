@@ -226,7 +226,7 @@ async def test_who_waits_says_whose_the_messages_are(stream: Stream, caplog: pyt
     assert reason.startswith("no other messages have been published, and ")
     assert (
         f"6 messages belong to claim {leased.id}, taken by dag / first / sensor, and are leased "
-        f"until {end:%Y-%m-%d %H:%M:%S} UTC (`airflow jetstream release {leased.id}` has them redelivered now)"
+        f"until {end:%Y-%m-%d %H:%M:%S} UTC (run `airflow jetstream release {leased.id}` to have them redelivered now)"
     ) in reason
     assert f"6 messages are held by attempt {held.id}-{hold.token} of claim {held.id}, taken by dag" in reason
     assert f"12 messages belong to 2 more claims (`airflow jetstream claims --stream {stream.name}`)" in reason
@@ -298,7 +298,7 @@ async def test_who_waits_says_what_it_has_and_what_its_backlog_is(
 ) -> None:
     await publish(stream, 10)
     reason = await said(stream, caplog, min_messages=11)
-    assert reason == "10 messages have arrived, and min_messages=11 are needed"
+    assert reason == "10 messages have arrived, but min_messages=11 are needed"
     reason = await said(stream, caplog, "looks", backlog=f"{__name__}.thousands")
     says = r"the backlog function does not ask for a pull yet; \d+ messages are pending and \d+ are unacknowledged"
     assert re.match(says, reason)
@@ -649,7 +649,7 @@ async def test_after_one_batch_that_was_not_kept_leased_the_next_one_is_as_large
 async def test_min_messages_that_cannot_be_kept_leased_are_refused(stream: Stream) -> None:
     await publish(stream, 200_000)
     short = {"ack_wait": timedelta(seconds=0.5)}
-    says = r"ack_wait=0\.5: .* leases ended before min_messages=200000 had arrived; raise ack_wait"
+    says = r"ack_wait=0\.5: .* the lease ended before min_messages=200000 messages had arrived; raise ack_wait"
     with pytest.raises(ConsumerUnsuitable, match=says):
         await take(stream, min_messages=200_000, max_messages=200_000, wait=120, consumer_config=short)
 

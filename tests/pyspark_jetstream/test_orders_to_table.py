@@ -158,7 +158,7 @@ def test_only_what_was_settled_reaches_the_table(pipeline: Pipeline, capsys: pyt
     assert pipeline.write(again) == 5
     part = min((pipeline.folder / f"attempt={pipeline.settled(again)}").glob("*.parquet"))
     hidden = part.rename(pipeline.folder / "hidden")
-    with pytest.raises(ValueError, match=f"attempt {pipeline.settled(again)} has no output for the sequences 6"):
+    with pytest.raises(ValueError, match=f"attempt {pipeline.settled(again)} lacks the sequences 6"):
         pipeline.merge()
     hidden.rename(part)
     assert pipeline.merge() == 1  # the retry of the merge

@@ -128,5 +128,5 @@ def test_bad_options_are_named(options: dict[str, str], named: str) -> None:
 def test_a_bad_option_ends_the_query(spark: SparkSession, tmp_path: Path) -> None:
     """Only one of them, because Spark starts a Python process for each query, which takes time."""
     options = {"servers": "nats://127.0.0.1:4222", "stream": "S", "endingOffsets": "7"}
-    with pytest.raises(Exception, match="a streaming query has no end; to stop at the current end, use the"):
+    with pytest.raises(Exception, match="a streaming query has no end; to stop at the stream's current end, use the"):
         run(spark.readStream.format("jetstream").options(**options).load(), tmp_path)

@@ -99,7 +99,10 @@ def test_a_connection_is_created_tested_and_used(
     PICTURES.mkdir(exist_ok=True)
     page.goto(f"{stack.airflow.url}/connections")
     create(page, server)
-    answer(page, "the NATS server refused the connection (user and password): Authorization Violation; check user")
+    answer(
+        page,
+        "the NATS server refused the connection (with user and password): Authorization Violation; correct the user",
+    )
     picture(page, PICTURES / "refused.png")
     mend(page)
     answer(page, "nats-server 2.")

@@ -36,7 +36,9 @@ class ClaimTask(OfClaim):
     def _check_on_settled(self) -> None:
         """Check ``on_settled``. Raises InvalidValue."""
         if self.on_settled not in self.on_settled_choices:
-            raise InvalidValue("on_settled", self.on_settled, f"give one of {', '.join(self.on_settled_choices)}")
+            raise InvalidValue(
+                "on_settled", self.on_settled, f"give one of {', '.join(map(repr, self.on_settled_choices))}"
+            )
 
     def _outcome(self, work: Callable[[], Any], undone: str = "") -> Any:
         """Return the result of ``work``, or the recorded value of a claim that was settled before.
@@ -53,14 +55,15 @@ class ClaimTask(OfClaim):
                 return work()
         except AlreadyDone as done:
             if undone or self.on_settled == "fail":
-                why = undone or "this task has on_settled='fail'"
+                why = f"its work has not succeeded ({undone})" if undone else "this task has on_settled='fail'"
                 raise AirflowFailException(f"{done}, but {why}") from done
             self.log.info("%s; returning the recorded value", done)
             return done.value
         except FOREIGN as foreign:
             if self._held is not None and self._held.killed:
                 raise  # no other attempt has the claim, so Airflow may retry the task
-            raise AirflowFailException(f"{foreign}; in addition, {undone}" if undone else str(foreign)) from foreign
+            more = f"; in addition, its work has not succeeded ({undone})" if undone else ""
+            raise AirflowFailException(f"{foreign}{more}") from foreign
         finally:
             self._held = None
 

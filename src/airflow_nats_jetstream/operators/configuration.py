@@ -96,7 +96,7 @@ class ConfigurationOperator(BaseOperator):
                 self._handle(js, wanted["name"]), wanted, self._fields, lambda: self._create(js, wanted)
             )
         )
-        self.log.info("%s %s", self._title(), self._describe(changes, "is"))
+        self.log.info("%s %s", self._title(), self._describe(changes, "was"))
         names = {each: getattr(self, each) for each in self._identity}
         return {**names, "created": changes is None, "changed": sorted(changes or ())}
 
@@ -171,7 +171,7 @@ class ConfigurationOperator(BaseOperator):
             return f"{shown}:{line}: {field}" if line else f"{shown}: {field}"
 
         if not isinstance(config, Mapping):
-            remedy = f"a {self._fields.what} configuration must be a mapping of fields"
+            remedy = f"a {self._fields.what} configuration must be a mapping of fields, not a value of this type"
             raise InvalidValue(place(()), type(config).__name__, remedy)
         try:
             checked = self._fields.check(config)
@@ -190,7 +190,7 @@ class ConfigurationOperator(BaseOperator):
         raise NotImplementedError
 
     def _no_configuration(self, value: object) -> InvalidValue:
-        remedy = f"give a mapping, a dataclass, or the path of a file whose name ends in {', '.join(FILES)}"
+        remedy = f"give a mapping, a dataclass, or the path of a file whose name ends in {' or '.join(FILES)}"
         return InvalidValue("config", value if isinstance(value, str) else type(value).__name__, remedy)
 
     def _describe(self, changes: Difference | None, verb: str) -> str:

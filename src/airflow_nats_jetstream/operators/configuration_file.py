@@ -54,11 +54,11 @@ def parse(text: str, shown: str) -> tuple[Any, Lines]:
         lines = _lines(yaml.compose(text, Loader=_Core), shown)
         return yaml.load(text, Loader=_Core), lines  # noqa: S506 - a SafeLoader
     except json.JSONDecodeError as error:
-        raise InvalidValue("config", f"{shown}:{error.lineno}", f"this is not valid JSON ({error.msg})") from None
+        raise InvalidValue("config", f"{shown}:{error.lineno}", f"this line is not valid JSON ({error.msg})") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         problem = ", ".join(each for each in (error.context, error.problem) if each)
-        raise InvalidValue("config", f"{shown}:{line}", f"this cannot be read as YAML ({problem})") from None
+        raise InvalidValue("config", f"{shown}:{line}", f"this line cannot be read as YAML ({problem})") from None
     except InvalidValue:
         raise
     except (yaml.YAMLError, ValueError, RecursionError, AttributeError, LookupError) as error:
@@ -115,7 +115,7 @@ def _lines(node: Any, shown: str, path: tuple[str | int, ...] = ()) -> Lines:
         for key, value in node.value:
             name, line = str(key.value), key.start_mark.line + 1
             if (*path, name) in lines and name != "<<":
-                raise InvalidValue("config", f"{shown}:{line}", f"the field {name!r} occurs twice; keep one of them")
+                raise InvalidValue("config", f"{shown}:{line}", f"the field {name!r} occurs twice; keep only one")
             lines |= {(*path, name): line} | _lines(value, shown, (*path, name))
     elif isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):

@@ -73,7 +73,8 @@ class JetStreamCreateConsumerOperator(ConfigurationOperator):
         consumer_name(wanted)
         if not wanted.get("durable_name") and not wanted.get("inactive_threshold"):
             remedy = (
-                "give durable_name or inactive_threshold, or the server deletes the consumer 5 s after its last use"
+                "set durable_name or inactive_threshold; without them, the server deletes the consumer 5 s after its "
+                "last use"
             )
             raise InvalidValue("config['name']", wanted["name"], remedy)
         return wanted
@@ -144,9 +145,11 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
         }
         gone = self._run(lambda js: delete(js, self.stream, self.consumer, **despite))
         if gone is None:
-            self.log.warning("consumer %s of %s does not exist, so nothing was deleted", self.consumer, self.stream)
+            self.log.warning(
+                "consumer %s of stream %s does not exist, so nothing was deleted", self.consumer, self.stream
+            )
         else:
-            said = "consumer %s of %s was deleted; %d of its messages had not been acknowledged"
+            said = "consumer %s of stream %s was deleted; %d of its messages had not been acknowledged"
             self.log.info(said, self.consumer, self.stream, gone.messages)
         return {
             "stream": self.stream,
@@ -161,7 +164,9 @@ class JetStreamDeleteConsumerOperator(ConsumerOperator):
         from jetstream_handoff.deletion import plan
 
         found = self._run(lambda js: plan(js, self.stream, self.consumer))
-        self.log.info("%s", found.describe() if found else f"consumer {self.consumer} of {self.stream} does not exist")
+        self.log.info(
+            "%s", found.describe() if found else f"consumer {self.consumer} of stream {self.stream} does not exist"
+        )
 
 
 class JetStreamPauseConsumerOperator(ConsumerOperator):
@@ -202,7 +207,7 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
         """Return the end of the pause. Both it and ``now`` are in nanoseconds since 1970. Raises InvalidValue."""
         until, duration = self.until or None, self.duration or None
         if (until is None) == (duration is None):
-            raise InvalidValue("until", until, "give exactly one of until and duration")
+            raise InvalidValue("until", until, "give either 'until' or 'duration'")
         if until is not None:
             end = time_nanoseconds(instant("until", until))
         else:
@@ -223,7 +228,7 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
         before, until = self._run(run)
         changed = before != _paused(until)
         was = f" (was {before})" if changed else " (unchanged)"
-        self.log.info("consumer %s of %s is %s%s", self.consumer, self.stream, _paused(until), was)
+        self.log.info("consumer %s of stream %s is %s%s", self.consumer, self.stream, _paused(until), was)
         return {"stream": self.stream, "consumer": self.consumer, "until": until, "changed": changed}
 
     def _compare(self, info: ConsumerInfo) -> tuple[str | None, int]:
@@ -244,7 +249,7 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
             before, end = self._compare(await js.consumer(self.stream, self.consumer).info())
             return f"is {_paused(before)}, and would be {_paused(_datetime(end).isoformat())}"
 
-        self.log.info("consumer %s of %s %s", self.consumer, self.stream, self._run(run))
+        self.log.info("consumer %s of stream %s %s", self.consumer, self.stream, self._run(run))
 
 
 class JetStreamResumeConsumerOperator(ConsumerOperator):
@@ -273,14 +278,14 @@ class JetStreamResumeConsumerOperator(ConsumerOperator):
 
         before = self._run(run)
         was = _paused(_pause(before))
-        self.log.info("consumer %s of %s is delivering (was %s)", self.consumer, self.stream, was)
+        self.log.info("consumer %s of stream %s is not paused (was %s)", self.consumer, self.stream, was)
         return {"stream": self.stream, "consumer": self.consumer, "changed": before.paused}
 
     def dry_run(self) -> None:
         """Print whether :meth:`execute` would end a pause."""
         info = self._run(lambda js: js.consumer(self.stream, self.consumer).info())
         now = _paused(_pause(info))
-        self.log.info("consumer %s of %s is %s, and would be delivering", self.consumer, self.stream, now)
+        self.log.info("consumer %s of stream %s is %s, and would be resumed", self.consumer, self.stream, now)
 
 
 def _pause(info: ConsumerInfo) -> str | None:
@@ -289,7 +294,7 @@ def _pause(info: ConsumerInfo) -> str | None:
 
 
 def _paused(until: str | None) -> str:
-    return f"paused until {until}" if until else "delivering"
+    return f"paused until {until}" if until else "not paused"
 
 
 def _datetime(nanoseconds: int) -> datetime:
@@ -346,7 +351,7 @@ class JetStreamResetConsumerOperator(ConsumerOperator):
 
         sequence = optional_number("sequence", self.sequence)
         found = self._run(lambda js: plan(Ledger(js, self.stream, self.consumer), sequence, claims=self.claims))
-        self.log.info("the reset would do this: %s", _plain(found))
+        self.log.info("the reset would have this result: %s", _plain(found))
 
 
 def _plain(made: Reset) -> dict[str, Any]:

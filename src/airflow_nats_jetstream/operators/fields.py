@@ -211,7 +211,8 @@ CONSUMER = Fields(
     },
     remedy=(
         "the server never allows this change; keep the current value, create a consumer with another name, or first "
-        "delete this one with JetStreamDeleteConsumerOperator. A new consumer begins where its deliver_policy says"
+        "delete this one with JetStreamDeleteConsumerOperator. A new consumer begins at the message that its "
+        "deliver_policy selects"
     ),
     zero={"max_deliver": -1},
 )

@@ -92,8 +92,9 @@ class JetStreamGetMessageOperator(StreamOperator):
         message = self._get()
         if len(message.data) > LARGEST_DATA:
             raise JetStreamError(
-                f"message {message.sequence} of stream {self.stream!r} has {len(message.data)} bytes, but an XCom may "
-                f"have at most {LARGEST_DATA}; claim the message, or read it inside a task with JetStreamHook"
+                f"message {message.sequence} of stream {self.stream!r} has {len(message.data)} bytes, but an XCom can "
+                f"have at most {LARGEST_DATA}; process the message in a claim, or read it inside a task with "
+                "JetStreamHook"
             )
         try:
             data, encoding = message.data.decode(), "utf-8"

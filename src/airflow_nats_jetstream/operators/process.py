@@ -160,7 +160,8 @@ class JetStreamProcessOperator(ClaimTask, PythonOperator):
         except AirflowTaskTimeout as error:
             if held.ended:
                 self.log.info(
-                    "the task timed out after its work, while its claim was being settled; the claim is settled"
+                    "the task timed out after its work had ended, while its claim was being settled; the claim is "
+                    "settled"
                 )
                 return value
             if held.killed or held.lost:
@@ -225,11 +226,11 @@ def check_function(function: Callable[..., Any]) -> None:
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        raise InvalidValue("python_callable", name, "give a function with a parameter named claim") from None
+        raise InvalidValue("python_callable", name, "give a function with a parameter named 'claim'") from None
     takes = parameters.get("claim")
     if takes is None or takes.kind in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         raise InvalidValue(
-            "python_callable", name, "give the function a parameter named claim, which receives the held claim"
+            "python_callable", name, "give the function a parameter named 'claim', which receives the held claim"
         )
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "func", None)):
-        raise InvalidValue("python_callable", name, "give a function that is not async")
+        raise InvalidValue("python_callable", name, "this function is async; give a function that is not async")

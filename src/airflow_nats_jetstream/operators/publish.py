@@ -111,7 +111,10 @@ class JetStreamPublishOperator(StreamOperator):
         self.published: int | None = None
         self._stop = threading.Event()
         if not (self.producer or isinstance(messages, str | list | tuple) or templated(messages)):
-            remedy = "give a callable, a list, the path of a file, or another task's output"
+            remedy = (
+                "a value of this type has no messages; give a callable, a list, the path of a file, or another "
+                "task's output"
+            )
             raise InvalidValue("messages", type(messages).__name__, remedy)
         if not templated(ttl):
             self._ttl()
@@ -195,7 +198,7 @@ class JetStreamPublishOperator(StreamOperator):
         foreign = [each for each in subjects if not any(subject_matches(filter_, each) for filter_ in listens)]
         self.log.info("would publish %s messages to stream %s", f"{len(subjects):,}", self.stream)
         if foreign:
-            said = "stream %s does not listen on the subjects of %d of these messages, the first of which is %s"
+            said = "stream %s does not listen on the subjects of %d of these messages; the first such subject is %s"
             self.log.warning(said, self.stream, len(foreign), foreign[0])
 
     def on_kill(self) -> None:
@@ -245,7 +248,10 @@ class JetStreamPublishOperator(StreamOperator):
         for number, value in enumerate(messages):
             message = self._message(value)
             if not isinstance(message, tuple) or not isinstance(message[0], str):
-                remedy = "give (subject, data), (subject, data, headers), or a mapping with subject and data"
+                remedy = (
+                    "a value of this type is not a message; give (subject, data), (subject, data, headers), or a "
+                    "mapping with the keys 'subject' and 'data'"
+                )
                 raise InvalidValue(f"messages[{number}]", type(value).__name__, remedy)
             yield message
 
@@ -276,7 +282,9 @@ class JetStreamPublishOperator(StreamOperator):
             found = find(settings, since, ids)
             known = [found.ids.get(str(headers["Nats-Msg-Id"]).encode(), 0) for *_, headers in batch]
             if all(known):
-                self.log.info("stream %s had stored the batch for an earlier attempt, so nothing was sent", self.stream)
+                self.log.info(
+                    "stream %s had already stored the batch for an earlier attempt, so nothing was sent", self.stream
+                )
                 return {**result, "duplicates": len(batch), "first": min(known), "last": max(known)}
             if any(known):
                 raise DuplicatesPossible(

@@ -81,7 +81,10 @@ class JetStreamSettleOperator(ClaimTask, BaseOperator):
                 if undone:
                     blame = any("failed" in state for state in undone.values())
                     held.fail(f"in {ti.dag_id}, run {ti.run_id}: {why}", blame=blame)
-                    raise AirflowFailException(f"the claim has failed and its messages are redelivered, because {why}")
+                    raise AirflowFailException(
+                        "the claim has failed and its messages are redelivered, because its work has not succeeded "
+                        f"({why})"
+                    )
                 held.settle(self.value)
             return self.value
 

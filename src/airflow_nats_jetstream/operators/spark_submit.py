@@ -241,16 +241,18 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         elif status != "timeout":
             with self._holding():  # usually raises the error that names the attempt that ended the claim
                 raise HoldLost(
-                    f"claim {job.claim} was settled or failed while its Spark job ran, so the job was killed"
+                    f"claim {job.claim} was settled, or has failed, while its Spark job ran, so the job was killed"
                 )
         elif self.execution_timeout and self.execution_timeout <= self.longest_hold:
-            limit = f"its execution_timeout of {self.execution_timeout}"
+            limit = f"the task's execution_timeout of {self.execution_timeout}"
             error = AirflowTaskTimeout(f"the Spark job took longer than {limit} and was killed")
         else:
             with self._holding() as held:
                 held.release()
-            limit = f"its longest_hold of {self.longest_hold}"
-            raise HoldLost(f"the Spark job took longer than {limit} and was killed; its messages are redelivered")
+            limit = f"the task's longest_hold of {self.longest_hold}"
+            raise HoldLost(
+                f"the Spark job took longer than {limit} and was killed; the claim's messages are redelivered"
+            )
         if status == "error" and tries.is_last(self._ti):
             self._kill(job.driver)  # otherwise the job would keep running unwatched
         self._give_back(error)
@@ -311,7 +313,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
             self.log.error("%s", error)  # noqa: TRY400 - the error that is raised says more
             raise
         except JetStreamError as away:
-            said = "claim %s could not be released; its messages are redelivered when their lease ends: %s"
+            said = "claim %s could not be released (%s); its messages are redelivered when their lease ends"
             self.log.warning(said, claimed(self.claim, "id"), away)
 
     @contextmanager
@@ -330,7 +332,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         try:
             _run(lambda: self._master.kill(driver))
         except Exception as error:  # noqa: BLE001 - such as a missing connection; the error that led here matters more
-            said = "Spark driver %s could not be killed and may keep running, but its output does not count: %s"
+            said = "Spark driver %s could not be killed (%s) and may keep running, but its output does not count"
             self.log.warning(said, driver, error)
 
     def _submission(self, claim: dict[str, Any] | None = None, attempt: str = "") -> Submission:
@@ -347,10 +349,16 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         """Check the types of all fields that are not templated. Raises InvalidValue."""
         listed = isinstance(self.application_args, Sequence) and not isinstance(self.application_args, str | bytes)
         if not (listed or templated(self.application_args)):
-            raise InvalidValue("application_args", type(self.application_args).__name__, "give a list")
+            raise InvalidValue(
+                "application_args",
+                type(self.application_args).__name__,
+                "a value of this type is not a list; give a list of strings",
+            )
         if not (absent(self.py_files) or isinstance(self.py_files, str) or templated(self.py_files)):
             raise InvalidValue(
-                "py_files", type(self.py_files).__name__, "give the files as one string, separated by commas"
+                "py_files",
+                type(self.py_files).__name__,
+                "a value of this type is not a string; give the files as one string, separated by commas",
             )
         self.status_poll_interval = known_duration("status_poll_interval", self.status_poll_interval)
         self.longest_hold = known_duration("longest_hold", self.longest_hold)

@@ -187,11 +187,11 @@ class JetStreamPurgeOperator(StreamOperator):
         if subject is not None:
             check_filter(subject, "subject")
         if numbers["sequence"] is not None and numbers["keep"] is not None:
-            raise InvalidValue("keep", numbers["keep"], "give sequence or keep, not both")
+            raise InvalidValue("keep", numbers["keep"], "give either 'sequence' or 'keep', not both")
         if self.everything and (subject is not None or set(numbers.values()) != {None}):
-            raise InvalidValue("everything", True, "leave it out, or leave out subject, sequence and keep")
+            raise InvalidValue("everything", True, "leave out either 'everything', or 'subject', 'sequence' and 'keep'")
         if not self.everything and subject is None and set(numbers.values()) == {None}:
-            remedy = "give subject, sequence or keep; to purge the whole stream, give everything=True"
+            remedy = "give 'subject', 'sequence' or 'keep'; to purge the whole stream, give everything=True"
             raise InvalidValue("everything", False, remedy)
         return {"subject": subject, **numbers}
 

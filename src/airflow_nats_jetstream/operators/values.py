@@ -122,7 +122,7 @@ def one_of(*values: str) -> Check:
 
     def check(value: Any) -> Any:
         if value not in values:
-            raise Wrong(value, f"give one of {', '.join(values)}")
+            raise Wrong(value, f"give one of {', '.join(map(repr, values))}")
         return value
 
     return check

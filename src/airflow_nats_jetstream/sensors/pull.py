@@ -150,7 +150,9 @@ class JetStreamPullSensor(JetStreamSensor):
         self.consumer_config = consumer_config
         numbers = [max_messages, messages_per_claim, min_messages, max_failures]
         if backlog is not None and not all(part.isidentifier() for part in str(backlog).split(".")):
-            raise InvalidValue("backlog", backlog, "give the path of a function, such as package.module.function")
+            raise InvalidValue(
+                "backlog", backlog, "give the import path of a function, such as package.module.function"
+            )
         if not templated(consumer_config):
             _consumer_config(consumer_config)
         if not templated(self.priority):
@@ -219,7 +221,9 @@ class JetStreamPullSensor(JetStreamSensor):
             try:
                 state.set(_PACE, pace.to_json(), retention=NEVER_EXPIRE)
             except Exception as error:  # noqa: BLE001 - an error would lose the claims, which have been taken
-                self.log.warning("the pace of this take could not be stored for the next call of poke(): %s", error)
+                self.log.warning(
+                    "the largest size of the next batch could not be stored for the next call of poke(): %s", error
+                )
         return PokeReturnValue(is_done=True, xcom_value=self._handed_on(claims)) if claims else False
 
     def _in_worker(self, taking: Taking, wait: Callable[[Take], Awaitable[list[Claim]]]) -> list[dict[str, Any]]:
@@ -309,6 +313,6 @@ def _priority(fields: Any) -> Priority | None:
         return None
     if not isinstance(fields, Mapping) or not {"group"} <= fields.keys() <= _PRIORITY:
         optional = ", ".join(sorted(_PRIORITY - {"group"}))
-        raise InvalidValue("priority", fields, f"give a mapping with group, and optionally {optional}")
+        raise InvalidValue("priority", fields, f"give a mapping with the key 'group', and optionally {optional}")
     numbers = {name: whole_number(f"priority[{name!r}]", fields[name], 0) for name in fields if name != "group"}
     return Priority(fields["group"], **numbers)

@@ -55,7 +55,7 @@ class JetStreamSensor(BaseSensorOperator):
     def check_mode(self) -> None:
         """Raise InvalidValue for ``mode="reschedule"`` of a deferrable sensor, on which it has no effect."""
         if self.deferrable and self.reschedule:
-            remedy = "leave it out, because a deferred sensor occupies no worker, or also set deferrable=False"
+            remedy = "leave mode out, because a deferred sensor occupies no worker; or keep it and set deferrable=False"
             raise InvalidValue("mode", self.mode, remedy)
 
     def check_event(self, event: dict[str, Any], timed_out: str) -> None:

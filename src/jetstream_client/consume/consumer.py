@@ -373,7 +373,9 @@ class Consumer:
             return
         with suppress(ApiError, PermissionDenied, RequestTimeout, ConnectionLost):
             if not (await self.info()).config.get("priority_groups"):
-                remedy = f"consumer {self.name!r} of stream {self.stream!r} has no priority_groups; leave priority out"
+                remedy = (
+                    f"consumer {self.name!r} of stream {self.stream!r} has no priority_groups; leave 'priority' out"
+                )
                 raise InvalidValue("priority", priority, remedy)
 
     def _pinned(self, window: pulls.PullWindow, pin: str, priority: Priority) -> None:

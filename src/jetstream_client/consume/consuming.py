@@ -130,7 +130,7 @@ class Consuming:
     async def __aenter__(self) -> Self:
         """Begin to consume. Raises PermissionDenied, ConnectionLost, and ConsumingMisused if consuming has begun."""
         if self._task is not None and not self._task.done():
-            raise ConsumingMisused("this object is already consuming; call consume() again for another one")
+            raise ConsumingMisused("this object is already consuming; call consume() again to get another object")
         self._messages = self._make(self._tell)
         await self._messages.__aenter__()
         self._task = asyncio.create_task(self._run(self._messages))
@@ -176,7 +176,9 @@ class Consuming:
         """Wait for the end of the consuming. Raises the error that ended it, if an error did. Raises ConsumingMisused
         in a callback, which would wait for itself."""
         if self._in_callback:
-            raise ConsumingMisused("a callback cannot wait for the end of the consuming that calls it; use stop()")
+            raise ConsumingMisused(
+                "a callback cannot wait for the end of the consuming by which it is called; use stop()"
+            )
         if self._task:
             await asyncio.shield(self._task)
 
@@ -188,7 +190,11 @@ class Consuming:
         if self._on_error is not None:
             self._on_error(error)
         else:
-            log.log(logging.WARNING if passes(error) else logging.ERROR, "consuming: %s", error)
+            log.log(
+                logging.WARNING if passes(error) else logging.ERROR,
+                "an error occurred while messages were consumed: %s",
+                error,
+            )
 
     async def _run(self, messages: Messages) -> None:
         async for message in messages:

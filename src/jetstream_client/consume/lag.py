@@ -51,11 +51,13 @@ class Bound:
         check_stream_name(self.stream)
         check_consumer_name(self.consumer)
         if (self.below is None) == (self.above is None):
-            raise InvalidValue("below, above", (self.below, self.above), "set either below or above")
+            raise InvalidValue("below, above", (self.below, self.above), "set exactly one of 'below' and 'above'")
         if self.below is not None and self.below < 1:
-            raise InvalidValue("below", self.below, "must be 1 or more; 1 means that no messages are left")
+            raise InvalidValue("below", self.below, "must be 1 or more; the lag is below 1 when no messages are left")
         if self.above is not None and self.above < 0:
-            raise InvalidValue("above", self.above, "must be 0 or more; 0 means that at least one message is left")
+            raise InvalidValue(
+                "above", self.above, "must be 0 or more; the lag is above 0 when at least one message is left"
+            )
 
     def __str__(self) -> str:
         return f"below {self.below}" if self.below is not None else f"above {self.above}"

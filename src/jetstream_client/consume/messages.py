@@ -82,7 +82,9 @@ class Messages(ABC):
     async def __aexit__(self, *_: object) -> None:
         if left := await self.stop():
             log.info(
-                "%d messages arrived and were not read; they are redelivered, unless the ack policy is none", len(left)
+                "%d messages arrived and were not read; they are redelivered, unless the consumer's ack_policy is "
+                "'none'",
+                len(left),
             )
 
     def __aiter__(self) -> Self:

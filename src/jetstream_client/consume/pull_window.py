@@ -85,7 +85,11 @@ class Pulling:
             if (value := getattr(self, name)) is not None:
                 check_count(name, value)
         if self.threshold is not None and check_count("threshold", self.threshold, 0) >= self.limit:
-            raise InvalidValue("threshold", self.threshold, f"must be from 0 to {self.limit - 1}, below the maximum")
+            raise InvalidValue(
+                "threshold",
+                self.threshold,
+                f"must be from 0 to {self.limit - 1}, less than the maximum number of messages or bytes",
+            )
         check_request(self.expires, self.heartbeat, self.priority)
 
     @property
@@ -102,7 +106,9 @@ def check_request(expires: float, heartbeat: float | None, priority: Priority | 
     """Raises InvalidValue for values that the server would refuse with 400, or that are too long for a timer."""
     check_seconds("expires", expires)
     if heartbeat is not None and check_seconds("heartbeat", heartbeat) > expires / 2:
-        raise InvalidValue("heartbeat", heartbeat, f"must be at most {expires / 2:g} seconds, which is half of expires")
+        raise InvalidValue(
+            "heartbeat", heartbeat, f"must be at most {expires / 2:g} seconds, which is half of 'expires'"
+        )
     if priority is not None and not isinstance(priority, Priority):
         raise InvalidValue("priority", priority, "must be a Priority")
 

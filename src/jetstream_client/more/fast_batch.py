@@ -67,7 +67,10 @@ class FastBatch:
             self._window.result()
             raise InvalidValue("batch", self.id, "this batch is already committed; open another batch")
         if options.get("expected_last_msg_id") is not None:
-            remedy = "leave it out, because the server counts the message even if it is not stored"
+            remedy = (
+                "leave it out, because the server would count the message as stored even if the id is not the "
+                "expected one"
+            )
             raise InvalidValue("expected_last_msg_id", options["expected_last_msg_id"], remedy)
         message = await outgoing(self._api, subject, data, headers, options)
         if self._held is not None:

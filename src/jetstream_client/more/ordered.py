@@ -110,7 +110,7 @@ class OrderedConsumer:
         """Stream sequence of the last message that was returned; 0 before the first."""
 
     def __repr__(self) -> str:
-        return f"<OrderedConsumer of {self._stream.name} behind {self.last_sequence}>"
+        return f"<OrderedConsumer of {self._stream.name} after sequence {self.last_sequence}>"
 
     async def info(self) -> ConsumerInfo:
         """Request the state of the current consumer on the server. After the consumer was recreated, this is the state
@@ -180,7 +180,7 @@ class OrderedConsumer:
         self, batch: int, max_wait: float, fetch: Callable[[Consumer, int, float], Awaitable[list[Message]]]
     ) -> list[Message]:
         if self._push:
-            raise OrderedConsumerMisused("an ordered push consumer cannot be fetched from; use messages() or consume()")
+            raise OrderedConsumerMisused("an ordered push consumer cannot fetch messages; use messages() or consume()")
         clock = asyncio.get_running_loop().time
         deadline = clock() + check_seconds("max_wait", max_wait)
         messages: list[Message] = []

@@ -168,7 +168,7 @@ class AsyncPublisher:
                 while self._pending:
                     await asyncio.wait(list(self._pending.values()))
         except TimeoutError:
-            text = f"{self.pending} messages have no answer after {timeout:g} s; wait again, or raise timeout"
+            text = f"{self.pending} messages have no answer after {timeout:g} s; wait again, or set a longer 'timeout'"
             raise RequestTimeout(text) from None
 
     async def close(self) -> None:
@@ -176,7 +176,9 @@ class AsyncPublisher:
         self._closed = True
         self._api.connection.when_lost.discard(self._lost)
         inbox, self._inbox = self._inbox, None
-        self._give_up(PublisherClosed, "the publisher was closed before the stream answered; the message may be stored")
+        self._give_up(
+            PublisherClosed, "the publisher was closed before the stream answered; the message may have been stored"
+        )
         if inbox is not None:
             await inbox.close()
 
@@ -245,8 +247,9 @@ class AsyncPublisher:
     def _unanswered(self, number: int) -> None:
         subject = self._pending[number].message.subject
         error: Exception = RequestTimeout(
-            f"the message on {subject!r} got no answer within {self._ack_timeout:g} s, and may be stored; publish it "
-            "again with the same msg_id if it had one. Without a msg_id, publishing it again may store it twice"
+            f"the message on {subject!r} got no answer within {self._ack_timeout:g} s, and may have been stored; "
+            "publish it again with the same msg_id if it had one. Without a msg_id, publishing it again may store it "
+            "twice"
         )
         try:
             self._api.connection.check_permitted(subject)
@@ -257,7 +260,7 @@ class AsyncPublisher:
     def _lost(self, error: ConnectionLost) -> None:
         """Fail the futures of all unanswered messages. Their answers will not arrive, and each of these messages may be
         stored."""
-        self._give_up(type(error), f"the stream did not answer, and the message may be stored: {error}")
+        self._give_up(type(error), f"the stream did not answer, and the message may have been stored: {error}")
 
     def _give_up(self, kind: type[JetStreamError], what: str) -> None:
         for number in list(self._pending):

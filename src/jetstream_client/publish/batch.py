@@ -83,9 +83,11 @@ class Batch:
         self._check_open()
         for name in message.headers:
             if name.lower() in _RESERVED:
-                raise InvalidValue(f"headers[{name!r}]", "…", "leave it out, because the batch sets it")
+                raise InvalidValue(f"headers[{name!r}]", "…", "leave this header out, because the batch sets it")
         if self.size == self._max_messages:
-            remedy = f"must be at most {self._max_messages}; use several batches, or publish without a batch"
+            remedy = (
+                f"a batch has at most {self._max_messages} messages; use several batches, or publish without a batch"
+            )
             raise InvalidValue("messages", self.size + 1, remedy)
         if self._held is not None:
             await self._send(self._held)
@@ -163,7 +165,7 @@ class Batch:
                 return await answer
         except TimeoutError:
             self._api.connection.check_permitted(message.subject)
-            text = f"no answer to message {number} of batch {self.id} within {limit:g} s"
+            text = f"no answer to message {number} of batch {self.id} arrived within {limit:g} s"
             raise RequestTimeout(f"{text}; repeat the batch with the same message ids") from None
 
     def _deliver(self, reply: Reply) -> None:
@@ -209,5 +211,7 @@ def check_batch_id(value: str) -> str:
     """Check and return an id. Raises InvalidValue if the server would refuse the id, or if it is not a token of a
     subject."""
     if not isinstance(value, str) or not 1 <= len(value.encode()) <= _LONGEST_ID or set(value) & set(" .*>\t\r\n"):
-        raise InvalidValue("batch_id", value, f"must have 1 to {_LONGEST_ID} bytes, without white space and . * >")
+        raise InvalidValue(
+            "batch_id", value, f"must have 1 to {_LONGEST_ID} bytes, and must not contain . * > or white space"
+        )
     return value

@@ -47,10 +47,12 @@ log = logging.getLogger(__name__)
 _PAUSE = 0.01  # seconds before messages that the stream dropped are sent again
 _ELECTION = 0.25  # seconds between two checks whether a stream has a leader
 _BUSY = (
-    "the stream dropped messages for a minute (too many requests); publish fewer at a time, or raise the server's "
-    "max_buffered_msgs"
+    "the stream dropped messages for a minute (too many requests); publish fewer messages at a time, or raise the "
+    "server's max_buffered_msgs"
 )
-_LEADERLESS = "the stream had no leader for a minute ({}); check that most of its servers are running"
+_LEADERLESS = (
+    "the stream had no leader for a minute ({}); make sure that more than half of the servers that store it are running"
+)
 
 
 def publish_all(
@@ -228,7 +230,7 @@ def _drive_all(
     recovery: Recovery | None,
 ) -> None:
     attempts = Attempts(
-        lambda: f"publishing was interrupted; sending {len(window.unanswered)} messages again", patient=False
+        lambda: f"publishing was interrupted, and {len(window.unanswered)} messages are sent again", patient=False
     )
     inbox = ""
     try:

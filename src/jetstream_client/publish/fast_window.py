@@ -160,7 +160,10 @@ class FastWindow:
             self._ack = ack
             self._confirm(ack.batch_size)
         else:
-            problem = "the server does not support fast-ingest batches, and stored the message without a batch"
+            problem = (
+                "the server does not support fast-ingest batches, and stored the message without a batch; upgrade "
+                "the server"
+            )
             self._refuse(number, ProtocolError(problem))
 
     def _confirm(self, number: int) -> None:

@@ -118,7 +118,9 @@ class Feed:
                 header = self._before_id + self._ids.next(subject, data).encode() + self._after_id
             size = len(header) + len(data)
             if size > largest:
-                remedy = f"must have at most {largest} bytes including headers, which is the server's max_payload"
+                remedy = (
+                    f"data and headers must have at most {largest} bytes together, which is the server's max_payload"
+                )
                 raise InvalidValue("data", f"{size} bytes", remedy)
         except JetStreamError as refusal:
             self._window.fail(position, subject, refusal)

@@ -74,7 +74,9 @@ def merged_headers(
     for name, (option, value) in asked.items():
         given = same.get(name.lower(), name)
         if merged.setdefault(given, (value,)) != (value,) or given != name:
-            remedy = f"contradicts {option}, which sets {name}: {value}; set only one of the two"
+            remedy = (
+                f"this header contradicts the option {option}, which sets {name} to {value!r}; set only one of the two"
+            )
             raise InvalidValue(f"headers[{given!r}]", ", ".join(merged[given]), remedy)
     return merged
 

@@ -58,7 +58,7 @@ def option_headers(options: PublishOptions) -> list[tuple[str, str, str]]:
         remedy = reply if name == "reply" else "publishing has no such option; leave it out"
         raise InvalidValue(name, given[name], remedy)
     if "expected_last_subject" in given and "expected_last_subject_sequence" not in given:
-        remedy = "set expected_last_subject_sequence too"
+        remedy = "also set expected_last_subject_sequence"
         raise InvalidValue("expected_last_subject", given["expected_last_subject"], remedy)
     found: list[tuple[str, str, str]] = []
     for option, value in given.items():
@@ -86,7 +86,9 @@ def _sequence(option: str, value: Any) -> str:
 
 def _rollup(option: str, value: Any) -> str:
     if value not in ("sub", "all"):
-        raise InvalidValue(option, value, 'must be "sub" (replace the subject) or "all" (replace the whole stream)')
+        raise InvalidValue(
+            option, value, 'must be "sub" (replace the messages of the subject) or "all" (replace the whole stream)'
+        )
     return str(value)
 
 

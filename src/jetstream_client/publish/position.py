@@ -130,11 +130,14 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
     window = config.get("duplicate_window", 0) / 1e9
     first, last = since.last + 1, state["last_seq"]
     if last < since.last:
-        return Found({}, f"the stream ends at sequence {last}, but ended at {since.last} before", age, 0)
+        return Found({}, f"the stream's last sequence is {last}, but was {since.last} before", age, 0)
     there = max(first, state["first_seq"])
     by_direct_get = bool(config.get("allow_direct"))
     if not by_direct_get and config["retention"] != "limits" and there <= last:
-        why = f"only direct get can read a {config['retention']} stream without consuming it; set allow_direct"
+        why = (
+            f"the stream's retention is {config['retention']!r}, so only direct get can read its messages without "
+            "consuming them; set allow_direct"
+        )
         return Found({}, why, age, window)
     ids: dict[bytes, int] = {}
     unclear, read = "", 0
@@ -214,9 +217,18 @@ class Recovery:
         if not found.unclear:
             return math.inf
         if self._accept:
-            log.warning("stream %s: %s; duplicates are accepted", self._since.stream, found.unclear)
+            log.warning(
+                "it is unknown which messages stream %s has stored (%s); messages that were not found are sent "
+                "again, because duplicates are accepted",
+                self._since.stream,
+                found.unclear,
+            )
             return math.inf
-        log.warning("stream %s: %s; relying on its duplicate window", self._since.stream, found.unclear)
+        log.warning(
+            "it is unknown which messages stream %s has stored (%s); only its duplicate_window prevents duplicates",
+            self._since.stream,
+            found.unclear,
+        )
         return began + found.window - MARGIN
 
 

@@ -74,10 +74,12 @@ class Schedule:
         if isinstance(when, timedelta):
             seconds, rest = divmod(nanoseconds(when), 10**9)
             if seconds < 1 or rest:
-                raise InvalidValue("schedule.when", when, "an interval must be in whole seconds, at least one")
+                raise InvalidValue("schedule.when", when, "an interval must be a whole number of seconds, 1 or more")
             return f"@every {seconds}s"
         if not isinstance(when, str) or not (when.startswith("@") or len(when.split()) == 6):
-            remedy = "must be a datetime, a timedelta, a name such as @hourly, or cron with six fields, seconds first"
+            remedy = (
+                "must be a datetime, a timedelta, a name such as @hourly, or six cron fields, the first for seconds"
+            )
             raise InvalidValue("schedule.when", when, remedy)
         return when
 

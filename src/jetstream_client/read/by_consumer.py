@@ -236,7 +236,9 @@ class _Reading:
                 arrived += 1
                 self._counter += 1
                 if consumer_sequence != self._counter:
-                    raise ConnectionLost(f"delivery {self._counter} is missing: {consumer_sequence} arrived instead")
+                    raise ConnectionLost(
+                        f"delivery {self._counter} is missing: delivery {consumer_sequence} arrived instead"
+                    )
                 if sequence > self.last_sequence + 1 and self._subject is None:
                     self._skipped.append((self.last_sequence + 1, sequence - 1))
                 self.last_sequence = sequence

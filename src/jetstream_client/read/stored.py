@@ -46,7 +46,10 @@ BATCH = 1_000
 the caller reads them."""
 
 _ADDED = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence")
-_LOST = "messages of stream {!r} were lost on their way; read again, beginning after the last one that arrived"
+_LOST = (
+    "messages of stream {!r} were lost on the way from the server; read again, beginning after the last message that "
+    "arrived"
+)
 _STATUSES: dict[int, type[ApiError]] = {
     404: MessageNotFound,
     408: BadRequest,  # "Bad Request", "Empty Request", "Malformed Request"
@@ -85,12 +88,12 @@ def selection(
     if last_by_subject is not None:
         for name, value in (("sequence", sequence), ("next_by_subject", next_by_subject), ("start_time", start_time)):
             if value is not None:
-                raise InvalidValue(name, value, f"set {name} or last_by_subject, not both")
+                raise InvalidValue(name, value, f"set either {name!r} or last_by_subject, not both")
         return {"last_by_subj": check_filter(last_by_subject, "last_by_subject")}
     if sequence is not None and start_time is not None:
-        raise InvalidValue("start_time", start_time, "set sequence or start_time, not both")
+        raise InvalidValue("start_time", start_time, "set either 'sequence' or start_time, not both")
     if sequence is None and start_time is None and next_by_subject is None:
-        remedy = "no message is selected; set sequence, next_by_subject, last_by_subject or start_time"
+        remedy = "no message is selected; set 'sequence', next_by_subject, last_by_subject or start_time"
         raise InvalidValue("sequence", None, remedy)
     body: dict[str, Any] = {}
     if sequence is not None:
@@ -108,9 +111,9 @@ def last_selection(
     """Check the parameters of a request for last messages, and return its body. Raises InvalidValue."""
     filters = [check_filter(subject, "subjects") for subject in ([subjects] if isinstance(subjects, str) else subjects)]
     if not filters:
-        raise InvalidValue("subjects", filters, "must have at least one subject; > matches all subjects")
+        raise InvalidValue("subjects", filters, "set at least one subject; the wildcard > matches all subjects")
     if up_to_sequence is not None and up_to_time is not None:
-        raise InvalidValue("up_to_time", up_to_time, "set up_to_sequence or up_to_time, not both")
+        raise InvalidValue("up_to_time", up_to_time, "set either up_to_sequence or up_to_time, not both")
     body: dict[str, Any] = {"multi_last": filters}
     if up_to_sequence is not None:
         body["up_to_seq"] = check_sequence(up_to_sequence, "up_to_sequence")

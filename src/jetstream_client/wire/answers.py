@@ -29,6 +29,7 @@ def decode_api_answer(data: bytes, status: int, subject: str, request: str) -> d
         raise JetStreamNotEnabled(
             NO_RESPONDERS,
             0,
-            f"no server answers {subject!r}; enable JetStream, or correct the domain, API prefix or permissions",
+            f"no server answers {subject!r}; enable JetStream, or correct the domain, the API prefix or the "
+            "permissions",
         )
     return decode_answer(data, f"the answer to {subject!r}", request)

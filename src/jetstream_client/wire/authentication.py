@@ -41,7 +41,7 @@ def connect_line(settings: ConnectionSettings, server: Mapping[str, Any], *, enc
     """
     if settings.tls and not encrypted:
         raise TlsNotOffered(
-            f"TLS is set here and the server at {', '.join(settings.servers)} does not offer it; nothing secret was "
+            f"TLS is set here, but the server at {', '.join(settings.servers)} does not offer it, so no secret was "
             "sent. Enable TLS on the server, or connect without TLS"
         )
     fields = {
@@ -61,15 +61,15 @@ def connect_line(settings: ConnectionSettings, server: Mapping[str, Any], *, enc
 def unreachable(settings: ConnectionSettings, reason: str) -> ConnectionFailed:
     """The error when the connection to every server failed or took too long."""
     return ConnectionFailed(
-        f"no NATS server reachable at {', '.join(settings.servers)} within {settings.connect_timeout:g} s: {reason}; "
-        "check the addresses and ports, and that a server is running there"
+        f"no NATS server could be reached at {', '.join(settings.servers)} within {settings.connect_timeout:g} s: "
+        f"{reason}; correct the addresses and ports, or start the server there"
     )
 
 
 def refused(settings: ConnectionSettings, words: str) -> AuthenticationFailed:
     """The error when the server refused the connection, with its ``words`` and a remedy for the kind of credentials."""
     return AuthenticationFailed(
-        f"the NATS server refused the connection ({settings.kind}): {words}; {_remedy(settings)}"
+        f"the NATS server refused the connection (with {settings.kind}): {words}; {_remedy(settings)}"
     )
 
 
@@ -117,8 +117,8 @@ def _key(field: str, seed: str) -> Ed25519PrivateKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError:
         raise AuthenticationFailed(
-            "the Python package 'cryptography' is missing, which is needed for an NKey seed or credentials; install it "
-            "here and on every Spark executor"
+            "the Python package 'cryptography' is missing; an NKey seed or credentials need it, so install it here "
+            "and on every Spark executor"
         ) from None
     raw = base64.b32decode(seed.strip() + "======")  # 36 bytes: two of prefix, the key, two of checksum
     if binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:
@@ -138,21 +138,21 @@ def _signature(key: Ed25519PrivateKey, nonce: str) -> str:
 
 def _remedy(settings: ConnectionSettings) -> str:
     if settings.user:
-        return "check user and password"
+        return "correct the user or the password"
     if settings.token:
-        return "check the token"
+        return "correct the token"
     if settings.nkey_seed:
         seed = check_seed(settings.credential("nkey_seed"))
-        return f"check that the server knows the user {_public(_key('nkey_seed', seed))}"
+        return f"add the user {_public(_key('nkey_seed', seed))} to the server's configuration, or use another seed"
     if settings.credentials:
         expired = _expired(check_credentials(settings.credential("credentials"))[0])
         return (
             f"the credentials expired at {expired}, so renew them"
             if expired
-            else "check that the server's operator and account issued the credentials"
+            else "use credentials that the server's operator and account have issued"
         )
     if settings.tls_certificate:
-        return "check that the server has a user for the name in the client certificate"
+        return "add a user for the name in the client certificate to the server's configuration"
     return "set user and password, a token, an NKey seed, credentials or a client certificate"
 
 

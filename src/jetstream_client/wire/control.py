@@ -478,9 +478,10 @@ async def _finish(client: Client, *, within: float) -> None:
 
 def _no_server(settings: ConnectionSettings, error: Exception | None = None) -> ConnectionFailed:
     """The error for an invalid INFO or an invalid first answer, for which nats-py raises many kinds of exceptions."""
-    words = str(error) if isinstance(error, nats.errors.Error) else "it does not speak the NATS protocol"
+    words = str(error) if isinstance(error, nats.errors.Error) else "the answer is not in the NATS protocol"
     return ConnectionFailed(
-        f"no NATS server at {', '.join(settings.servers)}: {words[:LONGEST_TEXT]}; check the addresses and ports"
+        f"no NATS server answered at {', '.join(settings.servers)}: {words[:LONGEST_TEXT]}; correct the addresses and "
+        "ports"
     )
 
 

@@ -142,7 +142,9 @@ def read_pem(field: str, value: str, kind: str, folders: str | None = None) -> s
     """
     pem = read(field, value, folders)
     if not any(f" {label}".endswith(f" {kind}") for label in _LABEL.findall(pem)):
-        raise InvalidValue(field, "…", f"contains no block -----BEGIN {kind}-----; set PEM or the path of a PEM file")
+        raise InvalidValue(
+            field, "…", f"the value contains no block -----BEGIN {kind}-----; set PEM text or the path of a PEM file"
+        )
     return _PEM_BLOCK.sub(_reflowed, pem)
 
 

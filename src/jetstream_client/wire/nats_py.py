@@ -142,7 +142,7 @@ class Client(nats.aio.client.Client):
     def lost(self) -> ConnectionLost:
         """The error for using the connection while it is lost, or after it has ended."""
         if not self.ended:
-            return ConnectionLost("there is no connection to NATS at this moment; it is being restored, so try again")
+            return ConnectionLost("the connection to NATS is interrupted and is being restored; try again")
         servers = ", ".join(self._settings.servers)
         return ConnectionEnded(f"the connection to {servers} has ended because {self.ended}; open another one")
 

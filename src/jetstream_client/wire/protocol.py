@@ -74,7 +74,10 @@ def encode_publish(subject: str, reply: str, data: bytes, header: bytes = b"") -
     """
     address = (f"{subject} {reply}" if reply else subject).encode()
     if len(address) > _LONGEST_ADDRESS:
-        remedy = f"has {len(address)} bytes together with the reply subject; shorten it to at most {_LONGEST_ADDRESS}"
+        remedy = (
+            f"this and the reply subject have {len(address)} bytes together; shorten it until they have "
+            f"{_LONGEST_ADDRESS} at most"
+        )
         raise InvalidValue("subject", subject, remedy)
     if header:
         return b"HPUB %b %d %d\r\n%b%b\r\n" % (address, len(header), len(header) + len(data), header, data)

@@ -127,9 +127,9 @@ class ConnectionSettings:
     def _check_authentication(self) -> None:
         ways = [way for way in ("user", "token", "nkey_seed", "credentials") if getattr(self, way)]
         if len(ways) > 1:
-            raise InvalidValue("authentication", " and ".join(ways), "choose one way to authenticate")
+            raise InvalidValue("authentication", " and ".join(ways), "set only one of these ways to authenticate")
         if bool(self.user) != bool(self.password):
-            raise InvalidValue("user" if self.password else "password", None, "set user and password together")
+            raise InvalidValue("user" if self.password else "password", None, "set 'user' and 'password' together")
         if self.nkey_seed and not credential.path_of("nkey_seed", self.nkey_seed):
             object.__setattr__(self, "nkey_seed", check_seed(self.nkey_seed))
         if self.credentials and not credential.path_of("credentials", self.credentials):
@@ -140,7 +140,7 @@ class ConnectionSettings:
 
     def _check_subjects(self) -> None:
         if self.domain and self.api_prefix:
-            raise InvalidValue("domain", self.domain, "set domain or api_prefix, not both")
+            raise InvalidValue("domain", self.domain, "set either 'domain' or api_prefix, not both")
         check_subject(self.inbox_prefix, "inbox_prefix")
         if len(self.inbox_prefix.encode()) > _LONGEST_PREFIX:
             raise InvalidValue("inbox_prefix", self.inbox_prefix, f"must have at most {_LONGEST_PREFIX} bytes")
@@ -230,7 +230,10 @@ class ConnectionSettings:
             try:
                 _load_client_certificate(context, certificate, key)
             except (ssl.SSLError, ValueError, OSError):
-                remedy = "certificate and private key must be complete, belong together, and have no passphrase"
+                remedy = (
+                    "certificate and private key must be complete and belong together, and the key must have no "
+                    "passphrase"
+                )
                 raise InvalidValue("tls_certificate", "…", remedy) from None
         return context
 

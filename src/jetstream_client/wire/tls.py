@@ -89,13 +89,13 @@ def tls_failure(error: ssl.SSLError) -> TlsFailed | None:
     reason = error.reason or ""
     if reason in _NOT_TLS:
         return TlsNotOffered(
-            "TLS is set here and the server answers without it; nothing secret was sent. Enable TLS on the server (and "
-            "handshake_first if tls_handshake_first is set here), or connect without TLS"
+            "TLS is set here, but the server answers without TLS, so no secret was sent. Enable TLS on the server "
+            "(and handshake_first if tls_handshake_first is set here), or connect without TLS"
         )
     if "ALERT" not in reason:
         return None
     words = reason.rpartition("ALERT_")[2].replace("_", " ").lower()
     return TlsFailed(
-        f"the server ended the TLS handshake: {words}; if it requires a client certificate, set tls_certificate and "
-        "tls_private_key to a valid certificate, signed by an authority of the server, and its key"
+        f"the server ended the TLS handshake: {words}; if it requires a client certificate, set tls_certificate to a "
+        "valid certificate that an authority of the server has signed, and tls_private_key to its key"
     )

@@ -116,7 +116,7 @@ async def test_the_next_message(stream: Stream) -> None:
     waiting = asyncio.create_task(consumer.next())
     await publish(stream, 1)
     assert (await waiting).metadata.sequence == 1
-    with pytest.raises(InvalidValue, match="half of expires"):
+    with pytest.raises(InvalidValue, match="half of 'expires'"):
         await consumer.next(max_wait=1, heartbeat=0.6)
     with pytest.raises(InvalidValue, match="expires"):
         await consumer.fetch(1, max_wait=0)

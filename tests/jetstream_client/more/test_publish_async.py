@@ -256,7 +256,9 @@ async def test_a_publisher_that_was_closed_says_so(serve: Serve) -> None:
             await asyncio.sleep(0)
             await publisher.close()
         for future in unanswered:
-            with pytest.raises(errors.PublisherClosed, match=r"closed before the stream answered.*may be stored"):
+            with pytest.raises(
+                errors.PublisherClosed, match=r"closed before the stream answered.*may have been stored"
+            ):
                 await future
         assert [type(each) for each in told] == [errors.PublisherClosed] * 2
         with pytest.raises(errors.PublisherClosed, match="was not sent because the publisher was closed"):

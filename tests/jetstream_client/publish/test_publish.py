@@ -365,7 +365,9 @@ async def test_a_subject_that_no_line_has_room_for_is_refused_and_nothing_is_sen
     async with connect(ConnectionSettings(servers=nats_server.url, inbox_prefix="I" * 128)) as js:
         flags = {"allow_atomic": True, "allow_batched": True}
         stream = await js.create_stream({"name": name, "subjects": [f"{name}.>"], **flags})
-        with pytest.raises((errors.InvalidValue, errors.PublishFailed), match="at most 3840 bytes, but this has 3841"):
+        with pytest.raises(
+            (errors.InvalidValue, errors.PublishFailed), match="at most 3840 bytes, but this one has 3841"
+        ):
             await way(js, longest + "x")
         await way(js, longest)
         assert (await stream.get_message(last_by_subject=longest)).subject == longest

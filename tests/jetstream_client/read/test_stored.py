@@ -177,7 +177,7 @@ async def test_what_was_lost_on_its_way_is_not_silent(
         return inbox(leak)
 
     monkeypatch.setattr(stream.js.connection, "inbox", leaking)
-    with pytest.raises(ConnectionLost, match="lost on their way") as ended:
+    with pytest.raises(ConnectionLost, match="lost on the way from the server") as ended:
         await listed(stream.get_messages())
     assert ended.value.last_sequence == lost - 1
 

@@ -107,7 +107,7 @@ def test_a_server_that_cannot_show_who_it_is_hears_no_secret(world: World, drive
     first = "handshake_first: true" if mode == "handshake first" else ""
     late = world.server(world.config(kind, "plain") + world.authority.config(first, files=expired))
     denied(driver, settings(f"nats://localhost:{late.port}"), TlsFailed, "expired; renew")
-    denied(driver, settings(world.url(kind, "plain")), TlsNotOffered, "nothing secret was sent")
+    denied(driver, settings(world.url(kind, "plain")), TlsNotOffered, "so no secret was sent")
 
 
 @pytest.mark.parametrize("kind", KINDS[:5])
