@@ -145,7 +145,10 @@ TLS: dict[str, Case] = {
         "set tls_certificate to",
     ),
     "half a certificate": (lambda s, _: {"servers": s.accounts, "tls_certificate": "a.pem"}, "tls_private_key=None"),
-    "no PEM": (lambda s, _: {**tls(s), "tls_ca": "-----BEGIN HIDDEN"}, "tls_ca='…': contains no block.*CERTIFICATE"),
+    "no PEM": (
+        lambda s, _: {**tls(s), "tls_ca": "-----BEGIN HIDDEN"},
+        "tls_ca='…': the value contains no block.*CERTIFICATE",
+    ),
     "broken PEM": (lambda s, _: {**tls(s), "tls_ca": ca(s).replace("M", "A")}, "tls_ca='…': this is not a PEM cert"),
     "no file": (lambda s, f: {**tls(s), "tls_ca": str(f / SECRET)}, "tls_ca='…': the file.*No such file"),
     "no file for the key": (
@@ -201,7 +204,7 @@ WHO: dict[str, Case] = {
         "the credentials expired at .*renew them",
     ),
     "no credentials": (lambda s, _: {"servers": s.accounts, "creds_secret": SECRET}, "creds_secret='…': set .* .creds"),
-    "two at once": (lambda s, _: {**who(s), "token": SECRET}, "authentication='user and token': choose one"),
+    "two at once": (lambda s, _: {**who(s), "token": SECRET}, "authentication='user and token': set only one"),
     "no file of a password": (
         lambda s, f: {**who(s), "password": f"file://{f / SECRET}"},
         "password='…': the file.*No such file.*api-server",
@@ -225,8 +228,11 @@ WHO: dict[str, Case] = {
 }
 WRITING: dict[str, Case] = {
     "unknown field": (lambda _, __: {"tls_cert": SECRET}, "extra='tls_cert'.*tls_certificate"),
-    "neither true nor false": (lambda _, __: {"tls": "maybe"}, r"extra\['tls'\]='str': give true or false"),
-    "no seconds": (lambda _, __: {"connect_timeout": "soon"}, r"extra\['connect_timeout'\]='str': give a number of s"),
+    "neither true nor false": (lambda _, __: {"tls": "maybe"}, r"extra\['tls'\]='str': .*give true or false"),
+    "no seconds": (
+        lambda _, __: {"connect_timeout": "soon"},
+        r"extra\['connect_timeout'\]='str': .*give a number of s",
+    ),
     "without end": (lambda _, __: {"connect_timeout": 10**6}, "connect_timeout=.*at most a day"),
     "domain and prefix": (lambda _, __: {"domain": "a", "api_prefix": "b"}, "domain='a'.*not both"),
     "no subject": (lambda _, __: {"inbox_prefix": "_INBOX.>"}, "inbox_prefix="),

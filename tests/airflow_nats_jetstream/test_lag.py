@@ -82,8 +82,8 @@ async def test_a_consumer_that_is_not_there_is_an_error(hook: JetStreamHook, str
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({}, "below, above=.*set either"),
-        ({"below": 1, "above": 1}, "below, above=.*set either"),
+        ({}, "below, above=.*set exactly one"),
+        ({"below": 1, "above": 1}, "below, above=.*set exactly one"),
         ({"below": 0}, "below=0"),
         ({"above": -1}, "above=-1"),
         ({"below": "few"}, "whole number"),

@@ -529,7 +529,7 @@ async def test_a_replay_goes_into_another_stream_where_its_own_cannot_take_it(
     await reject(other, [1])
     problem = await refusal_of_replay(other)
     assert says.format(**names) in problem
-    assert "(into)" in problem
+    assert "use 'into' to name" in problem
     letters = DeadLetters(stream.js, other.name)
     assert (await replays.replay(letters, EVERYTHING, stream.name)).published == 1
     assert (await stream.info()).state["messages"] == 2

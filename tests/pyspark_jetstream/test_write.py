@@ -315,7 +315,7 @@ async def test_a_row_that_is_no_message_is_named(
 @pytest.mark.parametrize(
     ("columns", "named"),
     [
-        ("'s' as subject", r"schema='struct<subject:string>': the column data is missing"),
+        ("'s' as subject", r"schema='struct<subject:string>': the column 'data' is missing"),
         (
             "'s' as subject, 1 as data",
             r"schema='data int': drop or cast this column; the columns are subject string, data binary or string",
