@@ -92,7 +92,7 @@ class JetStreamTrigger(BaseTrigger):
         raise NotImplementedError
 
     def handed_on(self) -> None:
-        """Keep the messages and claims taken so far from being released when the trigger ends."""
+        """Make sure that the messages and claims taken so far are not released when the trigger ends."""
 
     async def on_kill(self) -> None:
         """Call :meth:`killed`, and complete it despite cancellations.
@@ -166,7 +166,7 @@ class JetStreamPullTrigger(JetStreamTrigger):
         return {"status": "claims", "claims": [claim.to_json() for claim in claims]}
 
     def handed_on(self) -> None:
-        """Keep the messages and claims taken so far from being released when the trigger ends.
+        """Make sure that the messages and claims taken so far are not released when the trigger ends.
 
         Either the event contains the claims, or the connection has ended. In the second case the messages that were
         pulled on that connection are redelivered, and the next trigger or worker with the same owner hands on the

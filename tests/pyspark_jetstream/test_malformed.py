@@ -291,7 +291,7 @@ async def test_rejecting_by_a_rule_of_ones_own(
             held.reject(good.where("id < 3"), "no such order")
             with pytest.raises(Exception, match="a column named 'reason'"):
                 held.reject(good)
-            with pytest.raises(Exception, match="column sequence"):
+            with pytest.raises(Exception, match="a column named 'sequence'"):
                 held.reject(good.select("id"), "no such order")
             with pytest.raises(Exception, match="does not contain"):
                 held.reject(good.selectExpr("sequence + 100 AS sequence"), "foreign")

@@ -224,7 +224,10 @@ class OrderedConsumer:
         if self._busy:
             raise OrderedConsumerMisused("this ordered consumer is already being read; create another one")
         if self._use not in ("", use):
-            raise OrderedConsumerMisused(f"this ordered consumer was used to {self._use}; create another one to {use}")
+            raise OrderedConsumerMisused(
+                f"this ordered consumer has already been used to {self._use} messages, and cannot {use} them as well; "
+                "create another ordered consumer"
+            )
         self._busy, self._use = True, use
 
     async def _create(self, deliver: Mapping[str, Any] | None = None) -> Consumer:
