@@ -569,9 +569,7 @@ class Ledger:
         except WrongLastSequence:
             raise
         except NoStreamResponse:
-            away = JetStreamNotEnabled(503, 0, f"no stream listens on {subject!r}")
-            away.args = (away.description,)  # without the codes, which the server did not send
-            raise away from None
+            raise JetStreamNotEnabled(503, 0, f"no stream listens on {subject!r}") from None
         except PermissionDenied as error:
             raise LedgerUnavailable(f"the ledger cannot be written: {error}") from error
         except WrongDomain as error:

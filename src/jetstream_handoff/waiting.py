@@ -171,15 +171,13 @@ def _grouped(priority: Priority, info: ConsumerInfo, names: str) -> str:
                 f"priority group {priority.group!r} has been pinned to client {pinned} since {since}; `nats consumer "
                 f"unpin {names} {priority.group}` lets the server pin another client"
             )
-    conditions = []
-    if priority.min_pending:
-        words = f"min_pending={priority.min_pending} messages are pending"
-        conditions.append((words, info.pending >= priority.min_pending))
-    if priority.min_ack_pending:
-        words = f"min_ack_pending={priority.min_ack_pending} messages are unacknowledged"
-        conditions.append((words, info.ack_pending >= priority.min_ack_pending))
-    if conditions and not any(met for _, met in conditions):
-        either = " or ".join(words for words, _ in conditions)
+    limits = (
+        ("min_pending", priority.min_pending, info.pending, "pending"),
+        ("min_ack_pending", priority.min_ack_pending, info.ack_pending, "unacknowledged"),
+    )
+    asked = [limit for limit in limits if limit[1]]
+    if asked and all(found < least for _, least, found, _ in asked):
+        either = " or ".join(f"{name}={least} messages are {what}" for name, least, _, what in asked)
         return (
             f"priority group {priority.group!r} serves this sensor only if {either}; {info.ack_pending} are "
             "unacknowledged"
