@@ -30,7 +30,7 @@ class Standalone:
         """The addresses of the user interfaces: the master's, and the workers'."""
         self.rest_port = free_port()
         """Where the master takes submissions, from who shows `token`."""
-        key = secrets.token_bytes(32)
+        key = _key()
         self.token = _signed({"sub": "airflow"}, key)
         environment = {name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME") if name in os.environ}
         environment |= {
@@ -110,6 +110,12 @@ class Standalone:
                 return state
         except (OSError, ValueError):  # the page is there before what is to be on it
             return {}
+
+
+def _key() -> bytes:
+    """A random key. Spark refuses options that contain "Xmx", which one of 6,000 keys does."""
+    key = secrets.token_bytes(32)
+    return _key() if "Xmx" in _text(key) else key
 
 
 def _text(data: bytes) -> str:
