@@ -17,7 +17,7 @@ from jetstream_handoff import answers, settle
 from jetstream_handoff.claim import KEEPER, new_token
 from jetstream_handoff.completion import LEASE_ENDS, complete
 from jetstream_handoff.dead_letters import DeadLetters, Holder, check_reason
-from jetstream_handoff.durations import HEARTBEATS, LONGEST_HOLD
+from jetstream_handoff.durations import HAND_OFF_TIMEOUT, HEARTBEATS, LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen, unusable
@@ -61,17 +61,20 @@ class Hold:
     ) -> AsyncIterator[Hold]:
         """Take over the claim from any earlier attempt, and hold the claim until the end of the block.
 
-        If the block does not end the hold, the claim is released without delay. A ``KEEPER`` takes a claim over only
-        from another keeper.
+        If the block does not end the hold, the claim is released without delay. But a keeper that is cancelled leaves a
+        lease, because the work continues, and another keeper may hold the claim next.
 
-        try_number:    the number of the task's try, which becomes part of the token.
+        try_number:    the number of the task's try, which becomes part of the token. ``KEEPER`` means a keeper, which
+                       takes a claim over only from another keeper.
         longest_hold:  the hold is lost after this time; default: 24 hours.
 
         Raises:
             AlreadyDone: the claim was already settled; carries the recorded value. Before it is raised, messages that
                 were left unacknowledged are acknowledged.
-            Superseded: the stream or the consumer was recreated, or the messages belong to another claim.
-            HeldByAnother: an attempt holds the claim, so a ``KEEPER`` does not take it over.
+            Superseded: the claim is no longer open, or the stream or the consumer was deleted or recreated.
+            HeldByAnother: an attempt holds the claim, and ``try_number`` is ``KEEPER``.
+            ClaimInvalid: the claim differs from its entry in the ledger, or its acknowledgements would not go to the
+                consumer that this connection finds.
             LedgerUnavailable: the ledger's buckets are missing, or this account cannot use them.
             PermissionDenied: this user is not permitted to acknowledge for this consumer, so the work must not begin.
         """
@@ -103,7 +106,7 @@ class Hold:
             await settle.acknowledge_again(ledger, claim)
             raise
         except asyncio.CancelledError:  # the token may have been written, although no attempt holds the claim
-            await hold._complete_release()
+            await hold._complete_release(cancelled=True)
             raise
         async with hold._kept():
             await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
@@ -120,16 +123,24 @@ class Hold:
         self._end = asyncio.get_running_loop().call_later(
             longest, self._lose, f"it was held for longer than longest_hold ({longest:g} s)"
         )
+        cancelled = False
         try:
             yield self
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
         finally:
             if not self.ended:
-                await self._complete_release()
+                await self._complete_release(cancelled=cancelled)
 
     @property
     def settings(self) -> ConnectionSettings:
         """The settings of the connection on which the claim is held."""
         return self._ledger.js.settings
+
+    @property
+    def _is_keeper(self) -> bool:
+        return self.token.startswith(f"{KEEPER}-")
 
     @property
     def attempt_id(self) -> str:
@@ -207,14 +218,15 @@ class Hold:
         self.ended = True
         await settle.release(self._ledger, self.claim, self.token, delay)
 
-    async def _complete_release(self) -> None:
-        await complete(self.let_go(), _TO_RELEASE, f"releasing claim {self.claim.id}", LEASE_ENDS)
+    async def _complete_release(self, *, cancelled: bool) -> None:
+        delay = HAND_OFF_TIMEOUT if cancelled and self._is_keeper else None
+        await complete(self.let_go(delay), _TO_RELEASE, f"releasing claim {self.claim.id}", self.until)
 
-    async def let_go(self) -> None:
+    async def let_go(self, delay: timedelta | None = None) -> None:
         """Release the claim. An error is only logged. If it were raised, it would hide the error that ended the work,
         or nothing would catch it."""
         try:
-            await self.release()
+            await self.release(delay)
         except Exception as error:
             expected = isinstance(error, JetStreamError)
             log.warning("%s: %s; %s", self.unreleased, error, self.until, exc_info=not expected)
@@ -233,8 +245,8 @@ class Hold:
 
     @contextmanager
     def _fenced(self) -> Iterator[None]:
-        """Report the event "lost" if the claim cannot be settled, failed or released, because another attempt or claim
-        has its messages."""
+        """Report the event "lost" if this attempt cannot settle or fail the claim, because it no longer holds the
+        claim."""
         try:
             yield
         except (AlreadyDone, Superseded, HeldByAnother):
@@ -287,14 +299,16 @@ class Hold:
         entry = record.open.get(self.claim.id) if record else None
         if entry is None:
             return "it is no longer open in the ledger"
-        return "" if entry.token == self.token else f"attempt {entry.token} now holds it"
+        if entry.token == self.token:
+            return ""
+        return f"attempt {entry.token} now holds it" if entry.token else "it was released"
 
     def _lose(self, reason: str) -> None:
         if self.lost:
             return
         log.error("claim %s is no longer held by attempt %s: %s", self.claim.id, self.token, reason)
         self.lost = reason
-        if not self.token.startswith(f"{KEEPER}-"):  # any attempt may take over from a keeper, and the work continues
+        if not self._is_keeper:  # any attempt may take over from a keeper, and the work continues
             tell("lost", self.claim, self.claim.count, claim=self.claim.id)
         for callback in self._when_lost:
             callback(reason)

@@ -9,8 +9,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from jetstream_handoff.claim import KEEPER
-from jetstream_handoff.completion import LEASE_ENDS, complete
-from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.errors import AlreadyDone, HeldByAnother, Superseded
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RETRY_DELAY = 2.0  # seconds between two tries to hold a claim that an attempt holds
-_TO_RELEASE = 5.0
 
 
 async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
@@ -35,7 +32,7 @@ async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
     another keeper can hold the claim next.
 
     Raises:
-        Superseded: the claim's messages belong to another claim, so the work cannot be settled.
+        Superseded: the claim can no longer be held or settled.
         ClaimInvalid, LedgerUnavailable, PermissionDenied: as :meth:`Hold.begin`.
         ConnectionEnded: the connection has ended and does not reconnect.
     """
@@ -62,10 +59,5 @@ async def _lost(hold: Hold, js: JetStream) -> None:
     """Wait until the hold is lost, usually because an attempt holds the claim or has ended it."""
     lost = asyncio.Event()
     hold.on_lost(lambda _: lost.set())
-    try:
-        async with js.connection.timeout(None):  # without a connection no heartbeat reaches the server
-            await lost.wait()
-    except asyncio.CancelledError:
-        release = hold.release(HAND_OFF_TIMEOUT)  # the work continues, and another keeper may hold the claim next
-        await complete(release, _TO_RELEASE, f"releasing claim {hold.claim.id}", LEASE_ENDS)
-        raise
+    async with js.connection.timeout(None):  # without a connection no heartbeat reaches the server
+        await lost.wait()

@@ -398,6 +398,41 @@ async def test_whatever_waits_for_days_ends_with_its_connection(
                 await waiting
 
 
+@pytest.mark.parametrize("reached", ["token", "heartbeat"])
+async def test_a_keeper_that_is_stopped_while_it_begins_leaves_a_lease(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, reached: str
+) -> None:
+    """Otherwise the messages would be redelivered while the work goes on, and the next keeper would come too late."""
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    begun = asyncio.Event()
+    decide, negative = Ledger.decide, answers.negative
+
+    async def decide_and_stand(self: Ledger, *arguments: Any) -> None:
+        await decide(self, *arguments)
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def stand_once(*arguments: Any, **options: Any) -> Any:
+        if not begun.is_set():
+            begun.set()
+            await asyncio.Event().wait()
+        return await negative(*arguments, **options)
+
+    if reached == "token":
+        monkeypatch.setattr(Ledger, "decide", decide_and_stand)
+    else:
+        monkeypatch.setattr(answers, "negative", stand_once)
+    keeping = asyncio.create_task(keep(stream.js, claim, 60))
+    await begun.wait()
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    monkeypatch.undo()
+    assert await take(stream, "other", wait=2) == []
+    assert await keep(stream.js, claim, 0.2) is None
+    assert len(await take(stream, "other")) == 1
+
+
 async def test_a_claim_that_is_done_does_not_fail_for_want_of_its_receipt(stream: Stream) -> None:
     await publish(stream, 20)
     first, second, third = await take(stream, messages_per_claim=7)
