@@ -93,7 +93,7 @@ class Waiting:
             until = str(info.config.get("pause_until", ""))
             return f"the consumer is paused until {_clock_time(until)}; `nats consumer resume {names}` resumes it"
         if not info.pending:
-            return f"no other messages have been published, and {unacknowledged}" if unacknowledged else ""
+            return f"no new messages have been published, and {unacknowledged}" if unacknowledged else ""
         there = f"{info.pending} messages are pending, but"
         allowed = info.config.get("max_ack_pending", 0)
         if 0 < allowed <= info.ack_pending:

@@ -31,6 +31,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.info import ConsumerInfo
 from jetstream_client.publish.bulk import publish_all
+from jetstream_client.read import by_consumer
 from jetstream_client.stream import Stream
 from jetstream_handoff import ledger, settle
 from jetstream_handoff import take as take_of_claims
@@ -38,6 +39,7 @@ from jetstream_handoff.claim import Claim
 from jetstream_handoff.errors import ConsumerUnsuitable, LedgerFull
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.messages import messages
 from jetstream_handoff.record import DoneEntry, Record
 from jetstream_handoff.settled import Settled
 from jetstream_handoff.take import Take
@@ -223,7 +225,7 @@ async def test_who_waits_says_whose_the_messages_are(stream: Stream, caplog: pyt
     async with Hold.begin(stream.js, held, try_number=3) as hold:
         reason = await said(stream, caplog, consumer_config=LONG)
     end = datetime.fromisoformat(leased.taken_at[:19] + "Z") + timedelta(minutes=15)
-    assert reason.startswith("no other messages have been published, and ")
+    assert reason.startswith("no new messages have been published, and ")
     assert (
         f"6 messages belong to claim {leased.id}, taken by dag / first / sensor, and are leased "
         f"until {end:%Y-%m-%d %H:%M:%S} UTC (run `airflow jetstream release {leased.id}` to have them redelivered now)"
@@ -758,6 +760,26 @@ async def test_a_server_that_takes_small_messages_gets_small_records(tmp_path: P
         async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
             stream, _ = await js.create_or_update_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
             await _take_and_settle_all(stream)
+    finally:
+        server.stop()
+
+
+async def test_messages_that_are_larger_than_the_usual_limit_of_a_pull_are_claimed_and_read(tmp_path: Path) -> None:
+    """A pull request is limited to 8 MiB, unless the server allows larger messages."""
+    server = NatsServer(tmp_path, "max_payload: 16MB")
+    server.start()
+    try:
+        async with connect(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5)) as js:
+            stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
+            await publish(stream, 2, size=12 << 20)
+            (claim,) = await take(stream, consumer_config=LONG)
+            async with Hold.begin(js, claim, try_number=1) as hold:
+                batches = by_consumer.read(js.settings, "S", claim.sequences, claim.stream_created)
+                delivered = await asyncio.to_thread(lambda: [len(data) for batch in batches for data in batch.data])
+                requested = await asyncio.to_thread(lambda: [len(each.data) for each in messages(js.settings, claim)])
+                assert delivered == requested == [12 << 20] * 2
+                await hold.settle()
+            assert await floor(stream) == 2
     finally:
         server.stop()
 

@@ -25,9 +25,9 @@ from jetstream_client.quantities import check_count, check_seconds
 
 LARGEST_REQUEST = 10_000
 """The largest number of messages in one request. Up to one and a half times as many messages are outstanding, in three
-requests of at most MAX_BYTES each. The number is limited because the server closes a connection with 64 MiB of unread
-data as a slow consumer (its ``max_pending``). Pulls on one connection share this number, because a hundred waiting
-sensors may be served at the same moment."""
+requests of at most MAX_BYTES each (or the size of the largest possible message, if that is larger). The number is
+limited because the server closes a connection with 64 MiB of unread data as a slow consumer (its ``max_pending``).
+Pulls on one connection share this number, because a hundred waiting sensors may be served at the same moment."""
 FEWEST = 50
 """The smallest number of messages in one request, however many pulls share the connection. With a thousand pulls, the
 server's limit is still not reached, and a pull with many messages to fetch is not slowed down by pulls that only
@@ -107,7 +107,7 @@ def check_request(expires: float, heartbeat: float | None, priority: Priority | 
     check_seconds("expires", expires)
     if heartbeat is not None and check_seconds("heartbeat", heartbeat) > expires / 2:
         raise InvalidValue(
-            "heartbeat", heartbeat, f"must be at most {expires / 2:g} seconds, which is half of 'expires'"
+            "heartbeat", heartbeat, f"must be at most {expires / 2:g} seconds, which is half of 'expires' or max_wait"
         )
     if priority is not None and not isinstance(priority, Priority):
         raise InvalidValue("priority", priority, "must be a Priority")
@@ -147,7 +147,7 @@ class PullWindow:
         self._heartbeat = min(HEARTBEAT, expires / 2.5) if heartbeat is None else heartbeat
         self._largest = largest_request
         self._once = max_bytes is not None
-        self._max_bytes = max_bytes or MAX_BYTES
+        self._max_bytes = max_bytes or max(MAX_BYTES, largest_message)
         self._largest_message = largest_message
         self._undivided = self._once  # whether the limit of bytes is not divided among the pulls of the connection
         self._bytes = 0  # bytes that a fetch with a limit of bytes has received
@@ -259,8 +259,8 @@ class PullWindow:
         self._undivided = True  # the message was stored when the server's max_payload was larger
 
     def _learn(self, description: str) -> bool:
-        """Use the consumer's limit of bytes if the status line states a limit below the window's own. Returns whether
-        it does."""
+        """Use the consumer's limit of bytes if the status line states one below the window's own. Returns whether the
+        window has a new limit."""
         limit, _, stated = description.lower().rpartition(" of ")
         if (
             self._once

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from jetstream_client.consume.pull_window import PullWindow
+from jetstream_client.consume.pull_window import BESIDE_PAYLOAD, MAX_BYTES, PullWindow
 from jetstream_client.errors import (
     ApiError,
     ConnectionLost,
@@ -48,11 +48,15 @@ if TYPE_CHECKING:
     from jetstream_client.info import StreamInfo
     from jetstream_client.wire.settings import ConnectionSettings
 
-BATCH = 4_000
-"""Messages in one request; two requests are outstanding. With this size, arrivals stay in the processor's caches."""
+LARGEST_REQUEST = 40_000
+"""Messages in one request, at most. Up to three requests are outstanding. Small messages arrive a quarter faster than
+with requests of 4,000."""
+SMALLEST_REQUEST = 4
+"""Messages in one request, at least, however large they are."""
 ABANDONED = 30 * 10**9
 """Nanoseconds after which the server removes a consumer whose reader died."""
 
+_REPLY = 64  # bytes of the reply subject with which a message is delivered, about
 _SIZE = b"Nats-Msg-Size: "
 _END = b"\r\n\r\n"
 _FIELDS = slice(len(FIRST_LINE), -2)
@@ -107,7 +111,7 @@ class _Reading:
         behind = [(self.last_sequence + 1, self._wanted.last)] if self.last_sequence < self._wanted.last else []
         return Sequences.from_ranges([*self._skipped, *behind]) & self._wanted
 
-    def batches(self, wire: Wire, _: StreamInfo) -> Iterator[RawMessages]:
+    def batches(self, wire: Wire, info: StreamInfo) -> Iterator[RawMessages]:
         if self.last_sequence >= self._wanted.last:
             return
         name = f"read-{secrets.token_hex(5)}"  # short, because each delivery contains it
@@ -118,7 +122,7 @@ class _Reading:
         try:
             if pending:
                 subject = f"{self._prefix}.CONSUMER.MSG.NEXT.{self._stream}.{name}"
-                yield from self._pull(wire, subject, inbox, headers_only)
+                yield from self._pull(wire, subject, inbox, headers_only, _request_size(info))
         finally:
             with suppress(JetStreamError):
                 wire.send(encode_publish(f"{self._prefix}.CONSUMER.DELETE.{self._stream}.{name}", "", b""))
@@ -136,27 +140,32 @@ class _Reading:
             "headers_only": headers_only,
         }
         request = f"CONSUMER.CREATE.{self._stream}.{name}"
+        begun = self.last_sequence >= self._wanted.first  # direct get would read messages again
         if self._subject is not None:
             config["filter_subject"] = self._subject
             request += f".{self._subject}"
         try:
             answer = wire.api(request, {"stream_name": self._stream, "config": config, "action": "create"})
         except PermissionDenied as denied:
+            if begun:
+                raise
             raise ConsumerRefused(str(denied)) from denied
         except ApiError as error:
             if error.code in PASSING:
                 raise
-            if self.last_sequence >= self._wanted.first:  # direct get would read messages again
+            if begun:
                 raise RequestTimeout(
                     f"no consumer can be created to read the rest of stream {self._stream!r}: {error}"
                 ) from error
             raise ConsumerRefused(
-                f"no consumer can be created to read stream {self._stream!r}: {error}; use direct get"
+                f"no consumer can be created to read stream {self._stream!r}: {error}; direct get needs no consumer, "
+                "only allow_direct on the stream"
             ) from error
         return int(answer["num_pending"])
 
-    def _pull(self, wire: Wire, subject: str, inbox: str, headers_only: bool) -> Iterator[RawMessages]:
-        window = PullWindow(2**62, now=time.monotonic(), largest_request=BATCH)
+    def _pull(self, wire: Wire, subject: str, inbox: str, headers_only: bool, largest: int) -> Iterator[RawMessages]:
+        message = wire.max_payload + BESIDE_PAYLOAD
+        window = PullWindow(2**62, now=time.monotonic(), largest_request=largest, largest_message=message)
         self._counter, self._pending = 0, -1
         while True:
             while request := window.next_request(time.monotonic()):
@@ -179,8 +188,8 @@ class _Reading:
     def _take(
         self, run: Run, window: PullWindow, headers_only: bool
     ) -> tuple[RawMessages | None, JetStreamError | None]:
-        """The wanted messages of a run, and the error at which the run ended, if any. Reading continues after these
-        messages."""
+        """The wanted messages of a run, and the error at which the run ended, if any. If reading is resumed after the
+        error, it begins after these messages."""
         if not headers_only and (messages := self._next_in_line(run)) is not None:
             window.on_messages(len(messages), time.monotonic())
             return messages, None
@@ -249,6 +258,14 @@ class _Reading:
                     batch.append(tuple.__new__(RawMessage, fields))
         finally:
             window.on_messages(arrived, time.monotonic())
+
+
+def _request_size(info: StreamInfo) -> int:
+    """Return how many messages to request at a time. Messages of average size then fill half of the bytes that one
+    request may deliver. A request that reached its limit of bytes would end early, and the next request would be sent
+    only after the status line of that end had arrived."""
+    average: int = info.state["bytes"] // max(1, info.state["messages"]) + _REPLY
+    return max(SMALLEST_REQUEST, min(LARGEST_REQUEST, MAX_BYTES // 2 // average))
 
 
 def _place(reply: bytes) -> tuple[int, int, bytes, int]:

@@ -79,7 +79,7 @@ class DirectWindow:
     that fitted into one answer, and fewer if most of the range was deleted.
 
     With a filter ``subject``, sequences that the filter excludes are not missing. So only the end of a range counts as
-    missing: the sequences after the last message that arrived from it, because a replica may not have them yet.
+    missing: the sequences after the last message that arrived from it. A replica may not have their messages yet.
     """
 
     def __init__(self, wanted: Sequences, subject: str | None = None, density: float = 1.0) -> None:
@@ -167,8 +167,8 @@ class DirectWindow:
                 sequence = message.sequence
                 if sequence != segment.next:
                     if sequence < segment.next:
-                        before = segment.next - 1
-                        raise JetStreamError(f"direct get answered with sequence {sequence} after sequence {before}")
+                        expected = segment.next
+                        raise JetStreamError(f"direct get answered with sequence {sequence}, not {expected} or higher")
                     if segment.next <= segment.last and self._subject is None:
                         self._missing.append((segment.next, min(sequence - 1, segment.last)))
                 segment.next = sequence + 1
@@ -239,8 +239,8 @@ def read(
     Raises:
         StreamRecreated: the stream's creation time is not ``created``.
         DirectGetDisabled: the stream does not allow direct get.
-        MessagesMissing: the stream's leader does not have these messages either. This error is raised after all other
-            messages were read.
+        MessagesMissing: some of the wanted messages did not arrive, and the stream's leader does not have them either.
+            This error is raised after all other messages were read.
         ConnectionLost: there was no progress for 60 s. The error contains the last sequence that was read.
     """
     window = DirectWindow(wanted, subject, density)
@@ -361,7 +361,7 @@ def _message(header: bytes, data: bytes) -> RawMessage:
     start = header.rfind(b"Nats-Stream: ")
     lines = header[start:].split(b"\r\n", 4)
     if start < 0 or not lines[2].startswith(b"Nats-Sequence: ") or not lines[3].startswith(b"Nats-Time-Stamp: "):
-        raise JetStreamError("the answer to a direct get has no sequence")
+        raise JetStreamError("the answer to a direct get is not a stored message")
     # Like header_lines; calling it would double the time.
     plain = header.startswith(FIRST_LINE) and header.endswith(b"\r\n", 0, start)
     own = header[len(FIRST_LINE) : start] if plain else header_lines(header[:start])

@@ -46,10 +46,7 @@ BATCH = 1_000
 the caller reads them."""
 
 _ADDED = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence")
-_LOST = (
-    "messages of stream {!r} were lost on the way from the server; read again, beginning after the last message that "
-    "arrived"
-)
+_LOST = "messages of stream {!r} were lost on the way from the server, and must be read again"
 _STATUSES: dict[int, type[ApiError]] = {
     404: MessageNotFound,
     408: BadRequest,  # "Bad Request", "Empty Request", "Malformed Request"
@@ -61,8 +58,8 @@ _STATUSES: dict[int, type[ApiError]] = {
 def direct_message(reply: Reply) -> tuple[StoredMessage, int]:
     """Parse an answer to a direct get: the message, and the sequence of the previous one in the batch (0: none).
 
-    In each header that the server adds, the last value is the server's, because the publisher may have set the same
-    header. Raises ProtocolError.
+    The publisher may have set a header that the server adds as well. The last value of such a header is the server's.
+    Raises ProtocolError.
     """
     headers = {name: list(values) for name, values in reply.headers.items()}
     added = {name: headers[name].pop() for name in _ADDED if name in headers}
@@ -93,7 +90,7 @@ def selection(
     if sequence is not None and start_time is not None:
         raise InvalidValue("start_time", start_time, "set either 'sequence' or start_time, not both")
     if sequence is None and start_time is None and next_by_subject is None:
-        remedy = "no message is selected; set 'sequence', next_by_subject, last_by_subject or start_time"
+        remedy = "no message is selected; set 'sequence' or another parameter that selects a message"
         raise InvalidValue("sequence", None, remedy)
     body: dict[str, Any] = {}
     if sequence is not None:
@@ -150,24 +147,26 @@ async def pages(stream: Stream, body: Mapping[str, Any], count: int | None) -> A
     Raises:
         PermissionDenied, DirectGetDisabled, TooManyResults, TooManyRequests.
         RequestTimeout: no message arrived within the context's ``request_timeout``.
-        ConnectionLost: messages did not arrive, so the result is incomplete.
+        ConnectionLost: messages did not arrive, so the result is incomplete. The error's ``last_sequence`` is that of
+            the last message that was returned.
     """
-    page, given = dict(body), 0
+    page, given, returned = dict(body), 0, 0
     while count is None or given < count:
         page |= {"batch": BATCH if count is None else min(BATCH, count - given), "max_bytes": MAX_BYTES}
-        messages, end = await _page(stream, page)
+        messages, end = await _page(stream, page, returned)
         for message in messages:
             yield message
+            returned = message.sequence
         given += len(messages)
         if end.status == 404 or not _int(end, "Nats-Num-Pending"):
             return
         page.pop("start_time", None)
-        page["seq"] = messages[-1].sequence + 1
+        page["seq"] = returned + 1
         if page.pop("up_to_time", None) is not None or "multi_last" in page:
             page["up_to_seq"] = _int(end, "Nats-UpTo-Sequence")  # so that all pages show the state of one moment
 
 
-async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMessage], Reply]:
+async def _page(stream: Stream, body: Mapping[str, Any], returned: int) -> tuple[list[StoredMessage], Reply]:
     """The messages of one request, and the status that follows them: 204, or 404 if there are no messages. The trace
     gets only this status, not the messages."""
     js = stream.js
@@ -186,14 +185,14 @@ async def _page(stream: Stream, body: Mapping[str, Any]) -> tuple[list[StoredMes
             if message.sequence < max(body.get("seq", 1), last + 1) or len(messages) == body["batch"]:
                 raise ProtocolError(f"direct get answered with sequence {message.sequence}, which was not requested")
             if before != last:
-                raise ConnectionLost(_LOST.format(stream.name), last)
+                raise ConnectionLost(_LOST.format(stream.name), returned)
             last = message.sequence
             messages.append(message)
     js.trace.tell(ResponseReceived.of(subject, reply, asyncio.get_running_loop().time() - start))
     if reply.status not in (204, 404):
         await _refused(stream, reply)
     if reply.status == 204 and _int(reply, "Nats-Last-Sequence") != last:
-        raise ConnectionLost(_LOST.format(stream.name), last)
+        raise ConnectionLost(_LOST.format(stream.name), returned)
     if reply.status == 204 and not messages:
         raise ProtocolError("direct get ended a batch without a message")
     return messages, reply

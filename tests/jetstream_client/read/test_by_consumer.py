@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.consume.pull_window import PullWindow
-from jetstream_client.errors import ConsumerRefused, JetStreamError, MessagesMissing, StreamRecreated
+from jetstream_client.errors import ConsumerRefused, JetStreamError, MessagesMissing, PermissionDenied, StreamRecreated
 from jetstream_client.publish.bulk import publish_all
 from jetstream_client.publish.position import Position, find
 from jetstream_client.read import by_consumer
@@ -143,6 +143,37 @@ async def test_a_consumer_that_is_refused_in_the_middle_gives_nothing_twice(sett
         await js.api("CONSUMER.DELETE.ONE.c")
         assert received + await rest == list(range(1, COUNT + 1))
         await stream.delete()
+
+
+def test_a_consumer_that_is_no_longer_permitted_in_the_middle_gives_nothing_twice(tmp_path: Path) -> None:
+    def allowed(publish: str) -> str:
+        return f"authorization {{ users: [{{ user: u, password: p, permissions: {{ publish: {publish} }} }}] }}"
+
+    server = NatsServer(tmp_path, allowed('">"'))
+    server.start()
+    port = server.port
+    try:
+        settings = ConnectionSettings(servers=server.url, user="u", password="p")
+        with Wire.open(settings) as wire:
+            config = {"name": "S", "subjects": ["s"], "allow_direct": True}
+            created = wire.api("STREAM.CREATE.S", config)["created"]
+        publish_all(settings, [("s", b"x" * 500)] * COUNT)
+        reading = by_consumer.read(settings, "S", Sequences.from_ranges([(1, COUNT)]), created)
+        received = [message.sequence for message in next(reading)]
+        server.stop()
+        server = NatsServer(tmp_path, allowed('{ allow: ">", deny: "$JS.API.CONSUMER.CREATE.>" }'), port=port)
+        server.start()
+
+        def read_on() -> None:
+            for batch in reading:
+                received.extend(message.sequence for message in batch)
+
+        with pytest.raises(PermissionDenied):  # and not ConsumerRefused, after which direct get would begin again
+            read_on()
+        assert received == list(range(1, len(received) + 1))
+        assert len(received) < COUNT
+    finally:
+        server.stop()
 
 
 BLOCKS = [
