@@ -18,6 +18,7 @@ CONSTRUCTED = [
     handoff_errors.DeadLettersUnsuitable("DEAD_S", "retention", "interest", "limits"),
     handoff_errors.LedgerUnsuitable("airflow_claims", "max_age", 1, "must be 0"),
     errors.DuplicatesPossible("S", "purged"),
+    errors.BatchPartlyStored("S", 1, 2, "purged"),
     errors.PermissionDenied("a.b"),
     errors.WrongLastSequence(400, 10071, "wrong last sequence: 3"),
     errors.ServerTooOld("allow_atomic", "2.12", "2.11.0"),

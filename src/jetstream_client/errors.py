@@ -34,22 +34,23 @@ defined in that package.
     │   └── JetStreamNotEnabled
     │       └── JetStreamNotEnabledForAccount
     ├── ServerTooOld                      names the version that is needed
-    ├── ListingIncomplete                 a list lacks items whose leaders did not answer the server
+    ├── ListingIncomplete                 a list lacks the state of some streams or consumers
     ├── TooManyPending                    publish_async has reached its limit of unanswered messages
     ├── PublisherClosed                   publish_async was closed by its caller
     ├── NoStreamResponse                  no stream listens on the subject of a message
-    ├── WrongDomain                       only a stream of another domain stored the message
-    ├── PublishFailed                     names the first message that was not stored, and the number of stored ones
+    ├── WrongDomain                       a stream of another domain stored the message and answered
+    ├── PublishFailed                     names the first unconfirmed message, and the number of confirmed messages
     │   └── BatchGap                      a fast-ingest batch ended because messages did not arrive
     ├── DuplicatesPossible                it is unknown which messages an earlier attempt stored
-    ├── PullError                         a pull ended for another reason than "no messages"
+    │   └── BatchPartlyStored             only some messages of an atomic batch were found in the stream
+    ├── PullError                         a pull ended before it had received all messages
     │   ├── BadPullRequest (400), NoMessages (404, 408), ApiLevelTooLow (412), PinLost (423), NoResponders (503)
     │   ├── ConsumerDeleted, ConsumerIsPushBased, LeadershipChanged, BatchCompleted (409)
     │   ├── PullLimitExceeded (409)
     │   │   └── TooManyPulls, MaxBytesExceeded
     │   ├── HeartbeatMissed               the server was silent for two heartbeats
     │   └── DeliveriesMissed              deliveries of a consumer did not arrive
-    ├── ConsumerIsPullBased, ConsumerIsBound   this client cannot subscribe to the messages of a push consumer
+    ├── ConsumerIsPullBased, ConsumerIsBound   the consumer is not a push consumer, or has another subscriber
     ├── ConsumingMisused                  consuming was started twice, or a callback waits for the end of consuming
     ├── OrderedConsumerMisused, OrderedConsumerFailed
     ├── SlowConsumer                      messages arrived faster than they were read
@@ -173,8 +174,8 @@ class TlsNotOffered(TlsFailed):
 
 
 class ConnectionLost(ConnectionFailed):
-    """An established connection ended. ``last_sequence`` is the last stream sequence that arrived, or 0 if no message
-    arrived."""
+    """An established connection ended. After a read of stored messages, ``last_sequence`` is the stream sequence of the
+    last message that was returned, or 0 if none was."""
 
     def __init__(self, message: str, last_sequence: int = 0) -> None:
         super().__init__(message)
@@ -182,8 +183,9 @@ class ConnectionLost(ConnectionFailed):
 
 
 class ConnectionEnded(ConnectionLost):
-    """The connection will not be restored: its ``async with`` block has ended, the server closed it with an error, or
-    the server refuses every attempt to reconnect. Open another connection. ``last_sequence`` is 0.
+    """The connection will not be restored, because its ``async with`` block has ended or the server closed it with an
+    error; or all attempts to reconnect were refused for ``connect_timeout``. Open another connection. ``last_sequence``
+    is 0.
     """
 
 
@@ -229,14 +231,15 @@ class ApiError(JetStreamError):
 
     @staticmethod
     def from_response(error: object, request: str = "") -> ApiError:
-        """Convert the ``error`` of an API answer to an exception. A code without a class becomes a plain
-        :class:`ApiError`; an ``error`` that is not an object becomes an ApiError with code 0.
+        """Convert the ``error`` of an API answer to an exception. If no class is registered for the ``err_code``, the
+        result is a plain :class:`ApiError`. If ``error`` is not a JSON object (a dict), the result is an ApiError whose
+        ``code`` and ``err_code`` are 0.
 
         request: subject of the request without the prefix, for example ``STREAM.INFO.ORDERS``. The error message names
             the stream or consumer in it.
         """
-        found = type(error).__name__
-        fields = error if isinstance(error, dict) else {"description": f"the answer's error is {found}, not an object"}
+        invalid = f"the field 'error' of the answer must be a JSON object, not {type(error).__name__}"
+        fields = error if isinstance(error, dict) else {"description": invalid}
         code, err_code = fields.get("code"), fields.get("err_code")
         code, err_code = code if type(code) is int else 0, err_code if type(err_code) is int else 0
         refusal = _BY_CODE.get(err_code, ApiError)(code, err_code, str(fields.get("description", ""))[:LONGEST_TEXT])
@@ -251,7 +254,7 @@ class ApiError(JetStreamError):
 
 
 class JetStreamNotEnabled(ApiError, codes=(10076,)):
-    """JetStream is disabled on the server, or no server answers requests of its API."""
+    """JetStream is disabled on the server, or no server answers the request."""
 
 
 class JetStreamNotEnabledForAccount(JetStreamNotEnabled, codes=(10039,)):
@@ -305,8 +308,8 @@ class WorkQueueRefused(ApiError, codes=(10084, 10098, 10099, 10100, 10101)):
     get messages of an existing consumer (10099, 10100), or because of its ``deliver_policy`` (10101)."""
 
     remedy = (
-        "; a work queue delivers each message to one consumer, so use the existing consumer, or give all consumers "
-        "filters that do not overlap, ack_policy 'explicit' and deliver_policy 'all'"
+        "; a consumer of a work-queue stream needs ack_policy 'explicit', deliver_policy 'all', and filters that do "
+        "not overlap those of another consumer, because each message goes to only one consumer"
     )
 
 
@@ -431,7 +434,8 @@ class TooManyBatches(BatchRefused, codes=(10210, 10211)):
 class UpdateRefused(ApiError):
     """The server refused to change a stream or consumer, whose configuration stays as it is.
 
-    ``changes`` maps each field that is known to have caused the refusal to its current and its wanted value.
+    ``changes`` contains the fields that caused the refusal, or all fields of the change if the cause is unknown. Each
+    field is mapped to its current and its wanted value.
     """
 
     def __init__(self, error: ApiError, what: str, changes: Mapping[str, tuple[object, object]], remedy: str) -> None:
@@ -471,24 +475,27 @@ class PublisherClosed(JetStreamError):
 
 
 class ListingIncomplete(JetStreamError):
-    """A list lacks the streams or consumers in ``names``, because their leaders did not answer the server in time or
-    are offline. The rest of the list is complete."""
+    """A list lacks the state of the streams or consumers in ``names``: they are offline, or their leaders did not
+    answer the server in time. The rest of the list is complete."""
 
     def __init__(self, request: str, names: list[str]) -> None:
         super().__init__(
-            f"the answer to {request} is incomplete, because the leaders of {shown(names)} did not answer the server; "
-            "request the list again"
+            f"the answer to {request} lacks the state of {shown(names)}, because they are offline or their leaders did "
+            "not answer the server; request the list again, or find the reason with `nats stream info` or `nats "
+            "consumer info`"
         )
         self.request = request
         self.names = names
 
 
 class NoStreamResponse(JetStreamError):
-    """A publish was not answered because no stream listens on the subject."""
+    """A publish was not answered because no stream listens on the subject, or the stream has no leader at this
+    moment."""
 
     def __init__(self, subject: str) -> None:
         super().__init__(
-            f"no stream listens on {subject!r}; create a stream whose subjects match it, or correct the subject"
+            f"no stream listens on {subject!r}; create a stream whose subjects match it, or correct the subject. If "
+            "such a stream exists, it may have no leader at this moment; publish again later"
         )
         self.subject = subject
 
@@ -509,16 +516,18 @@ class WrongDomain(JetStreamError):
 
 
 class PublishFailed(JetStreamError):
-    """A bulk publish did not store every message.
+    """Not every message of a bulk publish was confirmed as stored.
 
     ``position`` is the index of the first failed message in the input (from 0), ``subject`` is its subject, ``stored``
     is the number of messages that the server confirmed, and ``cause`` is the refusal or the reason for a lost answer.
+    If the answer was lost, the message may be stored nevertheless.
     """
 
     def __init__(self, position: int, subject: str, stored: int, cause: Exception) -> None:
         where = f" for {shown(subject)}" if subject else ""
         super().__init__(
-            f"message {position}{where} (counted from 0) was not stored: {cause}. {stored} other messages were stored"
+            f"message {position}{where} (counted from 0) was not confirmed as stored: {cause}. {stored} other messages "
+            "were confirmed"
         )
         self.position = position
         self.subject = subject
@@ -554,12 +563,35 @@ class DuplicatesPossible(JetStreamError):
         self.reason = reason
 
 
+class BatchPartlyStored(DuplicatesPossible):
+    """Only some messages of an atomic batch were found in the stream. If the batch were published again, the stream
+    would contain these messages twice. Nothing was sent.
+
+    stream:  name of the stream.
+    stored:  number of messages that were found.
+    wanted:  number of messages in the batch.
+    reason:  why the others were not found.
+    """
+
+    def __init__(self, stream: str, stored: int, wanted: int, reason: str) -> None:
+        JetStreamError.__init__(
+            self,
+            f"only {stored} of the {wanted} messages of this batch were found in stream {stream!r}, because {reason}. "
+            f"Nothing was sent, even if accept_duplicates is set. Run `nats stream view {stream}` to see the stored "
+            "messages, and publish the missing messages in a new run",
+        )
+        self.stream = stream
+        self.stored = stored
+        self.wanted = wanted
+        self.reason = reason
+
+
 _BY_LINE: dict[str, type[PullError]] = {}
 
 
 class PullError(JetStreamError):
-    """A pull ended for another reason than "no messages". ``status`` and ``description`` are the server's; a status of
-    0 means that the client found the error."""
+    """A pull ended before it had received all messages, or a push consumer failed. ``status`` and ``description`` are
+    the server's; a status of 0 means that the client found the error."""
 
     def __init_subclass__(cls, lines: Sequence[str] = ()) -> None:
         """``lines``: the lower-case beginnings of the status lines for which :meth:`from_status` creates this class."""
@@ -599,7 +631,8 @@ class ConsumerIsPushBased(PullError, lines=("409 consumer is push based",)):
 
 
 class BatchCompleted(PullError, lines=("409 batch completed",)):
-    """409 Batch Completed: a pull request that also limits bytes has received all its messages. It is never raised."""
+    """409 Batch Completed: a pull request that also limits bytes has received all its messages. This class is
+    never raised."""
 
 
 class PullLimitExceeded(PullError, lines=("409 exceeded max",)):
@@ -634,19 +667,22 @@ class NoResponders(PullError, lines=("503",)):
 
 
 class HeartbeatMissed(PullError):
-    """Two idle heartbeats of a pull did not arrive: the server or the network has failed."""
+    """Two idle heartbeats of a pull or of a push consumer did not arrive. The server or the network has failed, too
+    many pull requests wait (:class:`TooManyPulls`), or the push consumer no longer exists."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
             0,
             f"no message and no heartbeat arrived for {seconds:.1f} s; run `nats rtt` to see whether the server "
-            "answers, and `nats consumer info` to see whether too many pulls are waiting",
+            "answers, and `nats consumer info` to see whether the consumer exists and whether too many pulls are "
+            "waiting",
         )
         self.seconds = seconds
 
 
 class DeliveriesMissed(PullError):
-    """The server sent deliveries of a consumer up to number ``last``, but only those up to ``arrived`` arrived.
+    """The server sent deliveries of a consumer up to number ``last``, but the client received only the deliveries up to
+    number ``arrived``.
 
     The missed messages are redelivered only if the consumer requires acknowledgements.
     """
@@ -679,8 +715,8 @@ class ConsumerIsBound(JetStreamError):
 
 
 class ConsumingMisused(JetStreamError):
-    """The context manager that ``consume`` returned was entered again before it had ended, or a callback waited for the
-    end of the consuming that calls it."""
+    """The context manager that ``consume`` returned was entered again before it had ended, or a callback waited until
+    consuming ends. Consuming ends only after the callback."""
 
 
 class OrderedConsumerMisused(JetStreamError):
@@ -720,8 +756,8 @@ class DirectGetDisabled(JetStreamError):
 
     def __init__(self, stream: str) -> None:
         super().__init__(
-            f"stream {stream!r} does not allow direct get, which is needed to read its messages; set allow_direct=true "
-            f"(`nats stream edit {stream} --allow-direct`, or JetStreamCreateStreamOperator)"
+            f"stream {stream!r} does not allow direct get, so its messages cannot be read in this way; set "
+            f"allow_direct=true (`nats stream edit {stream} --allow-direct`, or JetStreamCreateStreamOperator)"
         )
         self.stream = stream
 
@@ -742,8 +778,8 @@ class AddressUnknown(JetStreamError):
     def __init__(self, domain: str, problem: str) -> None:
         super().__init__(
             f"acknowledgements in domain {domain!r} could reach another consumer of the same name, so none is sent: "
-            f"{problem}. If this cannot be changed, connect to a server of that domain with the account that has the "
-            "stream"
+            f"{problem}. If this cannot be changed, connect to a server on the stream's side of the leaf node, with "
+            "the account that has the stream"
         )
         self.domain = domain
         self.problem = problem
@@ -755,7 +791,8 @@ class MessagesMissing(JetStreamError):
     def __init__(self, stream: str, sequences: Sequences) -> None:
         super().__init__(
             f"stream {stream!r} does not contain {sequences.count} of the requested messages (sequences {sequences}): "
-            "they have expired, were deleted or purged, or were removed after acknowledgement"
+            "they were removed by a limit of the stream (max_age, max_msgs, …), deleted, purged, or removed after "
+            "their acknowledgement"
         )
         self.stream = stream
         self.sequences = sequences

@@ -21,6 +21,7 @@ from jetstream_client import ConnectionSettings
 from jetstream_client.context import JetStream
 from jetstream_client.errors import (
     BatchesDisabled,
+    BatchPartlyStored,
     DuplicatesPossible,
     InvalidValue,
     NoStreamResponse,
@@ -314,7 +315,7 @@ def test_all_of_a_batch_or_none(hook: JetStreamHook, batches: str) -> None:
     forgotten(hook, batches)
     again = execute(publishing(batches, lambda: messages, atomic=True), try_number=2, state=state)
     assert again == told | {"stored": 0, "duplicates": 1_000}
-    with pytest.raises(DuplicatesPossible, match="some of the messages"):
+    with pytest.raises(BatchPartlyStored, match="only 5 of the 6 messages"):
         execute(publishing(batches, [*messages[:5], (f"{batches}.x", "new")], atomic=True), state=state)
     with pytest.raises(WrongLastSequence):
         execute(publishing(batches, messages[:3], atomic=True, expected_last_sequence="7"), run_id="next")

@@ -71,7 +71,7 @@ async def test_a_work_queue_gives_each_message_to_one_consumer(js: JetStream, as
         {"durable_name": "a", "ack_policy": "explicit", "filter_subject": f"{name}.a"}
     )
     for config, code in (({"ack_policy": "explicit"}, 10099), ({"ack_policy": "none"}, 10084)):
-        says = f"consumer 'b' of stream '{name}': .*use the existing consumer, or give"
+        says = f"consumer 'b' of stream '{name}': .*needs ack_policy 'explicit', .* do not overlap"
         with pytest.raises(WorkQueueRefused, match=says) as refused:
             await stream.create_consumer({"durable_name": "b", **config})
         assert refused.value.err_code == code

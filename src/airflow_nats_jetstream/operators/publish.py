@@ -19,7 +19,13 @@ from airflow_nats_jetstream import instruments, lineage, times
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.stream import StreamOperator
 from airflow_nats_jetstream.template import absent, duration, templated, whole_number
-from jetstream_client.errors import DuplicatesPossible, InvalidValue, PermissionDenied, RequestTimeout
+from jetstream_client.errors import (
+    BatchPartlyStored,
+    DuplicatesPossible,
+    InvalidValue,
+    PermissionDenied,
+    RequestTimeout,
+)
 from jetstream_client.names import check_stream_name, subject_matches
 from jetstream_client.publish.message import merged_headers
 from jetstream_client.publish.schedule import Schedule, Ttl, ttl_text
@@ -78,7 +84,8 @@ class JetStreamPublishOperator(StreamOperator):
 
     Raises:
         InvalidValue: an invalid parameter or message. Raised when the DAG is parsed if the value is known at that time.
-        DuplicatesPossible: it is unknown which messages an earlier attempt stored. Nothing was sent.
+        DuplicatesPossible: it is unknown which messages an earlier attempt stored, or the stream contains only some
+            messages of an atomic batch. Nothing was sent.
         PublishFailed: a message was not stored. The error names the first such message, the reason, and how many
             messages were stored.
         BatchRefused, WrongLastSequence: with ``atomic``, the batch was refused. Nothing was stored.
@@ -215,7 +222,7 @@ class JetStreamPublishOperator(StreamOperator):
             if not self.accept_duplicates:
                 raise
             self.log.warning(
-                "a retry cannot find out which messages this try stored, because the stream cannot be read: %s", silence
+                "a retry will not know which messages this try stored, because the stream cannot be read: %s", silence
             )
             return None
         state.set(key, position.to_json(), retention=NEVER_EXPIRE)
@@ -287,9 +294,8 @@ class JetStreamPublishOperator(StreamOperator):
                 )
                 return {**result, "duplicates": len(batch), "first": min(known), "last": max(known)}
             if any(known):
-                raise DuplicatesPossible(
-                    self.stream, "an earlier attempt stored another batch that contains some of the messages"
-                )
+                why = found.unclear or "an earlier attempt stored another batch that contains some of the messages"
+                raise BatchPartlyStored(self.stream, sum(map(bool, known)), len(batch), why)
             if found.unclear and not self.accept_duplicates:
                 raise DuplicatesPossible(self.stream, found.unclear)
         expected = None if absent(self.expected_last_sequence) else self._expected()
@@ -340,7 +346,8 @@ def _check_size(count: int) -> None:
     from jetstream_client.publish.batch import MAX_MESSAGES
 
     if not 1 <= count <= MAX_MESSAGES:
-        remedy = f"an atomic batch has 1 to {MAX_MESSAGES} messages; use several tasks, or set atomic=False"
+        instead = "use several tasks" if count else "give at least one message"
+        remedy = f"an atomic batch has 1 to {MAX_MESSAGES} messages; {instead}, or set atomic=False"
         raise InvalidValue("messages", f"{count} or more" if count > MAX_MESSAGES else count, remedy)
 
 
