@@ -47,6 +47,7 @@ _RECORD, _OTHER = 240, 80  # bytes of the smallest record in Python, and of othe
 _TOGETHER = 64 << 10  # bytes of payloads that are decoded before their objects become an Arrow array
 
 _DECIMAL = "bounded-decimal"
+_DIGITS = 38  # of a decimal, in Spark and in Arrow's decimal128
 _LONGEST_DECIMAL = 64  # bytes; 16 hold the 38 digits of a column. Python's conversion takes quadratic time
 
 
@@ -99,7 +100,8 @@ class Records:
             given = json.loads(str(schema))
             parsed: Any = parse_schema(_base_types(given))
         except Exception as error:
-            raise InvalidValue("schema", str(schema)[:100], f"give an Avro schema as JSON ({error})") from error
+            remedy = f"give an Avro schema as JSON; this one cannot be parsed ({type(error).__name__}: {error})"
+            raise InvalidValue("schema", str(schema)[:100], remedy) from error
         if not isinstance(parsed, dict) or parsed["type"] != "record":
             raise InvalidValue(
                 "schema", str(schema)[:100], "give the schema of a record, because each message is a record"
@@ -133,7 +135,8 @@ class Records:
     def _row(self, payload: bytes | None) -> dict[str, Any]:
         if not payload:
             return {"reason": "empty"}
-        # Each value has at least one byte and is read with at least one call of read().
+        # Each value has at least one byte, so a short payload cannot contain too many values. In a longer payload, the
+        # calls of read() are counted, because each value takes at least one.
         stream = io.BytesIO(payload) if len(payload) <= self._most else _Counted(payload, self._most)
         try:
             value = schemaless_reader(stream, self._schema, None)
@@ -209,6 +212,9 @@ class _Types:
         kind, logical = schema["type"], schema.get("logicalType")
         if logical == "decimal":
             precision, scale = schema["precision"], schema.get("scale", 0)
+            if precision > _DIGITS:
+                remedy = f"a column can have at most {_DIGITS} digits; leave out the logicalType to get the bytes"
+                raise InvalidValue("schema", f"precision {precision}", remedy)
             found = f"DECIMAL({precision}, {scale})", pa.decimal128(precision, scale)
         elif logical is not None:
             found = _LOGICAL[logical][1]

@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 def read(held: HeldClaim, spark: SparkSession, connection: str, local_properties: Mapping[str, str]) -> DataFrame:
     """Return a DataFrame of exactly the claimed messages.
 
-    When the claim is lost or the task is killed, all jobs of the session are cancelled. With Spark Connect, only jobs
-    that this thread has started after this call are cancelled, because the session and the server may also work on
-    other claims.
+    When the claim is lost or the task is killed, all jobs of the Spark application are cancelled. With Spark Connect,
+    only jobs that this thread has started after this call are cancelled, because the session and the server may also
+    work on other claims.
 
     connection:        the id of the Airflow connection.
     local_properties:  Spark properties to set for the jobs of this thread. Spark Connect does not support them.

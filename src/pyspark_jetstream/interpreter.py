@@ -52,7 +52,7 @@ def check() -> Iterator[Finding]:
 def _checked(program: str, remedy: str, pyspark_version: str) -> Finding:
     path = shutil.which(program)
     if path is None:
-        return to_do(program, f"PATH contains no such program, but Spark would start it; {remedy}")
+        return to_do(program, f"no such program was found, but Spark would start it; {remedy}")
     what = program if path == program else f"{program} ({path})"
     try:
         found = _probe(path)

@@ -81,7 +81,8 @@ class Options(Place):
     startingOffsets:  where to begin: ``earliest`` (default of a batch), ``latest`` (default of a new streaming query),
                       a sequence or a time (RFC 3339), inclusive.
     endingOffsets:    where a batch ends: ``latest`` (default), a sequence or a time, inclusive.
-    minPartitions:    the smallest number of partitions; default: the number of the driver's cores.
+    minPartitions:    the number of partitions, unless there are fewer sequences to read; default: the number of the
+                      driver's cores, but in a streaming query at most one for each 10,000 sequences (rounded up).
     readMode:         ``direct`` (direct get), ``consumer`` (an ephemeral consumer without acknowledgements), or
                       ``auto`` (default): ``consumer`` where that is faster and the stream and the permissions allow it.
     maxOffsetsPerTrigger: the largest number of sequences in a micro-batch of a streaming query; default: all that are
@@ -105,6 +106,8 @@ class Options(Place):
         given = {option_name(name, _KNOWN): value for name, value in options.items()}
         claim = _claim(given["claim"]) if "claim" in given else None
         stream = given.get("stream", claim.stream if claim else None)
+        if stream is None:
+            raise InvalidValue("stream", None, "set the option 'stream' to the name of the stream to read")
         check_stream_name(stream)
         if claim and stream != claim.stream:
             remedy = f"the claim belongs to stream {claim.stream!r}; leave the option 'stream' out"
@@ -158,7 +161,7 @@ class Options(Place):
             raise InvalidValue("claim", self.claim.id, "a claim is read in a batch; use spark.read")
         if self.ending is not None:
             remedy = "a streaming query has no end; to stop at the stream's current end, use the trigger availableNow"
-            raise InvalidValue("endingOffsets", str(self.ending), remedy)
+            raise InvalidValue("endingOffsets", str(getattr(self.ending, "rfc3339", self.ending)), remedy)
 
 
 def check_schema(schema: StructType, columns: Mapping[str, str]) -> None:

@@ -100,7 +100,10 @@ def _archive_classes(home: Path, archive: Path) -> None:
         command = [sys.executable, "-c", _JOB, str(Path(out) / "rows")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode or not archive.exists():
-        raise RuntimeError(f"Java wrote no archive of classes; Java 13 or newer is needed:\n{done.stdout}{done.stderr}")
+        raise RuntimeError(
+            "Spark did not run, or Java wrote no archive of classes; Java 17 or newer is needed:\n"
+            f"{done.stdout}{done.stderr}"
+        )
 
 
 def main() -> None:

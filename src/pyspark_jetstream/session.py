@@ -101,7 +101,10 @@ def _on_server(app_name: str, config: Mapping[str, str]) -> SparkSession:
     address = config.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
     if address.startswith("sc:"):
         if master := config.get("spark.master") or os.environ.get("MASTER"):
-            remedy = "a Spark Connect server has its own master; leave out the master, or unset SPARK_REMOTE"
+            remedy = (
+                "a Spark Connect server has its own master; leave out the master (or unset MASTER), or name no server "
+                "(in SPARK_REMOTE or the task's spark_conn_id)"
+            )
             raise InvalidValue("master", master, remedy)
         _check_answer(address)
         if "session_id=" not in address:  # a session with a chosen id may also be used by another process
@@ -125,8 +128,8 @@ def _check_answer(address: str) -> None:
         endpoint = "…"
     if endpoint == "…":
         remedy = (
-            "give an address such as sc://localhost:15002 or sc://spark.example.com:443/;use_ssl=true, and a token in "
-            "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+            "give an address such as sc://localhost:15002 or sc://spark.example.com:443/;use_ssl=true; if the server "
+            "needs a token, set SPARK_CONNECT_AUTHENTICATE_TOKEN"
         )
         raise InvalidValue("SPARK_REMOTE", endpoint, remedy)
     if builder.token and not (builder.token.isascii() and builder.token.isprintable()):
@@ -137,8 +140,9 @@ def _check_answer(address: str) -> None:
             grpc.channel_ready_future(channel).result(_PATIENCE)
         except grpc.FutureTimeoutError:
             remedy = (
-                f"no Spark Connect server answered within {_PATIENCE:g} s; start it, correct the address (if there is "
-                "a token, TLS is used for every host but localhost), or unset SPARK_REMOTE to start Spark in this task"
+                f"no Spark Connect server answered within {_PATIENCE:g} s; start the server, correct its address (if "
+                "there is a token, TLS is used for every host but localhost), or name no server (in SPARK_REMOTE or "
+                "the task's spark_conn_id), so that Spark starts in this task"
             )
             raise InvalidValue("SPARK_REMOTE", endpoint, remedy) from None
 

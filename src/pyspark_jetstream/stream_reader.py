@@ -79,8 +79,8 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
             if self._target is None:
                 self._recreated(
                     f"ends at sequence {latest['sequence']}, but this query has read up to sequence {read}: the stream "
-                    "was probably restored from an older copy. With failOnDataLoss=false the query waits for newer "
-                    "messages"
+                    "was probably restored from an older copy. With failOnDataLoss=false the query waits for messages "
+                    f"after sequence {read}"
                 )
             return start
         if isinstance(limit, ReadMaxRows):
@@ -108,7 +108,9 @@ class JetStreamStreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvai
             info = stream_info(wire, self._options.stream)
             if info.created != end["created"]:
                 self._recreated(
-                    f"was recreated at {info.created}, but this batch belongs to the stream created at {end['created']}"
+                    f"was recreated at {info.created}, but this batch belongs to the stream created at "
+                    f"{end['created']}; with failOnDataLoss=false the query leaves this batch out and continues at the "
+                    "beginning of the new stream"
                 )
                 return self._parts(wire, info, Sequences(), 1)
             removed = min(info.state["first_seq"], end["sequence"] + 1) - 1

@@ -24,8 +24,9 @@ _COLUMNS = {
 }
 _REQUIRED = ("subject", "data")
 _MODES = (
-    "messages are always added to a stream and never replace others; use mode append. To start with an empty stream, "
-    "purge it first; to keep only the last message of each subject, create it with max_msgs_per_subject=1"
+    "messages are always added to a stream and never replace others; use mode append (in a streaming query, append or "
+    "update instead of complete). To start with an empty stream, purge it first; to keep only the last message of each "
+    "subject, create it with max_msgs_per_subject=1"
 )
 
 
@@ -36,8 +37,9 @@ class WriteOptions(Place):
     servers:           addresses of the servers, without user information. Give either this or ``connection``.
     connection:        the id of an Airflow connection whose settings are in the environment.
     stream:            the name of the stream that must store all messages; required.
-    acceptDuplicates:  ``true``: a task that runs again publishes all of its rows, even if it is unknown which of them
-                       an earlier attempt has stored. ``false`` (default): the task fails in this case.
+    acceptDuplicates:  only for batch jobs. If a task that runs again cannot find out which of its rows are stored
+                       already, ``true`` lets it publish all rows that it has not found in the stream, and ``false``
+                       (default) makes it fail.
     """
 
     accept_duplicates: bool = False

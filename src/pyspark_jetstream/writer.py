@@ -85,7 +85,10 @@ class JetStreamWriter(DataSourceArrowWriter):
         _committed(self._options.stream, "the job", messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        remedy = "If you run the job again, it stores these messages again, unless the rows have a msg_id"
+        remedy = (
+            "If you run the job again, it stores these messages again; within the stream's duplicate_window, rows with "
+            "a msg_id are stored only once"
+        )
         _aborted(self._options.stream, "the job", messages, remedy)
 
 
@@ -108,7 +111,10 @@ class JetStreamStreamWriter(DataSourceStreamArrowWriter):
         _committed(self._options.stream, f"batch {batchId}", messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        remedy = "If you restart the query within the stream's duplicate_window, it stores no message twice"
+        remedy = (
+            "If you restart the query within the stream's duplicate_window, rows with a msg_id, and rows in the same "
+            "partition as before, are stored only once"
+        )
         _aborted(self._options.stream, f"batch {batchId}", messages, remedy)
 
 
@@ -160,8 +166,10 @@ def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], scope: str,
     except PublishFailed as failed:
         if not isinstance(failed.cause, NoStreamResponse | WrongStream):
             raise
-        remedy = f"stream {options.stream!r} does not listen on this subject ({failed.cause}); correct the subject, or "
-        remedy += "add it to the stream's subjects"
+        remedy = (
+            f"stream {options.stream!r} does not listen on this subject; correct the subject, or add it to the "
+            "stream's subjects"
+        )
         refused = InvalidValue("subject", failed.subject, remedy)
         raise PublishFailed(failed.position, failed.subject, failed.stored, refused) from failed
     return Written(partition, done.stored, done.duplicates, done.first, done.last)
@@ -235,7 +243,8 @@ def _committed(stream: str, what: str, messages: Sequence[WriterCommitMessage | 
     written = [each for each in messages if isinstance(each, Written)]
     stored, duplicates = sum(each.stored for each in written), sum(each.duplicates for each in written)
     _driver_log().info(
-        "stream %s contains all %d messages of %s, from %d tasks; %d of them had been stored before with the same ids",
+        "stream %s contains all %d messages of %s, from %d tasks; %d of these messages had been stored before, with "
+        "the same ids",
         stream,
         stored + duplicates,
         what,

@@ -207,6 +207,17 @@ async def test_a_stream_goes_to_two_sinks(
             "null and types that contain themselves are not supported",
         ),
         (
+            json.dumps(
+                {
+                    "type": "record",
+                    "name": "A",
+                    "fields": [{"name": "a", "type": {"type": "bytes", "logicalType": "decimal", "precision": 39}}],
+                }
+            ),
+            {"format": "avro"},
+            "precision 39",
+        ),
+        (
             '{"type": "record", "name": "A", "fields": [{"name": "a", "type": {"type": "array", "items": "null"}}]}',
             {"format": "avro"},
             "null",

@@ -65,7 +65,8 @@ class ConnectionSettings:
     inbox_prefix:         first tokens of the subjects on which answers arrive, default ``_INBOX``. With a separate
                           prefix for each user, no user can listen to the answers of another user, see
                           docs/reference/permissions.md.
-    domain / api_prefix:  set at most one of them, to use another JetStream. The prefix may end with a dot.
+    domain / api_prefix:  set at most one of them, to use the JetStream of another domain or account. The prefix may end
+                          with a dot.
     ledger:               prefix of the two key-value buckets of the hand-off, ``<ledger>_claims`` and
                           ``<ledger>_receipts``.
     connect_timeout:      seconds for connecting, including all servers and attempts. Default 10.
@@ -252,6 +253,8 @@ class ConnectionSettings:
             if "servers" in values and not isinstance(values["servers"], str):
                 values["servers"] = tuple(values["servers"])
             return cls(**values)
+        except InvalidValue:
+            raise  # it names the field
         except (ValueError, TypeError, RecursionError):
             remedy = "must be the JSON that ConnectionSettings.to_json() returned"
             raise InvalidValue("connection settings", "…", remedy) from None

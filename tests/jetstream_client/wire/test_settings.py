@@ -127,6 +127,11 @@ def test_other_texts_are_refused_and_not_shown(text: str) -> None:
     assert "hidden" not in str(refused.value)
 
 
+def test_json_with_an_invalid_field_names_the_field() -> None:
+    with pytest.raises(InvalidValue, match="connect_timeout"):
+        ConnectionSettings.from_json('{"servers": "nats://a", "connect_timeout": -1, "token": "hidden"}')
+
+
 def test_the_environment_names_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ConnectionSettings(token="hidden")
     assert environment_name("nats_default") == "JETSTREAM_SECRET_NATS_DEFAULT"
