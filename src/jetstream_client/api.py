@@ -78,8 +78,8 @@ class Api:
         payload:  body of the request, sent as JSON. Default None: an empty body.
         patience: seconds during which the request is repeated if the connection is lost, a leader is missing or no
                   answer arrives. Default 0. Set it only for requests that may be repeated.
-        headers:  headers of the request. With ``{"Nats-Required-Api-Level": "2"}``, for example, nats-server 2.12 or
-                  newer refuses the request if its API level is lower.
+        headers:  headers of the request. For example, with ``{"Nats-Required-Api-Level": "4"}`` a server whose API
+                  level is below 4 refuses the request. Servers older than nats-server 2.12 ignore this header.
 
         Raises:
             ApiError: the server refused the request (usually a subclass).
@@ -106,7 +106,8 @@ class Api:
 
         Raises:
             ServerTooOld: a wanted field is known to need a newer server; nothing was sent.
-            InvalidRequest: the server does not know a field; the error names the server's version.
+            InvalidRequest: the server does not know a field, or a value has the wrong type; the error names the version
+                of the connected server.
             ApiError: see :meth:`api`.
         """
         await self.require(requirements.of_config(wanted))
@@ -116,7 +117,7 @@ class Api:
         try:
             return await self.api(request, body)
         except InvalidRequest as error:
-            found = f"{error.description}; the server is nats-server {self.connection.server_version}"
+            found = f"{error.description}; the connected server is nats-server {self.connection.server_version}"
             raise InvalidRequest(error.code, error.err_code, found) from None
 
     async def require(self, needed: Requirement | None) -> None:

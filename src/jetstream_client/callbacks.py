@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def check_coroutine_function(field: str, function: Callable[..., Any] | None) -> None:
-    """Check a callback that is awaited. Any other function might return an awaitable, but this is known only after a
-    call with a message, which would then stay unanswered. Raises InvalidValue."""
+    """Check a callback that is awaited: it must be an ``async def`` function. Whether a plain function returns an
+    awaitable would be known only after it was called with a message, and this message would stay unanswered. Raises
+    InvalidValue."""
     if not callable(function) or not _is_coroutine_function(function):
         raise InvalidValue(field, function, "must be an async def function, or functools.partial of one")
 

@@ -98,7 +98,8 @@ def check_stream_config(config: object, name: str | None = None) -> dict[str, An
 
     name: name of the stream, if it exists already.
 
-    Raises InvalidValue for names and subjects that JetStream forbids, and for fields that JetStream does not have.
+    Raises InvalidValue for a value of the wrong type, a name or subject that JetStream forbids, and a field of
+    ``_NO_STREAM_FIELDS``. Other fields that this client does not know are left to the server.
     """
     if not isinstance(config, Mapping):
         raise InvalidValue("config", config, "a stream configuration must be a mapping with at least the field 'name'")
@@ -155,8 +156,10 @@ def check_consumer_config(config: object) -> dict[str, Any]:
         raise InvalidValue("config['filter_subjects']", wanted["filter_subjects"], remedy)
     if not isinstance(wanted.get("filter_subjects", []), list):
         raise InvalidValue("config['filter_subjects']", wanted["filter_subjects"], "must be a list of subjects")
-    for subject in [wanted["filter_subject"]] if "filter_subject" in wanted else wanted.get("filter_subjects", []):
-        check_filter(subject, "config['filter_subject']")
+    if "filter_subject" in wanted:
+        check_filter(wanted["filter_subject"], "config['filter_subject']")
+    for subject in wanted.get("filter_subjects", []):
+        check_filter(subject, "config['filter_subjects']")
     _check_metadata(wanted)
     return wanted
 

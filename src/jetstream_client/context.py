@@ -110,7 +110,7 @@ class JetStream(Publishing):
 
     async def get_or_create_stream(self, config: configs.Config) -> Stream:
         """Return the stream that ``config`` names, and create it if it does not exist. The configuration of an existing
-        stream is not compared with ``config``; the returned stream has it in ``cached_info``.
+        stream is not compared with ``config``; ``cached_info`` of the returned stream contains its configuration.
 
         Raises the same errors as :meth:`create_stream`, except StreamNameInUse.
         """
@@ -138,7 +138,8 @@ class JetStream(Publishing):
         pages of 256.
 
         Raises:
-            ListingIncomplete: raised after the last stream, if the leaders of some streams in a cluster did not answer.
+            ListingIncomplete: raised after the last stream, if some streams are offline or their leaders did not
+                answer.
         """
         async for info in listing.items(self, "STREAM.LIST", "streams", _listening(subject)):
             yield StreamInfo(info)

@@ -14,7 +14,7 @@ from jetstream_client.times import time_nanoseconds
 @dataclass(frozen=True)
 class Info:
     """``raw`` is the server's answer, in which durations are integer nanoseconds. Raises ProtocolError if a required
-    field is missing."""
+    field is missing or invalid."""
 
     raw: dict[str, Any] = field(repr=False)
 
@@ -37,10 +37,10 @@ class Info:
 
 @dataclass(frozen=True)
 class StreamInfo(Info):
-    """The answer to ``STREAM.INFO``."""
+    """The answer to ``STREAM.INFO``, or the same fields in the answer to another request for a stream."""
 
     def __post_init__(self) -> None:
-        with promised("the answer to STREAM.INFO"):
+        with promised("the server's information about a stream"):
             if not (isinstance(self.raw["config"], dict) and isinstance(self.raw["state"], dict)):
                 raise TypeError
             time_nanoseconds(self.created)
@@ -78,10 +78,10 @@ class StreamInfo(Info):
 
 @dataclass(frozen=True)
 class ConsumerInfo(Info):
-    """The answer to ``CONSUMER.INFO``."""
+    """The answer to ``CONSUMER.INFO``, or the same fields in the answer to another request for a consumer."""
 
     def __post_init__(self) -> None:
-        with promised("the answer to CONSUMER.INFO"):
+        with promised("the server's information about a consumer"):
             counts = (self.counter, self.delivered, self.floor, self.pending, self.ack_pending)
             if not isinstance(self.raw["config"], dict) or min(counts) < 0:
                 raise ValueError

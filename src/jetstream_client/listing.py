@@ -42,7 +42,7 @@ class Pager:
         """Record the answer with the next page, which has these ``items``.
 
         Raises ProtocolError for an invalid page, and for a list that might never end: an empty page, a page without
-        new items, or a list that more than doubles while it is read.
+        new items, or a list that grows by more than :data:`GROWTH` allows.
         """
         total, limit, missing = answer.get("total"), answer.get("limit"), answer.get("missing") or []
         offline = answer.get("offline") or {}

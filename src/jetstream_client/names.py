@@ -24,7 +24,7 @@ _SHORT = LONGEST_SUBJECT // 4  # characters; a subject of at most this many neve
 def check_stream_name(name: object, field: str = "stream") -> str:
     """Check and return the name of a stream. Raises InvalidValue if JetStream forbids it."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        remedy = r"a name must have at least one character, and must not contain . * > / \ or white space"
+        remedy = r"a name must be a non-empty string without . * > / \ and without white space or control characters"
         raise InvalidValue(field, name, remedy)
     if len(name.encode()) > _LONGEST_NAME:
         raise InvalidValue(field, f"{name[:40]}…", f"a name must have at most {_LONGEST_NAME} bytes")
@@ -41,7 +41,7 @@ def _check_tokens(field: str, subject: object) -> list[str]:
         raise InvalidValue(field, subject, "a subject must be a string of tokens joined by dots, such as orders.new")
     tokens = subject.split(".")
     if not all(_TOKEN.fullmatch(token) for token in tokens):
-        raise InvalidValue(field, subject, "a subject must not contain an empty token, white space or NUL")
+        raise InvalidValue(field, subject, "must not contain an empty token, white space or NUL")
     if len(subject) > _SHORT and (size := len(subject.encode())) > LONGEST_SUBJECT:
         raise InvalidValue(
             field, subject, f"a subject must have at most {LONGEST_SUBJECT} bytes, but this one has {size}"
@@ -54,7 +54,7 @@ def check_subject(subject: str, field: str = "subject") -> str:
     if isinstance(subject, str) and len(subject) <= _SHORT and _plain_subject(subject):
         return subject
     if {"*", ">"}.intersection(_check_tokens(field, subject)):
-        raise InvalidValue(field, subject, "a message's subject must not contain the wildcards * and >")
+        raise InvalidValue(field, subject, "must not contain the wildcards * and >")
     return subject
 
 

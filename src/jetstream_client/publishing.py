@@ -198,8 +198,9 @@ class Publishing(Api):
         options: PublishOptions = {"expected_stream": expected_stream, "expected_last_sequence": expected_last_sequence}
         for message in messages:
             if not isinstance(message, tuple | list) or len(message) not in (2, 3):
-                remedy = "each message must be (subject, data) or (subject, data, headers), not "
-                raise InvalidValue("messages", "…", remedy + type(message).__name__)
+                given = f"{len(message)} items" if isinstance(message, tuple | list) else type(message).__name__
+                remedy = f"each message must be (subject, data) or (subject, data, headers), not {given}"
+                raise InvalidValue("messages", "…", remedy)
             if len(checked) == max_messages:
                 remedy = "use several atomic batches, or raise max_messages if the server allows it"
                 raise InvalidValue("messages", "…", f"there are more than {max_messages}; {remedy}")

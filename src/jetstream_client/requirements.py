@@ -2,9 +2,9 @@
 """The nats-server version that a configuration field, header or request needs, if it is newer than 2.10.
 
 From 2.12 on, a server refuses a field that it does not know (10025), and names only the first one. An older server
-drops the field silently. No server refuses a header that it does not know. It ignores the header and stores the
-message: a message with a TTL would stay forever, and a message with an expected last sequence would be stored whatever
-the last sequence is. So the client refuses everything that is known to be too new for the server, and sends nothing.
+drops the field silently. Every server ignores a header that it does not know, and stores the message: a message with a
+TTL would stay forever, and a message with an expected last sequence would be stored whatever the last sequence is. So
+the client refuses everything that is known to be too new for the server, and sends nothing.
 
 Sources: server/jetstream_versioning.go (API levels, ADR-44), and the structs ``StreamConfig``, ``StreamSource`` and
 ``ConsumerConfig`` at the tags 2.10.0, 2.11.0, 2.12.0 and 2.14.0.
@@ -118,9 +118,9 @@ def of_config(config: Mapping[str, Any]) -> Requirement | None:
 
 
 def recorded(config: Mapping[str, Any]) -> int:
-    """The API level that a stored configuration needs: the server that stored the configuration noted the level in the
-    metadata. 0 without this note. An older server keeps the note, although it ignores the fields that it does not
-    know."""
+    """The API level that a stored configuration needs. The server that stored the configuration noted the level in the
+    metadata; the result is 0 if this note is missing. A server that was downgraded keeps the note, although it ignores
+    the fields that it no longer knows."""
     return _level(_note(config, "_nats.req.level"))
 
 

@@ -229,4 +229,4 @@ def _unpack(text: str, field: str, most: int) -> Iterator[tuple[int, int]]:
             start = None
         number = shift = 0
     if shift or start is not None:
-        raise InvalidValue(field, text[:40], "this packed string of ranges is incomplete")
+        raise InvalidValue(field, text[:40], "this packed string of ranges is incomplete or damaged")

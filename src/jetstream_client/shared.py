@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ConnectionSettings, Shared]] = WeakKeyDictionary()
-"""The keys are the settings themselves, whose ``repr`` shows no secret."""
+"""For each event loop, the connection that belongs to the settings. The ``repr`` of the settings shows no secret."""
 
 
 def share(settings: ConnectionSettings) -> Use:

@@ -121,7 +121,7 @@ class Stream:
             raise InvalidValue("keep", keep, "set either 'sequence' or 'keep', not both")
         for name, number in (("sequence", sequence), ("keep", keep)):
             if number is not None and (type(number) is not int or number < 1):
-                remedy = f"must be 1 or more; to purge everything, leave {name!r} out"
+                remedy = f"must be a whole number, 1 or more; to purge without this limit, leave {name!r} out"
                 raise InvalidValue(name, number, remedy)
         if subject is not None:
             check_filter(subject, "subject")
@@ -324,7 +324,8 @@ class Stream:
 
         Returns the consumer and the changes, like :meth:`JetStream.create_or_update_stream`, and raises the same errors
         as :meth:`create_consumer` and :meth:`update_consumer`. Without ``name`` or ``durable_name`` a consumer is
-        always created. An existing consumer keeps its ``ack_policy``, because the server refuses to change it.
+        always created. The default ``ack_policy`` is used only for a new consumer, because the server refuses to change
+        the ``ack_policy`` of an existing one.
 
         config:  as for :meth:`create_consumer`.
         """
@@ -374,7 +375,7 @@ class Stream:
 
         Raises:
             StreamNotFound: the stream does not exist.
-            ListingIncomplete: raised after the last consumer, if the leaders of some consumers in a cluster did not
+            ListingIncomplete: raised after the last consumer, if some consumers are offline or their leaders did not
                 answer.
         """
         async for info in listing.items(self.js, f"CONSUMER.LIST.{self.name}", "consumers"):

@@ -88,7 +88,8 @@ async def find(stream: Stream, consumer: str, *, patience: float = 0) -> AckAddr
     The stream's INFO names the domain; without a domain, the form with nine tokens is used. The connected server
     answers ``$SYS.REQ.USER.INFO``, and so does one server of each domain that is connected by leaf nodes. Each answer
     names the account of this connection in that domain. The accounts can differ, because a leaf node can be bound to
-    another account. Then the consumer must answer an in-progress acknowledgement that belongs to no message.
+    another account. Finally, an in-progress acknowledgement that belongs to no message is sent to the address, and the
+    consumer must answer it.
 
     patience:  see :meth:`JetStream.api`.
 
@@ -101,7 +102,8 @@ async def find(stream: Stream, consumer: str, *, patience: float = 0) -> AckAddr
     domain = (await stream.info(patience=patience)).domain
     if js.settings.domain and domain != js.settings.domain:
         place = f"domain {domain!r}" if domain else "no domain"
-        raise AddressUnknown(js.settings.domain, f"stream {stream.name!r} is in {place}")
+        problem = f"the settings name domain {js.settings.domain!r}, but stream {stream.name!r} is in {place}"
+        raise AddressUnknown(js.settings.domain, problem)
     if not domain:
         return AckAddress(stream.name, consumer)
     clock = asyncio.get_running_loop().time

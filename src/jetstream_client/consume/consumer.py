@@ -66,7 +66,8 @@ class Consumer:
         InvalidValue: a priority is set and the consumer has no priority groups, so the server would ignore it.
         BadPullRequest, PinLost: the priority group is invalid, or another client is pinned.
         LeadershipChanged: the consumer has a new leader, or no leader.
-        HeartbeatMissed: nothing arrived for two heartbeats (10 s by default), so the server or the network has failed.
+        HeartbeatMissed: nothing arrived for two heartbeats (by default 10 s, and 30 s in :meth:`messages` and
+            :meth:`consume`), so the server or the network has failed.
         ConnectionLost: there is no connection at this moment.
         PermissionDenied: the user lacks the permission to pull.
         PullError: any other status, with its code and description.
@@ -279,8 +280,9 @@ class Consumer:
         :class:`PullMessages`.
 
         pulling:   how many messages are requested, and when. Default: 500 messages.
-        on_error:  called with errors after which consuming continues. Without ``on_error`` the iterator raises such
-                   errors, and iterating can continue.
+        on_error:  called with errors after which consuming continues, and with the error that ends it. The error that
+                   ends it is always raised, too. Without ``on_error`` the iterator also raises the other errors, and
+                   iterating can continue after them.
         """
         return PullMessages(self, pulling or pulls.Pulling(), on_error)
 
@@ -295,7 +297,8 @@ class Consumer:
         """Call ``callback`` with one message after the other, without end. See :class:`Consuming`.
 
         pulling:   how many messages are requested, and when. Default: 500 messages.
-        on_error:  called with errors after which consuming continues, and with exceptions of the callback.
+        on_error:  called with errors after which consuming continues, with the error that ends it, and with exceptions
+                   of the callback.
         ack:       if True, acknowledge a message when its callback returns, unless the callback has answered it.
                    Default False.
         """

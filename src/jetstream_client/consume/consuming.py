@@ -104,10 +104,10 @@ class Consuming:
 
     ``async with consumer.consume(callback) as consuming: await consuming.closed()``
 
-    ``on_error`` is called with errors after which consuming continues; without ``on_error`` they are logged. When the
-    callback raises an exception, its message stays unanswered and ``on_error`` is called with the exception; without
-    ``on_error`` the exception ends the consuming. :meth:`closed`, :meth:`drain` and the end of the context raise the
-    error that ended the consuming.
+    ``on_error`` is called with errors after which consuming continues, and with the error that ends it. Without
+    ``on_error`` these errors are logged. When the callback raises an exception, its message stays unanswered and
+    ``on_error`` is called with the exception; without ``on_error`` the exception ends the consuming. :meth:`closed`,
+    :meth:`drain` and the end of the context raise the error that ended the consuming.
     """
 
     def __init__(

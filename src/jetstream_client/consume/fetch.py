@@ -169,8 +169,8 @@ class Pull(Pulled[Message]):
         return await super().receive(wait)
 
     async def stop(self) -> list[Message]:
-        """End the pull on the server. Returns the messages that the server had sent before, so that none is still on
-        its way."""
+        """End the pull on the server. Returns the messages that the server had sent before. After this call, no message
+        of the pull is on its way."""
         return await super().stop()
 
     async def _all(self) -> list[Message]:

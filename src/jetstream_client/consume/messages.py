@@ -48,8 +48,8 @@ RETRY_WAIT = 0.25
 CHECK_EVERY = 1.0
 """Seconds between two checks of the connection while nothing arrives."""
 TO_STOP = 0.5
-"""Stopping waits at most this many seconds for messages that the server has already sent. A frozen server sends
-none."""
+"""Stopping waits at most this many seconds for messages that the server has already sent. Otherwise a frozen server
+could delay stopping for longer."""
 ROOM = 0.1
 """Seconds for reading data that arrived while the event loop was busy, before a heartbeat counts as missed."""
 
@@ -68,9 +68,10 @@ class Messages(ABC):
 
     Iterating raises
 
-        HeartbeatMissed, LeadershipChanged, RequestTimeout, ProtocolError (something arrived that is not a delivery):
-            consuming continues after these errors. They are raised only without ``on_error``, and iterating can
-            continue. A connection that is restored within two heartbeats raises nothing.
+        HeartbeatMissed, LeadershipChanged, TooManyPulls, RequestTimeout, ProtocolError (something arrived that is not a
+            delivery): consuming continues after these errors. They are raised only without ``on_error``, and iterating
+            can continue. PinLost is never raised, and neither is an error for a connection that is restored within two
+            heartbeats.
         PermissionDenied, ConsumerDeleted, PullError and its other subclasses: these errors end consuming.
         ConnectionEnded: the connection has ended for good. Messages that had arrived are redelivered.
     """

@@ -37,7 +37,7 @@ class Metadata:
     last:       the parsed reply subject of the last delivery. The reply subjects of the other deliveries contain the
                 same stream, consumer, domain and account.
     reply:      the reply subject of the last delivery.
-    headers:    the headers of the first delivery.
+    headers:    the headers of the delivery that arrived first.
     pin:        the id of this client's pin in a priority group, if the headers contain it, else empty.
     """
 

@@ -53,7 +53,8 @@ class FastBatch:
     async def add(
         self, subject: str, data: bytes = b"", *, headers: Headers | None = None, **options: Unpack[PublishOptions]
     ) -> None:
-        """Add a message, which is sent with the next one or by :meth:`commit`. This waits while the server is busy.
+        """Add a message. It is sent when the next one is added, or by :meth:`commit`. Adding waits while the server is
+        busy.
 
         The options are the same as for :meth:`JetStream.publish`. If the stream already has a message with the same
         ``msg_id``, the message is not stored again, but ``batch_size`` includes it.
@@ -87,9 +88,11 @@ class FastBatch:
         """Send the last message and wait until all messages are stored. In the result, ``batch_size`` is their number
         and ``seq`` is the sequence of the last one.
 
-        Raises the same errors as :meth:`add`, and InvalidValue if there is no message.
+        Raises the same errors as :meth:`add`, and InvalidValue if there is no message or ``commit`` was called before.
         """
         if self._held is None:
+            if self._window.added:
+                raise InvalidValue("batch", self.id, "commit() was called before; open another batch")
             raise InvalidValue("messages", 0, "a batch needs at least one message; add one before the commit")
         held, self._held = self._held, None
         if not self._window.failed:

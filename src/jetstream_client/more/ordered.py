@@ -117,16 +117,19 @@ class OrderedConsumer:
         of the new one.
 
         Raises:
-            OrderedConsumerMisused: the consumer does not exist yet; reading creates it.
-            ConsumerNotFound: the consumer no longer exists; reading creates another consumer.
+            OrderedConsumerMisused: this client has not created the consumer yet, or has deleted it after the reading;
+                reading creates it.
+            ConsumerNotFound: the server no longer has the consumer; reading creates another one.
         """
         if self._consumer is None:
-            raise OrderedConsumerMisused("an ordered consumer has no info before its first use; read a message first")
+            raise OrderedConsumerMisused(
+                "an ordered consumer has no info while it does not exist on the server; reading a message creates it"
+            )
         return await self._consumer.info()
 
     def messages(self, pulling: pulls.Pulling | None = None, *, on_error: OnError | None = None) -> OrderedMessages:
         """Read messages without end, like :meth:`Consumer.messages`. ``on_error`` is called with the errors after which
-        the consumer is recreated.
+        the consumer is recreated, and with OrderedConsumerFailed. Any other error that ends the reading is only raised.
 
         Iterating raises
 
@@ -140,8 +143,8 @@ class OrderedConsumer:
     def consume(
         self, callback: Callback, pulling: pulls.Pulling | None = None, *, on_error: OnFailure | None = None
     ) -> Consuming:
-        """Call ``callback`` with one message after the other, like :meth:`Consumer.consume`. Raises the same errors as
-        :meth:`messages`.
+        """Call ``callback`` with one message after the other, like :meth:`Consumer.consume`. ``on_error`` is called as
+        in :meth:`messages`, and with exceptions of the callback. Raises the same errors as :meth:`messages`.
         """
         how = pulling or pulls.Pulling()
         return Consuming(lambda tell: OrderedMessages(self, how, tell), callback, on_error, ack=False)

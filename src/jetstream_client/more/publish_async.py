@@ -44,9 +44,10 @@ log = logging.getLogger(__name__)
 MAX_PENDING = 4_000
 """The largest number of unanswered messages, as in nats.go and nats-py."""
 ACK_TIMEOUT = 30.0
-"""Seconds to wait for an answer, as in async-nats. A stream whose leader changes answers after several seconds."""
+"""Seconds to wait for an answer, as in async-nats. While the leader of a stream changes, an answer takes several
+seconds."""
 
-_CLOSED = "the message was not sent because the publisher was closed; open another one"
+_CLOSED = "the message was not sent because the publisher was closed; open another publisher"
 
 OnError = Callable[[OutgoingMessage, Exception], object]
 OnAck = Callable[[OutgoingMessage, PubAck], object]

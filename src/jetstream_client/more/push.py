@@ -33,9 +33,8 @@ are dropped (SlowConsumer)."""
 MOST_UNREAD_BYTES = 256 << 20
 HEARTBEATS_MISSED = 2
 _FLOW_CONTROL = "$JS.FC."
-"""Beginning of the subjects of flow control, on which a slow reader answers the server. Other subjects are not
-answered, because any client could send a message that looks like flow control, and so make this client publish on any
-subject."""
+"""Beginning of the subjects of flow control, on which a reader answers the server. No answer is sent on other subjects:
+any client could send a message that looks like flow control, and so make this client publish on any subject."""
 
 
 class PushConsumer:

@@ -25,7 +25,7 @@ _NO_TRACE = "the trace of a message is invalid: a field is missing or has an inv
 class Route:
     """The route that a message would take.
 
-    raw:      report of each server on the way (nats-server ``MsgTraceEvent``), the nearest one first.
+    raw:      report of each server on the way (nats-server ``MsgTraceEvent``), in the order of arrival.
     streams:  names of the streams that would get the message.
     refused:  reasons why servers would not pass the message on, in the servers' own words.
     """

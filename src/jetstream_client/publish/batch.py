@@ -56,7 +56,8 @@ class Batch:
     async def add(
         self, subject: str, data: bytes = b"", *, headers: Headers | None = None, **options: Unpack[PublishOptions]
     ) -> None:
-        """Add a message. It is sent with the next one, or by :meth:`commit`. The first message waits for an answer.
+        """Add a message. It is sent when the next message is added, or by :meth:`commit`. Sending the first message of
+        each hundred waits for its answer.
 
         The options are the same as for :meth:`JetStream.publish`, except that ``expected_last_sequence`` is allowed
         only for the first message, and ``expected_last_msg_id`` is not allowed. Expectations are checked when the batch

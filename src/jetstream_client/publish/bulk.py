@@ -47,11 +47,12 @@ log = logging.getLogger(__name__)
 _PAUSE = 0.01  # seconds before messages that the stream dropped are sent again
 _ELECTION = 0.25  # seconds between two checks whether a stream has a leader
 _BUSY = (
-    "the stream dropped messages for a minute (too many requests); publish fewer messages at a time, or raise the "
-    "server's max_buffered_msgs"
+    "the stream dropped messages for a minute (too many requests); publish from fewer processes at a time, or raise "
+    "the server's max_buffered_msgs"
 )
 _LEADERLESS = (
-    "the stream had no leader for a minute ({}); make sure that more than half of the servers that store it are running"
+    "no stream accepted a message for a minute ({}); if the stream exists, make sure that more than half of the "
+    "servers that store it are running"
 )
 
 
@@ -71,7 +72,7 @@ def publish_all(
     """Publish all messages, and wait until the stream has answered each of them. Blocking.
 
     settings: the servers, and how to connect to them.
-    messages: ``(subject, data)`` or ``(subject, data, headers)`` for each.
+    messages: each message as ``(subject, data)`` or ``(subject, data, headers)``.
     stream:   the stream that must store the messages; a message on another stream's subject is refused. Default None.
     scope:    if set, each message without a ``Nats-Msg-Id`` gets an id, made from scope, content and occurrence. If you
               repeat the call with the same scope within the stream's duplicate window, no message is stored twice.
@@ -102,6 +103,7 @@ def publish_all(
         DuplicatesPossible: it is unknown which messages were stored since the position ``since``; nothing was sent.
         PublishFailed: names the first message that was not stored, the reason, and how many were stored.
         ConnectionFailed: no connection could be made at the start.
+        ConnectionDenied: the client or the server refused a connection, at the start or later.
         PermissionDenied: the user lacks the permission to subscribe to its inbox, see ``inbox_prefix`` of the settings.
     """
     window = PublishWindow(stream, domain=settings.domain)
@@ -139,8 +141,8 @@ def publish_fast(
         ServerTooOld: the server does not support fast-ingest batches; nothing was sent.
         BatchGap: messages did not reach the stream; earlier messages are stored.
         PublishFailed: names the first message that was refused, could not be sent or was not answered. Its ``cause`` is
-            BatchesDisabled if the stream has no ``allow_batched``.
-        ConnectionFailed, PermissionDenied: see :func:`publish_all`.
+            BatchesDisabled if the stream has no ``allow_batched``, and PermissionDenied if the user lacks a permission.
+        ConnectionFailed: no connection could be made.
     """
     with Wire.open(settings) as wire:
         FAST_BATCHES.check(wire.version)
@@ -230,7 +232,8 @@ def _drive_all(
     recovery: Recovery | None,
 ) -> None:
     attempts = Attempts(
-        lambda: f"publishing was interrupted, and {len(window.unanswered)} messages are sent again", patient=False
+        lambda: f"publishing was interrupted with {len(window.unanswered)} messages unanswered, and is resumed",
+        patient=False,
     )
     inbox = ""
     try:

@@ -84,8 +84,8 @@ class FastWindow:
 
     @property
     def failed(self) -> bool:
-        """Whether no more messages may be sent. Unless the batch has ended, a ping must then ask how much was
-        stored."""
+        """Whether no other message may be added. Unless the batch has ended, the driver must then commit the messages
+        that it has added, or send a ping if the batch is :attr:`broken`."""
         return self.ended or bool(self._gap or self._refused or self._unsent)
 
     @property

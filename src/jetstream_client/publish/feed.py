@@ -106,7 +106,8 @@ class Feed:
         try:
             if not isinstance(message, _PAIR) or len(message) not in (2, 3):
                 remedy = "each message must be (subject, data) or (subject, data, headers), not "
-                raise InvalidValue("messages", "…", remedy + type(message).__name__)
+                found = f"{len(message)} items" if isinstance(message, _PAIR) else type(message).__name__
+                raise InvalidValue("messages", "…", remedy + found)
             subject, data = check_subject(message[0]), message[1]
             if not isinstance(data, bytes):
                 raise InvalidValue("data", "…", f"must be bytes, not {type(data).__name__}")

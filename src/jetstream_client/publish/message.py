@@ -74,9 +74,7 @@ def merged_headers(
     for name, (option, value) in asked.items():
         given = same.get(name.lower(), name)
         if merged.setdefault(given, (value,)) != (value,) or given != name:
-            remedy = (
-                f"this header contradicts the option {option}, which sets {name} to {value!r}; set only one of the two"
-            )
+            remedy = f"the option {option} sets {name} to {value!r}; set either this header or the option, not both"
             raise InvalidValue(f"headers[{given!r}]", ", ".join(merged[given]), remedy)
     return merged
 

@@ -70,7 +70,8 @@ class Position:
 
         Raises:
             StreamNotFound: the stream does not exist.
-            RequestTimeout: no answer arrived; the user may lack the permission for ``$JS.API.STREAM.INFO.<stream>``.
+            PermissionDenied: the user lacks the permission for ``$JS.API.STREAM.INFO.<stream>``.
+            RequestTimeout: no answer arrived in time.
             ConnectionFailed: no connection could be made.
         """
         info = _info(settings, stream)
@@ -116,7 +117,7 @@ def find(settings: ConnectionSettings, since: Position, own: MessageIds | None =
     After a lost connection, another connection is opened and reading continues, until there is no progress for 60 s.
 
     Raises:
-        RequestTimeout, ApiError: the state of the stream could not be read.
+        RequestTimeout, PermissionDenied, ApiError: the state of the stream could not be read.
         ConnectionFailed: no connection could be made, or there was no progress for 60 s.
     """
     try:
@@ -225,7 +226,8 @@ class Recovery:
             )
             return math.inf
         log.warning(
-            "it is unknown which messages stream %s has stored (%s); only its duplicate_window prevents duplicates",
+            "it is unknown which messages stream %s has stored (%s); messages that were not found are sent only while "
+            "the stream's duplicate_window prevents duplicates",
             self._since.stream,
             found.unclear,
         )

@@ -51,7 +51,8 @@ class Schedule:
         if self.rollup not in (None, "sub"):
             raise InvalidValue("schedule.rollup", self.rollup, 'must be "sub", or left out')
         if self.time_zone is not None and (not self.time_zone or self._pattern().startswith(("@at ", "@every "))):
-            raise InvalidValue("schedule.time_zone", self.time_zone, "set it only with a cron schedule")
+            remedy = "must be an IANA name such as Europe/Berlin, and needs a cron schedule"
+            raise InvalidValue("schedule.time_zone", self.time_zone, remedy)
         self.headers()
 
     def headers(self) -> dict[str, str]:

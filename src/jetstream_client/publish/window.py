@@ -51,11 +51,12 @@ class Published:
 
 
 class _Mark(NamedTuple):
-    """The time when a message, and the messages after it up to the next mark, were first sent."""
+    """The beginning of a group of messages that were first sent at the same time. The next mark begins the next
+    group."""
 
-    position: int
-    last: int  # the highest known sequence at that time: the sequences of these messages are higher
-    sent: float
+    position: int  # the first message of the group
+    last: int  # the highest known sequence at that time: the sequences of the group are higher
+    sent: float  # the time when the group was first sent
 
 
 class PublishWindow:
@@ -64,8 +65,8 @@ class PublishWindow:
     ``unanswered`` messages must be sent again on a new connection. If they have ids, this stores no message twice
     within the duplicate window. On one connection, messages reach the stream in the order of the input, except those
     that an overloaded stream drops: such messages are sent again after later messages (:meth:`again`). With a
-    ``domain``, only an answer from this domain confirms a message, because every stream that listens on a subject
-    stores it.
+    ``domain``, only an answer from this domain confirms a message. A stream of another domain that listens on the same
+    subject stores the message too, and also answers.
     """
 
     def __init__(
@@ -102,8 +103,8 @@ class PublishWindow:
 
     @property
     def oldest(self) -> tuple[int, float] | None:
-        """A sequence that is lower than any that the oldest unanswered message can get, and the time when this message
-        was sent. None if all messages are answered."""
+        """A sequence, and the time when the oldest unanswered message was first sent. If this message is stored, its
+        sequence is higher. None if all messages are answered."""
         if not self._unanswered:
             return None
         mark = self._oldest_mark()

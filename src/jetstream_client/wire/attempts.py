@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeating an operation, such as reading or publishing, that a lost connection interrupts, as long as it makes
-progress."""
+"""Repeating an operation, such as reading or publishing, after a lost connection or another passing error. The
+operation is repeated as long as it makes progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESUMED_WITHIN = 60.0
-"""After this many seconds without progress, on however many connections, no other attempt is made."""
+"""After this many seconds without progress, no other attempt is made. A new connection alone is no progress."""
 PAUSE = 0.2
 """Seconds between two attempts."""
 PASSING = (429, NO_RESPONDERS)
@@ -43,9 +43,9 @@ class Attempts:
                 ...
                 return
 
-    An error after which another attempt may succeed is logged, with the text that ``interrupted`` returns in front of
-    it, and the loop continues after a pause. Any other error is raised. After :data:`RESUMED_WITHIN` seconds without
-    progress, every error is raised.
+    If another attempt may succeed after an error, the error is logged, and the loop continues after a pause. The log
+    line begins with the text that ``interrupted`` returns. Any other error is raised. After :data:`RESUMED_WITHIN`
+    seconds without progress, every error is raised.
 
     patient:  if False, every error is raised until there has been progress. Default True.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Authentication: the CONNECT line of both connections, including signatures.
+"""Authentication: the CONNECT line of the control connection and of the bulk connection, including signatures.
 
 An NKey is an Ed25519 key: base32 of a prefix, the 32 bytes and a checksum (nats-io/nkeys, ``strkey.go``). A ``.creds``
 file contains a JWT and its seed. The server sends a nonce in INFO, which the client signs.
@@ -35,8 +35,8 @@ def connect_line(settings: ConnectionSettings, server: Mapping[str, Any], *, enc
 
     Raises:
         TlsNotOffered: TLS is set, and the connection is not encrypted.
-        AuthenticationFailed: a seed or credentials are set and the server sent no nonce, or the package that signs is
-            not installed.
+        AuthenticationFailed: a seed or credentials are set, and the server sent no nonce or the package
+            ``cryptography`` is not installed.
         InvalidValue: the checksum of a seed is wrong, or the file of a credential cannot be read or is invalid.
     """
     if settings.tls and not encrypted:
@@ -61,8 +61,8 @@ def connect_line(settings: ConnectionSettings, server: Mapping[str, Any], *, enc
 def unreachable(settings: ConnectionSettings, reason: str) -> ConnectionFailed:
     """The error when the connection to every server failed or took too long."""
     return ConnectionFailed(
-        f"no NATS server could be reached at {', '.join(settings.servers)} within {settings.connect_timeout:g} s: "
-        f"{reason}; correct the addresses and ports, or start the server there"
+        f"no NATS server accepted a connection at {', '.join(settings.servers)} within {settings.connect_timeout:g} s: "
+        f"{reason}; correct the addresses and ports, or make sure that the server there runs and accepts connections"
     )
 
 
@@ -104,7 +104,10 @@ def _who(settings: ConnectionSettings, nonce: str) -> dict[str, str | None]:
     if not (settings.nkey_seed or settings.credentials):
         return {}
     if not nonce:
-        raise refused(settings, "it sent no nonce to sign")
+        raise AuthenticationFailed(
+            f"the NATS server does not accept {settings.kind}: it sent no nonce to sign; set up NKey users or an "
+            "operator on the server, or authenticate in another way"
+        )
     if settings.nkey_seed:
         key = _key("nkey_seed", check_seed(settings.credential("nkey_seed")))
         return {"nkey": _public(key), "sig": _signature(key, nonce)}

@@ -193,7 +193,7 @@ class Wire:
             self._gather(0, time.monotonic() + timeout)
         except _Nothing:
             if timeout:
-                raise RequestTimeout(f"nothing arrived for {timeout:g} s") from None
+                raise RequestTimeout(f"no message arrived from the NATS server for {timeout:g} s") from None
         arrived, self._arrived, self._frames, self._kept = self._arrived, [], 0, 0
         return arrived
 

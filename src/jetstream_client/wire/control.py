@@ -63,7 +63,8 @@ RECONNECT_WAIT = 0.25
 TO_CLOSE = 0.2
 """Seconds to wait for an unused socket to close."""
 MOST_DENIED = 10_000
-"""The largest number of refused subjects that are remembered, because a user without a permission may try many."""
+"""The largest number of refused subjects that are remembered. Without this limit, a user who tries ever more forbidden
+subjects would fill the memory."""
 
 Denied = dict[str, PermissionDenied]
 Headers = Mapping[str, str | Sequence[str]] | bytes
@@ -110,8 +111,8 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is closed for good, because its ``async with`` block has ended or because the server
-        closed it with an error, for example because of a limit."""
+        """Whether the connection is closed for good. This is so if its ``async with`` block has ended, if the server
+        closed it with an error (for example because of a limit), or if ``max_reconnects`` attempts have failed."""
         return bool(self._client.is_closed)
 
     @property
@@ -120,8 +121,8 @@ class Connection:
         for example because the user was removed.
 
         After such refusals, the attempts to reconnect continue, which is right for a task that holds claims on the
-        connection; other users can open a new one with current settings. A connection that was lost in any other way
-        reconnects automatically. When the connection has ended, everything that waits for the server raises
+        connection. Other callers can open a new connection with current settings. A connection that was lost in any
+        other way reconnects automatically. When the connection has ended, everything that waits for the server raises
         ConnectionEnded.
         """
         return bool(self._client.ended)
@@ -179,7 +180,7 @@ class Connection:
         """Send a PING. Returns the seconds until its answer."""
         loop = asyncio.get_running_loop()
         start = loop.time()
-        with _Translated(self._client, "PING"):
+        with _Translated(self._client):
             if not self.is_connected:
                 raise self._client.lost()  # nats-py would return at once
             async with self.timeout(None):
@@ -208,8 +209,8 @@ class Connection:
                 await client._flush_pending()
 
     async def answer_all(self, before: str, numbers: Sequence[int], after: str, data: bytes) -> None:
-        """Answer many messages: publish ``data`` on the subject that each number makes, between ``before`` and
-        ``after``. After a :meth:`flush`, :meth:`check_permitted` tells whether the server refused the first answer."""
+        """Answer many messages: publish ``data`` on the subject ``<before><number><after>`` for each of the numbers.
+        After a :meth:`flush`, :meth:`check_permitted` tells whether the server refused the first answer."""
         client = self._client
         if not client.is_connected:
             raise client.lost()
@@ -359,7 +360,8 @@ class _Translated:
     https://github.com/python/cpython/issues/86296), or while it queues a flush. The cancelled task would not end.
     """
 
-    def __init__(self, client: Client, subject: str) -> None:
+    def __init__(self, client: Client, subject: str | None = None) -> None:
+        """``subject``: the subject of the request; None for a PING."""
         self._client = client
         self._subject = subject
 
@@ -374,10 +376,9 @@ class _Translated:
         if isinstance(error, JetStreamError):
             return
         if isinstance(error, nats.errors.TimeoutError | asyncio.TimeoutError):
-            raise RequestTimeout(
-                f"the request on {self._subject!r} got no answer in time; try again, or raise request_timeout (or the "
-                "timeout of this call)"
-            ) from None
+            what = f"the request on {self._subject!r} got no answer" if self._subject else "a PING got no answer"
+            timeouts = "request_timeout (or the timeout of this call)" if self._subject else "request_timeout"
+            raise RequestTimeout(f"{what} in time; try again, or raise {timeouts}") from None
         if isinstance(error, nats.errors.OutboundBufferLimitError | nats.errors.ConnectionClosedError | OSError):
             raise self._client.lost() from None
         if isinstance(error, nats.errors.MaxPayloadError):

@@ -103,7 +103,7 @@ def read_file(path: Path, folders: str | None = None) -> str:
     except OSError as wrong:
         raise Unreadable(wrong.strerror or type(wrong).__name__) from None
     except (ValueError, RuntimeError):  # a path with a NUL; "~" of a user who has no home
-        raise Unreadable("it is not the path of a file") from None
+        raise Unreadable("the path is invalid") from None
     if len(content) > LARGEST:
         raise Unreadable("it is larger than 64 KiB")
     try:
@@ -124,7 +124,8 @@ def _open(path: Path, folders: str | None) -> int:
 
 
 def _open_below(folder: Path, names: tuple[str, ...]) -> int:
-    """Open each folder in turn without following links. The path is resolved, so a link in it was put there later."""
+    """Open each folder of a resolved path in turn. A link is not followed, because it was put there after the path was
+    resolved."""
     descriptor = os.open(folder, _HOW | os.O_DIRECTORY)
     for name in names:
         above = descriptor
@@ -142,9 +143,11 @@ def read_pem(field: str, value: str, kind: str, folders: str | None = None) -> s
     """
     pem = read(field, value, folders)
     if not any(f" {label}".endswith(f" {kind}") for label in _LABEL.findall(pem)):
-        raise InvalidValue(
-            field, "…", f"the value contains no block -----BEGIN {kind}-----; set PEM text or the path of a PEM file"
+        remedy = (
+            f"the text or file contains no block -----BEGIN {kind}-----; set PEM text with such a block, or the path "
+            "of a PEM file that has one"
         )
+        raise InvalidValue(field, "…", remedy)
     return _PEM_BLOCK.sub(_reflowed, pem)
 
 

@@ -76,7 +76,7 @@ class _Stream:
             raise nats.errors.ProtocolError from None
 
     async def _process(self, run: Run) -> None:
-        """Deliver messages as columns where the subscription takes them, and one by one elsewhere."""
+        """Deliver messages as columns if their subscription takes them, and otherwise one by one."""
         columns = run.columns()
         if columns is None:
             await self._one_by_one(run.frames())
@@ -133,7 +133,7 @@ class Client(nats.aio.client.Client):
         self._refused_since: float | None = None
         """On the loop's clock: the first refused attempt to reconnect, if all attempts after it were refused too."""
         self.ended = ""
-        """Why the connection has ended for good; empty while it is usable."""
+        """Why the connection has ended; empty if it has not ended, or if a later attempt to reconnect succeeded."""
         self.when_lost: set[Callable[[ConnectionLost], None]] = set()
         """Called when the connection is lost, for good or until it is restored."""
         self.limits: set[asyncio.Timeout] = set()
@@ -144,7 +144,7 @@ class Client(nats.aio.client.Client):
         if not self.ended:
             return ConnectionLost("the connection to NATS is interrupted and is being restored; try again")
         servers = ", ".join(self._settings.servers)
-        return ConnectionEnded(f"the connection to {servers} has ended because {self.ended}; open another one")
+        return ConnectionEnded(f"the connection to {servers} has ended because {self.ended}; open another connection")
 
     def interrupted(self) -> None:
         """Call the callbacks of ``when_lost``, because nothing that was sent so far will be answered."""
@@ -197,7 +197,7 @@ class Client(nats.aio.client.Client):
         now, patience = asyncio.get_running_loop().time(), self._settings.connect_timeout
         self._refused_since = self._refused_since or now
         if now - self._refused_since > patience:
-            self.end(f"it was lost, and each attempt to reconnect was refused for {patience:g} s: {refusal}")
+            self.end(f"it was lost, and all attempts to reconnect were refused for {patience:g} s: {refusal}")
 
     def abort(self) -> None:
         """Close the socket at once."""

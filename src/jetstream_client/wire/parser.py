@@ -156,7 +156,7 @@ class Run:
 
 
 class DeliveryRun(Run):
-    """Deliveries of one consumer without headers, whose lines have been parsed already."""
+    """Messages without headers that one consumer delivered. Their lines have been parsed already."""
 
     __slots__ = ("_places", "_sid", "_stem", "_subjects")
 
@@ -188,11 +188,11 @@ def _read_line(line: bytes, size: int) -> tuple[bytes, int, bytes, int]:
         sid = int(words[2])
         header_size = int(words[-2]) if words[0] == b"HMSG" else 0
         replied = len(words) - _WORDS[words[0]]
-        if replied not in (0, 1):
+        if replied not in (0, 1) or sid < 0:
             raise ValueError  # noqa: TRY301
     except (ValueError, IndexError, KeyError):
         raise ProtocolError(f"invalid message line: {line[:60]!r}") from None
-    if not 0 <= header_size <= size or sid < 0:
+    if not 0 <= header_size <= size:
         raise ProtocolError(f"invalid message line: {header_size} bytes of headers in a message of {size} bytes")
     return words[1], sid, words[3] if replied else b"", header_size
 

@@ -120,9 +120,9 @@ def decode_headers(block: bytes) -> dict[str, list[str]]:
 def header_lines(block: bytes) -> bytes:
     """The complete lines of a header block after its first line, each with its line break.
 
-    ``block`` lacks its last two bytes. They are a line break, unless a publisher ended the block in the middle of a
-    line: nats-server replaces these two bytes, whatever they are, by the lines that it adds. The rest of such an
-    incomplete line is left out.
+    ``block`` is given without its last two bytes, because nats-server replaces these two bytes, whatever they are, by
+    the lines that it adds. They are a line break, unless the publisher ended the block in the middle of a line. In this
+    case, the rest of the incomplete line is left out.
     """
     if block.startswith(FIRST_LINE) and block.endswith(b"\r\n"):
         return block[len(FIRST_LINE) :]
@@ -136,8 +136,8 @@ def decode_status(block: bytes) -> tuple[int, str]:
 
     nats-server removes a status line that a client publishes, but not one that lacks its final line break (seen with
     2.15.1). The server then appends its own headers, which complete that line. So a status does not prove that the
-    server wrote it: a consumer's delivery is recognised by :data:`DELIVERY`, and an answer to a direct get by its time,
-    which no status has.
+    server wrote it: a consumer's delivery is recognised by :data:`DELIVERY`, and an answer to a direct get by the
+    header ``Nats-Time-Stamp``. The server's own statuses have neither.
     """
     line, end, _ = block.partition(b"\r\n")
     if not (end and line.startswith(STATUS_LINE)) or _PLACE in block:

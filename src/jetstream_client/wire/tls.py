@@ -11,7 +11,7 @@ from jetstream_client.errors import TlsFailed, TlsNotOffered
 
 _RECORD = 1 << 14  # bytes in one TLS record, at most (RFC 8446, 5.1)
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "UNEXPECTED_MESSAGE")
-_EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 10, 62, 64  # X509_V_ERR_… of OpenSSL's x509_vfy.h
+_NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64  # X509_V_ERR_… of OpenSSL's x509_vfy.h
 
 
 class TlsSocket:
@@ -55,17 +55,20 @@ class TlsSocket:
 
 
 def silence(*, handshake_first: bool) -> str:
-    """The likely reason why the server's first line has not arrived, with a remedy. ``handshake_first``: the client
-    began with TLS, and a server that does not expect this closes the connection, sometimes before the client has read
-    the line."""
+    """The likely reason why the server's first line has not arrived, with a remedy.
+
+    handshake_first:  whether the client began with TLS. A server that does not expect this closes the connection,
+                      sometimes before the client has read the server's first line.
+    """
     if handshake_first:
         return (
-            "the server ended the TLS handshake or sent nothing; set handshake_first on the server because "
-            "tls_handshake_first is set here, and use the server's port for clients (4222)"
+            "the server ended the TLS handshake, or did not send the first line of the NATS protocol; set "
+            "handshake_first on the server too, or remove tls_handshake_first here, and use the server's port for "
+            "clients (4222)"
         )
     return (
-        "the server sent nothing; use the port for clients (4222), not the one for monitoring (8222), and set "
-        "tls_handshake_first if the server has handshake_first"
+        "the server did not send the first line of the NATS protocol; use the port for clients (4222), not the one for "
+        "monitoring (8222), and set tls_handshake_first if the server has handshake_first"
     )
 
 
@@ -79,10 +82,10 @@ def tls_failure(error: ssl.SSLError) -> TlsFailed | None:
     """The error for a handshake that no other attempt can complete, with the remedy; None if the connection merely
     ended."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code == _EXPIRED:
-            remedy = "renew the server's certificate"
+        if error.verify_code in (_NOT_YET_VALID, _EXPIRED):
+            remedy = "renew the server's certificate, or correct this machine's clock"
         elif error.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
-            remedy = "use a host name that the certificate contains in servers, or set tls_hostname to one"
+            remedy = "in servers, use a host name that the certificate contains, or set tls_hostname to such a name"
         else:
             remedy = "set tls_ca to the certificate of the authority that signed it"
         return TlsFailed(f"the server's certificate is not accepted: {error.verify_message.rstrip('.')}; {remedy}")

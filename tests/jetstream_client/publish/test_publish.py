@@ -235,7 +235,7 @@ async def test_what_a_stream_does_not_allow_has_an_error_of_its_own(js: JetStrea
     [
         (
             {"msg_id": "a", "headers": {"Nats-Msg-Id": "b"}},
-            r"headers\['Nats-Msg-Id'\]='b': this header contradicts the option msg_id='a'",
+            r"headers\['Nats-Msg-Id'\]='b': the option msg_id='a' sets Nats-Msg-Id to 'a'",
         ),
         ({"msg_id": "a", "headers": {"nats-msg-id": "a"}}, r"nats-msg-id.*msg_id"),
         ({"ttl": timedelta(seconds=3), "headers": {"Nats-TTL": ["3s", "4s"]}}, "Nats-TTL.*ttl"),

@@ -260,7 +260,7 @@ async def test_whoever_waits_is_told_that_there_are_no_attempts_left(serve: Serv
         all_said(await waiting.end(), "the last of 2 attempts to reconnect failed", lost_before=True)
         await until(lambda: js.connection.closed)
         server.start()
-        with pytest.raises(ConnectionEnded, match="open another one"):
+        with pytest.raises(ConnectionEnded, match="open another connection"):
             await js.account_info()
 
 
