@@ -136,9 +136,10 @@ async def acknowledge(ledger: Ledger, delivered: Delivered, within: float = 30.0
             except PermissionDenied:
                 raise
             except JetStreamError as error:
-                log.warning("acknowledging was interrupted and is tried again: %s", error)
                 if ledger.js.connection.closed:
+                    log.warning("acknowledging has ended, because the connection is closed: %s", error)
                     break
+                log.warning("acknowledging was interrupted and is tried again: %s", error)
                 await asyncio.sleep(0.2)
             left.popleft()
             if window:

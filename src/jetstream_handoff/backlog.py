@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from jetstream_handoff.record import Record
 
 AT_WORK = LONGEST_HOLD
-"""How long a claim counts as being worked on after an attempt has begun to hold it: the default longest hold. Without a
-limit, the claim of a worker that was killed in its last try would count forever."""
+"""How long a claim that an attempt holds counts as being worked on: the default longest hold, counted from the time at
+which the claim was entered or last handed on. Without a limit, the claim of a worker that was killed in its last try
+would count forever."""
 AWAITING_TASK = 4 * HAND_OFF_TIMEOUT
 """How long a claim that no attempt holds counts as one that waits for its task or for a retry: four times the default
 lease.

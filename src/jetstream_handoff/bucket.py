@@ -13,8 +13,8 @@ from jetstream_handoff.record import ABANDONED
 
 RECEIPTS_KEPT = timedelta(days=90)
 LARGEST_MESSAGE = 1 << 20
-"""The smallest ``max_msg_size`` of a bucket, in bytes. A record with its headers takes at most three quarters of
-this."""
+"""The smallest ``max_msg_size`` of a bucket, in bytes. After claims were entered, a record has at most three quarters
+of this. The rest is for the return values and rejected sequences that settling adds."""
 _OWN_KEYS = "the bucket must store exactly what the ledger writes, under the ledger's keys"
 _EVERY_WRITE = "the ledger writes to the same key again and again, and needs a confirmation of each write"
 _RULES: dict[str, tuple[tuple[object, ...], str]] = {

@@ -131,7 +131,8 @@ class Claim:
             if type(fields[name]) is not int or not 0 <= fields[name] <= _LARGEST_NUMBER:
                 raise _invalid(fields, f"{name}={_short(fields[name])} is not a valid number")
         if not 0 < sequences.count == fields["count"] <= _LARGEST_COUNT:
-            raise _invalid(fields, f"it has count={fields['count']} and ranges with {sequences.count} messages")
+            counts = f"count={fields['count']} and ranges with {sequences.count} messages"
+            raise _invalid(fields, f"it has {counts} (these must be equal, and from 1 to {_LARGEST_COUNT:,})")
         if fields["consumer_sequence"] < sequences.count:
             raise _invalid(fields, "its consumer_sequence is less than its number of messages")
         if (address.stream, address.consumer) != (stream, consumer):

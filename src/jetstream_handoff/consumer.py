@@ -121,8 +121,8 @@ def check_stream(name: str, config: Mapping[str, Any]) -> None:
 def of_existing(unsuitable: ConsumerUnsuitable, stream: str) -> ConsumerUnsuitable:
     """Return the error of an existing consumer, with a remedy that also says how to change it."""
     remedy = (
-        f"{unsuitable.remedy}. Change the consumer, which already exists in stream {stream!r} "
-        "(JetStreamCreateConsumerOperator, `nats consumer edit`), or name a new consumer, which the sensor creates"
+        f"{unsuitable.remedy}. To change the consumer, which already exists in stream {stream!r}, use "
+        "JetStreamCreateConsumerOperator or `nats consumer edit`; or name a new consumer, which the sensor creates"
     )
     return ConsumerUnsuitable(unsuitable.consumer, unsuitable.rule, unsuitable.value, remedy)
 
@@ -212,7 +212,7 @@ def _check_group(consumer: str, config: configs.Config, group: str | None) -> No
         raise ConsumerUnsuitable(consumer, "priority_groups", groups, remedy)
     if group is not None and group not in groups:
         remedy = (
-            f"the group {group!r}, which 'priority' names, is not one of these; correct 'priority' or priority_groups"
+            f"the group {group!r}, which 'priority' names, is not in this list; correct 'priority' or priority_groups"
         )
         raise ConsumerUnsuitable(consumer, "priority_groups", groups, remedy)
 
@@ -233,7 +233,10 @@ _REFUSED = {
         "max_ack_pending",
         "set a smaller max_ack_pending in consumer_config, and a max_messages that does not exceed it",
     ),
-    10026: ("name", "delete an unused consumer (`nats consumer ls` lists all), or raise max_consumers"),
+    10026: (
+        "name",
+        "delete an unused consumer (`nats consumer ls` lists all), or raise max_consumers of the stream or the account",
+    ),
 }
 
 

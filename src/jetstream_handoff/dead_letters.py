@@ -2,9 +2,9 @@
 """Dead letters: copies of messages that no attempt could process. Each is stored before its message is terminated.
 
 A message has at most one dead letter for each consumer. The subject of the dead letter names the message and the
-consumer, and it is written by compare-and-set on that subject. If the copying is repeated after a kill, however late,
-it finds the first copy. A duplicate window of message ids would forget the first copy after a time, and
-would answer that a dead letter is stored although it was replayed and removed.
+consumer, and the dead letter is written by compare-and-set on that subject. If the copying is repeated after a kill,
+however late, it finds the first copy. A message id would not be enough: the server forgets the id after the duplicate
+window, and until then it reports a dead letter as stored even if the dead letter was replayed and removed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def check_reason(reason: object) -> str:
     """
     line = " ".join(reason.split()) if isinstance(reason, str) else ""
     if not line:
-        raise InvalidValue("reason", reason, "give a string that says why the message cannot be processed")
+        raise InvalidValue("reason", reason, "a reason must be a string that says why the message cannot be processed")
     return line.encode()[:LONGEST_REASON].decode(errors="ignore")
 
 
@@ -429,7 +429,8 @@ class DeadLetters:
         ]
 
     async def last(self, address: str) -> tuple[int, Letter | None]:
-        """Return the sequence of the last message on this subject (or 0), and its dead letter if it is one."""
+        """Return the sequence of the last message on this subject (or 0), and the message itself if it is a dead
+        letter."""
         message = await stored_message(self.stream, {"last_by_subj": address})
         if message is None:
             return 0, None

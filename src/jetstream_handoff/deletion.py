@@ -63,18 +63,22 @@ class Deletion:
         if self.lost:
             text += ", and the stream would delete those that no other consumer still has to acknowledge"
         if self.claims:
-            text += f"; {len(self.claims)} claims are open: {'; '.join(map(_described, self.claims[:_NAMED]))}"
+            text += f"; {len(self.claims)} claims are open: {self._shown}"
         return text
+
+    @property
+    def _shown(self) -> str:
+        more = f"; and {len(self.claims) - _NAMED} more" if len(self.claims) > _NAMED else ""
+        return "; ".join(map(_described, self.claims[:_NAMED])) + more
 
     def check(self, *, despite_open_claims: bool, despite_unprocessed: bool) -> None:
         """Raise DeletionRefused if something that is still needed would be deleted."""
         if self.claims and not despite_open_claims:
-            shown = "; ".join(map(_described, self.claims[:_NAMED]))
-            more = f"; and {len(self.claims) - _NAMED} more" if len(self.claims) > _NAMED else ""
             raise DeletionRefused(
-                f"{self.what} was not deleted, because {len(self.claims)} claims are open: {shown}{more}. Pause the "
-                "sensor's DAG and wait until `airflow jetstream claims` no longer lists these claims, or delete with "
-                "despite_open_claims=True, which stops the work on them and discards its results",
+                f"{self.what} was not deleted, because {len(self.claims)} claims are open: {self._shown}. Wait until "
+                "the tasks of these claims have finished and no sensor takes new claims (`airflow jetstream claims` "
+                "lists the open claims), or delete with despite_open_claims=True, which stops the work on the claims "
+                "and discards its results",
                 tuple(seen.id for seen in self.claims),
             )
         if self.lost and not despite_unprocessed:

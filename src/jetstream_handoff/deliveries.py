@@ -33,7 +33,8 @@ class Delivery(NamedTuple):
 class Deliveries:
     """Deliveries in ascending order of their stream sequences, at 25 bytes each.
 
-    If a message was delivered several times, its last delivery counts, but the message stays a first delivery.
+    If a message was delivered several times, its last delivery counts. ``first`` stays true if an earlier delivery was
+    the first one.
 
     The server delivers new messages in this order, and redelivered messages nearly in this order. Deliveries that
     arrive out of order are put into their places later, some thousands at a time.

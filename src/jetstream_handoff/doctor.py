@@ -2,7 +2,7 @@
 """Examine a connection, its permissions, the ledger, and the streams and consumers that claims are taken from.
 
 Nothing is changed on the server, and the rules are those that taking, holding and settling check. Each section ends in
-bounded time. The findings of one section do not stop the other sections, unless they show that those cannot succeed.
+bounded time. A finding stops the later sections only if it shows that none of them can succeed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FULL = 0.9
 """The part of a limit in bytes that may be used before the doctor reports it."""
 
 _READING = ("publisher", "reader")  # roles that need a stream but no consumer
-_NO_ROLE = "the roles of this connection do not need it"
+_NO_ROLE = "no claim is taken or settled with this connection"
 
 
 @dataclass(frozen=True)
@@ -205,8 +205,8 @@ class Examination:
         try:
             await self._permit("INFO")
             account = await self._js.account_info()
-        except PermissionDenied:
-            yield fine("account", "this user has no permission for $JS.API.INFO, but no task needs it")
+        except PermissionDenied as denied:
+            yield fine("account", f"this user has no permission for {denied.subject}, but no task needs it")
         except JetStreamNotEnabled as refusal:
             self._stopped = "JetStream does not answer"
             yield to_do("JetStream", without_jetstream(self._js.settings, refusal))
@@ -271,11 +271,12 @@ class Examination:
     async def configurations(self) -> AsyncIterator[Finding]:
         if self._scope.consumer and not self._pairs:
             remedy = (
-                "the ledger knows no consumer of this name; correct the name, or also name its stream with --stream"
+                "no consumer of this name was found in the ledger; correct the name, or also name its stream with "
+                "--stream"
             )
             yield to_do(f"consumer {self._scope.consumer}", remedy)
         elif not self._streams:
-            yield not_checked("consumers", "the ledger knows no consumer yet; name one with --stream and --consumer")
+            yield not_checked("consumers", "no consumer was found in the ledger; name one with --stream and --consumer")
         for stream in sorted(self._streams):
             async for finding in self._of_stream(stream):
                 yield finding
@@ -443,7 +444,7 @@ class Examination:
             yield not_checked("claims", _NO_ROLE)
             return
         if not self._pairs:
-            yield fine("claims", "the ledger knows no consumer")
+            yield fine("claims", "no consumer was found in the ledger")
             return
         claims, _ = Ledger(self._js, "any", "any").buckets
         await self._permit(f"STREAM.INFO.KV_{claims}", f"STREAM.MSG.GET.KV_{claims}")

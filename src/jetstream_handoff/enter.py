@@ -78,7 +78,8 @@ def enter(
     failed = record.failures
     for claim_id, entry in lost.items():
         if entry.token is not None:
-            failed = failures.failed(failed, claim_id, entry.sequences, "the attempt that held it died or lost it")
+            reason = "the attempt that held the claim died, or lost the claim"
+            failed = failures.failed(failed, claim_id, entry.sequences, reason)
     claims, poisoned = _cut(batch, rest, failed, info.now, taking)
     kept = {claim_id: entry for claim_id, entry in record.open.items() if claim_id not in lost}
     new = replace(record, open={**kept, **claims, **poisoned}, failures=failed).note(info).tidied(info)

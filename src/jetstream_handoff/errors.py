@@ -2,7 +2,7 @@
 """The errors of the hand-off: the branch ``HandoffError`` of the tree in :mod:`jetstream_client.errors`.
 
 HandoffError                      root of the errors of the hand-off
-├── ClaimInvalid (ValueError)     a value that is not a claim, or a claim whose fields contradict each other
+├── ClaimInvalid (ValueError)     a value that is not a claim, or a claim that contradicts itself or the ledger
 ├── ConsumerUnsuitable            a consumer that breaks a rule for claims
 ├── DeadLettersUnsuitable         a stream that cannot store the dead letters of another stream
 ├── ReplayRefused                 a stream into which no dead letter can be published
@@ -31,7 +31,7 @@ class HandoffError(JetStreamError):
 
 
 class ClaimInvalid(HandoffError, ValueError):
-    """The value is not a claim, or its fields contradict each other."""
+    """The value is not a claim, or it contradicts itself, the ledger or the address of its consumer."""
 
 
 class ConsumerUnsuitable(HandoffError):
@@ -126,10 +126,15 @@ class LedgerUnsuitable(LedgerUnavailable):
     """A bucket that breaks a rule for the ledger. Names the field, its value and the remedy."""
 
     def __init__(self, bucket: str, field: str, value: object, remedy: str) -> None:
+        lost = (
+            ", but committed() no longer lists the output of the claims whose receipts were deleted"
+            if bucket.endswith("_receipts")
+            else ""
+        )
         super().__init__(
             f"the ledger's bucket {bucket!r} cannot be used because of {field}={shown(value)}: {remedy}. Change "
             f"this field of the stream KV_{bucket}. If the server does not allow that, delete the stream while no "
-            "claim is open; the next sensor creates it again"
+            f"claim is open; the next sensor creates it again{lost}"
         )
         self.bucket = bucket
         self.field = field

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures of messages: the failed messages, the sizes of their claims, and how many times each failed alone. No I/O.
 
-The server's own limit, ``max_deliver``, hides a message that has reached it. The failure of a claim does not show which
-of its messages was bad. So failed messages are claimed again in smaller claims until each bad message fails alone.
+The server's own limit, ``max_deliver``, cannot be used, because the server never redelivers a message that has reached
+it. The failure of a claim does not show which of its messages was bad. So failed messages are claimed again in smaller
+claims until each bad message fails alone.
 """
 
 from __future__ import annotations

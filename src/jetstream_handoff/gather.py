@@ -40,7 +40,7 @@ class LeaseOver(Exception):
 class Batch:
     """The deliveries of a batch.
 
-    since:     a moment before which none of the messages was delivered or renewed.
+    since:     a moment after which every message was delivered or renewed.
     began:     when the first message arrived, on our clock.
     ack_wait:  the consumer's ``ack_wait``, in seconds.
     """
@@ -73,10 +73,10 @@ class Batch:
 
 
 class GatherWindow:
-    """Keeps track of one batch. Times are seconds of the driver's clock.
+    """Keeps track of one batch of a take. Times are seconds of the take's clock.
 
-    Before each pull, the driver reads the ledger's record and the consumer's INFO (:meth:`on_look`), and then opens the
-    pull that :meth:`next_pull` describes. While the pull is open, it waits for messages, each time for as long as
+    Before each pull, the take reads the ledger's record and the consumer's INFO (:meth:`on_look`), and then opens the
+    pull that :meth:`next_pull` describes. While the pull is open, the take waits for messages, each time for as long as
     :meth:`wait` says, and reports the arrived messages, if any (:meth:`on_messages`). If :meth:`renewal_due` returns
     True, it renews the leases (:meth:`on_renewed`). If ``wait`` returns 0, it stops the pull. If ``next_pull`` returns
     None, the :attr:`batch` is complete, or too few messages have arrived in time.
@@ -127,7 +127,7 @@ class GatherWindow:
         return Batch(self._pulled, self._since, self._began, self._ack_wait)
 
     def on_look(self, life: tuple[str, int], at: Moment, *, elsewhere: bool) -> None:
-        """Report the driver's reading of the ledger and the consumer. Messages of an earlier life are dropped.
+        """Report what the take has read: the ledger and INFO. Messages of an earlier life are dropped.
 
         life:      the consumer's present life.
         elsewhere: whether the ledger has claims that another try of the owner entered and that no attempt holds yet.
@@ -167,7 +167,7 @@ class GatherWindow:
     def _ends(self) -> float:
         """Return the time at which the batch is handed over if nothing else arrives.
 
-        Until then, the driver fetches the messages that the server has, and waits for others. After a renewal that took
+        Until then, the take fetches the messages that the server has, and waits for others. After a renewal that took
         too long, a batch that has ``min_messages`` is handed over at once, because the leases of a larger batch would
         end before it is entered.
         """

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RELEASE_TIMEOUT = 3.0
-"""Seconds that a killed task waits for the release of its claim, because the orchestrator soon ends its process."""
+"""Seconds that a killed task waits for the release of its claim: only a few, because the orchestrator soon ends the
+task's process."""
 
 
 class HeldClaim:
@@ -85,7 +86,8 @@ class HeldClaim:
         longest_hold:  the hold is lost after this time; default: 24 hours.
         dead_letters:  the dead-letter stream for rejected messages; default: ``DEAD_<stream>``.
         reprocess:     whether to reprocess a claim that is already settled, instead of raising AlreadyDone.
-                       MessagesMissing is then raised if the stream no longer contains all of its messages.
+                       MessagesMissing is then raised if the stream no longer contains all messages of the claim, except
+                       those that became dead letters.
         """
         from anyio.from_thread import start_blocking_portal
 
@@ -111,7 +113,7 @@ class HeldClaim:
 
     @property
     def lost(self) -> str:
-        """Why the claim is no longer held; empty while it is. Work that checks this can stop early."""
+        """Why the hold was lost; empty if it was not. Work that checks this can stop early."""
         return self._hold.lost
 
     def on_stop(self, callback: Callable[[], None]) -> None:
@@ -127,7 +129,7 @@ class HeldClaim:
             raise HoldLost(f"claim {self.id} {reason}")
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` at the end of the block, in its thread, whether the claim was settled or not."""
+        """Call ``callback()`` at the end of the block, in the block's thread, whether the claim was settled or not."""
         self._when_ended.append(callback)
 
     def messages(self) -> Iterator[StoredMessage]:
@@ -152,7 +154,7 @@ class HeldClaim:
         reason:    why they cannot be processed, in one line.
 
         Raises:
-            InvalidValue: the claim does not contain one of the sequences, or the reason is empty.
+            InvalidValue: a sequence is not in the claim, the reason is empty, or the claim is being reprocessed.
             DeadLettersUnsuitable: the dead-letter stream breaks a rule.
             HoldLost: the claim is no longer held.
         """
@@ -171,7 +173,10 @@ class HeldClaim:
 
     def settle(self, value: Any = None) -> None:
         """Record the claim as done with a JSON value, then acknowledge its messages. See
-        :meth:`jetstream_handoff.hold.Hold.settle`."""
+        :meth:`jetstream_handoff.hold.Hold.settle`.
+
+        value:  the JSON value. Default None.
+        """
         self._end(self._hold.settle, value)
 
     def fail(self, reason: str = "", *, blame: bool = True) -> None:

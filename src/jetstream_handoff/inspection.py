@@ -40,7 +40,8 @@ class Seen:
     entry:      the entry of an open claim.
     receipt:    the receipt of any other claim. For a done claim that has no receipt yet, the receipt that it will get.
     info:       the consumer; None if it does not exist.
-    current:    whether the consumer has not been recreated or reset since the record was written.
+    current:    False if an open claim can no longer be settled, because its consumer does not exist, or was recreated
+                or reset.
     alive:      whether a heartbeat was heard; None if :func:`listen` was not called, or no attempt holds the claim.
     """
 
@@ -58,7 +59,8 @@ class Seen:
 
     @property
     def since(self) -> str:
-        """When the claim was entered or last handed on (open), or settled; empty if the time is not in the ledger."""
+        """For an open claim, when it was entered or last handed on; for a done claim, when it was settled. Empty if the
+        ledger does not contain the time."""
         if self.entry is not None:
             return self.entry.at
         return self.receipt.at if self.receipt else ""
@@ -86,14 +88,17 @@ class Seen:
             return _next_of_open(self, self.entry)
         assert self.receipt is not None  # noqa: S101 - a claim that is not open has a receipt
         if self.state == "failed":
-            return "Its work failed and is not tried again. The messages are redelivered in other claims."
+            return "Its last attempt failed. Its messages were or will be redelivered in other claims."
         if self.state == "superseded":
             return "Its messages were or will be redelivered in other claims. Nothing more happens to this claim."
         above = self.sequences.last > self.info.floor if self.info else False
         said = f"It is settled, and the output of attempt {self.receipt.attempt_id} counts."
+        if not self.receipt.processed:
+            said = "It is settled, and it has no output, because all its messages became dead letters."
         if self.receipt.again:
             said += (
-                f" Attempt {self.receipt.again} is processing it again, and if it succeeds, its output counts instead."
+                f" Attempt {self.receipt.again} is processing the claim again; if this attempt succeeds, its output "
+                "counts instead."
             )
         if above:
             said += " Messages that are not acknowledged yet may be redelivered; the next sensor acknowledges them."
@@ -238,8 +243,8 @@ async def release(js: JetStream, seen: Seen) -> None:
     claim = ledger.claim_of(seen.id, seen.entry, stream.created, consumer.created)
     if not await settle.release(ledger, claim, seen.entry.token):
         raise Superseded(
-            f"claim {seen.id} was not released, because it was settled, released or taken over in the meantime; run "
-            f"`airflow jetstream claim {seen.id}` to see its state before you try again"
+            f"claim {seen.id} was not released, because its state in the ledger changed in the meantime; run "
+            f"`airflow jetstream claim {seen.id}` to see the new state before you try again"
         )
 
 

@@ -65,10 +65,12 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 LARGEST_RECORD = 512 << 10
-"""The largest size, in bytes, of a record after claims were entered, or half of the server's ``max_payload`` if that is
-less. Settling adds the work's return value and the rejected sequences, and may use the other half."""
+"""The largest size, in bytes, that a record may have after claims were entered. If half of the server's ``max_payload``
+is less, that half is the limit. Settling adds the work's return value and the rejected sequences to the record, and may
+use all of ``max_payload``."""
 _AROUND = 1 << 10
-"""The largest size, in bytes, of the headers of a stored record. A receipt is no larger than a record and two names."""
+"""How many bytes of ``max_payload`` a record leaves free: for headers, and because the receipt of a claim also contains
+the names of the stream and the consumer."""
 PATIENCE = 60.0
 """Seconds for which a change is retried while the server does not answer. A failover took up to 8 s, and a restart may
 take longer."""
@@ -298,7 +300,8 @@ class Ledger:
             except (RequestTimeout, ConnectionLost, JetStreamNotEnabled) as away:
                 if clock() > deadline or self.js.connection.closed:
                     what = f"the ledger's record of consumer {self.consumer.name!r} could not be written"
-                    error = LedgerUnavailable(f"{what} within {PATIENCE:g} s: {away}")
+                    within = "" if self.js.connection.closed else f" within {PATIENCE:g} s"
+                    error = LedgerUnavailable(f"{what}{within}: {away}")
                     return queue.done((each, error) for each in together)
                 await asyncio.sleep(AWAY)
             except JetStreamError as error:
@@ -573,8 +576,9 @@ class Ledger:
         except PermissionDenied as error:
             raise LedgerUnavailable(f"the ledger cannot be written: {error}") from error
         except WrongDomain as error:
-            wrong = f"the ledger's entry {subject!r} was stored in domain {error.stored!r}"
-            raise LedgerUnavailable(f"{wrong}; correct the subject mappings of that domain's servers") from error
+            place = f"in domain {error.stored!r}" if error.stored else "outside any domain"
+            wrong = f"the ledger's entry {subject!r} was stored {place}"
+            raise LedgerUnavailable(f"{wrong}; correct the subject mappings of the servers that stored it") from error
         except ApiError as error:
             raise LedgerUnavailable(
                 f"the server refused a write to the ledger's subject {subject!r}: {error}"
@@ -668,10 +672,7 @@ def _unavailable(bucket: str, error: Exception) -> LedgerUnavailable:
         )
     if isinstance(error, ConnectionLost):
         return LedgerUnavailable(f"the ledger's bucket {bucket!r} cannot be reached: {error}")
-    return LedgerUnavailable(
-        f"the ledger's bucket {bucket!r} cannot be used: {error}. The account needs access to the bucket's stream "
-        f"KV_{bucket}"
-    )
+    return LedgerUnavailable(f"the ledger's bucket {bucket!r} (stream KV_{bucket}) cannot be used: {error}")
 
 
 def never_used(error: LedgerUnavailable) -> bool:

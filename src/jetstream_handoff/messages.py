@@ -22,7 +22,8 @@ def messages(settings: ConnectionSettings, claim: Claim) -> Iterator[StoredMessa
     arrive last. Reading neither holds nor settles the claim.
 
     Raises:
-        JetStreamError: as :func:`jetstream_client.read.direct.read`, with the first message or after the last one.
+        JetStreamError: as :func:`jetstream_client.read.direct.read`, while the messages are iterated over. The call
+            itself raises no error.
     """
     batches = read(settings, claim.stream, claim.sequences, claim.stream_created)
     return (message.decoded() for batch in batches for message in batch)

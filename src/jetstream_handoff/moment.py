@@ -28,7 +28,7 @@ class Moment:
 
     @classmethod
     def of(cls, info: ConsumerInfo, ours: float) -> Moment:
-        """Return the moment at which an INFO was answered. ``ours`` is the time after its arrival."""
+        """Return the moment at which an INFO was answered. ``ours`` is our clock's time after the answer arrived."""
         return cls(ours, time_nanoseconds(info.now))
 
     def at(self, ours: float) -> Moment:

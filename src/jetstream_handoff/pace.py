@@ -26,9 +26,9 @@ class Pace:
               messages.
     size:     the number of messages of the last dropped batch; 0 if no batch was dropped.
 
-    The count begins again after a batch that was entered, or that was kept leased and had at least ``size`` messages. A
-    smaller batch does not show that ``size`` messages can be kept leased, because after a drop the messages whose
-    leases end first are redelivered first.
+    Both counts begin again at 0 after a batch that was entered, or that was kept leased and had at least ``size``
+    messages. A smaller batch does not show that ``size`` messages can be kept leased, because after a drop the messages
+    whose leases end first are redelivered first.
     """
 
     limit: int = 0

@@ -64,7 +64,7 @@ class OpenEntry:
 
 @dataclass(frozen=True, slots=True)
 class DoneEntry:
-    """A settled claim. It stays in the record until its receipt is written.
+    """A settled claim. It stays in the record at least until its receipt is written.
 
     counter:   the highest consumer sequence of its deliveries.
     token:     the attempt that settled it.
@@ -146,7 +146,7 @@ class Record:
 
     def note(self, info: ConsumerInfo) -> Record:
         """Return the record with the counters of this INFO noted. Counters are believed when, a second later, the
-        server still reports them or higher ones.
+        server still reports them or higher ones. Until then they are the candidate.
 
         A candidate with a time in the future is replaced. Its time shows that the server's clock was set back, or that
         another server has become the leader.
@@ -265,7 +265,8 @@ class Receipt:
     state:             ``done``, ``failed`` or ``superseded``.
     stream, consumer:  the names of the claim's stream and consumer.
     sequences:         the stream sequences of the claim.
-    token:             the attempt whose output counts.
+    token:             the attempt that settled or failed the claim; None for a superseded claim. Only the output of an
+                       attempt that settled the claim counts.
     value:             the value that this attempt recorded; in Airflow, the task's return value.
     rejected:          the dead-lettered sequences, which are not in the attempt's output.
     at:                the server's time when the claim was settled, RFC 3339.
@@ -349,7 +350,7 @@ def stored_receipt(claim_id: str, data: bytes) -> Receipt:
 
 
 def _odd(error: Exception) -> str:
-    return f"a field is missing or invalid, {type(error).__name__}"
+    return f"field {error} is missing" if isinstance(error, KeyError) else "a field is missing or invalid"
 
 
 def _unreadable(claim_id: str, wrong: str) -> LedgerInvalid:
@@ -435,7 +436,7 @@ def check_value(value: object) -> None:
         raise InvalidValue(
             "value",
             type(value).__name__,
-            f"a value of this type cannot be recorded ({error}); the work must return a JSON value",
+            f"this value cannot be recorded ({error}); the work must return a JSON value",
         ) from None
     if size > LARGEST_VALUE:
         remedy = f"the ledger records at most {LARGEST_VALUE} bytes; return a count or a path instead"

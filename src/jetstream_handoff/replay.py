@@ -75,7 +75,8 @@ class Selection:
         chosen = [self.sequences, self.subject, self.consumer, self.reason]
         if self.everything == any(each is not None for each in chosen):
             remedy = (
-                "set either 'sequences', 'subject', 'consumer' or 'reason' to select dead letters, or everything=True"
+                "either set at least one of 'sequences', 'subject', 'consumer' and 'reason', or set everything=True to "
+                "select all dead letters"
             )
             raise InvalidValue("everything", self.everything, remedy)
         if self.subject is not None:
@@ -156,7 +157,8 @@ async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[Li
     With ``everything`` this includes messages in the dead-letter stream that are not dead letters.
 
     Raises:
-        StreamNotFound: neither the dead-letter stream nor the source stream exists.
+        StreamNotFound: a dead-letter stream that was named does not exist; or no name was given, and neither
+            ``DEAD_<stream>`` nor the source stream exists.
         LedgerUnavailable: the ledger cannot be read.
     """
     try:
@@ -190,15 +192,15 @@ async def replay(letters: DeadLetters, selection: Selection, into: str | None = 
     PubAck, each dead letter is replaced by a note. All consumers of the stream receive the messages, not only the
     consumer that gave them up.
 
-    A dead letter is published only once, even if a replay is killed and run again. There is one exception, which is
-    logged: the stream may have removed the message that the killed replay stored, and then it is published again.
+    A dead letter is published only once, even if a replay is killed and run again. There are two exceptions. If the
+    stream has removed the message that the killed replay stored, the dead letter is published again, and this is
+    logged. If the replay is run again into another stream, the dead letter can then be in both streams.
 
     Any client that may publish to the dead-letter stream can forge dead letters. So a message is published only if the
     source stream could have contained it: see :func:`_objection`.
 
     Raises:
-        StreamNotFound: the stream to publish into does not exist, or neither the dead-letter stream nor the source
-            stream exists.
+        StreamNotFound: the stream to publish into does not exist; or as :func:`select`.
         ReplayRefused: the stream accepts no messages, for example because it is a mirror.
         NoStreamResponse, ApiError: the stream refuses a dead letter. This dead letter and all later dead letters are
             kept.
@@ -332,8 +334,8 @@ async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
 async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, target: Stream) -> None:
     """Publish to the original subject.
 
-    If there is no answer, the stream is searched for the message before it is sent again, because the window of ids may
-    be short.
+    If there is no answer, the stream is searched for the message before it is sent again, because the stream's
+    duplicate window may be short.
 
     Raises:
         ConnectionLost, RequestTimeout: no answer within ``PATIENCE`` seconds. The dead letter keeps its mark.

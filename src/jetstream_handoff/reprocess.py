@@ -51,7 +51,8 @@ class Reprocess(Hold):
 
         Raises:
             MessagesMissing: the stream no longer contains all of the messages.
-            Superseded: the stream or the consumer was recreated, or the claim was never settled as done.
+            Superseded: the stream or the consumer was deleted or recreated, the claim was never settled as done, or
+                all its messages are dead letters.
             ClaimInvalid: the receipt belongs to other messages.
             LedgerUnavailable: the ledger's buckets are missing, or this account cannot use them.
         """

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 QUIET = answers.CONFIRMED_WITHIN
-"""Seconds from the beginning of a new life until every acknowledgement that was tested before has arrived, or its
-sender has given up."""
+"""Seconds to wait after a new life was written to the record. By then, every acknowledgement for the old life has
+arrived, or its sender has given up."""
 UNDER_WAY = 60.0
 """Seconds after which an unfinished reset is considered dead, so that another reset may begin."""
 AT_ONCE = 0.5
@@ -57,11 +57,12 @@ class Reset:
 
 
 class _Settled(Exception):
-    """A claim has been settled since the acknowledgements were last confirmed."""
+    """A claim was settled after the acknowledgements were last confirmed, or may have been, because too much time has
+    passed."""
 
 
 async def plan(ledger: Ledger, sequence: int | None = None, *, claims: bool = True) -> Reset:
-    """Return the effect of :func:`reset` now, or, without ``claims``, the effect of :func:`reset_unclaimed`.
+    """Return the effect that :func:`reset` would have now, or, without ``claims``, :func:`reset_unclaimed`.
 
     ``pending`` is the number of messages that the consumer has not delivered yet.
 
@@ -85,8 +86,8 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
     patience:  seconds to wait for acknowledgements to be confirmed and for claims to stop being settled.
 
     Raises:
-        InvalidValue: the reset would skip unprocessed messages, or the consumer's ``deliver_policy`` rules it out.
-            Nothing was done.
+        InvalidValue: the reset would skip unprocessed messages, or the consumer's ``deliver_policy`` rules out this
+            sequence. The consumer was not reset.
         ResetRefused: acknowledgements stayed unconfirmed or claims were still being settled after ``patience``
             seconds, or another reset is in progress. The consumer was not reset.
         LedgerUnavailable, ConsumerNotFound, StreamNotFound: the consumer was not reset.
@@ -109,11 +110,11 @@ async def reset(ledger: Ledger, sequence: int | None = None, *, patience: float 
             if Moment.of(checked, began).age(Moment.of(now, clock())) < AT_ONCE:
                 break
         except _Settled:
-            log.info("claims were settled in the meantime: confirming their acknowledgements as well")
+            log.info("claims may have been settled in the meantime: confirming their acknowledgements as well")
         if clock() > deadline:
             raise ResetRefused(
-                f"consumer {ledger.consumer.name!r} was not reset, because its claims are still being settled; pause "
-                "the DAGs that process them and try again"
+                f"consumer {ledger.consumer.name!r} was not reset, because its claims were still being settled, or the "
+                "server answered too slowly; pause the DAGs that process the claims and try again"
             )
     request = f"CONSUMER.RESET.{ledger.stream.name}.{ledger.consumer.name}"
     answer = await ledger.js.api(request, None if sequence is None else {"seq": sequence})

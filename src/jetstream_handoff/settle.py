@@ -45,9 +45,9 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
     Raises:
         InvalidValue: the value is not JSON or too large. Nothing was settled.
         LedgerFull: the record would be larger than the server accepts. Nothing was settled.
-        HeldByAnother: a newer attempt holds the claim.
-        AlreadyDone: another attempt has settled it.
-        Superseded: its messages belong to another claim, or to another life of the consumer.
+        HeldByAnother: a newer attempt holds the claim, or the claim was released.
+        AlreadyDone: another attempt has settled the claim.
+        Superseded: the claim is no longer open, or the consumer has begun a new life.
     """
     check_value(value)
     start = time.monotonic()
@@ -60,8 +60,8 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         record, entry = _held(record, claim, token)
         if record.new_life(info) or info.counter < entry.counter or info.delivered < entry.sequences.last:
             raise Superseded(
-                f"claim {claim.id} cannot be settled, because consumer {claim.consumer!r} was reset or rolled back. "
-                "The claim's messages are redelivered to the next sensor"
+                f"claim {claim.id} cannot be settled, because consumer {claim.consumer!r} was recreated, reset or "
+                "rolled back. The claim's messages are redelivered to the next sensor"
             )
         settled = {claim.id: DoneEntry(entry.sequences, entry.counter, token, value, rejected, info.now)}
 

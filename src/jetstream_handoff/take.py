@@ -157,8 +157,8 @@ class Take:
         return enough
 
     async def _batch(self, deadline: float, *, look: bool) -> list[Claim]:
-        """Gather a batch and enter it in the ledger. Returns ``[]`` after an interruption, or if too few messages have
-        arrived; such messages are negatively acknowledged."""
+        """Gather a batch and enter it in the ledger. If too few messages have arrived, they are negatively
+        acknowledged. Returns ``[]`` in this case and after an interruption."""
         try:
             await self._gather(deadline, look=look)
         except LeaseOver as over:
@@ -189,12 +189,12 @@ class Take:
         return []
 
     def _gathered(self) -> Batch | None:
-        """Return the gathered batch. From now on :meth:`put_back` does not release it."""
+        """Return the gathered batch. From now on :meth:`put_back` does not put it back."""
         window, self._window = self._window, None
         return window.batch if window else None
 
     def handed_on(self) -> None:
-        """Report that the claims were handed on, so that :meth:`put_back` does not release them."""
+        """Report that the claims were handed on, so that :meth:`put_back` does not put them back."""
         self._entered = []
 
     async def put_back(self) -> None:
@@ -215,7 +215,7 @@ class Take:
             pulled |= withdrawn
         if pulled:
             with suppress(ConsumerNotFound, StreamNotFound):
-                await self._give_back(pulled, "the take ended before they were handed on")
+                await self._give_back(pulled, "they were pulled, but not handed on in a claim")
 
     async def _look(self) -> tuple[Record | None, ConsumerInfo]:
         """Read record and INFO. If the consumer began a new life, write that to the record."""
@@ -390,8 +390,8 @@ class Take:
         self.pace = self.pace.after_kept(batch.sequences.count)
         if entered.full:
             raise LedgerFull(
-                f"the ledger's record of consumer {self.taking.consumer!r} has no room for another claim; settle the "
-                f"open claims that `airflow jetstream claims --stream {self.taking.stream}` lists"
+                f"the ledger's record of consumer {self.taking.consumer!r} has no room for another claim; let the "
+                f"tasks settle the open claims that `airflow jetstream claims --stream {self.taking.stream}` lists"
             )
         await asyncio.sleep(BELIEVED / 1e9)  # by then, settled messages that are acknowledged leave the record
         return []

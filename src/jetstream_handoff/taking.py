@@ -120,8 +120,8 @@ class Taking:
             found = pkgutil.resolve_name(self.backlog)
         except (ImportError, AttributeError, ValueError) as error:
             remedy = (
-                f"this process cannot import this function ({error}); install its package here and on all workers and "
-                "triggerers"
+                f"this process cannot import this function ({error}); correct the path package.module.function, or "
+                "install the function's package here and on all workers and triggerers"
             )
             raise InvalidValue("backlog", self.backlog, remedy) from None
         if not callable(found):

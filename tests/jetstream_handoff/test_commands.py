@@ -124,7 +124,7 @@ async def test_what_became_of_a_claim(stream: Stream) -> None:
     lines = dict(line.split("  ", 1) for line in said.out.splitlines())
     assert lines["state"].strip() == "done"
     assert lines["messages"].strip() == "10 (sequences 1-10)"
-    assert lines["settled"].strip().endswith("Z (a few seconds ago)")
+    assert lines["ended"].strip().endswith("Z (a few seconds ago)")
     assert lines["value"].strip() == '{"rows": 10}'
     assert lines["settled by"].strip() == hold.attempt_id
     assert "acknowledged up to sequence 10; messages: 20 unacknowledged" in lines["consumer now"]
