@@ -4,7 +4,7 @@ Messages are published to the stream FLIGHTS at any time. The watcher looks at t
 messages wait to be claimed. The asset's event starts a run, whose sensor takes the claims. A notice contains no message
 and acknowledges none, so a lost or repeated notice does no harm. A run that finds no messages is skipped.
 
-Only one run is active at a time. Messages that arrive during a run are left for the next, which one notice starts.
+Only one run is active at a time. Messages that arrive during a run are left for the next run.
 
 In production, the counts of settled attempts become a table, as in `orders_to_table`, and Spark reads large claims.
 """

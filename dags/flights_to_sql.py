@@ -1,15 +1,15 @@
 """Load departures into a database and check them with its SQL: several tasks work on one claim.
 
-Each claim is loaded under the name of a separate attempt, and then checked. Meanwhile a sensor holds the claim, so the
-work may take any length of time. If the check succeeds, the claim is settled, and the settlement records which attempt
-counts. Otherwise the messages are redelivered to the next run. The settling task is the teardown of the sensor, so the
-run succeeds or fails with the work. A query must read only departures of the attempts that
+Each try loads its claim under a name that no other try uses. Then the rows are checked. Meanwhile a sensor holds the
+claim, so the work may take any length of time. If the check succeeds, the claim is settled, and the settlement records
+this name. Otherwise the messages are redelivered to the next run. The settling task is the teardown of the pull sensor,
+so the run succeeds or fails with the work. A query must read only rows whose `attempt` is the `value` of a claim that
 `JetStreamHook().committed` lists.
 
 The engine is SQLite, because Python includes it. To use another engine, replace `warehouse`.
 
-In production, a later task copies the rows of the attempts that `committed` lists into the table that users query, as
-in `orders_to_table`, and deletes the rows of the other attempts.
+In production, a later task copies the rows that count into the table that users query, as in `orders_to_table`, and
+deletes the other rows.
 """
 
 import os

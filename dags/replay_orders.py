@@ -1,4 +1,4 @@
-"""Process all orders since a given time again: find the first message stored then or later, and reset to it.
+"""Process all orders since a given time again: reset the consumer to the first message stored then or later.
 
 The next run of `orders` claims the redelivered messages. Messages stored before that time stay settled.
 

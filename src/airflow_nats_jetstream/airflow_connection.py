@@ -260,7 +260,7 @@ def _flag(name: str, value: Any) -> bool:
     raise InvalidValue(
         f"extra[{name!r}]",
         type(value).__name__,
-        "a value of this type is neither true nor false; give true or false",
+        "the value has this type and is neither true nor false; give true or false",
     )
 
 
@@ -271,7 +271,7 @@ def _seconds(name: str, value: Any) -> float:
         raise InvalidValue(
             f"extra[{name!r}]",
             type(value).__name__,
-            "a value of this type is not a number; give a number of seconds",
+            "the value has this type and cannot be read as a number; give a number of seconds",
         ) from None
 
 

@@ -58,7 +58,9 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
     try:
         host, port = uri.hostname, uri.port
     except ValueError:
-        raise InvalidValue("uri", "nats://…", _FORM) from None
+        raise InvalidValue(
+            "uri", "nats://…", f"an asset names exactly one server, whose port must be valid; {_FORM}"
+        ) from None
     if uri.username is not None or uri.password is not None:
         raise InvalidValue("uri", "nats://…@…", f"user and password belong in the Airflow connection; {_FORM}")
     if not host or "," in uri.netloc:
@@ -67,7 +69,7 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
         raise InvalidValue("uri", "nats://…?…", f"a query or fragment is not allowed; {_FORM}")
     names = [unquote(each) for each in uri.path.split("/")[1:]]
     if not 1 <= len(names) <= 2:
-        raise InvalidValue("uri", "nats://…", _FORM)
+        raise InvalidValue("uri", "nats://…", f"the path must name a stream, or a stream and a subject; {_FORM}")
     check_stream_name(names[0])
     if len(names) == 2:
         check_filter(names[1], "subject")

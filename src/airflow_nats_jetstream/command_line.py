@@ -125,10 +125,10 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
     if args.credentials:
         try:
             given["credentials"] = Path(args.credentials).expanduser().read_text()
-        except OSError as error:
-            raise InvalidValue(
-                "--credentials", "…", f"the file cannot be read ({error.strerror}); give the path of a .creds file"
-            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not text"
+            remedy = f"the file cannot be read ({why}); give the path of a .creds file"
+            raise InvalidValue("--credentials", "…", remedy) from None
     return ConnectionSettings(servers=args.server, **given)
 
 
@@ -140,8 +140,8 @@ def _of_airflow(conn_id: str) -> ConnectionSettings:
         from airflow.sdk.exceptions import AirflowNotFoundException
 
         from airflow_nats_jetstream.hooks import JetStreamHook
-    except ImportError:
-        remedy = "the connection cannot be read, because Airflow is not installed here; use --server instead"
+    except ImportError as missing:
+        remedy = f"the connection cannot be read, because Airflow cannot be used here ({missing}); use --server instead"
         raise InvalidValue("--conn-id", conn_id, remedy) from None
     try:
         return JetStreamHook(conn_id).settings

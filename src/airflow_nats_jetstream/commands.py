@@ -94,7 +94,7 @@ async def show_claim(js: JetStream, args: argparse.Namespace) -> Answer:
         "messages": f"{seen.sequences.count:,} (sequences {seen.sequences})",
     }
     if seen.since:
-        lines["taken" if seen.entry else "settled"] = f"{seen.since} ({age(seen.age)})"
+        lines["taken" if seen.entry else "ended"] = f"{seen.since} ({age(seen.age)})"
     if seen.entry:
         lines["taken by"] = seen.entry.taken_by
         lines["held by"] = _holder(seen)
@@ -106,7 +106,7 @@ async def show_claim(js: JetStream, args: argparse.Namespace) -> Answer:
     if seen.info:
         info = seen.info
         lines["consumer now"] = (
-            f"{info.counter} deliveries up to sequence {info.delivered}, all acknowledged up to sequence "
+            f"{info.counter} deliveries up to sequence {info.delivered}; all messages are acknowledged up to sequence "
             f"{info.floor}; messages: {info.ack_pending} unacknowledged, {info.pending} pending; "
             f"{info.raw['num_waiting']} pull requests waiting; ack_wait {info.config['ack_wait'] / 1e9:g} s"
         )

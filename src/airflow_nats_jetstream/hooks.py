@@ -155,8 +155,8 @@ class JetStreamHook(BaseHook):
         try_number:    the number of the try, which becomes part of the attempt's token. Default 1.
         dead_letters:  the name of the stream for messages that the block rejects. Default None: ``DEAD_<stream>``.
 
-        Any exception releases the claim without delay. Prefer ``@task.jetstream``, because Airflow can kill, skip and
-        resume such a task. In a plain ``@task``, only missing heartbeats show that the worker was killed.
+        Any exception releases the claim without delay. Prefer ``@task.jetstream``, which also handles a kill, a skip
+        and a retry of the task. In a plain ``@task``, only missing heartbeats show that the worker was killed.
 
         Raises:
             ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: the claim cannot be held. Raised before the block.

@@ -72,7 +72,8 @@ def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset:
 
 
 def _namespace(operator: Any) -> str:
-    """Return the namespace of an operator's streams: the server, without user and password, with or without TLS."""
+    """Return the namespace of an operator's streams: ``nats://`` and the server, without user and password. It is
+    ``nats://`` with TLS as well."""
     from airflow_nats_jetstream.hooks import JetStreamHook
 
     server = urlsplit(JetStreamHook(operator.nats_conn_id).settings.servers[0])

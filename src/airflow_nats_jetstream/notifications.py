@@ -123,7 +123,7 @@ def _data(message: Any) -> bytes:
         raise InvalidValue(
             "message",
             type(message).__name__,
-            f"a message of this type cannot be sent ({error}); give a string or a JSON value",
+            f"the message cannot be converted to JSON ({error}); give a string or a JSON value",
         ) from None
 
 

@@ -67,11 +67,14 @@ def address_of(connection: Connection) -> str:
         InvalidValue: the connection has another type, or a field is invalid. The error shows no secret.
     """
     if (connection.conn_type or "").replace("-", "_") != "spark_connect":
-        remedy = "name an Airflow connection of type 'spark_connect'"
+        remedy = "set spark_conn_id to the id of an Airflow connection of type 'spark_connect'"
         raise InvalidValue("conn_type", connection.conn_type, remedy)
     host = _ADDRESS.fullmatch(connection.host or "")
     if host is None or (connection.port and host[1].rpartition(":")[2].isdigit()):
-        remedy = "give host and port, for example localhost and 15002; user, token and use_ssl have separate fields"
+        remedy = (
+            "give host and port in separate fields, for example localhost and 15002; user, token and use_ssl also have "
+            "separate fields"
+        )
         raise InvalidValue("host", "…" if connection.host else None, remedy)
     address = f"{host[1]}:{connection.port}" if connection.port else host[1]
     parameters = [f"user_id={quote(connection.login, safe='')}"] if connection.login else []

@@ -146,7 +146,8 @@ class SparkMaster:
         names = [(each[1], each[2] or connection.port or 7077) for each in masters if each]
         if len(names) < len(masters) or not all(0 < int(port) < 1 << 16 for _, port in names):
             remedy = (
-                f"the connection {connection.conn_id!r} must name a standalone master, for example spark://spark-master"
+                f"the connection {connection.conn_id!r} must name a standalone master with a valid port, for example "
+                "spark://spark-master:7077"
             )
             raise InvalidValue("host", shown_address(host), remedy)
         scheme, port = str(extra.get("rest-scheme") or "http"), str(extra.get("rest-port") or 6066)
@@ -230,9 +231,9 @@ class SparkMaster:
         """Return the driver of a job, or None if it cannot be determined. This is for a job whose Airflow worker died
         before it received the driver's id.
 
-        The master's page lists drivers without the names of their applications. If the application is running, its
-        driver is among those submitted after the time ``since``. If there is exactly one such driver, it is returned.
-        Otherwise it is uncertain which driver belongs to the job, and None is returned.
+        The master's page lists drivers, and separately the names of the running applications, but does not say which
+        driver belongs to which application. So the driver is returned only if an application of this name is running
+        and exactly one running driver was submitted after the time ``since``.
 
         name:   the name of the application.
         since:  when the job was submitted, in seconds since 1970.

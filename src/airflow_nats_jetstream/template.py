@@ -33,12 +33,13 @@ def check_mapping(name: str, value: object, what: str) -> None:
     what:   the contents of the mapping, for the error, such as ``"variable names to strings"``.
 
     Raises:
-        InvalidValue: the value is neither. The error shows only the value's type, because a value of another type may
-            be a secret that belongs inside the mapping.
+        InvalidValue: the value is neither. The error shows only the type of the value or of the key, because a value of
+            another type may be a secret that belongs inside the mapping.
     """
     odd = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else [value]
     if odd and not templated(value):
-        raise InvalidValue(name, type(odd[0]).__name__, f"this type is not allowed; give a mapping of {what}")
+        wrong = "a key of this type is not allowed" if odd[0] is not value else "a value of this type is not a mapping"
+        raise InvalidValue(name, type(odd[0]).__name__, f"{wrong}; give a mapping of {what}, with strings as keys")
 
 
 def absent(value: object) -> bool:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pendulum
 
 TIME = "a datetime with a time zone, or an ISO 8601 string with one, such as 2026-11-21T03:00:00Z"
-DURATION = "a timedelta or an ISO 8601 duration such as PT5M or P1DT12H, which must not be negative"
+DURATION = "a timedelta or an ISO 8601 duration such as PT5M or P1DT12H, not negative and without months or years"
 
 # pendulum drops all digits after the microseconds, but JetStream's times have nine digits after the point.
 _FRACTION = re.compile(r"(?P<before>.*\.[0-9]{6})(?P<nanoseconds>[0-9]{1,3})(?P<after>(?![0-9]).*)")

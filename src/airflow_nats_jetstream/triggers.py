@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RELEASE_TIMEOUT = 5.0  # seconds for a release when the trigger ends
+_TOO_SLOW = f"no result within {_RELEASE_TIMEOUT:g} s"  # for a log line, because the TimeoutError has no text
 _KILL_TIMEOUT = 60.0  # seconds for everything that is done after a user's action; each part also has its own limit
 _STATE_TIMEOUT = 15.0  # seconds for Airflow's answer about the state of a task
 _RECONNECT_DELAY = 1.0  # seconds before reconnecting when the server has ended the connection
@@ -115,7 +116,7 @@ class JetStreamTrigger(BaseTrigger):
             async with asyncio.timeout(_RELEASE_TIMEOUT):
                 await self._stack.aclose()
         except (JetStreamError, TimeoutError) as error:
-            log.warning("could not close the connection to NATS: %s", error)
+            log.warning("could not close the connection to NATS: %s", str(error) or _TOO_SLOW)
 
     async def _complete(self, work: Callable[[], Awaitable[None]], within: float, what: str) -> None:
         """Complete ``work`` despite cancellations. Calls of this method are carried out one after the other.
@@ -188,7 +189,8 @@ class JetStreamPullTrigger(JetStreamTrigger):
             async with asyncio.timeout(_RELEASE_TIMEOUT):
                 await self._take.put_back()
         except (JetStreamError, TimeoutError) as error:
-            log.warning("could not release the taken messages (%s); they are redelivered when their lease ends", error)
+            said = "could not release the taken messages (%s); they are redelivered when their lease ends"
+            log.warning(said, str(error) or _TOO_SLOW)
 
 
 class JetStreamLagTrigger(JetStreamTrigger):

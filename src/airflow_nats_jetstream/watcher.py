@@ -37,8 +37,8 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
     """Give notice that messages wait to be claimed. This is the trigger of an ``AssetWatcher``.
 
     stream:         the name of the stream that the sensor of the triggered DAG pulls from.
-    consumer:       the name of the consumer that the sensor pulls from. While the consumer does not exist, any message
-                    of the stream causes a notice, because the sensor of the first run creates the consumer.
+    consumer:       the name of the consumer that the sensor pulls from. While the consumer does not exist, all messages
+                    of the stream count, because the sensor of the first run creates the consumer.
     min_messages:   the smallest number of messages that causes a notice. Default 1.
     remind_after:   how long a notice may remain unanswered before it is repeated: a ``timedelta``, an ISO 8601 string
                     such as ``PT15M``, or seconds. Default 15 minutes.
@@ -50,7 +50,7 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
 
     A watcher has at most one unanswered notice. A notice is answered when messages have been delivered, or when none
     are left. After that, remaining or new messages cause another notice. No notice is given while a pull request waits
-    at the consumer, because it will get the messages.
+    at the consumer, because this request will get the messages.
 
     The payload of the event has ``stream``, ``consumer``, ``pending`` (the number of messages to claim) and
     ``consumer_sequence`` (the number of deliveries so far).
@@ -149,5 +149,5 @@ class JetStreamNoticeTrigger(BaseEventTrigger):
 def _seconds(name: str, value: timedelta | str | float) -> float:
     seconds = duration(name, value).total_seconds() if isinstance(value, timedelta | str) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.1 <= seconds < 10**9:
-        raise InvalidValue(name, value, "give a duration of at least 0.1 s")
+        raise InvalidValue(name, value, "give a duration of at least 0.1 s and less than 1,000,000,000 s")
     return float(seconds)

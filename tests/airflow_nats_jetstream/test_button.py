@@ -104,7 +104,7 @@ REACHING: dict[str, Case] = {
         lambda _, __: {"host": "nats.invalid"},
         "no NATS server.*nats.invalid.*correct the addresses and ports",
     ),
-    "monitoring port": (lambda s, _: {"servers": s.monitor}, "sent nothing.*4222.*8222"),
+    "monitoring port": (lambda s, _: {"servers": s.monitor}, "did not send the first line.*4222.*8222"),
     "two ways to say where": (
         lambda s, _: {"host": "a", "servers": s.accounts},
         "servers=.*either 'servers' or 'host', not both",
@@ -128,7 +128,7 @@ TLS: dict[str, Case] = {
     "first": (lambda s, _: {"servers": s.url("none", "handshake first")}, "set tls_handshake_first"),
     "not first": (
         lambda s, _: {"servers": s.url("none", "tls"), "tls_ca": ca(s), "tls_handshake_first": True},
-        "handshake_first (on the server because|if) tls_handshake_first is set here",
+        "handshake_first (on the server too|if tls_handshake_first is set here)",
     ),
     "unknown authority": (lambda s, _: {"servers": s.url("none", "tls"), "tls": True}, "not accepted.*set tls_ca"),
     "another authority": (
@@ -147,7 +147,7 @@ TLS: dict[str, Case] = {
     "half a certificate": (lambda s, _: {"servers": s.accounts, "tls_certificate": "a.pem"}, "tls_private_key=None"),
     "no PEM": (
         lambda s, _: {**tls(s), "tls_ca": "-----BEGIN HIDDEN"},
-        "tls_ca='…': the value contains no block.*CERTIFICATE",
+        "tls_ca='…': the text or file contains no block.*CERTIFICATE",
     ),
     "broken PEM": (lambda s, _: {**tls(s), "tls_ca": ca(s).replace("M", "A")}, "tls_ca='…': this is not a PEM cert"),
     "no file": (lambda s, f: {**tls(s), "tls_ca": str(f / SECRET)}, "tls_ca='…': the file.*No such file"),

@@ -282,7 +282,7 @@ def test_a_missing_stream_is_said(hook: JetStreamHook) -> None:
         ({"backoff": [10**9, 2 * 10**9], "max_deliver": 4}, "max_deliver=4|backoff="),
         (
             {"ack_wait": 10**8},
-            r"ack_wait=100000000: 0\.1 s are shorter .*at least timedelta\(seconds=0\.5\)\. Change",
+            r"ack_wait=100000000: 0\.1 s are shorter .*at least timedelta\(seconds=0\.5\)\. To change",
         ),
         (
             {"max_ack_pending": 10, "ack_wait": 10**9},
@@ -290,7 +290,7 @@ def test_a_missing_stream_is_said(hook: JetStreamHook) -> None:
         ),
         (
             {"filter_subject": "{stream}.1", "ack_wait": 10**9},
-            "filter_subject='{stream}.1'.*contains '{stream}.2'.*Change the consumer",
+            "filter_subject='{stream}.1'.*contains '{stream}.2'.*To change the consumer",
         ),
     ],
 )
@@ -307,7 +307,7 @@ def test_a_consumer_that_exists_and_is_unsuitable_is_refused(
     wanted = {"filter_subject": f"{stream}.2"} if "filter_subject" in config else None
     with pytest.raises(ConsumerUnsuitable, match=says.format(stream=stream)) as refused:
         execute(sensor(stream, consumer_config=wanted))
-    change = f"Change the consumer, which already exists in stream {stream!r} (JetStreamCreateConsumer"
+    change = f"To change the consumer, which already exists in stream {stream!r}, use JetStreamCreateConsumer"
     assert change in str(refused.value)
     assert info(hook, stream).delivered == 0
 

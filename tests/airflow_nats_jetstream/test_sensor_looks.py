@@ -320,5 +320,5 @@ def test_a_consumer_whose_groups_do_not_fit_is_refused(hook: JetStreamHook, stre
     hook.run(lambda js: js.stream(stream).create_consumer(there))
     with pytest.raises(ConsumerUnsuitable, match="set priority"):
         execute(sensor(stream))
-    with pytest.raises(ConsumerUnsuitable, match="the group 'h', which 'priority' names, is not one of these"):
+    with pytest.raises(ConsumerUnsuitable, match="the group 'h', which 'priority' names, is not in this list"):
         execute(sensor(stream, consumer_config=None, priority={"group": "h"}))

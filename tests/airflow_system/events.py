@@ -90,8 +90,8 @@ def clear_while_running(run: Run) -> Iterator[None]:
     in_all=1,
     why="The ledger says that the claim is done, so the body is skipped and the recorded value is returned.",
     remedy=(
-        "To process the messages again, set `on_settled='reprocess'` before you clear, publish them again, or "
-        "reset the consumer."
+        "To process the messages again, publish them again, reset the consumer, or set `on_settled='reprocess'` and "
+        "then clear the task."
     ),
 )
 def clear_after_success(run: Run) -> Iterator[None]:
@@ -413,7 +413,10 @@ def paused(run: Run) -> Iterator[None]:
     Row(*DONE, body=1),
     in_all=1,
     why="The first one missed the server's heartbeats and drops the data in its socket. The second takes all messages.",
-    remedy="Nothing. The messages waited for `triggerer_health_check_threshold`. Find out what froze the machine.",
+    remedy=(
+        "Nothing. The messages waited until `triggerer_health_check_threshold` was over. Find out what froze the "
+        "machine."
+    ),
     alone=True,
 )
 def first_triggerer_frozen(run: Run) -> Iterator[None]:

@@ -62,7 +62,7 @@ class ClaimTask(OfClaim):
         except FOREIGN as foreign:
             if self._held is not None and self._held.killed:
                 raise  # no other attempt has the claim, so Airflow may retry the task
-            more = f"; in addition, its work has not succeeded ({undone})" if undone else ""
+            more = f"; in addition, the work on the claim has not succeeded ({undone})" if undone else ""
             raise AirflowFailException(f"{foreign}{more}") from foreign
         finally:
             self._held = None

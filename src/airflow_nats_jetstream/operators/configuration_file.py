@@ -61,9 +61,11 @@ def parse(text: str, shown: str) -> tuple[Any, Lines]:
         raise InvalidValue("config", f"{shown}:{line}", f"this line cannot be read as YAML ({problem})") from None
     except InvalidValue:
         raise
-    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, LookupError) as error:
-        # PyYAML raises the last two for a tag such as !!timestamp before a value of another type.
-        raise InvalidValue("config", shown, f"the file cannot be read ({error})") from None
+    except (AttributeError, LookupError):  # of PyYAML, for a tag such as !!timestamp before a value of another type
+        remedy = "one value does not fit its tag, as in '!!bool maybe'; correct the value or the tag"
+        raise InvalidValue("config", shown, f"the content was read, but {remedy}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidValue("config", shown, f"the content was read, but is not valid ({error})") from None
 
 
 class _Core(yaml.SafeLoader):  # type: ignore[misc]

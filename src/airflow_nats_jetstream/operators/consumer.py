@@ -207,7 +207,7 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
         """Return the end of the pause. Both it and ``now`` are in nanoseconds since 1970. Raises InvalidValue."""
         until, duration = self.until or None, self.duration or None
         if (until is None) == (duration is None):
-            raise InvalidValue("until", until, "give either 'until' or 'duration'")
+            raise InvalidValue("until", until, "give either 'until' or 'duration', not both")
         if until is not None:
             end = time_nanoseconds(instant("until", until))
         else:
@@ -239,7 +239,7 @@ class JetStreamPauseConsumerOperator(ConsumerOperator):
                 f"the pause would end in the past, because the server's clock shows {info.now}; give a later end, or "
                 "use JetStreamResumeConsumerOperator to end a pause"
             )
-            raise InvalidValue("until", self.until or self.duration, remedy)
+            raise InvalidValue("until" if self.until else "duration", self.until or self.duration, remedy)
         return _pause(info), end
 
     def dry_run(self) -> None:
@@ -284,8 +284,8 @@ class JetStreamResumeConsumerOperator(ConsumerOperator):
     def dry_run(self) -> None:
         """Print whether :meth:`execute` would end a pause."""
         info = self._run(lambda js: js.consumer(self.stream, self.consumer).info())
-        now = _paused(_pause(info))
-        self.log.info("consumer %s of stream %s is %s, and would be resumed", self.consumer, self.stream, now)
+        now = f"{_paused(_pause(info))}, and would be resumed" if info.paused else "not paused, so nothing would change"
+        self.log.info("consumer %s of stream %s is %s", self.consumer, self.stream, now)
 
 
 def _pause(info: ConsumerInfo) -> str | None:

@@ -74,8 +74,8 @@ _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": _S, "m": 60 * _S
 _PART = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(ns|us|µs|ms|s|m|h|d)")
 
 DURATION = (
-    "give a duration that is not negative, as a string such as 24h, 1h30m or 500ms, an ISO 8601 duration such as PT5M, "
-    "a timedelta, or a whole number of nanoseconds"
+    "give a duration that is not negative, as a string such as 24h, 1h30m or 500ms, an ISO 8601 duration such as PT5M "
+    "(without months or years), a timedelta, or a whole number of nanoseconds"
 )
 
 
@@ -146,10 +146,10 @@ def names(value: Any) -> Any:
     return {_checked(text, name, str(name)): _checked(text, item, str(name)) for name, item in value.items()}
 
 
-def mapping(have: str = "it has", /, **table: Check) -> Check:
+def mapping(have: str = "this mapping has", /, **table: Check) -> Check:
     """Return a check for a mapping whose fields are in ``table`` and pass its checks.
 
-    have:  the beginning of the error for another field. Default ``it has``.
+    have:  the beginning of the error for another field. Default ``this mapping has``.
     """
 
     def check(value: Any) -> Any:

@@ -47,8 +47,8 @@ class JetStreamLagSensor(JetStreamSensor):
     Raises:
         InvalidValue: an invalid name or number, or not exactly one of ``below`` and ``above``. Raised when the DAG is
             parsed, unless one of these values is templated.
-        StreamNotFound, ConsumerNotFound: the consumer or its stream does not exist. The sensor does not wait until it
-            is created.
+        StreamNotFound, ConsumerNotFound: the consumer or its stream does not exist. The sensor does not wait for them
+            to be created.
         JetStreamError: another error while waiting.
         AirflowSensorTimeout: the lag did not reach the bound in time.
     """

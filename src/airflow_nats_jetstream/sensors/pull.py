@@ -222,7 +222,7 @@ class JetStreamPullSensor(JetStreamSensor):
                 state.set(_PACE, pace.to_json(), retention=NEVER_EXPIRE)
             except Exception as error:  # noqa: BLE001 - an error would lose the claims, which have been taken
                 self.log.warning(
-                    "the largest size of the next batch could not be stored for the next call of poke(): %s", error
+                    "the size limit of the next batch was not stored, so the next poke may not know it: %s", error
                 )
         return PokeReturnValue(is_done=True, xcom_value=self._handed_on(claims)) if claims else False
 
@@ -246,7 +246,7 @@ class JetStreamPullSensor(JetStreamSensor):
 
     def resume(self, context: Context, event: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: ARG002
         """Continue after the trigger's ``event``: claims, a time-out or an error."""
-        self.check_event(event, f"fewer than {self.min_messages} messages arrived within {self.timeout:g} s")
+        self.check_event(event, f"fewer than {self.min_messages} messages were taken within {self.timeout:g} s")
         return self._handed_on(event["claims"])
 
     def _handed_on(self, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of the sensors. It ends them when they are killed in a worker, and checks the trigger's event."""
+"""The base of the sensors. It ends the wait of a sensor that is killed in a worker, and checks the trigger's event."""
 
 from __future__ import annotations
 
