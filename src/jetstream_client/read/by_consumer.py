@@ -261,11 +261,11 @@ class _Reading:
 
 
 def _request_size(info: StreamInfo) -> int:
-    """Return how many messages to request at a time. Messages of average size then fill half of the bytes that one
-    request may deliver. A request that reached its limit of bytes would end early, and the next request would be sent
-    only after the status line of that end had arrived."""
+    """Return how many messages to request at a time. Messages of average size then fill three quarters of the bytes
+    that one request may deliver. A request that reached its limit of bytes would end early, and the next request would
+    be sent only after the status line of that end had arrived."""
     average: int = info.state["bytes"] // max(1, info.state["messages"]) + _REPLY
-    return max(SMALLEST_REQUEST, min(LARGEST_REQUEST, MAX_BYTES // 2 // average))
+    return max(SMALLEST_REQUEST, min(LARGEST_REQUEST, MAX_BYTES * 3 // 4 // average))
 
 
 def _place(reply: bytes) -> tuple[int, int, bytes, int]:
