@@ -13,8 +13,14 @@ KINDS = ("none", "user", "token", "nkey", "credentials", "verify", "verify_and_m
 MODES = ("plain", "tls", "handshake first")
 COMBINATIONS = [(kind, mode) for kind in KINDS for mode in MODES if mode != "plain" or not kind.startswith("verify")]
 """Certificates work over TLS only."""
-EACH_ONCE = [(kind, mode) for kind, mode in COMBINATIONS if mode == "tls" or kind == "user"]
-"""Each kind over TLS, and one of them in each mode."""
+EACH_ONCE = [
+    ("user", "plain"),
+    ("token", "tls"),
+    ("nkey", "handshake first"),
+    ("credentials", "tls"),
+    ("verify_and_map", "tls"),
+]
+"""Each kind of secret once, and each mode."""
 WRONG = "wrong-5e1c"
 
 Fields = dict[str, Any]

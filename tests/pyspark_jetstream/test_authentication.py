@@ -1,4 +1,4 @@
-"""All ways to authenticate, and all modes of TLS, in Spark's Python workers, which open connections to the server.
+"""Each kind of secret, and each mode of TLS, in Spark's Python workers, which open connections to the server.
 
 ``tests/jetstream_client/wire`` combines each way with each mode. Here the settings only have to reach the workers.
 """
@@ -54,10 +54,10 @@ def test_one_row_of_each_and_no_secret_in_plans_and_errors(spark: SparkSession, 
     assert [name for name, settings in ways.items() for secret in secrets(settings) if secret in plan] == []
 
     # The plans are complete, so an error from now on is raised in the workers.
-    for kind in ("user", "token", "nkey", "credentials", "verify_and_map"):
-        name = access_name(kind, "tls")
+    for kind, mode in EACH_ONCE:
+        name = access_name(kind, mode)
         fields, words = list(world.strangers(kind).values())[-1]
-        wrong = ConnectionSettings(servers=world.url(kind, "tls"), **world.tls("tls"), **fields)
+        wrong = ConnectionSettings(servers=world.url(kind, mode), **world.tls(mode), **fields)
         (access / name).write_text(wrong.to_json())
         with pytest.raises(Exception, match=words) as refused:
             read[name].collect()
