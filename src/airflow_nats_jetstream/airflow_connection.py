@@ -245,10 +245,10 @@ def _text(name: str, value: Any) -> str:
         return str(value)
     if not isinstance(value, str):
         remedy = (
-            "the value has this type; give a string. In a URI, 1.5 and true are not strings, so put the field inside "
-            "__extra__"
+            "a value of this type is not a string; give a string. In a URI, 1.5 and true are not strings, so put the "
+            "field inside __extra__"
         )
-        raise InvalidValue(f"extra[{name!r}]", type(value).__name__, remedy)
+        raise InvalidValue(f"extra[{name!r}]", type(value), remedy)
     return value
 
 
@@ -259,8 +259,8 @@ def _flag(name: str, value: Any) -> bool:
         return str(value).lower() in ("true", "1", "1.0", "yes")
     raise InvalidValue(
         f"extra[{name!r}]",
-        type(value).__name__,
-        "the value has this type and is neither true nor false; give true or false",
+        type(value),
+        "the value, which has this type, is neither true nor false; give true or false",
     )
 
 
@@ -270,8 +270,8 @@ def _seconds(name: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         raise InvalidValue(
             f"extra[{name!r}]",
-            type(value).__name__,
-            "the value has this type and cannot be read as a number; give a number of seconds",
+            type(value),
+            "the value, which has this type, cannot be read as a number; give a number of seconds",
         ) from None
 
 

@@ -122,7 +122,7 @@ def _data(message: Any) -> bytes:
     except (TypeError, ValueError) as error:
         raise InvalidValue(
             "message",
-            type(message).__name__,
+            type(message),
             f"the message cannot be converted to JSON ({error}); give a string or a JSON value",
         ) from None
 

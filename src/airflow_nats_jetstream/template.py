@@ -39,7 +39,7 @@ def check_mapping(name: str, value: object, what: str) -> None:
     odd = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else [value]
     if odd and not templated(value):
         wrong = "a key of this type is not allowed" if odd[0] is not value else "a value of this type is not a mapping"
-        raise InvalidValue(name, type(odd[0]).__name__, f"{wrong}; give a mapping of {what}, with strings as keys")
+        raise InvalidValue(name, type(odd[0]), f"{wrong}; give a mapping of {what}, with strings as keys")
 
 
 def absent(value: object) -> bool:

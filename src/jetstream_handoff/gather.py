@@ -127,7 +127,7 @@ class GatherWindow:
         return Batch(self._pulled, self._since, self._began, self._ack_wait)
 
     def on_look(self, life: tuple[str, int], at: Moment, *, elsewhere: bool) -> None:
-        """Report what the take has read: the ledger and INFO. Messages of an earlier life are dropped.
+        """Receive what the take has read from the ledger and in INFO. Messages of an earlier life are dropped.
 
         life:      the consumer's present life.
         elsewhere: whether the ledger has claims that another try of the owner entered and that no attempt holds yet.

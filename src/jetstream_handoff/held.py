@@ -242,7 +242,7 @@ def _sequences(value: object) -> Sequences:
             "this value does not consist of whole numbers; give stream sequences, for example [row.sequence for row "
             "in bad.collect()]"
         )
-        raise InvalidValue("sequences", type(value).__name__, remedy) from None
+        raise InvalidValue("sequences", type(value), remedy) from None
 
 
 @asynccontextmanager

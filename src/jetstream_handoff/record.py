@@ -435,7 +435,7 @@ def check_value(value: object) -> None:
     except (TypeError, ValueError) as error:
         raise InvalidValue(
             "value",
-            type(value).__name__,
+            type(value),
             f"this value cannot be recorded ({error}); the work must return a JSON value",
         ) from None
     if size > LARGEST_VALUE:

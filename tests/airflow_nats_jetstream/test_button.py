@@ -228,10 +228,10 @@ WHO: dict[str, Case] = {
 }
 WRITING: dict[str, Case] = {
     "unknown field": (lambda _, __: {"tls_cert": SECRET}, "extra='tls_cert'.*tls_certificate"),
-    "neither true nor false": (lambda _, __: {"tls": "maybe"}, r"extra\['tls'\]='str': .*give true or false"),
+    "neither true nor false": (lambda _, __: {"tls": "maybe"}, r"extra\['tls'\]=<class 'str'>: .*give true or false"),
     "no seconds": (
         lambda _, __: {"connect_timeout": "soon"},
-        r"extra\['connect_timeout'\]='str': .*give a number of s",
+        r"extra\['connect_timeout'\]=<class 'str'>: .*give a number of s",
     ),
     "without end": (lambda _, __: {"connect_timeout": 10**6}, "connect_timeout=.*at most a day"),
     "domain and prefix": (lambda _, __: {"domain": "a", "api_prefix": "b"}, "domain='a'.*not both"),

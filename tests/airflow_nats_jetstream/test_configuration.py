@@ -105,8 +105,8 @@ BROKEN = {
     "yaml.yaml": ("name: A\n  b: [\n", r"config='yaml.yaml:2': this line cannot be read as YAML"),
     "json.json": ('{"name":\n}', r"config='json.json:2': this line is not valid JSON"),
     "nan.json": ('{"name": "A", "max_msgs": NaN}', r"config='nan.json': .*JSON does not allow the value NaN"),
-    "list.yaml": ("- name: A\n", r"list.yaml: config='list': a stream configuration must be a mapping"),
-    "empty.yaml": ("", r"empty.yaml: config='NoneType': a stream configuration must be a mapping"),
+    "list.yaml": ("- name: A\n", r"list.yaml: config=<class 'list'>: a stream configuration must be a mapping"),
+    "empty.yaml": ("", r"empty.yaml: config=<class 'NoneType'>: a stream configuration must be a mapping"),
     "tag.yaml": ("name: !!python/name:os.system a\n", r"config='tag.yaml:1': this line cannot be read as YAML"),
     "deep.json": ("[" * 100_000, r"config='deep.json'"),
     "two.yaml": (

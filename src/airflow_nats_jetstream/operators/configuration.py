@@ -172,7 +172,7 @@ class ConfigurationOperator(BaseOperator):
 
         if not isinstance(config, Mapping):
             remedy = f"a {self._fields.what} configuration must be a mapping of fields, not a value of this type"
-            raise InvalidValue(place(()), type(config).__name__, remedy)
+            raise InvalidValue(place(()), type(config), remedy)
         try:
             checked = self._fields.check(config)
         except Wrong as wrong:
@@ -191,7 +191,7 @@ class ConfigurationOperator(BaseOperator):
 
     def _no_configuration(self, value: object) -> InvalidValue:
         remedy = f"give a mapping, a dataclass, or the path of a file whose name ends in {' or '.join(FILES)}"
-        return InvalidValue("config", value if isinstance(value, str) else type(value).__name__, remedy)
+        return InvalidValue("config", value if isinstance(value, str) else type(value), remedy)
 
     def _describe(self, changes: Difference | None, verb: str) -> str:
         """Describe the changes that :func:`create_or_update` made or would make."""

@@ -122,7 +122,7 @@ class JetStreamPublishOperator(StreamOperator):
                 "a value of this type has no messages; give a callable, a list, the path of a file, or another "
                 "task's output"
             )
-            raise InvalidValue("messages", type(messages).__name__, remedy)
+            raise InvalidValue("messages", type(messages), remedy)
         if not templated(ttl):
             self._ttl()
         if expected_last_sequence is not None and not atomic:
@@ -259,7 +259,7 @@ class JetStreamPublishOperator(StreamOperator):
                     "a value of this type is not a message; give (subject, data), (subject, data, headers), or a "
                     "mapping with the keys 'subject' and 'data'"
                 )
-                raise InvalidValue(f"messages[{number}]", type(value).__name__, remedy)
+                raise InvalidValue(f"messages[{number}]", type(value), remedy)
             yield message
 
     def _publish_batch(

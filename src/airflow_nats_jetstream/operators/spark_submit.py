@@ -351,13 +351,13 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         if not (listed or templated(self.application_args)):
             raise InvalidValue(
                 "application_args",
-                type(self.application_args).__name__,
+                type(self.application_args),
                 "a value of this type is not a list; give a list of strings",
             )
         if not (absent(self.py_files) or isinstance(self.py_files, str) or templated(self.py_files)):
             raise InvalidValue(
                 "py_files",
-                type(self.py_files).__name__,
+                type(self.py_files),
                 "a value of this type is not a string; give the files as one string, separated by commas",
             )
         self.status_poll_interval = known_duration("status_poll_interval", self.status_poll_interval)
