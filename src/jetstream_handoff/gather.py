@@ -127,7 +127,7 @@ class GatherWindow:
         return Batch(self._pulled, self._since, self._began, self._ack_wait)
 
     def on_look(self, life: tuple[str, int], at: Moment, *, elsewhere: bool) -> None:
-        """Receive what the take has read from the ledger and in INFO. Messages of an earlier life are dropped.
+        """Record what the take has read from the ledger and in INFO. Messages of an earlier life are dropped.
 
         life:      the consumer's present life.
         elsewhere: whether the ledger has claims that another try of the owner entered and that no attempt holds yet.
@@ -179,7 +179,7 @@ class GatherWindow:
         return min(self._deadline, self._began if self._slow and self.enough else gathered)
 
     def on_messages(self, arrived: Iterable[Metadata], now: float, *, silence: float, pending: int | None) -> None:
-        """Report the messages that have arrived by ``now``, if any.
+        """Record the messages that have arrived by ``now``, if any.
 
         arrived: the messages, in groups that arrived together.
         silence: the longest time so far without a message or heartbeat of this pull. No message was in transit for
@@ -199,7 +199,7 @@ class GatherWindow:
         return bool(self._pulled) and now - self._since.ours > self._ack_wait / HEARTBEATS
 
     def on_renewed(self, began: Moment, ended: Moment) -> None:
-        """Report that the leases of all messages delivered before ``began`` were renewed between these moments.
+        """Record that the leases of all messages delivered before ``began`` were renewed between these moments.
 
         Raises:
             LeaseOver: a lease may have ended before it was renewed.
