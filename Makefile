@@ -55,7 +55,7 @@ test-parts: # all other tests, in parallel with it, because they wait more than 
 	$(BIN)/pytest --numprocesses 3 $(foreach folder,airflow_system cluster pyspark_jetstream spark_connect,--ignore tests/$(folder))
 
 cluster: $(READY) ## test on a standalone Spark whose executors have few packages, and with this package sent by --py-files
-	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/stranger.py
+	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/readme.py tests/cluster/stranger.py
 
 machine: $(READY) ## run the hand-off's state machine for longer, and its largest claim; SEED=1 EXAMPLES=100 choose another walk
 	EXAMPLES=$(or $(EXAMPLES),100) $(BIN)/pytest tests/jetstream_handoff/test_machine.py --hypothesis-seed=$(or $(SEED),1) --timeout=0

@@ -1,4 +1,4 @@
-"""The script of the README, where only pyspark, pyarrow and this wheel are installed."""
+"""The script of the README, where only pyspark, pyarrow and this wheel are installed; `make cluster` runs it."""
 
 import os
 import re
