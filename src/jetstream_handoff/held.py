@@ -82,7 +82,7 @@ class HeldClaim:
         """Hold a claim on a separate connection until the end of the block. Release it if the block did not end the
         hold.
 
-        try_number:    the number of the task's try, which becomes part of the token.
+        try_number:    the number of the task's try, from 1, which becomes part of the token.
         longest_hold:  the hold is lost after this time; default: 24 hours.
         dead_letters:  the dead-letter stream for rejected messages; default: ``DEAD_<stream>``.
         reprocess:     whether to reprocess a claim that is already settled, instead of raising AlreadyDone.
@@ -91,8 +91,10 @@ class HeldClaim:
         """
         from anyio.from_thread import start_blocking_portal
 
+        from jetstream_client.quantities import check_count
         from jetstream_handoff.dead_letters import dead_letters_of
 
+        check_count("try_number", try_number)  # 0 names a keeper
         dead_letters_of(claim.stream, dead_letters)
         holding = _hold(settings, claim, try_number, longest_hold, reprocess=reprocess)
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(holding) as hold:

@@ -25,9 +25,9 @@ from jetstream_client.quantities import check_count, check_seconds
 
 LARGEST_REQUEST = 10_000
 """The largest number of messages in one request. Up to one and a half times as many messages are outstanding, in three
-requests of at most MAX_BYTES each (or the size of the largest possible message, if that is larger). The number is
-limited because the server closes a connection with 64 MiB of unread data as a slow consumer (its ``max_pending``).
-Pulls on one connection share this number, because a hundred waiting sensors may be served at the same moment."""
+requests of at most MAX_BYTES each, as long as no message is larger. The number is limited because the server closes a
+connection with 64 MiB of unread data as a slow consumer (its ``max_pending``). Pulls on one connection share this
+number, because a hundred waiting sensors may be served at the same moment."""
 FEWEST = 50
 """The smallest number of messages in one request, however many pulls share the connection. With a thousand pulls, the
 server's limit is still not reached, and a pull with many messages to fetch is not slowed down by pulls that only
@@ -125,8 +125,8 @@ class PullWindow:
     largest_request: the largest number of messages in one request.
     max_bytes: bytes of one request. If the caller sets it, the fetch ends at this limit; None uses a default limit.
     no_wait:   request only messages that can be delivered at once.
-    largest_message: bytes of the largest possible message. The limit of a request is never smaller, however many pulls
-               share the connection.
+    largest_message: bytes of the largest possible message. The limit of a request is not smaller, however many pulls
+               share the connection, except that it exceeds MAX_BYTES only after a message did not fit.
     """
 
     def __init__(
@@ -147,9 +147,9 @@ class PullWindow:
         self._heartbeat = min(HEARTBEAT, expires / 2.5) if heartbeat is None else heartbeat
         self._largest = largest_request
         self._once = max_bytes is not None
-        self._max_bytes = max_bytes or max(MAX_BYTES, largest_message)
+        self._max_bytes = max_bytes or MAX_BYTES
         self._largest_message = largest_message
-        self._undivided = self._once  # whether the limit of bytes is not divided among the pulls of the connection
+        self._undivided = False  # whether a message did not fit: from then on, the limit of bytes is as large as needed
         self._bytes = 0  # bytes that a fetch with a limit of bytes has received
         self._no_wait = no_wait
         self.priority = priority
@@ -183,11 +183,18 @@ class PullWindow:
         """Number and body of a request to send now, or None. ``among`` is the number of pulls on the connection."""
         if self._ended or self.missing <= 0 or (self._number and self._once):
             return None
-        largest = MANY if self._once else max(FEWEST, self._largest // among)
+        divided = self._largest if among == 1 else max(FEWEST, self._largest // among)
+        largest = MANY if self._once else divided
         if not self.idle and (self._no_wait or self._outstanding > largest // 2):
             return None
-        divided = self._max_bytes if self._undivided else max(self._max_bytes // among, self._largest_message)
-        return self._request(min(self.missing, largest), min(divided, self._max_bytes), now)
+        return self._request(min(self.missing, largest), self._bytes_of_request(among), now)
+
+    def _bytes_of_request(self, among: int) -> int:
+        if self._once:
+            return self._max_bytes
+        if self._undivided:
+            return max(self._max_bytes, self._largest_message)
+        return min(self._max_bytes, max(self._max_bytes // among, self._largest_message))
 
     def _request(self, batch: int, max_bytes: int, now: float) -> tuple[int, dict[str, Any]]:
         if self.idle:
@@ -254,9 +261,9 @@ class PullWindow:
         self._outstanding = max(0, self._outstanding - messages)
 
     def _on_too_large(self, number: int, error: MaxBytesExceeded) -> None:  # noqa: ARG002
-        if self._undivided or self._max_bytes <= self._largest_message:
+        if self._once or self._undivided or self._max_bytes == self._largest_message:
             raise error
-        self._undivided = True  # the message was stored when the server's max_payload was larger
+        self._undivided = True
 
     def _learn(self, description: str) -> bool:
         """Use the consumer's limit of bytes if the status line states one below the window's own. Returns whether the
@@ -270,6 +277,7 @@ class PullWindow:
         ):
             return False
         self._max_bytes = int(stated)
+        self._largest_message = min(self._largest_message, self._max_bytes)
         return True
 
     def check_heartbeat(self, now: float) -> None:

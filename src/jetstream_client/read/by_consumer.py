@@ -118,17 +118,18 @@ class _Reading:
         inbox = wire.new_inbox()
         wire.subscribe(f"{inbox}.*")
         headers_only, self._headers_only = self._headers_only, False
-        pending = self._create(wire, name, headers_only)
+        pending, most = self._create(wire, name, headers_only)
         try:
             if pending:
                 subject = f"{self._prefix}.CONSUMER.MSG.NEXT.{self._stream}.{name}"
-                yield from self._pull(wire, subject, inbox, headers_only, _request_size(info))
+                yield from self._pull(wire, subject, inbox, headers_only, min(_request_size(info), most))
         finally:
             with suppress(JetStreamError):
                 wire.send(encode_publish(f"{self._prefix}.CONSUMER.DELETE.{self._stream}.{name}", "", b""))
 
-    def _create(self, wire: Wire, name: str, headers_only: bool) -> int:
-        """Create the consumer. Returns the number of messages that it has to deliver."""
+    def _create(self, wire: Wire, name: str, headers_only: bool) -> tuple[int, int]:
+        """Create the consumer. Returns the number of messages that it has to deliver, and how many messages one request
+        may ask for, which the server can limit (``max_request_batch``)."""
         config = {
             "name": name,
             "ack_policy": "none",
@@ -161,11 +162,12 @@ class _Reading:
                 f"no consumer can be created to read stream {self._stream!r}: {error}; direct get needs no consumer, "
                 "only allow_direct on the stream"
             ) from error
-        return int(answer["num_pending"])
+        return int(answer["num_pending"]), int(answer["config"].get("max_batch") or LARGEST_REQUEST)
 
     def _pull(self, wire: Wire, subject: str, inbox: str, headers_only: bool, largest: int) -> Iterator[RawMessages]:
         message = wire.max_payload + BESIDE_PAYLOAD
-        window = PullWindow(2**62, now=time.monotonic(), largest_request=largest, largest_message=message)
+        most = self._wanted.last - self.last_sequence
+        window = PullWindow(most, now=time.monotonic(), largest_request=largest, largest_message=message)
         self._counter, self._pending = 0, -1
         while True:
             while request := window.next_request(time.monotonic()):

@@ -247,7 +247,7 @@ class ConnectionSettings:
 
     @classmethod
     def from_json(cls, text: str) -> ConnectionSettings:
-        """Read ``text``, which :meth:`to_json` wrote. Raises InvalidValue, which does not show the text."""
+        """Read ``text``, which :meth:`to_json` wrote. Raises InvalidValue, which shows no secret."""
         try:
             values = json.loads(text)
             if "servers" in values and not isinstance(values["servers"], str):

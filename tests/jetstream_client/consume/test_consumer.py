@@ -357,9 +357,10 @@ def test_pulls_of_one_connection_share_what_may_be_on_its_way() -> None:
     assert of_bytes[1].items() >= {"batch": 1_000_000, "max_bytes": 5_000}.items()  # the caller's limit is not shared
 
 
-def test_a_message_that_is_larger_than_its_share_is_asked_for_alone() -> None:
-    """The message was stored when the server allowed larger ones."""
-    window = PullWindow(10, now=0, largest_message=1 << 20)
+@pytest.mark.parametrize(("largest", "expected"), [(1 << 20, [1 << 20, 8 << 20]), (16 << 20, [8 << 20, 16 << 20])])
+def test_a_message_that_does_not_fit_is_asked_for_with_a_larger_limit(largest: int, expected: list[int]) -> None:
+    """The message was stored when the server allowed larger ones, or is larger than what a request usually gets."""
+    window = PullWindow(10, now=0, largest_message=largest)
     sizes = []
     for number in (1, 2):
         request = window.next_request(0, 8)
@@ -371,4 +372,4 @@ def test_a_message_that_is_larger_than_its_share_is_asked_for_alone() -> None:
         else:
             with pytest.raises(MaxBytesExceeded):
                 window.on_status(number, 409, "Message Size Exceeds MaxBytes", nothing, 0)
-    assert sizes == [1 << 20, 8 << 20]
+    assert sizes == expected

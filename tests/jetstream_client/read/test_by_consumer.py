@@ -145,6 +145,22 @@ async def test_a_consumer_that_is_refused_in_the_middle_gives_nothing_twice(sett
         await stream.delete()
 
 
+@pytest.mark.parametrize("limit", [7, 5_000])
+def test_a_server_that_limits_requests_gets_no_larger_ones(tmp_path: Path, limit: int) -> None:
+    server = NatsServer(tmp_path, f"jetstream {{ limits {{ max_request_batch: {limit} }} }}")
+    server.start()
+    try:
+        settings = ConnectionSettings(servers=server.url)
+        with Wire.open(settings) as wire:
+            config = {"name": "S", "subjects": ["s"], "allow_direct": True}
+            created = wire.api("STREAM.CREATE.S", config)["created"]
+        publish_all(settings, [("s", b"x")] * COUNT)
+        reading = by_consumer.read(settings, "S", Sequences.from_ranges([(1, COUNT)]), created)
+        assert [sequence for batch in reading for sequence in batch.sequences] == list(range(1, COUNT + 1))
+    finally:
+        server.stop()
+
+
 def test_a_consumer_that_is_no_longer_permitted_in_the_middle_gives_nothing_twice(tmp_path: Path) -> None:
     def allowed(publish: str) -> str:
         return f"authorization {{ users: [{{ user: u, password: p, permissions: {{ publish: {publish} }} }}] }}"
