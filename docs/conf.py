@@ -57,6 +57,7 @@ NAVIGATION = {
     ],
     "Operating": [
         "docs/reference/connection",
+        "docs/performance",
         "docs/monitoring",
         "docs/at-3-am",
         "docs/reference/permissions",
