@@ -17,7 +17,7 @@ from jetstream_client.more.publish_async import ACK_TIMEOUT, MAX_PENDING, AsyncP
 from jetstream_client.publish.ack import RETRY_ATTEMPTS, RETRY_WAIT, PubAck, acknowledged
 from jetstream_client.publish.batch import MAX_MESSAGES, Batch
 from jetstream_client.publish.fast_window import FastWindow
-from jetstream_client.publish.message import outgoing
+from jetstream_client.publish.message import not_a_message, outgoing
 from jetstream_client.quantities import check_count, check_seconds
 
 if TYPE_CHECKING:
@@ -198,9 +198,7 @@ class Publishing(Api):
         options: PublishOptions = {"expected_stream": expected_stream, "expected_last_sequence": expected_last_sequence}
         for message in messages:
             if not isinstance(message, tuple | list) or len(message) not in (2, 3):
-                given = f"{len(message)} items" if isinstance(message, tuple | list) else type(message).__name__
-                remedy = f"each message must be (subject, data) or (subject, data, headers), not {given}"
-                raise InvalidValue("messages", "…", remedy)
+                raise not_a_message(message)
             if len(checked) == max_messages:
                 remedy = "use several atomic batches, or raise max_messages if the server allows it"
                 raise InvalidValue("messages", "…", f"there are more than {max_messages}; {remedy}")

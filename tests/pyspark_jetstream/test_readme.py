@@ -8,20 +8,30 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jetstream_client import ConnectionSettings, connect
+from tests.snippets import sections
 
 README = Path(__file__).parents[2] / "README.md"
+STREAM = {"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True}
+
+
+def script(url: str) -> str:
+    """The script, for the server at this URL."""
+    (section,) = (each for each in sections(README) if each.title == "Spark alone")
+    assert "nats://127.0.0.1:4222" in section.source
+    return section.source.replace("nats://127.0.0.1:4222", url)
+
+
+def check_output(text: str) -> None:
+    shown = re.findall(r"\|(orders\.\d)\|\s*(\d+)\|", text)
+    assert shown == [("orders.0", "334"), ("orders.1", "333"), ("orders.2", "333")]
 
 
 async def test_the_readmes_script_writes_and_reads_a_stream(
     spark: SparkSession, settings: ConnectionSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    section = README.read_text().partition("## Spark alone")[2]
-    found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    assert found
     async with connect(settings) as js:
-        stream = await js.create_stream({"name": "ORDERS", "subjects": ["orders.>"], "allow_direct": True})
-        exec(found[1].replace("nats://127.0.0.1:4222", settings.servers[0]), {"__name__": "__main__"})
-        shown = re.findall(r"\|(orders\.\d)\|\s*(\d+)\|", capsys.readouterr().out)
-        assert shown == [("orders.0", "334"), ("orders.1", "333"), ("orders.2", "333")]
+        stream = await js.create_stream(STREAM)
+        exec(script(settings.servers[0]), {"__name__": "__main__"})
+        check_output(capsys.readouterr().out)
         assert (await stream.info(patience=60)).state["messages"] == 1_000
         await stream.delete()

@@ -149,7 +149,7 @@ class PullWindow:
         self._once = max_bytes is not None
         self._max_bytes = max_bytes or MAX_BYTES
         self._largest_message = largest_message
-        self._undivided = False  # whether a message did not fit: from then on, the limit of bytes is as large as needed
+        self._enlarged = False  # whether a message did not fit: from then on, the limit of bytes is as large as needed
         self._bytes = 0  # bytes that a fetch with a limit of bytes has received
         self._no_wait = no_wait
         self.priority = priority
@@ -192,7 +192,7 @@ class PullWindow:
     def _bytes_of_request(self, among: int) -> int:
         if self._once:
             return self._max_bytes
-        if self._undivided:
+        if self._enlarged:
             return max(self._max_bytes, self._largest_message)
         return min(self._max_bytes, max(self._max_bytes // among, self._largest_message))
 
@@ -261,9 +261,9 @@ class PullWindow:
         self._outstanding = max(0, self._outstanding - messages)
 
     def _on_too_large(self, number: int, error: MaxBytesExceeded) -> None:  # noqa: ARG002
-        if self._once or self._undivided or self._max_bytes == self._largest_message:
+        if self._once or self._enlarged or self._max_bytes == self._largest_message:
             raise error
-        self._undivided = True
+        self._enlarged = True
 
     def _learn(self, description: str) -> bool:
         """Use the consumer's limit of bytes if the status line states one below the window's own. Returns whether the

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.names import check_subject
-from jetstream_client.publish.message import OutgoingMessage, check_headers
+from jetstream_client.publish.message import OutgoingMessage, check_headers, not_a_message
 from jetstream_client.requirements import of_headers
 from jetstream_client.wire.protocol import encode_headers
 
@@ -105,9 +105,7 @@ class Feed:
         subject = ""
         try:
             if not isinstance(message, _PAIR) or len(message) not in (2, 3):
-                remedy = "each message must be (subject, data) or (subject, data, headers), not "
-                found = f"{len(message)} items" if isinstance(message, _PAIR) else type(message).__name__
-                raise InvalidValue("messages", "…", remedy + found)
+                raise not_a_message(message)
             subject, data = check_subject(message[0]), message[1]
             if not isinstance(data, bytes):
                 raise InvalidValue("data", "…", f"must be bytes, not {type(data).__name__}")

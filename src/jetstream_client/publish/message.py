@@ -44,6 +44,13 @@ class OutgoingMessage(NamedTuple):
         return f"OutgoingMessage({self.subject!r}, {len(self.data)} bytes)"
 
 
+def not_a_message(value: object) -> InvalidValue:
+    """Return the error for a value that is not a :data:`Publishable`."""
+    found = f"{len(value)} items" if isinstance(value, tuple | list) else type(value).__name__
+    remedy = f"each message must be (subject, data) or (subject, data, headers), not {found}"
+    return InvalidValue("messages", "…", remedy)
+
+
 async def outgoing(
     api: Api, subject: str, data: bytes, headers: Headers | None, options: PublishOptions
 ) -> OutgoingMessage:

@@ -26,6 +26,7 @@ from jetstream_client.wire.parser import Frame, Parser, Run
 from jetstream_client.wire.protocol import encode_publish
 from tests.jetstream_client.disk import wait_for_messages
 from tests.jetstream_client.losing import lose_a_delivery
+from tests.jetstream_client.servers import Serve
 
 COUNT = 30_000
 
@@ -145,20 +146,22 @@ async def test_a_consumer_that_is_refused_in_the_middle_gives_nothing_twice(sett
         await stream.delete()
 
 
+def filled(settings: ConnectionSettings) -> str:
+    """Create the stream S with ``COUNT`` messages. Returns its creation time."""
+    with Wire.open(settings) as wire:
+        config = {"name": "S", "subjects": ["s"], "allow_direct": True}
+        created = str(wire.api("STREAM.CREATE.S", config)["created"])
+    publish_all(settings, [("s", b"x" * 500)] * COUNT)
+    return created
+
+
 @pytest.mark.parametrize("limit", [7, 5_000])
-def test_a_server_that_limits_requests_gets_no_larger_ones(tmp_path: Path, limit: int) -> None:
-    server = NatsServer(tmp_path, f"jetstream {{ limits {{ max_request_batch: {limit} }} }}")
-    server.start()
-    try:
-        settings = ConnectionSettings(servers=server.url)
-        with Wire.open(settings) as wire:
-            config = {"name": "S", "subjects": ["s"], "allow_direct": True}
-            created = wire.api("STREAM.CREATE.S", config)["created"]
-        publish_all(settings, [("s", b"x")] * COUNT)
-        reading = by_consumer.read(settings, "S", Sequences.from_ranges([(1, COUNT)]), created)
-        assert [sequence for batch in reading for sequence in batch.sequences] == list(range(1, COUNT + 1))
-    finally:
-        server.stop()
+def test_a_server_that_limits_requests_gets_no_larger_ones(serve: Serve, limit: int) -> None:
+    server = serve(f"jetstream {{ limits {{ max_request_batch: {limit} }} }}")
+    settings = ConnectionSettings(servers=server.url)
+    created = filled(settings)
+    reading = by_consumer.read(settings, "S", Sequences.from_ranges([(1, COUNT)]), created)
+    assert [sequence for batch in reading for sequence in batch.sequences] == list(range(1, COUNT + 1))
 
 
 def test_a_consumer_that_is_no_longer_permitted_in_the_middle_gives_nothing_twice(tmp_path: Path) -> None:
@@ -167,17 +170,13 @@ def test_a_consumer_that_is_no_longer_permitted_in_the_middle_gives_nothing_twic
 
     server = NatsServer(tmp_path, allowed('">"'))
     server.start()
-    port = server.port
     try:
         settings = ConnectionSettings(servers=server.url, user="u", password="p")
-        with Wire.open(settings) as wire:
-            config = {"name": "S", "subjects": ["s"], "allow_direct": True}
-            created = wire.api("STREAM.CREATE.S", config)["created"]
-        publish_all(settings, [("s", b"x" * 500)] * COUNT)
-        reading = by_consumer.read(settings, "S", Sequences.from_ranges([(1, COUNT)]), created)
+        reading = by_consumer.read(settings, "S", Sequences.from_ranges([(1, COUNT)]), filled(settings))
         received = [message.sequence for message in next(reading)]
         server.stop()
-        server = NatsServer(tmp_path, allowed('{ allow: ">", deny: "$JS.API.CONSUMER.CREATE.>" }'), port=port)
+        denied = '{ allow: ">", deny: "$JS.API.CONSUMER.CREATE.>" }'
+        server = NatsServer(tmp_path, allowed(denied), port=server.port)
         server.start()
 
         def read_on() -> None:
