@@ -94,7 +94,7 @@ crowd: $(READY) ## take 10,000 claims from one consumer with 100 sensors: the le
 bench: $(READY) ## measure this package and the alternatives, and print ratios
 	$(BIN)/python -m benchmarks
 
-stages: $(READY) ## run the main job on Airflow and without it, and print how long each stage and a cold start of Spark take; 30 minutes
+stages: $(READY) ## run the main job on Airflow and without it, and print how long each stage and a cold start of Spark take; 20 minutes
 	$(BIN)/python -m benchmarks.main_job
 	$(BIN)/python -m benchmarks.cold
 

@@ -71,7 +71,7 @@ class Load:
 LOADS = (
     Load("128 B", 128, 1_000_000, 60_000, required=15, aim=22),
     Load("1 KiB", 1 << 10, 400_000, 60_000, required=10, aim=15),
-    Load("64 KiB", 64 << 10, 8_000, 4_000, required=3, aim=5),
+    Load("64 KiB", 64 << 10, 16_000, 4_000, required=3, aim=5),
     Load("128 B with two headers", 128, 300_000, 60_000, required=7, aim=10, headers=2),
 )
 

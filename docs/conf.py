@@ -111,7 +111,7 @@ def read(app: Sphinx, page: str, source: list[str]) -> None:
 
     def scheme(link: re.Match[str]) -> str:
         path = Path(os.path.normpath(folder.parent / link[1]))
-        if not path.is_file() or path.suffix in (".md", ".png"):
+        if not path.is_file() or path.suffix in (".md", ".png", ".svg"):
             return link[0]
         return f"](source:{path.relative_to(ROOT)}{link[2] or ''})"
 
