@@ -139,7 +139,7 @@ COMMANDS: tuple[Command | Group, ...] = (
     ),
     Group(
         "dead-letters",
-        "list or replay dead letters: copies of messages that could not be processed",
+        "list, replay or discard dead letters: copies of messages that could not be processed",
         (
             Command("list", "list dead letters", commands.list_dead_letters, _LETTERS),
             Command(
@@ -150,6 +150,16 @@ COMMANDS: tuple[Command | Group, ...] = (
                     *_LETTERS,
                     flag("--everything", "replay all dead letters"),
                     Argument("--into", metavar="STREAM", help="stream to publish to (default: the original stream)"),
+                ),
+            ),
+            Command(
+                "discard",
+                "delete the payloads of dead letters that nobody needs; a note stays in the place of each",
+                commands.discard_dead_letters,
+                (
+                    *_LETTERS,
+                    flag("--everything", "discard all dead letters"),
+                    flag("--yes", "discard them; without this option, only say how many dead letters are selected"),
                 ),
             ),
         ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands: examine a setup, list open claims, show and release a claim, list and replay dead letters.
+"""The commands: examine a setup, list open claims, show and release a claim, list, replay and discard dead letters.
 
 :mod:`~airflow_nats_jetstream.command_table` has their names and arguments. Importing this file imports neither Airflow
 nor nats-py.
@@ -113,10 +113,19 @@ async def show_claim(js: JetStream, args: argparse.Namespace) -> Answer:
     else:
         lines["consumer now"] = "does not exist"
     lines["next"] = seen.next
-    width = max(map(len, lines)) + 2
-    return Answer(
-        inspection.plain(seen), "\n".join(f"{name:<{width}}{visible(value)}" for name, value in lines.items())
-    )
+    if seen.entry and seen.entry.token and seen.alive is None:
+        lines["next"] += f" To see whether the attempt is alive, add `--listen {seen.silence:.0f}`."
+    rows = [*lines.items(), *_history(seen)]
+    width = max(len(name) for name, _ in rows) + 2
+    return Answer(inspection.plain(seen), "\n".join(f"{name:<{width}}{visible(value)}" for name, value in rows))
+
+
+def _history(seen: Seen) -> Iterator[tuple[str, str]]:
+    """One line for each step in the life of a claim."""
+    for position, step in enumerate(seen.timeline()):
+        yield "" if position else "history", f"{step.at[:19] + 'Z' if step.at else 'unknown time':<20}  {step.text}"
+    if seen.overlapping:
+        yield "", f"{'now':<20}  Open claims contain its messages: {', '.join(seen.overlapping)}."
 
 
 async def release_claim(js: JetStream, args: argparse.Namespace) -> Answer:
@@ -146,7 +155,7 @@ async def release_claim(js: JetStream, args: argparse.Namespace) -> Answer:
 async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
     """List dead letters, and messages of the dead-letter stream that are not dead letters."""
     from jetstream_handoff.dead_letters import DeadLetters
-    from jetstream_handoff.replay import select
+    from jetstream_handoff.selection import select
 
     header = ["NUMBER", "MESSAGE", "SUBJECT", "CONSUMER", "SINCE", "FAILED", "CLAIM", "CONFIRMED", "REASON"]
     data, rows = [], []
@@ -196,6 +205,36 @@ async def replay_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer
     data = {
         "published": done.published,
         "found": done.found,
+        "unconfirmed": done.unconfirmed,
+        "refused": [{"number": number, "reason": reason} for number, reason in done.refused.items()],
+    }
+    return Answer(data, "\n".join(lines), REFUSED if done.refused else 0)
+
+
+async def discard_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
+    """Discard dead letters; without ``--yes`` only say how many would be discarded."""
+    from jetstream_handoff.dead_letters import DeadLetters
+    from jetstream_handoff.discard import discard
+    from jetstream_handoff.selection import select
+
+    letters, selection = DeadLetters(js, args.stream, args.name), _selection(args, listing=False)
+    if not args.yes:
+        count = sum([each.letter is not None async for each in select(letters, selection)])
+        text = (
+            f"{count} dead letters of stream {args.stream} would be discarded. To delete their payloads for good, add "
+            "--yes."
+        )
+        return Answer({"discarded": 0, "selected": count}, text, REFUSED)
+    done = await discard(letters, selection)
+    lines = [f"{done.count} dead letters of stream {args.stream} were discarded."]
+    if done.unconfirmed:
+        lines.append(
+            f"{done.unconfirmed} dead letters were kept, because the ledger does not confirm that their messages were "
+            "given up. To discard them, add --unconfirmed."
+        )
+    lines += [f"Dead letter {number} was kept: {visible(why)}" for number, why in done.refused.items()]
+    data = {
+        "discarded": done.count,
         "unconfirmed": done.unconfirmed,
         "refused": [{"number": number, "reason": reason} for number, reason in done.refused.items()],
     }
@@ -270,7 +309,7 @@ def _unknown(claim_id: str) -> Answer:
 
 
 def _selection(args: argparse.Namespace, *, listing: bool) -> Any:
-    from jetstream_handoff.replay import Selection
+    from jetstream_handoff.selection import Selection
 
     chosen = {
         "sequences": _ranges(args.sequences) if args.sequences else None,

@@ -21,6 +21,7 @@ from airflow_nats_jetstream import instruments
 from airflow_nats_jetstream.airflow_connection import check_connection, check_console, settings_of, shared_lookup
 from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.masks import masks
+from airflow_nats_jetstream.owner import current_task
 from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.settings import ConnectionSettings, environment_name
@@ -205,6 +206,7 @@ class JetStreamHook(BaseHook):
                 longest_hold=longest_hold,
                 dead_letters=dead_letters,
                 reprocess=reprocess,
+                holder=current_task(),
             ) as held,
         ):
             held.connection, held.trace_context = self.nats_conn_id, carried

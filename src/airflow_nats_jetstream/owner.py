@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner for which a sensor takes claims. A retry of the task has the same owner; after a clear, the task has
-another owner."""
+"""The names of tasks in the ledger: the owner for which a sensor takes claims, and the task that holds a claim.
+
+A retry of a sensor has the same owner; after a clear, it has another owner.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from jetstream_handoff.record import Owner
+    from jetstream_handoff.history import Owner
 
 
 def owner_in_worker(context: Context) -> Owner:
@@ -36,6 +38,25 @@ def owner_in_triggerer(ti: Any) -> Owner:
     """
     known = ti.get_template_context() if hasattr(ti, "get_template_context") else {}
     return _owner(ti, 0, known.get("dag_run"))
+
+
+def current_task() -> Owner:
+    """Return the task instance that runs in this process; empty outside a task."""
+    from airflow.sdk import get_current_context
+
+    try:
+        return task_of(get_current_context()["ti"])
+    except (RuntimeError, KeyError, AttributeError):  # not in a task, or in a test of a task's method
+        return ()
+
+
+def task_of(ti: Any) -> Owner:
+    """Return the name of a task instance and its try in the history of a claim: the names of DAG, run and task, the map
+    index, and the number of the try.
+
+    ti:  the task instance.
+    """
+    return (ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index, ti.try_number)
 
 
 def _owner(ti: Any, cleared: int, dag_run: Any) -> Owner:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_nats_jetstream.errors import SparkError
-from airflow_nats_jetstream.owner import owner_in_triggerer
+from airflow_nats_jetstream.owner import owner_in_triggerer, task_of
 from jetstream_client.errors import JetStreamError
 from jetstream_handoff.errors import ClaimInvalid, Superseded
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from airflow_nats_jetstream.spark_master import SparkMaster
     from jetstream_client.context import JetStream
+    from jetstream_handoff.history import Owner
     from jetstream_handoff.take import Take
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,12 @@ class JetStreamTrigger(BaseTrigger):
         self.end = end
         self._stack = AsyncExitStack()
         self._ending = asyncio.Lock()
+
+    @property
+    def _holder(self) -> Owner:
+        """The task instance of this trigger, for the history of a claim; empty if the trigger has none."""
+        ti: Any = getattr(self, "task_instance", None)
+        return () if ti is None else task_of(ti)
 
     @property
     def left(self) -> float:
@@ -232,7 +239,7 @@ class JetStreamHoldTrigger(JetStreamTrigger):
         self.claim = claim
 
     async def wait(self, js: JetStream) -> dict[str, Any]:
-        return await hold_event(js, self.claim, self.left)
+        return await hold_event(js, self.claim, self.left, self._holder)
 
 
 class JetStreamSparkSubmitTrigger(JetStreamTrigger):
@@ -263,7 +270,7 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
         from jetstream_handoff.completion import LEASE_ENDS, complete
 
         master = await self._master()
-        keeping = asyncio.create_task(hold_event(js, self.claim, self.left + _STATE_TIMEOUT))
+        keeping = asyncio.create_task(hold_event(js, self.claim, self.left + _STATE_TIMEOUT, self._holder))
         working = asyncio.create_task(master.ended(self.driver, self.every))
         event = {"status": "timeout"}
         try:
@@ -340,17 +347,18 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def hold_event(js: JetStream, claim: dict[str, Any], seconds: float) -> dict[str, Any]:
+async def hold_event(js: JetStream, claim: dict[str, Any], seconds: float, holder: Owner = ()) -> dict[str, Any]:
     """Hold a claim, and return the payload of the event of :class:`JetStreamHoldTrigger`.
 
     js:       the connection.
     claim:    the claim as JSON.
     seconds:  the longest time to hold it.
+    holder:   the task that holds it, for the claim's history. Default: unknown.
     """
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.keep import keep
 
     try:
-        return {"status": await keep(js, Claim.from_json(claim), seconds) or "timeout"}
+        return {"status": await keep(js, Claim.from_json(claim), seconds, holder) or "timeout"}
     except (ClaimInvalid, Superseded) as foreign:
         return {"status": "superseded", "error": str(foreign)}

@@ -10,11 +10,8 @@ window, and until then it reports a dead letter as stored even if the dead lette
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jetstream_client.errors import (
@@ -30,23 +27,17 @@ from jetstream_client.errors import (
     WrongDomain,
     WrongLastSequence,
 )
-from jetstream_client.names import check_consumer_name, check_stream_name, subject_matches
+from jetstream_client.names import check_stream_name, subject_matches
 from jetstream_client.publish.ack import PubAck, acknowledged
 from jetstream_client.publish.message import OutgoingMessage
 from jetstream_client.sequences import Sequences
-from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.blocking import Wire
-from jetstream_client.wire.protocol import (
-    HEADER_LINE,
-    decode_headers,
-    decode_status,
-    encode_publish,
-    inbox_number,
-)
-from jetstream_handoff.claim import is_claim_id
+from jetstream_client.wire.protocol import decode_status, encode_publish, inbox_number
 from jetstream_handoff.errors import DeadLettersUnsuitable, HoldLost
 from jetstream_handoff.failures import Failures, times_alone
 from jetstream_handoff.ledger import PATIENCE, Ledger, believed
+from jetstream_handoff.letter import ORIGINAL, PREFIX, Letter, address_of, block, content, is_ours
+from jetstream_handoff.note import note_lines
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
@@ -54,19 +45,11 @@ if TYPE_CHECKING:
     from jetstream_client.wire.parser import Frame
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
+    from jetstream_handoff.letter import Head
+    from jetstream_handoff.note import Outcome
 
 log = logging.getLogger(__name__)
 
-LONGEST_REASON = 1 << 10
-PREFIX = "Nats-Dead-Letter-"
-"""Prefix of the headers that a dead letter adds. All headers of a dead letter that begin with ``Nats-`` are written by
-this module; all other headers are copied from the message."""
-ORIGINAL = f"{PREFIX}Original-"
-"""Prefix for the message's own ``Nats-`` headers. They told the server what to do when the message was first published
-(an id, a condition, a roll-up, a time to live), and the server must not apply them to the dead letter."""
-MARK = f"{PREFIX}Replay"
-"""Header of a dead letter that is being replayed: the id under which it is published, and the creation time and last
-sequence of the target stream."""
 _AT_ONCE = 50  # dead letters in flight at the same time, because their payloads are in memory
 _BYTES_AT_ONCE = 16 << 20  # the server closes a connection with more than max_pending (64 MiB) of outgoing data
 _LONGEST_ADDRESS = 1 << 10  # a line of the protocol has at most 4,096 bytes by default (max_control_line)
@@ -88,109 +71,6 @@ def dead_letters_of(stream: str, name: str | None = None) -> str:
     return name or check_stream_name(f"DEAD_{stream}", "dead_letters")
 
 
-def check_reason(reason: object) -> str:
-    """Return the reason on one line, cut to 1 KiB.
-
-    Raises:
-        InvalidValue: it is not a string, or it is blank.
-    """
-    line = " ".join(reason.split()) if isinstance(reason, str) else ""
-    if not line:
-        raise InvalidValue("reason", reason, "a reason must be a string that says why the message cannot be processed")
-    return line.encode()[:LONGEST_REASON].decode(errors="ignore")
-
-
-def address_of(stream: str, consumer: str, sequence: int, created: str, subject: str, *, hashed: bool) -> str:
-    """Return the subject of a dead letter.
-
-    hashed: whether it ends in a hash of the original subject, because the original subject is too long.
-    """
-    end = f"sha256-{hashlib.sha256(subject.encode()).hexdigest()}" if hashed else subject
-    return f"dead.{stream}.{consumer}.{sequence}.{time_nanoseconds(created)}.{end}"
-
-
-@dataclass(frozen=True)
-class Letter:
-    """One dead letter. Times are the server's, RFC 3339.
-
-    number, stored_at:    its sequence in the dead-letter stream, and when it was stored there.
-    stream, stream_created, sequence, subject, time:  the stream of the original message and when it was created, and
-                                                      the message's sequence, subject and time.
-    consumer:             the consumer that gave the message up.
-    reason:               why the message could not be processed.
-    claim_id, token:      the claim and the attempt that copied it.
-    failures:             how many times the message had failed alone.
-    size:                 bytes of its payload.
-    """
-
-    number: int
-    stored_at: str
-    stream: str
-    stream_created: str
-    sequence: int
-    subject: str
-    time: str
-    consumer: str
-    reason: str
-    claim_id: str
-    token: str
-    failures: int
-    size: int
-    address: str = field(repr=False)
-    """Its subject in the dead-letter stream."""
-    header: bytes = field(repr=False)
-    data: bytes = field(repr=False)
-    mark: str = field(default="", repr=False)
-    """The value of :data:`MARK`; empty if no replay has begun."""
-
-    @classmethod
-    def from_stored(cls, message: Mapping[str, Any]) -> Letter:
-        """Read a dead letter from the ``message`` of a STREAM.MSG.GET answer.
-
-        Raises:
-            InvalidValue: the message is not a dead letter; names the header that is missing or invalid.
-        """
-        header, data = content(message)
-        values = {name: each[-1] for name, each in decode_headers(header).items() if name.startswith(PREFIX)}
-
-        def valid(name: str, check: Callable[[str], Any]) -> Any:
-            value = values.get(f"{PREFIX}{name}", "")
-            try:
-                return check(value)
-            except ValueError as wrong:
-                remedy = (
-                    wrong.remedy
-                    if isinstance(wrong, InvalidValue)
-                    else "a dead letter needs this header with a valid value"
-                )
-                raise InvalidValue(f"{PREFIX}{name}", value, remedy) from None
-
-        letter = cls(
-            message["seq"],
-            message["time"],
-            valid("Stream", check_stream_name),
-            valid("Stream-Created", _time),
-            valid("Sequence", _number),
-            valid("Subject", _literal),
-            valid("Time-Stamp", _time),
-            valid("Consumer", check_consumer_name),
-            valid("Reason", check_reason),
-            valid("Claim", _that(is_claim_id)),
-            valid("Token", _that(bool)),
-            valid("Failures", _number),
-            len(data),
-            message["subject"],
-            header,
-            data,
-            valid("Replay", _mark),
-        )
-        identity = (letter.stream, letter.consumer, letter.sequence, letter.stream_created, letter.subject)
-        if letter.address not in (address_of(*identity, hashed=False), address_of(*identity, hashed=True)):
-            remedy = "this is not the subject of a dead letter with these headers"
-            raise InvalidValue("address", letter.address, remedy)
-        return letter
-
-
 async def stored_message(stream: Stream, which: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the ``message`` of the leader's answer to STREAM.MSG.GET; None if no such message is stored."""
     try:
@@ -199,51 +79,6 @@ async def stored_message(stream: Stream, which: Mapping[str, Any]) -> dict[str, 
         return None
     message: dict[str, Any] = answer["message"]
     return message
-
-
-def content(message: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """Return header block and data of the ``message`` of a STREAM.MSG.GET answer."""
-    return base64.b64decode(message.get("hdrs", "")), base64.b64decode(message.get("data", ""))
-
-
-def own_lines(header: bytes) -> list[bytes]:
-    """Return the lines of a header block unchanged, except those whose names begin with ``Nats-``."""
-    return [line for line in header.split(b"\r\n")[1:] if line and not _is_ours(line)]
-
-
-def _literal(text: str) -> str:
-    tokens = text.split(".")
-    if not all(tokens) or {"*", ">"}.intersection(tokens) or any(each.isspace() or each == "\0" for each in text):
-        remedy = "the subject of a message has no wildcards, white space or empty tokens"
-        raise InvalidValue("subject", text, remedy)
-    return text
-
-
-def _time(text: str) -> str:
-    time_nanoseconds(text)
-    return text
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(text)
-    return int(text)
-
-
-def _that(holds: Callable[[str], bool]) -> Callable[[str], str]:
-    def check(text: str) -> str:
-        if not holds(text):
-            raise ValueError(text)
-        return text
-
-    return check
-
-
-def _mark(text: str) -> str:
-    if text:
-        message_id, created, position = text.split(" ")
-        return f"{message_id} {_time(created)} {_number(position)}"
-    return ""
 
 
 class DeadLetters:
@@ -412,7 +247,7 @@ class DeadLetters:
             "Failures": alone,
         }
         header, data = content(original)
-        lines = [ORIGINAL.encode() + line if _is_ours(line) else line for line in header.split(b"\r\n")[1:] if line]
+        lines = [ORIGINAL.encode() + line if is_ours(line) else line for line in header.split(b"\r\n")[1:] if line]
         lines += [f"{PREFIX}{name}: {value}".encode() for name, value in ours.items()]
         identity = (claim.stream, claim.consumer, original["seq"], claim.stream_created, original["subject"])
         address = address_of(*identity, hashed=False)
@@ -438,6 +273,42 @@ class DeadLetters:
             return message["seq"], Letter.from_stored(message)
         except InvalidValue:
             return message["seq"], None
+
+    async def put_note(self, head: Head, number: int, outcome: Outcome, value: str) -> None:
+        """Replace a dead letter by a note.
+
+        head:            the dead letter.
+        number:          its sequence now. It has changed if the dead letter was marked since it was read.
+        outcome, value:  as in :func:`~jetstream_handoff.note.note_lines`.
+
+        Raises:
+            WrongLastSequence: another message has taken the dead letter's place. It may be this note, if the answer to
+                an earlier write was lost.
+            JetStreamError: the stream refuses the note, or did not answer for ``PATIENCE`` seconds.
+        """
+        lines = [*note_lines(outcome, value, head), *self.conditions(number)]
+        await self.publish_one(self.stream, OutgoingMessage(head.address, b"", block(lines)), outcome)
+
+    async def publish_one(
+        self, stream: Stream, message: OutgoingMessage, outcome: Outcome, within: float = PATIENCE
+    ) -> PubAck:
+        """Publish one message while dead letters are replayed or discarded, and return its answer.
+
+        stream:   the stream that stores the message, for errors.
+        message:  the message, with a condition or an id that keeps the server from storing it twice.
+        outcome:  what becomes of the dead letters, for errors.
+        within:   seconds during which it is sent again if there is no answer. Default ``PATIENCE``.
+
+        Raises:
+            JetStreamError: the stream refuses the message, or did not answer in time.
+        """
+        (answer,) = await publish(self.js.settings, [message], asyncio.get_running_loop().time() + within)
+        if isinstance(answer, JetStreamError):
+            raise answer.about(
+                f"dead letters of stream {self.name!r} are being {outcome}, but publishing a message to stream "
+                f"{stream.name!r} failed"
+            )
+        return answer
 
 
 class Holder(NamedTuple):
@@ -521,12 +392,3 @@ def _answer(frame: Frame, subject: str, domain: str | None) -> PubAck | JetStrea
         raise RequestTimeout(str(busy)) from busy
     except JetStreamError as refusal:
         return refusal
-
-
-def block(lines: list[bytes]) -> bytes:
-    """Return a header block of these lines."""
-    return b"\r\n".join([HEADER_LINE, *lines, b"", b""])
-
-
-def _is_ours(line: bytes) -> bool:
-    return line[:5].lower() == b"nats-"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jetstream_client.sequences import Sequences
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
+    from jetstream_handoff.history import Owner
     from jetstream_handoff.hold import Hold
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ class HeldClaim:
         longest_hold: timedelta = LONGEST_HOLD,
         dead_letters: str | None = None,
         reprocess: bool = False,
+        holder: Owner = (),
     ) -> Iterator[Self]:
         """Hold a claim on a separate connection until the end of the block. Release it if the block did not end the
         hold.
@@ -88,6 +90,7 @@ class HeldClaim:
         reprocess:     whether to reprocess a claim that is already settled, instead of raising AlreadyDone.
                        MessagesMissing is then raised if the stream no longer contains all messages of the claim, except
                        those that became dead letters.
+        holder:        the task that holds the claim, for the claim's history; default: unknown.
         """
         from anyio.from_thread import start_blocking_portal
 
@@ -96,7 +99,7 @@ class HeldClaim:
 
         check_count("try_number", try_number)  # 0 names a keeper
         dead_letters_of(claim.stream, dead_letters)
-        holding = _hold(settings, claim, try_number, longest_hold, reprocess=reprocess)
+        holding = _hold(settings, claim, try_number, longest_hold, holder, reprocess=reprocess)
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(holding) as hold:
             held = cls(hold, portal, dead_letters)
             try:
@@ -249,7 +252,13 @@ def _sequences(value: object) -> Sequences:
 
 @asynccontextmanager
 async def _hold(
-    settings: ConnectionSettings, claim: Claim, try_number: int, longest_hold: timedelta, *, reprocess: bool
+    settings: ConnectionSettings,
+    claim: Claim,
+    try_number: int,
+    longest_hold: timedelta,
+    holder: Owner,
+    *,
+    reprocess: bool,
 ) -> AsyncIterator[Hold]:
     from jetstream_client import connect
     from jetstream_handoff.hold import Hold
@@ -257,11 +266,11 @@ async def _hold(
 
     async with connect(settings) as js, AsyncExitStack() as stack:
         try:
-            holding = Hold.begin(js, claim, try_number=try_number, longest_hold=longest_hold)
+            holding = Hold.begin(js, claim, try_number=try_number, longest_hold=longest_hold, holder=holder)
             hold = await stack.enter_async_context(holding)
         except AlreadyDone:
             if not reprocess:
                 raise
-            holding = Reprocess.begin(js, claim, try_number=try_number, longest_hold=longest_hold)
+            holding = Reprocess.begin(js, claim, try_number=try_number, longest_hold=longest_hold, holder=holder)
             hold = await stack.enter_async_context(holding)
         yield hold

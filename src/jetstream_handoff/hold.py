@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,11 +15,13 @@ from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers, settle
 from jetstream_handoff.claim import KEEPER, new_token
 from jetstream_handoff.completion import LEASE_ENDS, complete
-from jetstream_handoff.dead_letters import DeadLetters, Holder, check_reason
+from jetstream_handoff.dead_letters import DeadLetters, Holder
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT, HEARTBEATS, LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
 from jetstream_handoff.events import tell
+from jetstream_handoff.history import Attempt
 from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen, unusable
+from jetstream_handoff.letter import check_reason
 from jetstream_handoff.record import Record, check_value
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
+    from jetstream_handoff.history import Owner
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,13 @@ class Hold:
     @classmethod
     @asynccontextmanager
     async def begin(
-        cls, js: JetStream, claim: Claim, *, try_number: int, longest_hold: timedelta = LONGEST_HOLD
+        cls,
+        js: JetStream,
+        claim: Claim,
+        *,
+        try_number: int,
+        longest_hold: timedelta = LONGEST_HOLD,
+        holder: Owner = (),
     ) -> AsyncIterator[Hold]:
         """Take over the claim from any earlier attempt, and hold the claim until the end of the block.
 
@@ -67,6 +75,7 @@ class Hold:
         try_number:    the number of the task's try, which becomes part of the token. ``KEEPER`` means a keeper, which
                        takes a claim over only from another keeper.
         longest_hold:  the hold is lost after this time; default: 24 hours.
+        holder:        the task that holds the claim, for the claim's history; default: unknown.
 
         Raises:
             AlreadyDone: the claim was already settled; carries the recorded value. Before it is raised, messages that
@@ -83,7 +92,7 @@ class Hold:
         info = await check_unchanged(ledger, claim)
         token = new_token(try_number)
 
-        def take_over(record: Record | None, info: ConsumerInfo) -> Record:  # noqa: ARG001
+        def take_over(record: Record | None, info: ConsumerInfo) -> Record:
             entry = record.open.get(claim.id) if record else None
             if record is None or entry is None:
                 raise NotOpen(record)
@@ -96,7 +105,7 @@ class Hold:
                 raise HeldByAnother(
                     f"claim {claim.id} is held by attempt {claim.id}-{entry.token}; wait until its work ends"
                 )
-            return replace(record, open={**record.open, claim.id: replace(entry, token=token)})
+            return record.held(claim.id, Attempt(token, info.now, holder))
 
         ack_wait = info.config["ack_wait"] / 1e9
         hold = Hold(ledger, claim, token, ack_wait, longest_hold)

@@ -7,6 +7,8 @@ Only :func:`release` writes.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -19,7 +21,9 @@ from jetstream_handoff import settle
 from jetstream_handoff.claim import is_claim_id
 from jetstream_handoff.durations import HEARTBEATS
 from jetstream_handoff.errors import LedgerInvalid, Superseded
+from jetstream_handoff.history import History
 from jetstream_handoff.ledger import PATIENCE, Ledger, ledgers
+from jetstream_handoff.timeline import Milestone, milestones
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
@@ -43,6 +47,7 @@ class Seen:
     current:    False if an open claim can no longer be settled, because its consumer does not exist, or was recreated
                 or reset.
     alive:      whether a heartbeat was heard; None if :func:`listen` was not called, or no attempt holds the claim.
+    overlapping:  the ids of other open claims of the consumer that contain some of its messages now.
     """
 
     id: str
@@ -56,6 +61,18 @@ class Seen:
     info: ConsumerInfo | None = None
     current: bool = True
     alive: bool | None = None
+    overlapping: tuple[str, ...] = ()
+
+    @property
+    def history(self) -> History:
+        """The owner for which the claim was taken, and the attempts that held it; empty if the ledger does not know."""
+        if self.entry is not None:
+            return self.entry.whole_history
+        return self.receipt.history if self.receipt else History()
+
+    def timeline(self) -> list[Milestone]:
+        """What happened to the claim, the oldest first."""
+        return milestones(self)
 
     @property
     def since(self) -> str:
@@ -105,6 +122,18 @@ class Seen:
         return said
 
 
+def revision(seen: Seen) -> str:
+    """Return a fingerprint of everything that an action on the claim depends on. An action that was chosen for another
+    revision must be refused, because the claim has changed since.
+
+    seen:  the claim. Whether it is alive does not change the fingerprint.
+    """
+    settled_by = seen.receipt.token if seen.receipt else None
+    attempts = [attempt.token for attempt in seen.history.attempts]
+    state = [seen.id, seen.state, seen.current, seen.holder, seen.since, settled_by, attempts]
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]
+
+
 def _next_of_open(seen: Seen, entry: OpenEntry) -> str:
     if seen.info is None:
         return "It cannot be settled, because its consumer does not exist. The next sensor supersedes it."
@@ -118,11 +147,7 @@ def _next_of_open(seen: Seen, entry: OpenEntry) -> str:
         )
     if seen.alive:
         return f"Attempt {entry.token} is alive. It settles the claim when its work has succeeded."
-    silent = (
-        "sent no heartbeat while this command listened"
-        if seen.alive is False
-        else f"holds it; add `--listen {seen.silence:.0f}` to see whether that attempt is alive"
-    )
+    silent = "sent no heartbeat" if seen.alive is False else "holds it"
     return (
         f"Attempt {entry.token} {silent}. If the attempt is dead, the messages are redelivered {wait:g} s after its "
         "last heartbeat, and the next sensor takes them in another claim, unless a retry of the task holds the claim "
@@ -153,7 +178,22 @@ async def open_in(ledger: Ledger, *, whatever_can_be_read: bool = False) -> list
     if not (record and record.open):
         return []
     now, info = await _now(ledger)
-    return [_open(ledger, claim_id, record, now, info) for claim_id in record.open]
+    return opened(*ledger.names, record, now, info)
+
+
+def opened(stream: str, consumer: str, record: Record, now: str, info: ConsumerInfo | None) -> list[Seen]:
+    """Return the open claims of a record, in the record's order. No I/O.
+
+    stream, consumer:  the names of the record's stream and consumer.
+    record:            the record.
+    now:               the server's time, RFC 3339.
+    info:              the consumer; None if it does not exist.
+    """
+    current = info is not None and not record.new_life(info)
+    return [
+        Seen(each, "open", stream, consumer, entry.sequences, now, entry=entry, info=info, current=current)
+        for each, entry in record.open.items()
+    ]
 
 
 async def check_known(js: JetStream, stream: str | None, consumer: str | None) -> None:
@@ -182,17 +222,22 @@ async def find(js: JetStream, claim_id: str) -> Seen | None:
     """
     if not is_claim_id(claim_id):
         return None
+    records: dict[tuple[str, str], Record | None] = {}
     for ledger in await ledgers(js):
-        record = await _readable(ledger)
+        record = records[ledger.names] = await _readable(ledger)
         if record and claim_id in record.open:
-            return _open(ledger, claim_id, record, *await _now(ledger))
+            claims = opened(*ledger.names, record, *await _now(ledger))
+            return next(seen for seen in claims if seen.id == claim_id)
         if record and claim_id in record.done:
             receipt = await ledger.receipt(claim_id)
             if receipt is None or receipt.state != "done":
                 receipt = ledger.done_receipt(claim_id, record.done[claim_id])
-            return await _closed(ledger, receipt)
+            return await _closed(ledger, receipt, record)
     receipt = await Ledger(js, "any", "any").receipt(claim_id)
-    return await _closed(Ledger(js, receipt.stream, receipt.consumer), receipt) if receipt else None
+    if receipt is None:
+        return None
+    ledger = Ledger(js, receipt.stream, receipt.consumer)
+    return await _closed(ledger, receipt, records.get(ledger.names))
 
 
 async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen]:
@@ -256,15 +301,12 @@ async def _readable(ledger: Ledger) -> Record | None:
         return None
 
 
-def _open(ledger: Ledger, claim_id: str, record: Record, now: str, info: ConsumerInfo | None) -> Seen:
-    entry = record.open[claim_id]
-    current = info is not None and not record.new_life(info)
-    return Seen(claim_id, "open", *ledger.names, entry.sequences, now, entry=entry, info=info, current=current)
-
-
-async def _closed(ledger: Ledger, receipt: Receipt) -> Seen:
+async def _closed(ledger: Ledger, receipt: Receipt, record: Record | None) -> Seen:
     now, info = await _now(ledger)
-    return Seen(receipt.claim_id, receipt.state, *ledger.names, receipt.sequences, now, receipt=receipt, info=info)
+    entries = record.open.items() if record else ()
+    by = tuple(each for each, entry in entries if entry.sequences & receipt.sequences)
+    names = (receipt.claim_id, receipt.state, *ledger.names, receipt.sequences, now)
+    return Seen(*names, receipt=receipt, info=info, overlapping=by)
 
 
 async def _now(ledger: Ledger) -> tuple[str, ConsumerInfo | None]:
@@ -309,4 +351,8 @@ def plain(seen: Seen) -> dict[str, Any]:
             "waiting_pulls": int(info.raw["num_waiting"]),
             "ack_wait_seconds": info.config["ack_wait"] / 1e9,
         }
-    return {**shown, "next": seen.next}
+    shown["history"] = [
+        {"what": step.what, "at": step.at or None, "text": step.text, "by": list(step.by), "token": step.token or None}
+        for step in seen.timeline()
+    ]
+    return {**shown, "overlapping": list(seen.overlapping), "next": seen.next}

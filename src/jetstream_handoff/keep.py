@@ -16,16 +16,17 @@ from jetstream_handoff.ledger import Ledger
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
     from jetstream_handoff.claim import Claim
+    from jetstream_handoff.history import Owner
 
 log = logging.getLogger(__name__)
 
 _RETRY_DELAY = 2.0  # seconds between two tries to hold a claim that an attempt holds
 
 
-async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
+async def keep(js: JetStream, claim: Claim, seconds: float, holder: Owner = ()) -> str | None:
     """Hold a claim until an attempt has settled or failed it, then return ``"done"`` or ``"failed"``.
 
-    After ``seconds`` the claim is released and None is returned.
+    After ``seconds`` the claim is released and None is returned. ``holder`` is the task that keeps it, for its history.
 
     An attempt takes the claim over from its keeper, never the reverse. While an attempt holds the claim, the keeper
     waits. It holds the claim again when the attempt has released it. A keeper that is cancelled leaves a lease, so that
@@ -40,7 +41,8 @@ async def keep(js: JetStream, claim: Claim, seconds: float) -> str | None:
     end = clock() + seconds
     while (left := end - clock()) > 0:
         try:
-            async with Hold.begin(js, claim, try_number=KEEPER, longest_hold=timedelta(seconds=left)) as hold:
+            longest = timedelta(seconds=left)
+            async with Hold.begin(js, claim, try_number=KEEPER, longest_hold=longest, holder=holder) as hold:
                 await _lost(hold, js)
         except AlreadyDone:
             return "done"

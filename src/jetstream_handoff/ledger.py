@@ -13,6 +13,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -78,6 +79,11 @@ AWAY = 0.2
 """Seconds to wait before a request is repeated after a server did not answer."""
 LONGEST_PAUSE = 5.0
 """The longest pause, in seconds, after a change has failed because another client wrote first."""
+TO_EXPLAIN = 2.0
+"""Seconds for writing the receipts of superseded claims, at most. The take that superseded them then leases its
+messages."""
+MOST_NAMED = 20
+"""How many of the claims that superseded a claim its receipt names, at most."""
 SECOND_READ = 2.0
 """Seconds to wait before a second read confirms a result that ends an attempt. If a frozen leader was replaced and then
 continues, it answers with old data for half a second."""
@@ -312,7 +318,11 @@ class Ledger:
 
     async def _attempt(self, queue: Queue, together: list[Waiting], receipted: set[str]) -> Applied | None:
         """Read the record, apply the changes, and write the result. Returns None if only receipts were written, because
-        after that the record that was read may be out of date."""
+        after that the record that was read may be out of date.
+
+        A done claim stays in the record until its receipt is written. The receipts of superseded claims only explain
+        how these claims ended. They name the claims that the record contains now, so they are written after it.
+        """
         began = asyncio.get_running_loop().time()
         old, revision = await self.read()
         info = await self.consumer.info(patience=PATIENCE)
@@ -320,13 +330,17 @@ class Ledger:
         new = applied.record
         if new is None or new == old:
             return applied
-        forgotten = [each for each in self._forgotten(applied.steps) if each.claim_id not in receipted]
-        if forgotten:
-            await asyncio.gather(*map(self._forget, forgotten))
-            receipted.update(each.claim_id for each in forgotten)
+        forgotten = list(self._forgotten(applied.steps, info.now))
+        done = [each for each in forgotten if each.state == "done" and each.claim_id not in receipted]
+        if done:
+            await asyncio.gather(*(self.write_receipt(each, new=False) for each in done))
+            receipted.update(each.claim_id for each in done)
             return None
         rivals = revision != queue.written
         queue.written = await self._write(self._record_subject, new.to_json(), revision)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TO_EXPLAIN):
+                await asyncio.gather(*(self.try_receipt(each) for each in forgotten if each.state != "done"))
         if rivals:
             now = asyncio.get_running_loop().time()
             queue.idle_until = now + random.uniform(0, 4 * (now - began))  # noqa: S311
@@ -372,8 +386,8 @@ class Ledger:
         return len(json.dumps(record.to_json())) <= largest * (1.5 if reserve else 1)
 
     async def write_receipt(self, receipt: Receipt, *, new: bool = True) -> None:
-        """Write a receipt. A done receipt is never replaced, because the claim may have been reprocessed since. A
-        superseded receipt does not replace any other receipt.
+        """Write a receipt. A done receipt is never replaced, because the claim may have been reprocessed since; it only
+        gets the time of the acknowledgement. A superseded receipt does not replace any other receipt.
 
         new: as in :meth:`change_receipt`.
         """
@@ -381,7 +395,7 @@ class Ledger:
         def stands(old: Receipt | None) -> Receipt:
             if old is None or (old.state != "done" and receipt.state != "superseded"):
                 return receipt
-            return old
+            return replace(old, acknowledged=receipt.acknowledged) if receipt.acknowledged is not None else old
 
         await self.change_receipt(receipt.claim_id, stands, new=new)
 
@@ -397,14 +411,6 @@ class Ledger:
         except JetStreamError as error:
             text = "claim %s is %s, but its receipt could not be written: %s"
             log.error(text, receipt.claim_id, receipt.state, error)  # noqa: TRY400
-
-    async def _forget(self, receipt: Receipt) -> None:
-        """Write the receipt of a claim that leaves the record. A done claim must stay in the record until its receipt
-        is written. The receipt of any other claim only explains how the claim ended."""
-        if receipt.state == "done":
-            await self.write_receipt(receipt, new=False)
-        else:
-            await self.try_receipt(receipt)
 
     async def change_receipt(
         self, claim_id: str, function: Callable[[Receipt | None], Receipt], *, new: bool = False
@@ -436,8 +442,8 @@ class Ledger:
                 return receipt
 
     def done_receipt(self, claim_id: str, entry: DoneEntry) -> Receipt:
-        names, sequences = self.names, entry.sequences
-        return Receipt(claim_id, "done", *names, sequences, entry.token, entry.value, entry.rejected, entry.at)
+        of = (claim_id, "done", *self.names, entry.sequences, entry.token)
+        return Receipt(*of, entry.value, entry.rejected, entry.at, history=entry.history)
 
     @property
     def names(self) -> tuple[str, str]:
@@ -490,14 +496,32 @@ class Ledger:
         with_output = [receipt for receipt in found.values() if receipt.processed]
         return sorted(with_output, key=lambda receipt: receipt.sequences.first)
 
-    def _forgotten(self, steps: Iterable[Record | None]) -> Iterator[Receipt]:
+    def _forgotten(self, steps: Iterable[Record | None], now: str) -> Iterator[Receipt]:
         for old, new in pairwise(steps):
             if old is None or new is None:
                 continue
             for claim_id in old.done.keys() - new.done.keys():
                 yield self.done_receipt(claim_id, old.done[claim_id])
             for claim_id in old.open.keys() - new.open.keys() - new.done.keys():
-                yield Receipt(claim_id, "superseded", *self.names, old.open[claim_id].sequences)
+                yield self._superseded(claim_id, old, new, now)
+
+    def _superseded(self, claim_id: str, old: Record, new: Record, now: str) -> Receipt:
+        entry = old.open[claim_id]
+        entered = new.open.keys() - old.open.keys()
+        by = sorted(each for each in entered if new.open[each].sequences & entry.sequences)
+        reason = "its messages were redelivered to another take" if by else "its sensor or an operator withdrew it"
+        if not by and new.life != old.life:
+            reason = "its consumer was recreated, reset or rolled back"
+        return Receipt(
+            claim_id,
+            "superseded",
+            *self.names,
+            entry.sequences,
+            at=now,
+            reason=reason,
+            superseded_by=tuple(by[:MOST_NAMED]),
+            history=entry.whole_history,
+        )
 
     async def _stored_receipts(self) -> dict[str, bytes]:
         """Return the values of all keys of the bucket of receipts by their subjects.

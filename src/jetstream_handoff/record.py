@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.errors import LedgerInvalid
 from jetstream_handoff.failures import Failure, without
+from jetstream_handoff.history import Attempt, History, Owner, owner_of, readable
 from jetstream_handoff.settled import Settled
 
 if TYPE_CHECKING:
@@ -28,12 +29,9 @@ killed can forget its last changes."""
 ABANDONED = 7 * 24 * 3600 * 10**9
 """Nanoseconds after which a claim is forgotten if no attempt holds it and its messages are never redelivered."""
 
-Owner = tuple[str | int, ...]
-"""The owner for which a claim was taken, chosen by the orchestrator. The leading strings are a name for people to read.
-A number that follows them is the owner's index, unless it is negative. The other values only distinguish owners. A
-claim that no attempt holds is handed on to a take with an equal owner. So an owner must stay the same when its task is
-retried, and differ between deployments."""
-_LONGEST_OWNER = 16
+MOST_HELD = 500
+"""With more open claims than this, a record keeps no attempts in their histories, because they would take room that
+newly entered claims need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +43,7 @@ class OpenEntry:
     at:       the server's time when the claim was entered, or last handed on to a later try of its owner.
     owner:    the owner for which it was taken.
     token:    the attempt that holds it; None if no attempt holds it.
+    history:  the attempts that held it, and when it was entered if ``at`` no longer says so. Its owner is empty.
     """
 
     sequences: Sequences
@@ -53,13 +52,21 @@ class OpenEntry:
     at: str
     owner: Owner
     token: str | None = None
+    history: History = field(default_factory=History)
 
     @property
     def taken_by(self) -> str:
         """The owner in a readable form: ``dag / run / task[3]``."""
-        names = list(itertools.takewhile(lambda each: isinstance(each, str), self.owner))
-        index = self.owner[len(names)] if len(names) < len(self.owner) else -1
-        return " / ".join(map(str, names)) + (f"[{index}]" if isinstance(index, int) and index >= 0 else "")
+        return readable(self.owner)
+
+    @property
+    def whole_history(self) -> History:
+        """The history with the owner and the time at which the claim was entered."""
+        return replace(self.history, owner=self.owner, taken=self.history.taken or self.at)
+
+    def handed_on(self, now: str) -> OpenEntry:
+        """Return the entry with a new time, which a take of the same owner gives it when it hands the claim on."""
+        return replace(self, at=now, history=replace(self.history, taken=self.history.taken or self.at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,7 @@ class DoneEntry:
     value:     the value that this attempt recorded.
     rejected:  the sequences that were dead-lettered instead of processed.
     at:        the server's time when it was settled.
+    history:   the owner for which it was taken, and the attempts that held it.
     """
 
     sequences: Sequences
@@ -79,6 +87,7 @@ class DoneEntry:
     value: Any
     rejected: Sequences = field(default_factory=Sequences)
     at: str = ""
+    history: History = field(default_factory=History)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +136,14 @@ class Record:
         """Return the record with a new time in the owner's unheld claims, so that no earlier try can withdraw them."""
         if self.new_life(info):
             return self
-        again = {each: replace(entry, at=info.now) for each, entry in self.unheld(owner).items()}
+        again = {each: entry.handed_on(info.now) for each, entry in self.unheld(owner).items()}
         return replace(self, open={**self.open, **again})
+
+    def held(self, claim_id: str, attempt: Attempt) -> Record:
+        """Return the record in which an attempt holds an open claim."""
+        entry = self.open[claim_id]
+        history = entry.history.held(attempt) if len(self.open) <= MOST_HELD else replace(entry.history, attempts=())
+        return replace(self, open={**self.open, claim_id: replace(entry, token=attempt.token, history=history)})
 
     def withdrawn(self, entered: Mapping[str, str]) -> Record:
         """Return the record without these claims, except those that are held or were handed on again.
@@ -205,6 +220,7 @@ class Record:
                     "at": entry.at,
                     "token": entry.token,
                     "owner": list(entry.owner),
+                    **_history(entry.history),
                 }
                 for claim_id, entry in self.open.items()
             },
@@ -216,6 +232,7 @@ class Record:
                     "value": entry.value,
                     "rejected": entry.rejected.to_json(),
                     "at": entry.at,
+                    **_history(entry.history),
                 }
                 for claim_id, entry in self.done.items()
             },
@@ -269,8 +286,13 @@ class Receipt:
                        attempt that settled the claim counts.
     value:             the value that this attempt recorded; in Airflow, the task's return value.
     rejected:          the dead-lettered sequences, which are not in the attempt's output.
-    at:                the server's time when the claim was settled, RFC 3339.
+    at:                the server's time when the claim was settled, failed or superseded, RFC 3339.
     again:             the attempt that is reprocessing the settled claim (:mod:`~jetstream_handoff.reprocess`), if any.
+    acknowledged:      for a done claim, the seconds from its settlement until all its acknowledgements were confirmed;
+                       None if that is unknown.
+    reason:            for a failed or superseded claim, why it ended; empty if that is unknown.
+    superseded_by:     for a superseded claim, the ids of the claims that contain its messages now.
+    history:           the owner for which it was taken, and the attempts that held it.
     """
 
     claim_id: str
@@ -283,6 +305,10 @@ class Receipt:
     rejected: Sequences = field(default_factory=Sequences)
     at: str = ""
     again: str | None = None
+    acknowledged: float | None = None
+    reason: str = ""
+    superseded_by: tuple[str, ...] = ()
+    history: History = field(default_factory=History)
 
     @property
     def processed(self) -> Sequences:
@@ -306,6 +332,10 @@ class Receipt:
             "rejected": self.rejected.to_json(),
             "at": self.at,
             "again": self.again,
+            **({} if self.acknowledged is None else {"acknowledged": self.acknowledged}),
+            **({"reason": self.reason} if self.reason else {}),
+            **({"superseded_by": list(self.superseded_by)} if self.superseded_by else {}),
+            **_history(self.history),
         }
 
     @classmethod
@@ -326,9 +356,10 @@ class Receipt:
             if state not in ("done", "failed", "superseded"):
                 raise ValueError("unknown state")  # noqa: TRY301 - handled with the errors of the lines above
             settled = (token, value["value"], rejected, value["at"], value["again"])
+            told = _told(value)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _unreadable(claim_id, _odd(error)) from None
-        return cls(claim_id, state, stream, consumer, sequences, *settled)
+        return cls(claim_id, state, stream, consumer, sequences, *settled, *told)
 
 
 def stored_record(data: bytes, what: str) -> Record:
@@ -388,12 +419,8 @@ def _open_entry(value: Any) -> OpenEntry:
     _check_counts(value["counter"], value["bytes"])
     time_nanoseconds(at)
     _check(token, str | None)
-    _check(owner, list)
-    if not 1 <= len(owner) <= _LONGEST_OWNER:
-        raise ValueError("invalid owner")
-    for each in owner:
-        _check(each, str | int)
-    return OpenEntry(_ranges(value["ranges"]), value["counter"], value["bytes"], at, tuple(owner), token)
+    history = replace(History.from_json(value.get("history")), owner=())
+    return OpenEntry(_ranges(value["ranges"]), value["counter"], value["bytes"], at, owner_of(owner), token, history)
 
 
 def _done_entry(value: Any) -> DoneEntry:
@@ -402,7 +429,23 @@ def _done_entry(value: Any) -> DoneEntry:
     _check(token, str)
     _check_settled(at)
     rejected = Sequences.from_json(value["rejected"])
-    return DoneEntry(_ranges(value["ranges"]), counter, token, value["value"], rejected, at)
+    history = History.from_json(value.get("history"))
+    return DoneEntry(_ranges(value["ranges"]), counter, token, value["value"], rejected, at, history)
+
+
+def _history(history: History) -> dict[str, Any]:
+    shown = history.to_json()
+    return {"history": shown} if shown else {}
+
+
+def _told(value: Mapping[str, Any]) -> tuple[float | None, str, tuple[str, ...], History]:
+    """The fields of a receipt that only explain how its claim ended. Older releases do not write them. A value that is
+    not valid counts as missing, because no decision depends on it."""
+    seconds, reason, by = value.get("acknowledged"), value.get("reason"), value.get("superseded_by")
+    known = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < math.inf
+    ids = tuple(each for each in by if isinstance(each, str)) if isinstance(by, list) else ()
+    history = History.from_json(value.get("history"))
+    return seconds if known else None, reason if isinstance(reason, str) else "", ids, history
 
 
 def _ranges(value: Any) -> Sequences:

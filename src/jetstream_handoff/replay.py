@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaying dead letters: listing them, and publishing them again to their original subjects.
+"""Replaying dead letters: publishing them again to their original subjects.
 
 A dead letter is marked before it is published, and replaced by a note after the stream's PubAck. The mark contains the
 id under which it is published and the target stream's last sequence. From these the next replay finds out whether a
@@ -10,85 +10,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from jetstream_client.errors import (
-    ConnectionLost,
-    InvalidValue,
-    JetStreamError,
-    RequestTimeout,
-    StreamNotFound,
-    WrongLastSequence,
-)
-from jetstream_client.names import check_filter, subject_matches
-from jetstream_client.publish.ack import PubAck
+from jetstream_client.errors import ConnectionLost, RequestTimeout, StreamNotFound, WrongLastSequence
+from jetstream_client.names import subject_matches
 from jetstream_client.publish.message import OutgoingMessage
-from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_client.wire.protocol import decode_headers
-from jetstream_handoff.dead_letters import (
-    MARK,
-    PREFIX,
-    DeadLetters,
-    Letter,
-    block,
-    content,
-    own_lines,
-    publish,
-    stored_message,
-)
-from jetstream_handoff.errors import LedgerInvalid, ReplayRefused
-from jetstream_handoff.ledger import PATIENCE, Ledger
+from jetstream_handoff.dead_letters import stored_message
+from jetstream_handoff.errors import ReplayRefused
+from jetstream_handoff.ledger import PATIENCE
+from jetstream_handoff.letter import MARK, block, content, own_lines
+from jetstream_handoff.selection import select, stored
 
 if TYPE_CHECKING:
     from jetstream_client.stream import Stream
+    from jetstream_handoff.dead_letters import DeadLetters
+    from jetstream_handoff.letter import Letter
+    from jetstream_handoff.selection import Selection
 
 log = logging.getLogger(__name__)
 
-_NOTE = f"{PREFIX}Replayed"
 _UNREADABLE = "\ufffd"  # written by the server for a byte that is not UTF-8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """The selection of dead letters. A dead letter is selected if it meets all given conditions.
-
-    sequences:   sequences of messages in the original stream.
-    subject:     a filter for the original subject.
-    consumer:    the consumer that gave the messages up.
-    reason:      a string that the reason contains.
-    everything:  whether to select all dead letters; then no condition may be given.
-    unconfirmed: whether to include dead letters that the ledger does not confirm. Usually an attempt that died left
-                 them, and another attempt processes their messages.
-    """
-
-    sequences: Sequences | None = None
-    subject: str | None = None
-    consumer: str | None = None
-    reason: str | None = None
-    everything: bool = False
-    unconfirmed: bool = False
-
-    def __post_init__(self) -> None:
-        chosen = [self.sequences, self.subject, self.consumer, self.reason]
-        if self.everything == any(each is not None for each in chosen):
-            remedy = (
-                "either set at least one of 'sequences', 'subject', 'consumer' and 'reason', or set everything=True to "
-                "select all dead letters"
-            )
-            raise InvalidValue("everything", self.everything, remedy)
-        if self.subject is not None:
-            check_filter(self.subject, "subject")
-
-    def holds(self, letter: Letter) -> bool:
-        return (
-            (self.sequences is None or letter.sequence in self.sequences)
-            and (self.subject is None or subject_matches(self.subject, letter.subject))
-            and (self.consumer is None or letter.consumer == self.consumer)
-            and (self.reason is None or self.reason in letter.reason)
-        )
 
 
 @dataclass(frozen=True)
@@ -110,79 +55,6 @@ class Replayed:
     @property
     def count(self) -> int:
         return self.published + self.found
-
-
-class Listed(NamedTuple):
-    """A message of the dead-letter stream. If it is not a dead letter, ``letter`` is None and ``problem`` contains the
-    reason."""
-
-    number: int
-    stored_at: str
-    letter: Letter | None
-    confirmed: bool = False
-    problem: str = ""
-
-
-class _Decisions:
-    """The ledger's decisions about dead letters. The ledger is asked once for each claim."""
-
-    def __init__(self, letters: DeadLetters) -> None:
-        self._letters = letters
-        self._known: dict[tuple[str, str], Sequences] = {}
-
-    async def confirm(self, letter: Letter) -> bool:
-        """Whether the message was given up according to the ledger. False if the ledger does not know the claim."""
-        key = (letter.consumer, letter.claim_id)
-        if key not in self._known:
-            try:
-                self._known[key] = await self._rejected(*key)
-            except LedgerInvalid as invalid:
-                log.warning("the dead letters of claim %s count as unconfirmed: %s", letter.claim_id, invalid)
-                self._known[key] = Sequences()
-        return letter.sequence in self._known[key]
-
-    async def _rejected(self, consumer: str, claim_id: str) -> Sequences:
-        ledger = Ledger(self._letters.js, self._letters.source.name, consumer)
-        receipt = await ledger.receipt(claim_id)
-        if receipt is not None and receipt.state == "done":  # if they differ, the receipt is newer than the record
-            return receipt.rejected if (receipt.stream, receipt.consumer) == ledger.names else Sequences()
-        record, _ = await ledger.read()
-        entry = record.done.get(claim_id) if record else None
-        return entry.rejected if entry else Sequences()
-
-
-async def select(letters: DeadLetters, selection: Selection) -> AsyncIterator[Listed]:
-    """Yield the selected dead letters, oldest first, and for each whether the ledger confirms it. Nothing is changed.
-
-    With ``everything`` this includes messages in the dead-letter stream that are not dead letters.
-
-    Raises:
-        StreamNotFound: a dead-letter stream that was named does not exist; or no name was given, and neither
-            ``DEAD_<stream>`` nor the source stream exists.
-        LedgerUnavailable: the ledger cannot be read.
-    """
-    try:
-        last = (await letters.stream.info(patience=PATIENCE)).state["last_seq"]
-    except StreamNotFound:
-        if letters.named:
-            raise
-        await letters.source.info(patience=PATIENCE)
-        return  # it is created when the first message is rejected
-    decisions = _Decisions(letters)
-    async for message in _stored(letters.stream, letters.subjects, 1):
-        if message["seq"] > last:
-            return
-        place = (message["seq"], message["time"])
-        try:
-            letter = Letter.from_stored(message)
-        except InvalidValue as wrong:
-            if selection.everything and _NOTE not in decode_headers(content(message)[0]):
-                yield Listed(*place, None, problem=str(wrong))
-            continue
-        if selection.holds(letter):
-            confirmed = await decisions.confirm(letter)
-            if confirmed or selection.unconfirmed:
-                yield Listed(*place, letter, confirmed)
 
 
 async def replay(letters: DeadLetters, selection: Selection, into: str | None = None) -> Replayed:
@@ -323,7 +195,8 @@ async def _mark(letters: DeadLetters, letter: Letter, mark: str) -> int:
     lines = [line for line in letter.header.split(b"\r\n")[1:] if line and not line.startswith(expected)]
     lines += [f"{MARK}: {mark}".encode(), *letters.conditions(letter.number)]
     try:
-        ack = await _publish(letters, letters.stream, OutgoingMessage(letter.address, letter.data, block(lines)))
+        message = OutgoingMessage(letter.address, letter.data, block(lines))
+        ack = await letters.publish_one(letters.stream, message, "replayed")
     except WrongLastSequence:
         number, there = await letters.last(letter.address)
         mine = there is not None and there.mark == mark
@@ -349,7 +222,8 @@ async def _publish_marked(letters: DeadLetters, letter: Letter, mark: str, targe
     deadline = clock() + PATIENCE
     while True:
         try:
-            await _publish(letters, target, OutgoingMessage(letter.subject, letter.data, block(lines)), within=0)
+            message = OutgoingMessage(letter.subject, letter.data, block(lines))
+            await letters.publish_one(target, message, "replayed", within=0)
         except (ConnectionLost, RequestTimeout):
             if clock() > deadline:
                 raise
@@ -367,7 +241,7 @@ async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stre
     if info.created != created:
         return False
     first = int(position) + 1
-    async for message in _stored(target, letter.subject, first):
+    async for message in stored(target, letter.subject, first):
         header = decode_headers(content(message)[0])
         if header.get("Nats-Msg-Id") == [message_id]:
             return True
@@ -382,30 +256,12 @@ async def _arrived(letters: DeadLetters, letter: Letter, mark: str, target: Stre
     return False
 
 
-async def _publish(letters: DeadLetters, stream: Stream, message: OutgoingMessage, within: float = PATIENCE) -> PubAck:
-    (outcome,) = await publish(letters.js.settings, [message], asyncio.get_running_loop().time() + within)
-    if isinstance(outcome, JetStreamError):
-        raise outcome.about(
-            f"dead letters of stream {letters.name!r} are being replayed, but publishing a message to stream "
-            f"{stream.name!r} failed"
-        )
-    return outcome
-
-
 async def _finish(letters: DeadLetters, letter: Letter, number: int, mark: str) -> None:
     """Replace the dead letter with a note of the replay.
 
     A deletion could be lost: a killed server forgets its last deletions and restores a dead letter without its mark.
     """
-    note = [f"{_NOTE}: {mark}".encode(), *letters.conditions(number)]
     try:
-        await _publish(letters, letters.stream, OutgoingMessage(letter.address, b"", block(note)))
+        await letters.put_note(letter, number, "replayed", mark)
     except WrongLastSequence:  # our own note, if only the answer got lost, or a newer dead letter
         log.info("dead letter %d of stream %s was already replaced", number, letters.name)
-
-
-async def _stored(stream: Stream, subject: str, first: int) -> AsyncIterator[dict[str, Any]]:
-    """Yield the stream's messages on a subject from a sequence on, one by one, read from its leader."""
-    while (message := await stored_message(stream, {"seq": first, "next_by_subj": subject})) is not None:
-        yield message
-        first = message["seq"] + 1

@@ -18,6 +18,7 @@ from jetstream_handoff.claim import new_token
 from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import ClaimInvalid, HeldByAnother, Superseded
 from jetstream_handoff.events import tell
+from jetstream_handoff.history import Attempt
 from jetstream_handoff.hold import Hold, check_unchanged
 from jetstream_handoff.ledger import PATIENCE, Ledger, believed
 from jetstream_handoff.record import check_value
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from jetstream_client.context import JetStream
     from jetstream_client.stream import Stream
     from jetstream_handoff.claim import Claim
+    from jetstream_handoff.history import Owner
     from jetstream_handoff.record import Receipt
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,13 @@ class Reprocess(Hold):
     @classmethod
     @asynccontextmanager
     async def begin(
-        cls, js: JetStream, claim: Claim, *, try_number: int, longest_hold: timedelta = LONGEST_HOLD
+        cls,
+        js: JetStream,
+        claim: Claim,
+        *,
+        try_number: int,
+        longest_hold: timedelta = LONGEST_HOLD,
+        holder: Owner = (),
     ) -> AsyncIterator[Hold]:
         """Take over the claim's receipt from any earlier attempt that is reprocessing the claim.
 
@@ -83,9 +91,12 @@ class Reprocess(Hold):
         wanted = (await believed(lambda: ledger.change_receipt(claim.id, settled_as))).processed
         if missing := wanted - await stored(ledger.stream, wanted):
             raise MessagesMissing(claim.stream, missing)
-        receipt = await believed(
-            lambda: ledger.change_receipt(claim.id, lambda old: replace(settled_as(old), again=token))
-        )
+
+        def again(old: Receipt | None) -> Receipt:
+            settled = settled_as(old)
+            return replace(settled, again=token, history=settled.history.held(Attempt(token, info.now, holder)))
+
+        receipt = await believed(lambda: ledger.change_receipt(claim.id, again))
         claim = replace(claim, sequences=wanted)
         log.info("claim %s is processed again by attempt %s; attempt %s settled it", claim.id, token, receipt.token)
         async with Reprocess(ledger, claim, token, info.config["ack_wait"] / 1e9, longest_hold)._kept() as attempt:

@@ -32,7 +32,7 @@ _NONE = Sequences()
 
 
 async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = None, rejected: Sequences = _NONE) -> None:
-    """Record the claim as done, then acknowledge its messages and wait for confirmations.
+    """Record the claim as done, acknowledge its messages, wait for confirmations, and write the receipt.
 
     Once the record is written, the claim is settled, and later errors are only logged. If no acknowledgement is
     confirmed for 30 s, the next take repeats the unconfirmed acknowledgements. If the receipt cannot be written, a
@@ -63,7 +63,8 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
                 f"claim {claim.id} cannot be settled, because consumer {claim.consumer!r} was recreated, reset or "
                 "rolled back. The claim's messages are redelivered to the next sensor"
             )
-        settled = {claim.id: DoneEntry(entry.sequences, entry.counter, token, value, rejected, info.now)}
+        outcome = (token, value, rejected, info.now, entry.whole_history)
+        settled = {claim.id: DoneEntry(entry.sequences, entry.counter, *outcome)}
 
         def decided(record: Record) -> Record:
             still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
@@ -87,30 +88,34 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
             raise
         await acknowledge_again(ledger, claim)  # our own write: its answer got lost, and then a take wrote the receipt
         return
-    await ledger.try_receipt(ledger.done_receipt(claim.id, record.done[claim.id]))
     log.info("claim %s is done in the ledger: acknowledging %d messages", claim.id, claim.count - rejected.count)
-    left = claim.sequences
+    decided, left = time.monotonic(), claim.sequences
     try:
         left = await _acknowledge(ledger, claim, record, rejected)
-    except PermissionDenied as denied:  # the permission was withdrawn after the hold began
-        text = "claim %s is done, but its messages are redelivered, because they cannot be acknowledged: %s"
-        log.error(text, claim.id, denied)  # noqa: TRY400
     finally:
         tell("done", claim, claim.count - rejected.count, claim=claim.id, seconds=time.monotonic() - start)
         if left:
             tell("unconfirmed", claim, left.count, claim=claim.id)
+    receipt = ledger.done_receipt(claim.id, record.done[claim.id])
+    acknowledged = None if left else round(time.monotonic() - decided, 3)
+    await ledger.try_receipt(replace(receipt, acknowledged=acknowledged))
 
 
 async def _acknowledge(ledger: Ledger, claim: Claim, record: Record, rejected: Sequences) -> Sequences:
     """Acknowledge the processed messages and terminate the rejected ones. Returns the messages whose acknowledgements
     stay unconfirmed."""
     counter = record.done[claim.id].counter
-    left = await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences - rejected, counter))
-    if rejected:
-        log.info("claim %s: terminating %d rejected messages, which have dead letters", claim.id, rejected.count)
-        tell("dead_lettered", claim, rejected.count, claim=claim.id)
-        dead = answers.Delivered.of(record, rejected, counter)
-        left |= await answers.acknowledge(ledger, dead, body=term("dead letter"))
+    try:
+        left = await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences - rejected, counter))
+        if rejected:
+            log.info("claim %s: terminating %d rejected messages, which have dead letters", claim.id, rejected.count)
+            tell("dead_lettered", claim, rejected.count, claim=claim.id)
+            dead = answers.Delivered.of(record, rejected, counter)
+            left |= await answers.acknowledge(ledger, dead, body=term("dead letter"))
+    except PermissionDenied as denied:  # the permission was withdrawn after the hold began
+        text = "claim %s is done, but its messages are redelivered, because they cannot be acknowledged: %s"
+        log.error(text, claim.id, denied)  # noqa: TRY400
+        return claim.sequences
     if left:
         log.warning("claim %s: %d acknowledgements are unconfirmed; the next take repeats them", claim.id, left.count)
     else:
@@ -148,14 +153,14 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = 
     Raises:
         HeldByAnother, AlreadyDone, Superseded: as :func:`settle_done`.
     """
-    removed = False
+    ended: list[Receipt] = []
 
     def failed(record: Record | None, info: ConsumerInfo) -> Record:
-        nonlocal removed
-        if record and removed and claim.id not in record.open and claim.id not in record.done:
+        if record and ended and claim.id not in record.open and claim.id not in record.done:
             return record  # our own earlier write, whose answer got lost
-        record, _ = _held(record, claim, token)
-        removed = True
+        record, entry = _held(record, claim, token)
+        receipt = Receipt(claim.id, "failed", claim.stream, claim.consumer, claim.sequences, token, at=info.now)
+        ended[:] = [replace(receipt, reason=reason[: failures.LONGEST_REASON], history=entry.whole_history)]
         still_open = {claim_id: other for claim_id, other in record.open.items() if claim_id != claim.id}
         counted = failures.failed(record.failures, claim.id, claim.sequences, reason) if blame else record.failures
         new = replace(record, open=still_open, failures=counted).note(info)
@@ -163,7 +168,8 @@ async def settle_failed(ledger: Ledger, claim: Claim, token: str, reason: str = 
         return new if ledger.can_be_written(new) else replace(new, failures=record.failures)
 
     await ledger.decide(failed, claim.id)
-    await ledger.try_receipt(Receipt(claim.id, "failed", claim.stream, claim.consumer, claim.sequences, token))
+    for receipt in ended:
+        await ledger.try_receipt(receipt)
     log.info("claim %s has failed: its %d messages are redelivered", claim.id, claim.count)
     tell("failed", claim, claim.count, claim=claim.id)
     await answers.negative(ledger, claim.sequences)
@@ -200,14 +206,17 @@ async def release(ledger: Ledger, claim: Claim, token: str | None, delay: timede
 
 
 async def acknowledge_again(ledger: Ledger, claim: Claim) -> None:
-    """Acknowledge the messages of a done claim once more, because an earlier acknowledgement may have been lost.
+    """Acknowledge the messages of a done claim once more, because an earlier acknowledgement may have been lost. Also
+    write its receipt if the attempt that settled it died before that.
 
-    An error is only logged, because the next take acknowledges messages that are redelivered.
+    An error is only logged, because the next take acknowledges messages that are redelivered, and writes the receipt.
     """
     try:
         record, _ = await ledger.read()
         if record is not None and (done := record.all_settled & claim.sequences):
             await answers.acknowledge(ledger, answers.Delivered.of(record, done.sequences, done.counter))
+        if record is not None and (entry := record.done.get(claim.id)):
+            await ledger.try_receipt(ledger.done_receipt(claim.id, entry))
     except JetStreamError as error:
         text = (
             "claim %s is done, but its messages could not be acknowledged again (%s); the next take acknowledges them"

@@ -18,7 +18,7 @@ from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LOOK_EVERY
 if TYPE_CHECKING:
     from jetstream_client.config import Config
     from jetstream_client.info import ConsumerInfo
-    from jetstream_handoff.record import Owner
+    from jetstream_handoff.history import Owner
 
 _DURATIONS = ("gather", "hand_off_timeout", "look_every")
 
@@ -28,7 +28,7 @@ class Taking:
     """The parameters of a take. Durations are ``timedelta``.
 
     stream, consumer:    the names of the stream and of its consumer.
-    owner:               the owner for which claims are taken; see :data:`jetstream_handoff.record.Owner`.
+    owner:               the owner for which claims are taken; see :data:`jetstream_handoff.history.Owner`.
     max_messages:        the largest number of messages in a batch. The take ends when that many have arrived.
     messages_per_claim:  the largest number of messages in a claim; default: the batch becomes one claim.
     min_messages:        the smallest number of messages in a batch; default: 1.

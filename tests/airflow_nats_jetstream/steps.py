@@ -13,7 +13,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.bases.operator import ExecutorSafeguard
 from airflow.sdk.exceptions import AirflowTaskTimeout
 from airflow.sdk.execution_time import task_runner
-from airflow.sdk.execution_time.context import NEVER_EXPIRE, OutletEventAccessors
+from airflow.sdk.execution_time.context import NEVER_EXPIRE, OutletEventAccessors, set_current_context
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.sdk.execution_time.timeout import timeout
 
@@ -97,7 +97,9 @@ def context_of(
 def execute(task: BaseOperator, **instance: Any) -> Any:
     """Run a task with the function that Airflow's task runner calls, including time-out and on_kill."""
     run = getattr(task_runner, "_run_execute_callable", _run_as_in_3_3_0)
-    return run(context=context_of(task, **instance), execute=task.execute, task=task)
+    context = context_of(task, **instance)
+    with set_current_context(context):
+        return run(context=context, execute=task.execute, task=task)
 
 
 def _run_as_in_3_3_0(context: Any, execute: Any, task: BaseOperator) -> Any:

@@ -91,7 +91,7 @@ async def test_triggers_share_one_connection(guarded: Guarded) -> None:
     waiting = [asyncio.create_task(fired(each)) for each in triggers]
 
     async def one() -> bool:
-        return await guarded.connected() == 1
+        return [each["subscriptions"] for each in await guarded.connections()] == [6]  # five pulls, and the answers
 
     await until(one)
     waiting[0].cancel()  # the trigger that connected first

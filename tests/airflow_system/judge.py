@@ -180,8 +180,7 @@ class Judge:
         """The states of the stream's claims in the ledger: held or open (in the record), done, failed or superseded."""
 
         async def read(js: JetStreamContext) -> list[str]:
-            key = ".".join(b32encode(name.encode()).rstrip(b"=").decode() for name in (stream, self.consumer))
-            record = (await _bucket(js, "airflow_claims")).get(key, {"open": {}})
+            record = (await _bucket(js, "airflow_claims")).get(self._key(stream), {"open": {}})
             receipts = (await _bucket(js, "airflow_receipts")).values()
             waiting = ["held" if entry["token"] else "open" for entry in record["open"].values()]
             return sorted(waiting + [each["state"] for each in receipts if self._judges(stream, each)])
@@ -189,11 +188,12 @@ class Judge:
         return self._ask(read)
 
     def done(self, stream: str) -> dict[str, dict[str, Any]]:
-        """The done receipts."""
+        """The done claims: their receipts, and the entries of those that have none yet."""
 
         async def read(js: JetStreamContext) -> dict[str, dict[str, Any]]:
+            done: dict[str, Any] = (await _bucket(js, "airflow_claims")).get(self._key(stream), {}).get("done", {})
             receipts = await _bucket(js, "airflow_receipts")
-            return {
+            return done | {
                 key: each for key, each in receipts.items() if self._judges(stream, each) and each["state"] == "done"
             }
 
@@ -226,6 +226,9 @@ class Judge:
             for sequence in pq.read_table(file, columns=["sequence"])["sequence"].to_pylist()
         ]
         assert sorted(written) == list(range(1, count + 1))
+
+    def _key(self, stream: str) -> str:
+        return ".".join(b32encode(name.encode()).rstrip(b"=").decode() for name in (stream, self.consumer))
 
     def _judges(self, stream: str, receipt: Mapping[str, Any]) -> bool:
         return (receipt["stream"], receipt["consumer"]) == (stream, self.consumer)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.sequences import Sequences
-from jetstream_handoff import dead_letters, ledger, replay
+from jetstream_handoff import dead_letters, ledger, replay, selection
 from jetstream_handoff.claim import Claim
 from jetstream_handoff.hold import Hold
 
@@ -52,7 +52,7 @@ async def _work(point: str, settings: ConnectionSettings, arguments: dict[str, A
             else:
                 _before(replay, "_finish")
             letters = dead_letters.DeadLetters(js, arguments["stream"])
-            await replay.replay(letters, replay.Selection(everything=True))
+            await replay.replay(letters, selection.Selection(everything=True))
             return
         async with Hold.begin(js, Claim.from_json(arguments["claim"]), try_number=1) as hold:
             if point == "held":
@@ -62,6 +62,8 @@ async def _work(point: str, settings: ConnectionSettings, arguments: dict[str, A
                 _after(dead_letters.DeadLetters, "copy")
             if point == "decided":
                 _after(ledger.Ledger, "decide")
+            if point == "acknowledged":
+                _before(ledger.Ledger, "try_receipt")
             await hold.settle("killed")
 
 

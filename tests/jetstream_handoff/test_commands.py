@@ -117,7 +117,7 @@ def test_listening_takes_a_duration(duration: str, capsys: pytest.CaptureFixture
 async def test_what_became_of_a_claim(stream: Stream) -> None:
     await publish(stream, 30)
     done, failed, left = await take(stream, messages_per_claim=10)
-    async with Hold.begin(stream.js, done, try_number=1) as hold:
+    async with Hold.begin(stream.js, done, try_number=1, holder=("dag", "run", "work", -1, 1)) as hold:
         await hold.settle({"rows": 10})
     said = await run(stream, "claim", done.id)
     assert said.code == 0
@@ -129,11 +129,20 @@ async def test_what_became_of_a_claim(stream: Stream) -> None:
     assert lines["settled by"].strip() == hold.attempt_id
     assert "acknowledged up to sequence 10; messages: 20 unacknowledged" in lines["consumer now"]
     assert f"the output of attempt {hold.attempt_id} counts." in lines["next"]
+    history = said.out[said.out.index("history") :].splitlines()
+    assert [line.split("Z  ", 1)[1].split(".")[0] for line in history] == [
+        "It was taken by dag / run / sensor",
+        f"It was held by attempt {hold.token} of dag / run / work, try 1",
+        f"Attempt {hold.token} settled it",
+        "All acknowledgements were confirmed after 0",
+    ]
 
     async with Hold.begin(stream.js, failed, try_number=1) as hold:
         await settle.settle_failed(Ledger(stream.js, stream.name, CONSUMER), failed, hold.token, "bad")
     shown = await read(stream, "claim", failed.id)
     assert (shown["state"], shown["value"]) == ("failed", None)
+    assert [step["what"] for step in shown["history"]] == ["taken", "held", "failed"]
+    assert shown["history"][-1]["text"] == f"Attempt {hold.token} failed: bad"
     assert shown["consumer_info"]["ack_floor"] == 10
 
     await reset_by_a_stranger(stream)
@@ -146,6 +155,9 @@ async def test_what_became_of_a_claim(stream: Stream) -> None:
     await take(stream, "other")  # creates the consumer again, and begins a new life
     shown = await read(stream, "claim", left.id)
     assert (shown["state"], shown["ranges"]) == ("superseded", [[21, 30]])
+    (again,) = [each["id"] for each in await read(stream, "claims")]
+    assert shown["overlapping"] == [again]
+    assert f"Open claims contain its messages: {again}." in (await say(stream, "claim", left.id)).out
     unknown = await run(stream, "claim", "0123456789ab")
     assert (unknown.code, unknown.out[:39]) == (3, "The ledger has no claim '0123456789ab'.")
 
@@ -211,6 +223,29 @@ async def test_dead_letters_are_listed_and_replayed(stream: Stream) -> None:
     assert await read(stream, "dead-letters", "replay", stream.name, "--everything") == replayed
     assert await unacknowledged(stream) == 0
     assert (await take(stream, "again"))[0].count == 2
+
+
+async def test_dead_letters_are_discarded_only_when_that_is_confirmed(stream: Stream) -> None:
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.reject(Sequences.of([3, 5, 6]), "no date")
+        await hold.settle()
+    of = ["dead-letters", "discard", stream.name]
+    assert "everything" in (await say(stream, *of)).err
+    said = await say(stream, *of, "--sequences", "3-5")
+    assert (said.code, said.out.split(".")[0]) == (4, f"2 dead letters of stream {stream.name} would be discarded")
+    assert len(await read(stream, "dead-letters", "list", stream.name)) == 3
+    said = await say(stream, *of, "--sequences", "3-5", "--yes")
+    assert (said.code, said.out) == (0, f"2 dead letters of stream {stream.name} were discarded.\n")
+    discarded = {"discarded": 1, "unconfirmed": 0, "refused": []}
+    assert await read(stream, *of, "--everything", "--yes") == discarded
+    assert (await say(stream, "dead-letters", "list", stream.name)).out.startswith("No dead letters")
+    await stream.js.publish(f"dead.{stream.name}.any", b"x")
+    said = await say(stream, *of, "--everything", "--yes")
+    assert said.code == 4
+    assert "was kept: Nats-Dead" in said.out
+    assert (await stream.info()).state["messages"] == 10
 
 
 async def test_what_is_wrong_is_one_sentence_and_no_secret(stream: Stream, tmp_path: Path) -> None:

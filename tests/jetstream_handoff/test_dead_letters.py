@@ -22,11 +22,12 @@ from jetstream_client.wire.protocol import decode_headers
 from jetstream_handoff import dead_letters
 from jetstream_handoff import replay as replays
 from jetstream_handoff.claim import Claim
-from jetstream_handoff.dead_letters import PREFIX, DeadLetters
+from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.errors import DeadLettersUnsuitable, HoldLost, ReplayRefused
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.replay import Selection
+from jetstream_handoff.letter import PREFIX
+from jetstream_handoff.selection import Selection, select
 from tests.jetstream_client.until import until
 from tests.jetstream_handoff import killed
 from tests.jetstream_handoff.steps import CONSUMER, floor, publish, take, unacknowledged
@@ -76,7 +77,7 @@ async def replay(stream: Stream, selection: Selection) -> replays.Replayed:
 
 async def listed(stream: Stream, selection: Selection = EVERYTHING) -> list[tuple[int, bool]]:
     """Return the original sequence of each selected dead letter, and whether the ledger confirms it."""
-    found = replays.select(DeadLetters(stream.js, stream.name), selection)
+    found = select(DeadLetters(stream.js, stream.name), selection)
     return [(each.letter.sequence, each.confirmed) async for each in found if each.letter]
 
 
@@ -343,7 +344,7 @@ async def test_a_selection_says_what_it_wants(stream: Stream) -> None:
     assert (await replay(stream, EVERYTHING)).count == 0
     for missing in (DeadLetters(stream.js, stream.name, "MISSING"), DeadLetters(stream.js, "MISSING")):
         with pytest.raises(StreamNotFound):
-            await anext(replays.select(missing, EVERYTHING))
+            await anext(select(missing, EVERYTHING))
 
 
 async def test_a_killed_server_does_not_bring_replayed_letters_back(tmp_path: Path) -> None:
@@ -429,7 +430,7 @@ async def test_what_is_no_letter_is_listed_as_such(stream: Stream) -> None:
     await publish(stream, 10)
     await reject(stream, [3, 4])
     await stream.js.publish(f"dead.{stream.name}.any", b"x")
-    found = [each async for each in replays.select(DeadLetters(stream.js, stream.name), EVERYTHING)]
+    found = [each async for each in select(DeadLetters(stream.js, stream.name), EVERYTHING)]
     assert [(each.number, each.letter and each.letter.sequence, each.confirmed) for each in found] == [
         (1, 3, True),
         (2, 4, True),

@@ -76,11 +76,15 @@ async def test_the_files_have_the_fields_that_the_server_is_given(stream: Stream
     async with Hold.begin(stream.js, first, try_number=1) as hold:
         await hold.settle({"count": 10})
     stored = await value(stream, "claims")
-    told = frozen("record-1")
+    told = frozen("record-1-with-history")
     assert stored.keys() == told.keys()
-    assert stored["open"][second.id].keys() == told["open"]["5f0c9a7be21d"].keys()
+    assert stored["open"][second.id].keys() == frozen("record-1")["open"]["5f0c9a7be21d"].keys()
     assert stored["done"][first.id].keys() == told["done"]["7f0c9a7be21d"].keys()
-    assert (await value(stream, "receipts")).keys() == frozen("receipt-1").keys()
+    assert stored["done"][first.id]["history"].keys() == told["done"]["7f0c9a7be21d"]["history"].keys()
+    assert (await value(stream, "receipts")).keys() == frozen("receipt-1-with-history").keys() - {
+        "reason",
+        "superseded_by",
+    }
     assert second.to_json().keys() == frozen("claim-1").keys()
 
 

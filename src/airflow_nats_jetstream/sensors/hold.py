@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_nats_jetstream.hooks import JetStreamHook
+from airflow_nats_jetstream.owner import current_task
 from airflow_nats_jetstream.sensors.waiting import JetStreamSensor
 from airflow_nats_jetstream.template import OfClaim
 from airflow_nats_jetstream.tracebacks import brief
@@ -71,7 +72,9 @@ class JetStreamHoldSensor(OfClaim, JetStreamSensor):
             trigger = JetStreamHoldTrigger(self.nats_conn_id, claim, end)
             self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
         with self.waiting():
-            event = JetStreamHook(self.nats_conn_id).run(lambda js: hold_event(js, claim, max(1.0, end - time.time())))
+            event = JetStreamHook(self.nats_conn_id).run(
+                lambda js: hold_event(js, claim, max(1.0, end - time.time()), current_task())
+            )
         return self.resume(context, event)
 
     def resume(self, context: Context, event: dict[str, Any]) -> str:  # noqa: ARG002

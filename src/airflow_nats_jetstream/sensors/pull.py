@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from jetstream_client.context import JetStream
     from jetstream_handoff.claim import Claim
-    from jetstream_handoff.record import Owner
+    from jetstream_handoff.history import Owner
     from jetstream_handoff.take import Take
     from jetstream_handoff.taking import Taking
 

@@ -284,7 +284,7 @@ class Connection:
         listening = Inbox(self, subject, subscription)
         try:
             await self.flush()  # a refusal arrives before the answer to the PING
-            if subject.lower() in self._denied:
+            if self._denied.pop(subject.lower(), None):  # other requests need no such subscription
                 raise PermissionDenied(subject, SUBSCRIBE)
             yield listening
         finally:

@@ -13,7 +13,7 @@ import pytest
 from demo.nats_server import NatsServer
 from demo.service import free_port
 from jetstream_client import ConnectionSettings, connect
-from jetstream_client.errors import ConnectionFailed, ConnectionLost, InvalidValue, RequestTimeout
+from jetstream_client.errors import ConnectionFailed, ConnectionLost, InvalidValue, PermissionDenied, RequestTimeout
 from jetstream_client.wire import control
 from jetstream_client.wire.blocking import Wire
 from jetstream_client.wire.control import Connection
@@ -164,6 +164,17 @@ async def test_who_is_cancelled_while_it_waits_for_a_round_trip_leaves_nothing_b
             await until(lambda: answers(connection))
         assert connection.reconnects == 0
     assert not caplog.records
+
+
+async def test_a_subscription_that_was_refused_does_not_forbid_anything_else(serve: Serve) -> None:
+    denied = 'subscribe: { deny: ["secret.>"] }'
+    server = serve(f'authorization {{ users: [ {{ user: "a", password: "b", permissions: {{ {denied} }} }} ] }}')
+    async with connect(ConnectionSettings(servers=server.url, user="a", password="b", request_timeout=1)) as js:
+        for _ in range(2):
+            with pytest.raises(PermissionDenied, match="secret"):
+                async with js.connection.listen("secret.>", lambda _: None):
+                    pytest.fail("it was permitted")
+        js.connection.check_permitted("anything")
 
 
 async def test_a_round_trip_follows_what_was_published_before() -> None:

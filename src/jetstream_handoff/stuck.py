@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is stuck: from the numbers of a consumer and its open claims to sentences for the person on call. No I/O.
+
+The order of the rules matters where one symptom explains another: a consumer that is paused has no puller, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from jetstream_client.times import time_nanoseconds
+from jetstream_handoff.backlog import AT_WORK
+from jetstream_handoff.durations import HAND_OFF_TIMEOUT
+from jetstream_handoff.history import Owner, readable
+from jetstream_handoff.view import ConsumerView, Sample, Symptom
+
+if TYPE_CHECKING:
+    from jetstream_client.info import ConsumerInfo
+    from jetstream_handoff.inspection import Seen
+    from jetstream_handoff.letter import Head
+    from jetstream_handoff.record import OpenEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """After how long something counts as stuck.
+
+    idle:     messages wait, and the consumer has delivered nothing. Default: one minute.
+    unheld:   a claim waits for the first attempt of its task. Default: one minute.
+    retry:    a claim waits for another attempt. Default: 15 minutes, the default lease.
+    growing:  the backlog has grown for this long, and at no time shrunk. Default: five minutes.
+    """
+
+    idle: timedelta = timedelta(minutes=1)
+    unheld: timedelta = timedelta(minutes=1)
+    retry: timedelta = HAND_OFF_TIMEOUT
+    growing: timedelta = timedelta(minutes=5)
+
+
+DEFAULT = Limits()
+SLOWER = 4
+"""How many times longer than usual a claim is held before that is reported."""
+MISSED = 2.0
+"""How many times longer than the longest pause between two heartbeats nothing is heard of an attempt that is dead."""
+LEAST = 300.0
+"""Seconds by which a hold must at least exceed the usual time before that is reported."""
+_SAMPLES = 4  # how many samples show a trend
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a consumer in addition to its view.
+
+    stream_exists:  whether its stream exists.
+    taken:          the owner of the newest claim that has ended, and when it was taken; None if unknown.
+    newest:         its newest dead letter; None if it has none, or if unknown.
+    counted:        whether all its dead letters are counted.
+    lacking:        subjects on which the connection's user is not permitted to publish, although tasks need that.
+    """
+
+    stream_exists: bool = True
+    taken: tuple[Owner, str] | None = None
+    newest: Head | None = None
+    counted: bool = True
+    lacking: tuple[str, ...] = ()
+
+
+def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[Symptom, ...]:
+    """Return what is stuck at a consumer, errors first.
+
+    view:    the consumer.
+    known:   what else is known of it.
+    limits:  after how long something counts as stuck.
+    """
+    found = [
+        *_permission(view, known),
+        *_missing(view, known),
+        *_reset(view),
+        *_flow(view, known, limits),
+        *_holders(view),
+        *_unheld(view, limits),
+        *_failing(view),
+        *_dead_letters(view, known),
+    ]
+    return tuple(sorted(found, key=lambda symptom: symptom.level != "error"))
+
+
+def _permission(view: ConsumerView, known: Known) -> Iterator[Symptom]:
+    if known.lacking:
+        first, more = known.lacking[0], len(known.lacking) - 1
+        others = f" and on {_number(more, 'other subject')}" if more else ""
+        yield Symptom(
+            "permission",
+            "error",
+            f"The user of this connection is not permitted to publish on {first!r}{others}, which the sensors and "
+            f"tasks of {_of(view)} need.",
+            "Grant the permissions that docs/reference/permissions.md lists; `airflow jetstream doctor --stream "
+            f"{view.stream}` names each one that is missing.",
+        )
+
+
+def _missing(view: ConsumerView, known: Known) -> Iterator[Symptom]:
+    if view.info is not None or not view.claims:
+        return
+    what = _of(view) if known.stream_exists else f"stream {view.stream}"
+    claims = f"{_number(view.open, 'claim')} with {_number(view.claimed_messages, 'message')}"
+    remedy = "Find out why it was deleted; the next run of its sensor creates it again and takes the messages anew."
+    if not known.stream_exists:
+        remedy = "Find out why it was deleted: its messages were deleted with it, so these claims can only be given up."
+    yield Symptom(
+        "consumer_missing",
+        "error",
+        f"{_capital(what)} does not exist, although the ledger has {claims} open.",
+        remedy,
+        view.claims[0].id,
+    )
+
+
+def _reset(view: ConsumerView) -> Iterator[Symptom]:
+    lost = [seen for seen in view.claims if not seen.current]
+    if view.info is None or not lost:
+        return
+    yield Symptom(
+        "reset",
+        "error",
+        f"{_number(len(lost), 'open claim')} of {_of(view)} can no longer be settled, because the consumer was "
+        "recreated or reset after they were taken.",
+        "Run its sensor, which takes their messages in new claims; do not clear the tasks of these claims.",
+        lost[0].id,
+    )
+
+
+def _flow(view: ConsumerView, known: Known, limits: Limits) -> Iterator[Symptom]:
+    """Messages that are not delivered. Only the first of these reasons is reported."""
+    info = view.info
+    if info is None:
+        return
+    yield from next(
+        (
+            found
+            for found in (
+                [*_paused(view, info)],
+                [*_full(view, info)],
+                [*_no_puller(view, info, known, limits)],
+                [*_growing(view, limits)],
+            )
+            if found
+        ),
+        [],
+    )
+
+
+def _paused(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
+    if info.paused:
+        until = str(info.config.get("pause_until", ""))[:30]
+        yield Symptom(
+            "paused_consumer",
+            "error" if info.pending or info.ack_pending else "warning",
+            f"{_capital(_of(view))} is paused until {until}, with a backlog of {_number(info.pending, 'message')}.",
+            "Resume the consumer if the pause is not intended; until then no sensor receives its messages.",
+        )
+
+
+def _full(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
+    most = info.config.get("max_ack_pending", 0)
+    if info.pending and 0 < most <= info.ack_pending:
+        yield Symptom(
+            "full",
+            "warning",
+            f"{_capital(_of(view))} delivers none of its {_number(info.pending, 'waiting message')}, because "
+            f"max_ack_pending={most} messages are unacknowledged, {view.claimed_messages:,} of them in "
+            f"{_number(view.open, 'open claim')}.",
+            "Wait until claims are settled, release a claim that is stuck, or raise max_ack_pending.",
+            view.claims[0].id if view.claims else "",
+        )
+
+
+def _no_puller(view: ConsumerView, info: ConsumerInfo, known: Known, limits: Limits) -> Iterator[Symptom]:
+    if not info.pending or info.raw.get("num_waiting") or view.claims:
+        return  # while claims are open, it is normal that their DAG takes no others
+    idle = view.quiet if info.counter else _since(view.now, info.created)
+    if idle is not None and idle < limits.idle.total_seconds():
+        return
+    delivered = "it has never delivered a message"
+    if info.counter:
+        delivered = (
+            "the time of its last delivery is unknown" if idle is None else f"the last delivery was {_words(idle)} ago"
+        )
+    by = ""
+    if known.taken:
+        by = f" The last claim that ended was taken by {readable(known.taken[0])} at {known.taken[1]}."
+    yield Symptom(
+        "no_puller",
+        "warning",
+        f"A backlog of {_number(info.pending, 'message')} waits for {_of(view)}, but no sensor pulls, and "
+        f"{delivered}.{by}",
+        "Check whether the DAG of its sensor is paused or has no run, and start one; if a sensor is running, read its "
+        "log.",
+    )
+
+
+def _growing(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
+    life = view.info.created if view.info else ""
+    samples = [sample for sample in view.samples if sample.life == life]
+    if len(samples) < _SAMPLES or samples[-1].at - samples[0].at < limits.growing.total_seconds():
+        return
+    grew = samples[-1].pending - samples[0].pending
+    if grew > 0 and all(after.pending >= before.pending for before, after in pairwise(samples)):
+        yield Symptom(
+            "growing",
+            "warning",
+            f"The backlog of {_of(view)} has only grown for {_words(samples[-1].at - samples[0].at)}, from "
+            f"{samples[0].pending:,} to {_number(samples[-1].pending, 'message')}.",
+            "Let more runs work at the same time, or take more messages in a run (max_messages); if no sensor pulls, "
+            "start one.",
+            view.claims[0].id if view.claims else "",
+        )
+
+
+def _holders(view: ConsumerView) -> Iterator[Symptom]:
+    held = [(seen, seen.entry) for seen in view.claims if seen.entry and seen.entry.token and seen.current]
+    if silent := [(seen, entry) for seen, entry in held if _is_silent(view, seen, entry)]:
+        seen, entry = silent[0]
+        others = f" The same is true of {_number(len(silent) - 1, 'other claim')}." if silent[1:] else ""
+        yield Symptom(
+            "dead_holder",
+            "error",
+            f"{_capital(_claim(seen))} is held by attempt {entry.token}{_by(entry)}, but nothing has renewed its lease "
+            f"for {_words(view.quiet or 0)}: its worker is dead or cut off.{others}",
+            "Release the claim to have its messages redelivered now; otherwise a retry of its task or the next sensor "
+            "gets them.",
+            seen.id,
+        )
+    elif held and (count := _taken_away(view.samples)):
+        yield Symptom(
+            "dead_holder",
+            "error",
+            f"{_capital(_of(view))} redelivered {_number(count, 'message')} of held claims, so an attempt that holds "
+            "one of these claims is dead or cut off.",
+            "Open its held claims and listen for heartbeats; release a claim whose attempt is dead.",
+            held[0][0].id if len(held) == 1 else "",
+        )
+    for seen, entry in held:
+        if (seen, entry) not in silent:
+            yield from _old(view, seen, entry)
+
+
+def _is_silent(view: ConsumerView, seen: Seen, entry: OpenEntry) -> bool:
+    """Whether an attempt has missed some heartbeats. The server counts a heartbeat as activity of the consumer, as it
+    does a delivery, so this is not noticed while a sensor receives messages or another attempt is alive."""
+    missed = MISSED * seen.silence
+    return view.quiet is not None and missed < min(view.quiet, _since(view.now, _held_since(entry)))
+
+
+def _old(view: ConsumerView, seen: Seen, entry: OpenEntry) -> Iterator[Symptom]:
+    age = _since(view.now, _held_since(entry))
+    most = AT_WORK.total_seconds() if view.usual is None else max(SLOWER * view.usual, view.usual + LEAST)
+    if age < most:
+        return
+    usual = (
+        "" if view.usual is None else f", although claims of this consumer are usually held for {_words(view.usual)}"
+    )
+    yield Symptom(
+        "old_claim",
+        "warning",
+        f"{_capital(_claim(seen))} has been held by attempt {entry.token}{_by(entry)} for {_words(age)}{usual}.",
+        "Listen for heartbeats of its attempt: if it is alive, read the log of its task; if it is not, release the "
+        "claim.",
+        seen.id,
+    )
+
+
+def _unheld(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
+    late = [
+        (age, seen, seen.entry)
+        for seen in view.claims
+        if seen.entry and seen.entry.token is None and seen.current
+        for age in [_since(view.now, _held_since(seen.entry))]
+        if age >= (limits.retry if seen.entry.history.attempts else limits.unheld).total_seconds()
+    ]
+    if not late:
+        return
+    age, seen, entry = max(late, key=lambda each: each[0])
+    waits = f"was taken by {entry.taken_by} {_words(age)} ago, and no attempt has held it since"
+    if entry.history.attempts:
+        last = entry.history.attempts[-1]
+        waits = (
+            f"is held by nobody; attempt {last.token}{_by(entry)} began {_words(age)} ago and ended without settling"
+        )
+    others = f" The same is true of {_number(len(late) - 1, 'other claim')}." if len(late) > 1 else ""
+    yield Symptom(
+        "unheld",
+        "error" if age > HAND_OFF_TIMEOUT.total_seconds() else "warning",
+        f"{_capital(_claim(seen))} {waits}.{others}",
+        "Find out why its task does not run (is its DAG paused, are its queue and pool full?), or release the claim to "
+        "have its messages redelivered now.",
+        seen.id,
+    )
+
+
+def _failing(view: ConsumerView) -> Iterator[Symptom]:
+    failures = view.record.failures if view.record else {}
+    if not failures:
+        return
+    remedy = (
+        "Read the log of the task that failed and fix its cause; a sensor with max_failures moves a message that keeps "
+        "failing to the dead letters."
+    )
+    claim, worst = max(failures.items(), key=lambda item: (item[1].alone, -item[1].size))
+    count = sum(each.sequences.count for each in failures.values())
+    if worst.alone:
+        others = f" {_number(count - 1, 'other message')} failed with their claims." if count > 1 else ""
+        text = (
+            f"Message {worst.sequences.first} of stream {view.stream} has failed alone {_number(worst.alone, 'time')} "
+            f"at consumer {view.consumer}: {worst.reason or 'no reason is known'}.{others}"
+        )
+    else:
+        text = f"Claims of {_of(view)} have failed, with {_number(count, 'message')} that nobody has processed since."
+    yield Symptom("failing", "error" if worst.alone > 1 else "warning", text, remedy, claim)
+
+
+def _dead_letters(view: ConsumerView, known: Known) -> Iterator[Symptom]:
+    if not view.dead_letters:
+        return
+    at_least = "" if known.counted else "at least "
+    newest = ""
+    if known.newest is not None and known.counted:
+        newest = f"; the newest is message {known.newest.sequence}, at {known.newest.stored_at}: {known.newest.reason}"
+    yield Symptom(
+        "dead_letters",
+        "warning",
+        f"{_capital(_of(view))} has {at_least}{_number(view.dead_letters, 'dead letter')}{newest}.",
+        "Read their reasons, fix the cause, and then replay them, or discard them if nobody needs them.",
+    )
+
+
+def _taken_away(samples: tuple[Sample, ...]) -> int:
+    """How many messages of open claims were redelivered between the last two samples, at least.
+
+    Messages that were in no open claim are redelivered rightly, for example those of a failed claim.
+    """
+    if len(samples) < 2:
+        return 0
+    before, after = samples[-2:]
+    if (before.life, before.claimed) != (after.life, after.claimed) or after.counter <= before.counter:
+        return 0
+    free = max(0, before.ack_pending - before.claimed)
+    return max(0, after.redelivered - before.redelivered - free)
+
+
+def _held_since(entry: OpenEntry) -> str:
+    """When the last attempt began to hold the claim, or the claim was last handed on, whichever is later."""
+    times = [entry.at, *(each.at for each in entry.history.attempts[-1:])]
+    return max(times, key=time_nanoseconds)
+
+
+def _by(entry: OpenEntry) -> str:
+    by = entry.history.attempts[-1].by if entry.history.attempts else ()
+    return f" of {readable(by[:-1])}" if by[:-1] else ""
+
+
+def _claim(seen: Seen) -> str:
+    of = f"stream {seen.stream}, consumer {seen.consumer}"
+    return f"claim {seen.id} of {of}, with {_number(seen.sequences.count, 'message')},"
+
+
+def _of(view: ConsumerView) -> str:
+    return f"consumer {view.consumer} of stream {view.stream}"
+
+
+def _since(now: str, at: str) -> float:
+    try:
+        return (time_nanoseconds(now) - time_nanoseconds(at)) / 1e9
+    except ValueError:
+        return 0.0
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _words(seconds: float) -> str:
+    """Return a duration in whole units, such as ``90 minutes``."""
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if seconds >= 2 * size:
+            return _number(int(seconds // size), unit)
+    return _number(max(0, int(seconds)), "second")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,138 @@
+"""Pages of dead letters, and their numbers, on a real server: without payloads, and with what became of them."""
+
+from typing import Any
+
+import pytest
+
+from jetstream_client.sequences import Sequences
+from jetstream_client.stream import Stream
+from jetstream_handoff import replay as replays
+from jetstream_handoff import roles, settle
+from jetstream_handoff.dead_letter_page import Page, Stub, letter, listed
+from jetstream_handoff.dead_letters import DeadLetters
+from jetstream_handoff.discard import discard
+from jetstream_handoff.hold import Hold
+from jetstream_handoff.selection import Selection
+from jetstream_handoff.tally import Tally
+from tests.jetstream_handoff.steps import CONSUMER, publish, take
+
+
+@pytest.fixture(autouse=True)
+def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server here is not killed while a claim is settled."""
+    monkeypatch.setattr(settle, "BELIEVED", 0)
+
+
+@pytest.fixture(params=["by a consumer", "one by one"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to read a page. The second one is that of users who are not permitted to create a consumer."""
+    if request.param == "one by one":
+
+        async def denied(_: Any, needs: Any) -> set[str]:
+            return {need.subject for need in needs}
+
+        monkeypatch.setattr(roles, "denied", denied)
+    return str(request.param)
+
+
+async def rejected(stream: Stream) -> DeadLetters:
+    """Settle a claim of ten messages with five dead letters, of which one is replayed and one is discarded; and store a
+    message that is no dead letter."""
+    await publish(stream, 10, size=100)
+    (claim,) = await take(stream)
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.reject(Sequences.of([3, 4, 5]), "no date")
+        await hold.reject(Sequences.of([6, 7]), "no weight")
+        await hold.settle()
+    letters = DeadLetters(stream.js, stream.name)
+    await replays.replay(letters, Selection(sequences=Sequences.of([3])))
+    await discard(letters, Selection(sequences=Sequences.of([4])))
+    await stream.js.publish(f"dead.{stream.name}.any", b"x" * 5)
+    return letters
+
+
+def shown(page: Page) -> list[tuple[str, int, str]]:
+    return [_shown(stub) for stub in page.stubs]
+
+
+def _shown(stub: Stub) -> tuple[str, int, str]:
+    if stub.head:
+        return ("confirmed" if stub.confirmed else "unconfirmed", stub.head.sequence, stub.head.reason)
+    if stub.note:
+        return (stub.note.outcome, stub.note.sequence, stub.note.reason)
+    return ("neither", 0, stub.problem[:16])
+
+
+LEFT = [("confirmed", 5, "no date"), ("confirmed", 6, "no weight"), ("confirmed", 7, "no weight")]
+NOTES = [("replayed", 3, "no date"), ("discarded", 4, "no date")]
+
+
+async def test_a_page_shows_dead_letters_and_what_became_of_them(stream: Stream, way: str) -> None:
+    letters = await rejected(stream)
+    page = await listed(letters)
+    assert shown(page) == [*LEFT, *NOTES, ("neither", 0, "Nats-Dead-Letter")]
+    assert page.next is None
+    first = page.stubs[0].head
+    assert first
+    assert (first.number, first.consumer, first.subject, first.size) == (3, CONSUMER, f"{stream.name}.1", 100)
+    assert page.stubs[3].note
+    assert page.stubs[3].note.subject == f"{stream.name}.2"
+    assert page.stubs[3].note.size == 100
+    assert [each.number for each in page.stubs] == sorted(each.number for each in page.stubs)
+    if way == "by a consumer":  # it has been deleted again
+        assert [each async for each in letters.stream.consumer_names()] == []
+
+
+async def test_pages_follow_each_other_and_can_be_filtered(stream: Stream, way: str) -> None:
+    letters = await rejected(stream)
+    found: list[tuple[str, int, str]] = []
+    after: int | None = 0
+    while after is not None:
+        page = await listed(letters, after=after, limit=2)
+        found += shown(page)
+        assert page.left in (None, 6 - len(found))
+        after = page.next
+    assert found == [*LEFT, *NOTES, ("neither", 0, "Nats-Dead-Letter")]
+    assert shown(await listed(letters, reason="weight")) == LEFT[1:]
+    assert shown(await listed(letters, consumer="nobody")) == []
+    assert shown(await listed(letters, consumer=CONSUMER)) == [*LEFT, *NOTES]
+    short = await listed(letters, reason="weight", most=2)  # it ends although the next page has one more
+    assert (shown(short), short.next) == (LEFT[1:2], short.stubs[0].number)
+    assert shown(await listed(DeadLetters(stream.js, stream.name, "MISSING"))) == []
+
+
+async def test_one_dead_letter_has_its_payload(stream: Stream) -> None:
+    letters = await rejected(stream)
+    found = await letter(letters, 3)
+    assert found
+    assert found.letter
+    assert (found.letter.sequence, found.letter.data, found.confirmed) == (5, b"x" * 100, True)
+    assert b"Nats-Dead-Letter-Reason: no date" in found.letter.header
+    assert await letter(letters, 1) is None
+    junk = await letter(letters, (await letters.stream.info()).state["last_seq"])
+    assert junk
+    assert (junk.letter, junk.problem[:16]) == (None, "Nats-Dead-Letter")
+    assert await letter(DeadLetters(stream.js, stream.name, "MISSING"), 1) is None
+
+
+async def test_only_what_waits_is_counted(stream: Stream) -> None:
+    letters = await rejected(stream)
+    tally = Tally(letters)
+    count = await tally.count(await letters.stream.info())
+    assert (count.waiting, count.count, count.stored, count.complete) == ({CONSUMER: 3}, 3, 6, True)
+    assert count.newest[CONSUMER].sequence == 7
+    await discard(letters, Selection(sequences=Sequences.of([6, 7])))
+    count = await tally.count(await letters.stream.info())
+    assert (count.waiting, count.newest) == ({CONSUMER: 1}, {})
+    await letters.stream.purge()
+    assert (await tally.count(await letters.stream.info())).count == 0
+
+
+async def test_a_count_goes_on_where_it_ended(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = await rejected(stream)
+    monkeypatch.setattr("jetstream_handoff.tally.AT_A_TIME", 2)
+    tally, counts = Tally(letters), []
+    for _ in range(3):
+        count = await tally.count(await letters.stream.info())
+        counts.append((count.count, count.complete))
+    assert counts == [(2, False), (3, False), (3, True)]

@@ -1,0 +1,226 @@
+"""What is stuck, from numbers alone: each symptom appears, names its object, and does not appear without cause."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from jetstream_client.info import ConsumerInfo
+from jetstream_client.sequences import Sequences
+from jetstream_handoff.failures import Failure
+from jetstream_handoff.history import Attempt, History
+from jetstream_handoff.letter import Head
+from jetstream_handoff.record import OpenEntry, Record
+from jetstream_handoff.stuck import Known, stuck
+from jetstream_handoff.view import ConsumerView, Sample, Symptom
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+OWNER = ("flights", "run 7", "claims", -1, 0, "2026-11-21T03:00:00+00:00")
+TASK = ("flights", "run 7", "delays", 3, 1)
+HOUR, MINUTE = 3_600.0, 60.0
+
+
+def ago(seconds: float) -> str:
+    return f"{NOW - timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"
+
+
+CREATED = ago(100 * HOUR)
+
+
+def info(quiet: float = 1.0, **changes: Any) -> ConsumerInfo:
+    """A consumer that has delivered twenty messages, ten of them acknowledged, and delivered one lately."""
+    raw: dict[str, Any] = {
+        "config": {"ack_wait": 60 * 10**9, "max_ack_pending": 1_000},
+        "created": CREATED,
+        "ts": ago(0),
+        "delivered": {"consumer_seq": 20, "stream_seq": 20, "last_active": ago(quiet)},
+        "ack_floor": {"consumer_seq": 10, "stream_seq": 10},
+        "num_ack_pending": 10,
+        "num_redelivered": 0,
+        "num_waiting": 0,
+        "num_pending": 0,
+    }
+    config = {**raw["config"], **changes.pop("config", {})}
+    return ConsumerInfo({**raw, **changes, "config": config})
+
+
+def entry(age: float, *, held: float | None = None, attempts: int = 0) -> OpenEntry:
+    """A claim of ten messages, taken so many seconds ago. ``held``: seconds since an attempt began to hold it."""
+    began = [held] if held is not None else [age - 1] * attempts
+    history = History(attempts=tuple(Attempt("1-aaaa", ago(each), TASK) for each in began))
+    token = None if held is None else "1-aaaa"
+    return OpenEntry(Sequences.from_ranges([(11, 20)]), 20, 100, ago(age), OWNER, token, history)
+
+
+def view(*entries: OpenEntry, of: ConsumerInfo | None = None, **changes: Any) -> ConsumerView:
+    record = Record(CREATED, counter=20, open={f"{number:012x}": each for number, each in enumerate(entries)})
+    record = replace(record, failures=changes.pop("failures", {}))
+    return ConsumerView("FLIGHTS", "delays", ago(0), of or info(), record, **changes)
+
+
+def found(view: ConsumerView, known: Known | None = None) -> Symptom:
+    (symptom,) = stuck(view, known or Known())
+    assert "FLIGHTS" in symptom.text
+    assert "delays" in symptom.text
+    for sentence in (symptom.text, symptom.remedy):
+        assert not sentence[0].islower()
+        assert sentence.endswith((".", "?"))
+    return symptom
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        view(),
+        view(entry(30)),
+        view(entry(2 * HOUR, held=HOUR)),
+        view(entry(10 * MINUTE, attempts=1)),  # waits for a retry
+        view(entry(2 * HOUR, held=10), of=info(quiet=20)),
+        view(of=info(num_pending=5, num_waiting=1, quiet=HOUR)),
+        view(of=info(num_pending=5, quiet=30)),
+        view(entry(HOUR, held=HOUR), of=info(num_pending=5)),  # its DAG takes one claim at a time
+        view(entry(HOUR, held=HOUR), usual=20 * MINUTE),
+        ConsumerView("FLIGHTS", "delays", ago(0), None, Record(CREATED)),
+        ConsumerView("FLIGHTS", "delays", ago(0), info(), None),
+    ],
+)
+def test_nothing_is_stuck_without_a_cause(fine: ConsumerView) -> None:
+    assert stuck(fine, Known()) == ()
+
+
+def test_messages_that_nobody_pulls_name_the_last_owner() -> None:
+    waiting = view(of=info(num_pending=1_500, quiet=2 * HOUR))
+    symptom = found(waiting, Known(taken=(OWNER, ago(3 * HOUR))))
+    assert (symptom.kind, symptom.level) == ("no_puller", "warning")
+    assert "1,500 messages" in symptom.text
+    assert "the last delivery was 2 hours ago" in symptom.text
+    assert f"taken by flights / run 7 / claims at {ago(3 * HOUR)}" in symptom.text
+    assert "DAG of its sensor is paused" in symptom.remedy
+    fresh = info(num_pending=1, delivered={"consumer_seq": 0, "stream_seq": 0})
+    assert "1 message waits" in found(view(of=fresh)).text
+    assert "never delivered" in found(view(of=fresh)).text
+    elected = info(num_pending=1, delivered={"consumer_seq": 20, "stream_seq": 20})
+    assert "the time of its last delivery is unknown" in found(view(of=elected)).text
+
+
+def test_a_claim_that_waits_for_its_task_names_its_owner() -> None:
+    symptom = found(view(entry(5 * MINUTE), entry(3 * MINUTE), of=info(num_pending=9, quiet=HOUR)))
+    assert (symptom.kind, symptom.level, symptom.claim) == ("unheld", "warning", "000000000000")
+    assert "taken by flights / run 7 / claims 5 minutes ago, and no attempt has held it since" in symptom.text
+    assert "The same is true of 1 other claim." in symptom.text
+    late = found(view(entry(HOUR, attempts=1)))
+    assert late.level == "error"
+    assert "attempt 1-aaaa of flights / run 7 / delays[3] began 59 minutes ago" in late.text
+
+
+def test_a_dead_worker_is_noticed_by_its_silence() -> None:
+    held = entry(HOUR, held=50 * MINUTE)
+    symptom = found(view(held, held, of=info(quiet=2 * MINUTE)))
+    assert (symptom.kind, symptom.level, symptom.claim) == ("dead_holder", "error", "000000000000")
+    assert (
+        "attempt 1-aaaa of flights / run 7 / delays[3], but nothing has renewed its lease for 2 minutes" in symptom.text
+    )
+    assert "The same is true of 1 other claim." in symptom.text
+    assert stuck(view(held, of=info(quiet=30)), Known()) == ()  # two heartbeats are missing
+    assert stuck(view(held, of=info(delivered={"consumer_seq": 20, "stream_seq": 20})), Known()) == ()
+
+
+def test_a_dead_worker_is_noticed_when_its_messages_are_redelivered() -> None:
+    held = entry(HOUR, held=50 * MINUTE)
+
+    def samples(**after: Any) -> tuple[Sample, Sample]:
+        before = Sample.of(info(), 10)
+        return before, replace(before, **after)
+
+    symptom = found(view(held, samples=samples(redelivered=4, counter=24)))
+    assert (symptom.kind, symptom.claim) == ("dead_holder", "000000000000")
+    assert "redelivered 4 messages of held claims" in symptom.text
+    assert stuck(view(held, samples=samples(redelivered=4)), Known()) == ()
+    failed = tuple(replace(each, ack_pending=16) for each in samples(redelivered=4, counter=24))
+    assert stuck(view(held, samples=failed), Known()) == ()  # six messages are in no claim, and may be redelivered
+
+
+def test_a_claim_that_is_older_than_usual_says_what_is_usual() -> None:
+    symptom = found(view(entry(3 * HOUR, held=2 * HOUR), usual=10 * MINUTE))
+    assert (symptom.kind, symptom.claim) == ("old_claim", "000000000000")
+    assert "for 2 hours, although claims of this consumer are usually held for 10 minutes" in symptom.text
+    assert found(view(entry(30 * HOUR, held=25 * HOUR))).kind == "old_claim"
+
+
+def test_a_paused_consumer_says_until_when() -> None:
+    paused = info(paused=True, num_pending=5, config={"pause_until": "2026-11-22T00:00:00Z"}, quiet=HOUR)
+    symptom = found(view(of=paused))
+    assert (symptom.kind, symptom.level) == ("paused_consumer", "error")
+    assert "is paused until 2026-11-22T00:00:00Z, with a backlog of 5 messages" in symptom.text
+
+
+def test_a_consumer_that_is_full_names_its_limit() -> None:
+    full = info(num_pending=5, num_ack_pending=10, config={"max_ack_pending": 10})
+    symptom = found(view(entry(MINUTE / 2), of=full))
+    assert (symptom.kind, symptom.claim) == ("full", "000000000000")
+    assert "max_ack_pending=10" in symptom.text
+
+
+def test_a_backlog_that_only_grows() -> None:
+    def samples(*pending: int) -> tuple[Sample, ...]:
+        first = Sample.of(info(), 0)
+        return tuple(replace(first, at=first.at + 100 * number, pending=each) for number, each in enumerate(pending))
+
+    of = info(num_pending=400, num_waiting=1)
+    symptom = found(view(of=of, samples=samples(100, 200, 200, 400)))
+    assert symptom.kind == "growing"
+    assert "for 5 minutes, from 100 to 400 messages" in symptom.text
+    for fine in (samples(100, 200, 150, 400), samples(100, 200, 400), samples(100, 100, 100, 100)):
+        assert stuck(view(of=of, samples=fine), Known()) == ()
+    recreated = tuple(replace(each, life=ago(HOUR)) for each in samples(1, 2)) + samples(100, 200, 300)
+    assert stuck(view(of=of, samples=recreated), Known()) == ()
+
+
+def test_a_message_that_fails_alone_is_named_with_its_reason() -> None:
+    poison = {"5f0c9a7be21d": Failure(Sequences.of([17]), 1, 2, "ValueError: no date")}
+    several = {"6f0c9a7be21d": Failure(Sequences.from_ranges([(11, 14)]), 10)}
+    symptom = found(view(failures={**several, **poison}))
+    assert (symptom.kind, symptom.level, symptom.claim) == ("failing", "error", "5f0c9a7be21d")
+    assert "Message 17 of stream FLIGHTS has failed alone 2 times" in symptom.text
+    assert "ValueError: no date. 4 other messages failed" in symptom.text
+    symptom = found(view(failures=several))
+    assert (symptom.level, symptom.claim) == ("warning", "6f0c9a7be21d")
+    assert "4 messages" in symptom.text
+
+
+def test_dead_letters_name_the_newest() -> None:
+    newest = Head(
+        9, ago(60), "FLIGHTS", CREATED, 17, "f.a", CREATED, "delays", "no date", "5f0c9a7be21d", "1-a", 3, 5, "", ""
+    )
+    symptom = found(view(dead_letters=2), Known(newest=newest))
+    assert symptom.kind == "dead_letters"
+    assert f"has 2 dead letters; the newest is message 17, at {ago(60)}: no date." in symptom.text
+    assert "at least 1 dead letter." in found(view(dead_letters=1), Known(counted=False)).text
+
+
+def test_a_missing_consumer_and_a_missing_stream_differ() -> None:
+    gone = replace(view(entry(30), entry(20)), info=None)
+    symptom = found(gone)
+    assert (symptom.kind, symptom.level) == ("consumer_missing", "error")
+    assert "Consumer delays of stream FLIGHTS does not exist, although the ledger has 2 claims" in symptom.text
+    (symptom,) = stuck(gone, Known(stream_exists=False))
+    assert symptom.text.startswith("Stream FLIGHTS does not exist")
+    assert "its messages were deleted with it" in symptom.remedy
+
+
+def test_claims_of_an_earlier_life_can_no_longer_be_settled() -> None:
+    symptom = found(view(entry(HOUR, held=HOUR), of=info(created=ago(10))))
+    assert (symptom.kind, symptom.level) == ("reset", "error")
+    assert "1 open claim of consumer" in symptom.text
+
+
+def test_a_missing_permission_names_its_subject() -> None:
+    symptom = found(view(), Known(lacking=("$JS.ACK.FLIGHTS.delays.>", "x", "y")))
+    assert (symptom.kind, symptom.level) == ("permission", "error")
+    assert "'$JS.ACK.FLIGHTS.delays.>' and on 2 other subjects" in symptom.text
+
+
+def test_errors_come_before_warnings() -> None:
+    several = stuck(view(entry(5 * MINUTE), dead_letters=1), Known(lacking=("x",)))
+    assert [each.level for each in several] == ["error", "warning", "warning"]
