@@ -123,7 +123,12 @@ class _Attempts:
         if isinstance(records, str):
             return records
         for record in records:
-            entry = record.open.get(letter.claim_id) if record else None
+            if record is None:  # its attempt may use another ledger
+                return (
+                    f"the ledger {self._letters.js.settings.ledger!r} does not know consumer {letter.consumer!r}, so "
+                    "its attempt may still settle. Use a connection with the ledger of this consumer"
+                )
+            entry = record.open.get(letter.claim_id)
             if entry is not None and entry.token == letter.token:
                 return (
                     f"attempt {letter.token} still holds claim {letter.claim_id} and may settle it, relying on this "

@@ -76,7 +76,11 @@ class Ended:
         if (held := _held(receipt)) is not None:
             self._holds.setdefault(names, deque(maxlen=KEPT)).append(held)
         before = self._taken.get(names)
-        if history.owner and (before is None or time_nanoseconds(history.taken) >= time_nanoseconds(before[1])):
+        if (
+            history.owner
+            and history.taken
+            and (before is None or time_nanoseconds(history.taken) >= time_nanoseconds(before[1]))
+        ):
             self._taken[names] = history.owner, history.taken
 
 

@@ -163,3 +163,4 @@ class LedgerInvalid(LedgerUnavailable):
         )
         self.what = what
         self.wrong = wrong
+        self.remedy = remedy

@@ -337,7 +337,10 @@ class Ledger:
             receipted.update(each.claim_id for each in done)
             return None
         rivals = revision != queue.written
-        queue.written = await self._write(self._record_subject, new.to_json(), revision)
+        value = new.to_json()
+        if len(json.dumps(value)) > min(LARGEST_RECORD, self.largest_value) // 2:
+            value = new.without_attempts().to_json()
+        queue.written = await self._write(self._record_subject, value, revision)
         with suppress(TimeoutError):
             async with asyncio.timeout(TO_EXPLAIN):
                 await asyncio.gather(*(self.try_receipt(each) for each in forgotten if each.state != "done"))
@@ -370,11 +373,12 @@ class Ledger:
         return self.js.connection.max_payload - _AROUND
 
     def can_be_written(self, record: Record) -> bool:
-        """Whether the server accepts a message with this record."""
-        return len(json.dumps(record.to_json())) <= self.largest_value
+        """Whether the server accepts a message with this record. Attempts in histories do not count, because they are
+        left out of a record that is too large."""
+        return len(json.dumps(record.without_attempts().to_json())) <= self.largest_value
 
     def fits(self, record: Record, *, reserve: bool = False) -> bool:
-        """Whether a record with newly entered claims is small enough.
+        """Whether a record with newly entered claims is small enough. Attempts in histories do not count.
 
         reserve: whether the record may be half as large again, so that messages that keep the acknowledgement floor
                  from rising can be entered.
@@ -383,7 +387,7 @@ class Ledger:
         if max(len(record.settled.spans), *ranges, 0) > MOST_RANGES:
             return False
         largest = min(LARGEST_RECORD, self.largest_value // 2)
-        return len(json.dumps(record.to_json())) <= largest * (1.5 if reserve else 1)
+        return len(json.dumps(record.without_attempts().to_json())) <= largest * (1.5 if reserve else 1)
 
     async def write_receipt(self, receipt: Receipt, *, new: bool = True) -> None:
         """Write a receipt. A done receipt is never replaced, because the claim may have been reprocessed since; it only
@@ -399,15 +403,17 @@ class Ledger:
 
         await self.change_receipt(receipt.claim_id, stands, new=new)
 
-    async def try_receipt(self, receipt: Receipt) -> None:
+    async def try_receipt(self, receipt: Receipt, *, new: bool = True) -> None:
         """Write a receipt. An error is only logged: the record already says how the claim ended, so the attempt must
         not fail.
 
         If the receipt is missing, the take that removes the done claim from the record writes it. That take fails if it
         cannot write the receipt.
+
+        new: as in :meth:`change_receipt`.
         """
         try:
-            await self.write_receipt(receipt)
+            await self.write_receipt(receipt, new=new)
         except JetStreamError as error:
             text = "claim %s is %s, but its receipt could not be written: %s"
             log.error(text, receipt.claim_id, receipt.state, error)  # noqa: TRY400

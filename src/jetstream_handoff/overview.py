@@ -211,7 +211,7 @@ class Survey:
         """Add the present numbers of a consumer to those of the last minutes, and return all of them."""
         samples = self._samples.setdefault((view.stream, view.consumer), deque())
         if view.info is not None:
-            samples.append(Sample.of(view.info, view.claimed_messages))
+            samples.append(Sample.of(view.info, view.claimed_messages, view.held_messages))
         while samples and samples[-1].at - samples[0].at > SAMPLED:
             samples.popleft()
         return tuple(samples)
@@ -263,8 +263,7 @@ def _unreadable(view: ConsumerView, error: JetStreamError) -> Symptom:
             "unreadable_record",
             "error",
             f"The record of {of} in the ledger cannot be read ({error.wrong}).",
-            "Restore the record's previous value, or purge its subject in the bucket's stream to have the messages "
-            "redelivered; until then nothing of this consumer is acknowledged.",
+            f"{error.remedy}. Until then nothing of this consumer is acknowledged.",
         )
     if isinstance(error, PermissionDenied):
         return _denied(f"{of} cannot be shown", error)

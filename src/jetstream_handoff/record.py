@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jetstream_client.errors import InvalidValue
 from jetstream_client.sequences import Sequences
@@ -28,10 +27,6 @@ killed can forget its last changes."""
 
 ABANDONED = 7 * 24 * 3600 * 10**9
 """Nanoseconds after which a claim is forgotten if no attempt holds it and its messages are never redelivered."""
-
-MOST_HELD = 500
-"""With more open claims than this, a record keeps no attempts in their histories, because they would take room that
-newly entered claims need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +137,12 @@ class Record:
     def held(self, claim_id: str, attempt: Attempt) -> Record:
         """Return the record in which an attempt holds an open claim."""
         entry = self.open[claim_id]
-        history = entry.history.held(attempt) if len(self.open) <= MOST_HELD else replace(entry.history, attempts=())
+        history = entry.history.held(attempt)
         return replace(self, open={**self.open, claim_id: replace(entry, token=attempt.token, history=history)})
+
+    def without_attempts(self) -> Record:
+        """Return the record without the attempts in the histories of its claims, because it would be too large."""
+        return replace(self, open=_without_attempts(self.open), done=_without_attempts(self.done))
 
     def withdrawn(self, entered: Mapping[str, str]) -> Record:
         """Return the record without these claims, except those that are held or were handed on again.
@@ -433,6 +432,16 @@ def _done_entry(value: Any) -> DoneEntry:
     return DoneEntry(_ranges(value["ranges"]), counter, token, value["value"], rejected, at, history)
 
 
+_Entry = TypeVar("_Entry", OpenEntry, DoneEntry)
+
+
+def _without_attempts(entries: Mapping[str, _Entry]) -> dict[str, _Entry]:
+    return {
+        claim_id: replace(entry, history=replace(entry.history, attempts=())) if entry.history.attempts else entry
+        for claim_id, entry in entries.items()
+    }
+
+
 def _history(history: History) -> dict[str, Any]:
     shown = history.to_json()
     return {"history": shown} if shown else {}
@@ -442,7 +451,7 @@ def _told(value: Mapping[str, Any]) -> tuple[float | None, str, tuple[str, ...],
     """The fields of a receipt that only explain how its claim ended. Older releases do not write them. A value that is
     not valid counts as missing, because no decision depends on it."""
     seconds, reason, by = value.get("acknowledged"), value.get("reason"), value.get("superseded_by")
-    known = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < math.inf
+    known = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < 1e9
     ids = tuple(each for each in by if isinstance(each, str)) if isinstance(by, list) else ()
     history = History.from_json(value.get("history"))
     return seconds if known else None, reason if isinstance(reason, str) else "", ids, history

@@ -32,7 +32,7 @@ _NONE = Sequences()
 
 
 async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = None, rejected: Sequences = _NONE) -> None:
-    """Record the claim as done, acknowledge its messages, wait for confirmations, and write the receipt.
+    """Record the claim as done and write its receipt, then acknowledge its messages and wait for confirmations.
 
     Once the record is written, the claim is settled, and later errors are only logged. If no acknowledgement is
     confirmed for 30 s, the next take repeats the unconfirmed acknowledgements. If the receipt cannot be written, a
@@ -89,6 +89,8 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         await acknowledge_again(ledger, claim)  # our own write: its answer got lost, and then a take wrote the receipt
         return
     log.info("claim %s is done in the ledger: acknowledging %d messages", claim.id, claim.count - rejected.count)
+    receipt = ledger.done_receipt(claim.id, record.done[claim.id])
+    await ledger.try_receipt(receipt)
     decided, left = time.monotonic(), claim.sequences
     try:
         left = await _acknowledge(ledger, claim, record, rejected)
@@ -96,9 +98,8 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         tell("done", claim, claim.count - rejected.count, claim=claim.id, seconds=time.monotonic() - start)
         if left:
             tell("unconfirmed", claim, left.count, claim=claim.id)
-    receipt = ledger.done_receipt(claim.id, record.done[claim.id])
-    acknowledged = None if left else round(time.monotonic() - decided, 3)
-    await ledger.try_receipt(replace(receipt, acknowledged=acknowledged))
+    if not left:
+        await ledger.try_receipt(replace(receipt, acknowledged=round(time.monotonic() - decided, 3)), new=False)
 
 
 async def _acknowledge(ledger: Ledger, claim: Claim, record: Record, rejected: Sequences) -> Sequences:

@@ -108,7 +108,11 @@ def _missing(view: ConsumerView, known: Known) -> Iterator[Symptom]:
         return
     what = _of(view) if known.stream_exists else f"stream {view.stream}"
     claims = f"{_number(view.open, 'claim')} with {_number(view.claimed_messages, 'message')}"
-    remedy = "Find out why it was deleted; the next run of its sensor creates it again and takes the messages anew."
+    lowest = min(seen.sequences.first for seen in view.claims)
+    remedy = (
+        f"Find out why it was deleted, and create it again so that it begins at or below sequence {lowest}; the next "
+        "sensor then takes the messages anew. A stream with interest retention may have removed them."
+    )
     if not known.stream_exists:
         remedy = "Find out why it was deleted: its messages were deleted with it, so these claims can only be given up."
     yield Symptom(
@@ -231,8 +235,8 @@ def _holders(view: ConsumerView) -> Iterator[Symptom]:
             "error",
             f"{_capital(_claim(seen))} is held by attempt {entry.token}{_by(entry)}, but nothing has renewed its lease "
             f"for {_words(view.quiet or 0)}: its worker is dead or cut off.{others}",
-            "Release the claim to have its messages redelivered now; otherwise a retry of its task or the next sensor "
-            "gets them.",
+            "Release the claim, which listens for its holder first, to have its messages redelivered now; otherwise a "
+            "retry of its task or the next sensor gets them.",
             seen.id,
         )
     elif held and (count := _taken_away(view.samples)):
@@ -240,9 +244,8 @@ def _holders(view: ConsumerView) -> Iterator[Symptom]:
             "dead_holder",
             "error",
             f"{_capital(_of(view))} redelivered {_number(count, 'message')} of held claims, so an attempt that holds "
-            "one of these claims is dead or cut off.",
-            "Open its held claims and listen for heartbeats; release a claim whose attempt is dead.",
-            held[0][0].id if len(held) == 1 else "",
+            "one of these claims is probably dead or cut off.",
+            "Open its held claims and check whether their holders are alive; release a claim whose holder is not.",
         )
     for seen, entry in held:
         if (seen, entry) not in silent:
@@ -252,6 +255,8 @@ def _holders(view: ConsumerView) -> Iterator[Symptom]:
 def _is_silent(view: ConsumerView, seen: Seen, entry: OpenEntry) -> bool:
     """Whether an attempt has missed some heartbeats. The server counts a heartbeat as activity of the consumer, as it
     does a delivery, so this is not noticed while a sensor receives messages or another attempt is alive."""
+    if view.info is None or not view.info.ack_pending or seen.sequences.last <= view.info.floor:
+        return False  # the server does not count a heartbeat for messages that are no longer unacknowledged
     missed = MISSED * seen.silence
     return view.quiet is not None and missed < min(view.quiet, _since(view.now, _held_since(entry)))
 
@@ -285,13 +290,20 @@ def _unheld(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
     if not late:
         return
     age, seen, entry = max(late, key=lambda each: each[0])
-    waits = f"was taken by {entry.taken_by} {_words(age)} ago, and no attempt has held it since"
+    others = f" The same is true of {_number(len(late) - 1, 'other claim')}." if len(late) > 1 else ""
     if entry.history.attempts:
         last = entry.history.attempts[-1]
-        waits = (
-            f"is held by nobody; attempt {last.token}{_by(entry)} began {_words(age)} ago and ended without settling"
+        yield Symptom(
+            "awaiting_retry",
+            "warning",
+            f"{_capital(_claim(seen))} is held by nobody; attempt {last.token}{_by(entry)} began {_words(age)} ago and "
+            f"ended without settling.{others}",
+            "Usually a retry of its task holds it soon; if the task will not be retried, release the claim to have its "
+            "messages redelivered now.",
+            seen.id,
         )
-    others = f" The same is true of {_number(len(late) - 1, 'other claim')}." if len(late) > 1 else ""
+        return
+    waits = f"was taken by {entry.taken_by} {_words(age)} ago, and no attempt holds it"
     yield Symptom(
         "unheld",
         "error" if age > HAND_OFF_TIMEOUT.total_seconds() else "warning",
@@ -339,16 +351,20 @@ def _dead_letters(view: ConsumerView, known: Known) -> Iterator[Symptom]:
 
 
 def _taken_away(samples: tuple[Sample, ...]) -> int:
-    """How many messages of open claims were redelivered between the last two samples, at least.
+    """How many messages of held claims were redelivered between the last two samples, at least.
 
-    Messages that were in no open claim are redelivered rightly, for example those of a failed claim.
+    Messages that are in no held claim are redelivered rightly, for example those of a failed claim.
     """
     if len(samples) < 2:
         return 0
     before, after = samples[-2:]
-    if (before.life, before.claimed) != (after.life, after.claimed) or after.counter <= before.counter:
+    if (before.life, before.claimed, before.held) != (
+        after.life,
+        after.claimed,
+        after.held,
+    ) or after.counter <= before.counter:
         return 0
-    free = max(0, before.ack_pending - before.claimed)
+    free = max(0, before.ack_pending - before.held)
     return max(0, after.redelivered - before.redelivered - free)
 
 

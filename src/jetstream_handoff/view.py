@@ -21,6 +21,7 @@ Kind = Literal[
     "paused_consumer",
     "no_puller",
     "unheld",
+    "awaiting_retry",
     "full",
     "growing",
     "old_claim",
@@ -65,6 +66,7 @@ class Sample:
     redelivered:  number of these that were delivered more than once.
     counter:      number of deliveries so far.
     claimed:      number of messages in open claims.
+    held:         number of messages in claims that attempts hold.
     """
 
     at: float
@@ -74,13 +76,14 @@ class Sample:
     redelivered: int
     counter: int
     claimed: int
+    held: int = 0
 
     @classmethod
-    def of(cls, info: ConsumerInfo, claimed: int) -> Sample:
+    def of(cls, info: ConsumerInfo, claimed: int, held: int) -> Sample:
         """Return the numbers of this INFO."""
         at = time_nanoseconds(info.now) / 1e9
         redelivered = int(info.raw.get("num_redelivered", 0))
-        return cls(at, info.created, info.pending, info.ack_pending, redelivered, info.counter, claimed)
+        return cls(at, info.created, info.pending, info.ack_pending, redelivered, info.counter, claimed, held)
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,12 @@ class ConsumerView:
     def claimed_messages(self) -> int:
         """Number of messages in open claims."""
         return sum(entry.sequences.count for entry in self.record.open.values()) if self.record else 0
+
+    @cached_property
+    def held_messages(self) -> int:
+        """Number of messages in claims that attempts hold."""
+        entries = self.record.open.values() if self.record else ()
+        return sum(entry.sequences.count for entry in entries if entry.token is not None)
 
     @property
     def quiet(self) -> float | None:

@@ -62,8 +62,6 @@ async def _work(point: str, settings: ConnectionSettings, arguments: dict[str, A
                 _after(dead_letters.DeadLetters, "copy")
             if point == "decided":
                 _after(ledger.Ledger, "decide")
-            if point == "acknowledged":
-                _before(ledger.Ledger, "try_receipt")
             await hold.settle("killed")
 
 

@@ -18,7 +18,7 @@ from jetstream_handoff.history import KEPT, LONGEST_OWNER, Attempt, History, rea
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.inspection import Seen, find, release, revision
 from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.record import MOST_HELD, DoneEntry, OpenEntry, Receipt, Record
+from jetstream_handoff.record import DoneEntry, OpenEntry, Receipt, Record
 from jetstream_handoff.reprocess import Reprocess
 from jetstream_handoff.timeline import later
 from tests.jetstream_handoff import killed
@@ -201,19 +201,6 @@ async def test_a_revision_changes_with_everything_that_an_action_depends_on(stre
     assert len(set(revisions)) == len(revisions), first.token
 
 
-async def test_killed_before_its_receipt_is_written_a_claim_is_committed_all_the_same(stream: Stream) -> None:
-    claim = await taken(stream)
-    killed.run("acknowledged", stream.js.settings, claim=claim.to_json(), rejected=[3])
-    assert await unacknowledged(stream) == 0
-    assert await receipt(stream, claim) is None
-    (committed,) = await Ledger(stream.js, stream.name, CONSUMER).committed()
-    assert (committed.claim_id, committed.value, committed.rejected) == (claim.id, "killed", Sequences.of([3]))
-    assert steps(await seen(stream, claim)) == [("taken", OWNER), ("held", ()), ("done", ())]
-    await taken(stream, "other")
-    assert await receipt(stream, claim) == committed
-    assert [each.claim_id for each in await Ledger(stream.js, stream.name, CONSUMER).committed()] == [claim.id]
-
-
 async def test_killed_before_its_messages_are_acknowledged_the_next_take_does_both(stream: Stream) -> None:
     claim = await taken(stream)
     killed.run("decided", stream.js.settings, claim=claim.to_json(), rejected=[3])
@@ -236,16 +223,19 @@ def test_only_the_last_attempts_are_kept() -> None:
     assert History.from_json(json.loads(json.dumps(history.to_json()))) == history
 
 
-def test_a_crowded_record_keeps_no_attempts_and_stays_small() -> None:
-    ids = [f"{number:012x}" for number in range(MOST_HELD + 1)]
-    entries = {each: OpenEntry(Sequences.of([number + 1]), 1, 1, AT, OWNER) for number, each in enumerate(ids)}
-    crowded = Record(AT, open=entries)
-    for each in ids[:10]:
-        crowded = crowded.held(each, Attempt("1-a", AT, FIRST))
-    assert [crowded.open[each].token for each in ids[:10]] == ["1-a"] * 10
-    assert all(not entry.history.attempts for entry in crowded.open.values())
-    roomy = Record(AT, open=dict(list(entries.items())[1:])).held(ids[1], Attempt("1-a", AT, FIRST))
-    assert roomy.open[ids[1]].history.attempts == (Attempt("1-a", AT, FIRST),)
+async def test_a_record_that_is_large_keeps_no_attempts(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They must not take the room that claims need."""
+    claim = await taken(stream)
+    async with Hold.begin(stream.js, claim, try_number=1, holder=FIRST):
+        pass
+    monkeypatch.setattr(ledger, "LARGEST_RECORD", 100)
+    async with Hold.begin(stream.js, claim, try_number=2, holder=FIRST) as hold:
+        record, _ = await Ledger(stream.js, stream.name, CONSUMER).read()
+        assert record
+        entry = record.open[claim.id]
+        assert (entry.token, entry.history.attempts) == (hold.token, ())
+        assert entry.whole_history.taken == claim.taken_at
+        await hold.settle(1)
 
 
 def test_what_release_0_1_wrote_has_no_history() -> None:
