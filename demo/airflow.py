@@ -95,9 +95,10 @@ class Airflow:
         if not self._request("PATCH", f"pools/{name}", {"pool": name, **pool}).is_success:
             self._answer("POST", "pools", {"name": name, **pool})
 
-    def connection(self, name: str, extra: Mapping[str, Any]) -> None:
-        """Create a connection of type `nats` with these extra fields."""
-        self._answer("POST", "connections", {"connection_id": name, "conn_type": "nats", "extra": json.dumps(extra)})
+    def connection(self, name: str, extra: Mapping[str, Any], **fields: str) -> None:
+        """Create a connection of type `nats` with these extra fields, and others such as `login`."""
+        body = {"connection_id": name, "conn_type": "nats", "extra": json.dumps(extra), **fields}
+        self._answer("POST", "connections", body)
 
     def state(self, dag_id: str, run_id: str) -> str:
         """The run's state: queued, running, success or failed."""

@@ -59,6 +59,7 @@ NAVIGATION = {
         "docs/reference/connection",
         "docs/performance",
         "docs/monitoring",
+        "docs/page",
         "docs/at-3-am",
         "docs/reference/permissions",
     ],

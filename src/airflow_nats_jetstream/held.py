@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from airflow_nats_jetstream.spark_application import report
 from jetstream_handoff import held
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class HeldClaim(held.HeldClaim):
     value: Any = None
     trace_context: dict[str, str]
     connection: str
+    _reported = False
 
     def read(self, spark: SparkSession) -> DataFrame:
         """Return exactly the claimed messages as a DataFrame with the columns ``stream``, ``subject``, ``sequence``,
@@ -37,7 +39,11 @@ class HeldClaim(held.HeldClaim):
         """
         from pyspark_jetstream.held import read
 
-        return read(self, spark, self.connection, self.trace_context)
+        messages = read(self, spark, self.connection, self.trace_context)
+        if not self._reported:
+            self._reported = True
+            report(spark)
+        return messages
 
     def reject(
         self, sequences: SupportsIndex | Iterable[SupportsIndex] | Sequences | DataFrame, reason: str | None = None

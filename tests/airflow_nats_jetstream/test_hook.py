@@ -15,7 +15,11 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.consumer import JetStreamResetConsumerOperator
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.settle import JetStreamSettleOperator
-from airflow_nats_jetstream.operators.stream import JetStreamCreateStreamOperator, JetStreamPurgeOperator
+from airflow_nats_jetstream.operators.stream import (
+    JetStreamCreateStreamOperator,
+    JetStreamDeleteStreamOperator,
+    JetStreamPurgeOperator,
+)
 from airflow_nats_jetstream.sensors import JetStreamHoldSensor
 from jetstream_client.context import JetStream
 from jetstream_client.errors import InvalidValue, JetStreamError, MessagesMissing, StreamNotFound
@@ -111,7 +115,8 @@ def test_a_console_that_is_no_page_is_refused(console: Any) -> None:
 
 
 def test_a_link_names_stream_and_consumer(hook: JetStreamHook, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names are quoted for the address. Without a console, or before the stream is known, there is no link."""
+    """Names are quoted for the address. Without a console, the link leads to the page in Airflow, below its base path.
+    Before the stream is known, there is no link."""
 
     def link(task: BaseOperator) -> str:
         (only,) = task.operator_extra_links
@@ -126,7 +131,12 @@ def test_a_link_names_stream_and_consumer(hook: JetStreamHook, monkeypatch: pyte
     settle = JetStreamSettleOperator(task_id="d", claim=claim, nats_conn_id=CONNECTION)
     assert [link(task) for task in (reset, held, settle)] == ["https://c/S-%C3%BC?", *["https://c/S?5f0c9a7be21d"] * 2]
     set_connection(monkeypatch, servers=hook.settings.servers[0])
-    assert (link(reset), hook.console) == ("", "")
+    page = f"plugin/jetstream?view={{}}&connection={CONNECTION}&stream=S"
+    assert hook.console == ""
+    assert link(reset) == f"{page.format('claims')}-%C3%BC&consumer=c%26d"
+    assert link(held) == link(settle) == f"{page.format('claim')}&consumer=c&claim=5f0c9a7be21d"
+    delete = JetStreamDeleteStreamOperator(task_id="e", stream="S", nats_conn_id=CONNECTION)
+    assert (link(delete), link(create)) == (page.format("overview"), "")
 
 
 def test_the_hooks_domain_replaces_the_connections() -> None:

@@ -32,6 +32,8 @@ def test_publish_claim_process_settle(stack: Stack, judge: Judge, metrics: Metri
     claims = stack.airflow.xcom("whole", run_id, "claims")
     assert [claim["ranges"] for claim in claims] == [[[1, 2_000]]]
     assert stack.airflow.xcom("whole", run_id, "work", map_index=0) == 2_000
+    spark = stack.airflow.xcom("whole", run_id, "work", "jetstream_spark", map_index=0)
+    assert (spark["application"].partition("-")[0], spark["url"]) == ("local", "")  # for the page; Spark's UI is off
     judge.every_message_settled_once("WHOLE", 2_000)
     tasks = [stack.airflow.task("whole", run_id, "claims", -1), stack.airflow.task("whole", run_id, "work", 0)]
     logs = "\n".join(stack.airflow.log("whole", run_id, task, 1_000) for task in tasks if task)

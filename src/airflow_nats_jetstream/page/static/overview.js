@@ -1,0 +1,178 @@
+// @ts-check
+// SPDX-License-Identifier: Apache-2.0
+/** The overview of a connection: what needs attention, and the claimed consumers of each stream. */
+
+import { Backlog } from "./backlog.js";
+import { dateAndTime } from "./clock.js";
+import { ActionButton } from "./dialog.js";
+import { ClaimLink, Count, h, Name, PlaceLink } from "./elements.js";
+import { FindingBox, Findings } from "./finding.js";
+import { bytes, counted, duration } from "./quantities.js";
+import { Table } from "./table.js";
+
+/** @import { Consumer, Overview, Stream } from "./api.js" */
+/** @import { Subject } from "./finding.js" */
+/** @import { Column } from "./table.js" */
+
+const { Badge, Box, Heading, HStack, Stack, Text } = globalThis.ChakraUI;
+
+/** @param {{ overview: Overview }} properties */
+export function OverviewView({ overview }) {
+  return h(
+    Stack,
+    { gap: 6 },
+    h(Findings, { findings: allFindings(overview) }),
+    overview.streams.length === 0
+      ? h(Text, { color: "fg.muted" }, "No claims have been taken with this connection. A consumer appears here when a sensor takes its first claim.")
+      : overview.streams.map((stream) => h(StreamSection, { key: stream.name, connection: overview.id, stream })),
+    h(Facts, { overview }),
+  );
+}
+
+/**
+ * @param {Overview} overview
+ * @returns {{ finding: import("./api.js").Finding, subject: Subject }[]}
+ */
+function allFindings({ id, findings, streams }) {
+  const ofConnection = findings.map((finding) => ({ finding, subject: { connection: id, stream: "", consumer: "", letters: "" } }));
+  const ofConsumers = streams.flatMap((stream) =>
+    stream.consumers.flatMap((consumer) =>
+      consumer.findings.map((finding) => ({ finding, subject: subjectOf(id, stream, consumer) })),
+    ),
+  );
+  return [...ofConnection, ...ofConsumers];
+}
+
+/**
+ * @param {string} connection
+ * @param {Stream} stream
+ * @param {Consumer} consumer
+ * @returns {Subject}
+ */
+function subjectOf(connection, stream, consumer) {
+  return { connection, stream: stream.name, consumer: consumer.name, letters: stream.name };
+}
+
+/** @param {{ overview: Overview }} properties */
+function Facts({ overview: { server, version, domain, ledger } }) {
+  return h(
+    Text,
+    { color: "fg.muted", fontSize: "sm", overflowWrap: "anywhere" },
+    "Server ",
+    h(Name, { text: server }),
+    ", nats-server ",
+    h(Name, { text: version }),
+    domain ? h(Box, { as: "span" }, ", domain ", h(Name, { text: domain })) : null,
+    ", ledger ",
+    h(Name, { text: ledger }),
+  );
+}
+
+/** @param {{ connection: string, stream: Stream }} properties */
+function StreamSection({ connection, stream }) {
+  const { name, messages, consumers, dead_letters: letters } = stream;
+  /** @param {Consumer} consumer */
+  const below = ({ findings, ...consumer }) =>
+    findings.length === 0
+      ? null
+      : h(
+          Stack,
+          { gap: 2 },
+          findings.map((finding, index) =>
+            h(FindingBox, { key: index, finding, subject: subjectOf(connection, stream, { findings, ...consumer }), named: false }),
+          ),
+        );
+  return h(
+    Box,
+    { as: "section" },
+    h(
+      HStack,
+      { alignItems: "baseline", flexWrap: "wrap", columnGap: 4, rowGap: 0, mb: 1 },
+      h(Heading, { as: "h2", size: "md" }, h(Name, { text: name })),
+      h(Text, { color: "fg.muted", fontSize: "sm" }, `${counted(messages, "message")}, ${bytes(stream.bytes)}`),
+      letters.exists && letters.count !== 0
+        ? h(PlaceLink, { place: { view: "letters", connection, stream: name } }, counted(letters.count, "dead letter"))
+        : h(Text, { color: "fg.muted", fontSize: "sm" }, "no dead letters"),
+    ),
+    h(Table, {
+      caption: "The claimed consumers of this stream",
+      columns: columnsOf(connection, name),
+      rows: consumers,
+      keyOf: (/** @type {Consumer} */ consumer) => consumer.name,
+      below,
+      even: true,
+      empty: "No consumer of this stream is claimed.",
+    }),
+  );
+}
+
+/**
+ * @param {string} connection
+ * @param {string} stream
+ * @returns {Column<Consumer>[]}
+ */
+function columnsOf(connection, stream) {
+  return [
+    { title: "Consumer", width: "19%", cell: (consumer) => h(ConsumerName, { consumer }) },
+    { title: "Waiting", numeric: true, width: "9%", cell: ({ pending }) => h(Count, { number: pending }) },
+    { title: "Last minutes", width: "14%", cell: ({ name }) => h(Backlog, { connection, stream, consumer: name }) },
+    { title: "Unacknowledged", numeric: true, width: "11%", cell: ({ ack_pending: number }) => h(Count, { number }) },
+    { title: "Floor", numeric: true, width: "9%", cell: ({ floor }) => h(Count, { number: floor }) },
+    {
+      title: "Open claims",
+      numeric: true,
+      width: "9%",
+      cell: ({ name, open }) =>
+        h(PlaceLink, { place: { view: "claims", connection, stream, consumer: name } }, h(Count, { number: open })),
+    },
+    {
+      title: "Held",
+      numeric: true,
+      width: "6%",
+      cell: ({ name, held }) =>
+        h(PlaceLink, { place: { view: "claims", connection, stream, consumer: name, held: "yes" } }, h(Count, { number: held })),
+    },
+    { title: "Oldest claim", width: "13%", cell: ({ oldest, usual }) => h(Oldest, { connection, oldest, usual }) },
+    { title: "Actions", silent: true, cell: (consumer) => h(ConsumerActions, { connection, stream, consumer }) },
+  ];
+}
+
+/** @param {{ consumer: Consumer }} properties */
+function ConsumerName({ consumer: { name, exists, paused_until: paused, waiting_pulls: pulls } }) {
+  const pulled = pulls === null ? "" : pulls === 0 ? "nobody pulls" : counted(pulls, "waiting pull");
+  return h(
+    Box,
+    null,
+    h(Name, { text: name }),
+    exists ? null : h(Badge, { colorPalette: "error", ml: 2 }, "does not exist"),
+    paused === null ? null : h(Badge, { colorPalette: "warning", ml: 2, whiteSpace: "normal" }, `paused until ${dateAndTime(paused) ?? "?"}`),
+    h(Text, { as: "span", display: "block", color: "fg.muted", fontSize: "xs" }, pulled),
+  );
+}
+
+/** @param {{ connection: string, oldest: Consumer["oldest"], usual: number | null }} properties */
+function Oldest({ connection, oldest, usual }) {
+  if (oldest === null) return h(Text, { as: "span", color: "fg.muted" }, "none");
+  return h(
+    Box,
+    null,
+    h(ClaimLink, { connection, id: oldest.id }),
+    h(
+      Text,
+      { as: "span", display: "block", color: "fg.muted", fontSize: "xs" },
+      `for ${duration(oldest.age)}${usual === null ? "" : `, usually ${duration(usual)}`}`,
+    ),
+  );
+}
+
+/** @param {{ connection: string, stream: string, consumer: Consumer }} properties */
+function ConsumerActions({ connection, stream, consumer: { name, exists, paused_until: paused } }) {
+  if (!exists) return null;
+  const of = { connection, stream, consumer: name };
+  return h(
+    HStack,
+    { gap: 2, justifyContent: { md: "flex-end" } },
+    h(ActionButton, { action: { kind: paused === null ? "pause" : "resume", ...of } }),
+    h(ActionButton, { action: { kind: "reset", ...of } }),
+  );
+}

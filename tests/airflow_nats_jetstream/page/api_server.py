@@ -1,0 +1,75 @@
+"""The real application of Airflow on a temporary SQLite database, as a program with one argument, its port.
+
+It knows a DAG that runs, a DAG that is paused, and a mapped task of each.
+"""
+
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from importlib import import_module
+
+import uvicorn
+
+RUN = "manual__1"
+SPARK = {"application": "app-20260101-0001", "url": "http://worker.example.com:4040"}
+FORGED = {"application": "<script>", "url": "javascript:alert(1)"}
+
+
+def fill() -> None:
+    """Create the tables, DAGs, runs and task instances."""
+    from airflow.models.connection import Connection
+    from airflow.models.dag import DagModel
+    from airflow.models.dagbundle import DagBundleModel
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.models.xcom import XComModel
+    from airflow.utils.db import initdb
+    from airflow.utils.session import create_session
+    from sqlalchemy import insert
+
+    initdb()
+    with create_session(scoped=False) as session:
+        for conn_id, given in json.loads(os.environ["STORED"]).items():
+            session.add(Connection(conn_id=conn_id, **{**given, "extra": json.dumps(given["extra"])}))
+        session.add(DagBundleModel(name="dags"))
+        session.flush()
+        for dag_id, paused in (("orders", False), ("resting", True)):
+            limits = {"max_active_tasks": 1, "max_active_runs": 1, "max_consecutive_failed_dag_runs": 0}
+            row = {"dag_id": dag_id, "bundle_name": "dags", "is_paused": paused, "has_task_concurrency_limits": False}
+            session.execute(insert(DagModel).values(**row, **limits))
+            session.add(DagRun(dag_id=dag_id, run_id=RUN, run_type="manual", logical_date=datetime.now(UTC)))
+            session.flush()
+            for task_id, map_index in (("take", -1), ("work", 0), ("work", 1)):
+                row = {"dag_id": dag_id, "run_id": RUN, "task_id": task_id, "map_index": map_index}
+                session.execute(
+                    insert(TaskInstance).values(
+                        **row, pool="default_pool", pool_slots=1, try_number=2, max_tries=3, state="running"
+                    )
+                )
+                if task_id == "work":
+                    run = session.query(DagRun).filter_by(dag_id=dag_id, run_id=RUN).one()
+                    value = json.dumps(FORGED) if map_index else SPARK  # some XCom backends store strings
+                    session.add(XComModel(dag_run_id=run.id, key="jetstream_spark", value=value, **row))
+
+
+def add_users() -> None:
+    """Create the users of FAB's auth manager: one for each of its roles that Airflow creates."""
+    utils = import_module("airflow.providers.fab.auth_manager.cli_commands.utils")
+    with utils.get_application_builder() as appbuilder:
+        for role in ("Viewer", "User", "Op", "Admin"):
+            name, found = role.lower(), appbuilder.sm.find_role(role)
+            appbuilder.sm.add_user(name, name, name, f"{name}@example.com", found, os.environ["PASSWORD"])
+
+
+def main() -> None:
+    from airflow.api_fastapi.app import create_app
+
+    fill()
+    if "AIRFLOW__CORE__AUTH_MANAGER" in os.environ:
+        add_users()
+    uvicorn.run(create_app(apps="core"), host="127.0.0.1", port=int(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The JSON of the page's API: findings with their tasks and DAGs, payloads, addresses, strings that others wrote."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_nats_jetstream.page.answers import Answer, overview_json, owners_of_overview, sequences_text, value_json
+from airflow_nats_jetstream.page.letters import LARGEST_SHOWN, shown
+from airflow_nats_jetstream.page.tasks import Dag, Tasks, key_of, web_address
+from jetstream_client.sequences import Sequences
+from jetstream_handoff.history import Attempt, History
+from jetstream_handoff.record import OpenEntry, Record
+from jetstream_handoff.view import ConsumerView, DeadLettersView, Overview, StreamView, Symptom
+
+NOW = "2026-01-01T00:10:00Z"
+OWNER = ("resting", "run", "take", -1, 0, "")
+HOLDER = ("resting", "run", "work", 3, 2)
+HELD = OpenEntry(
+    Sequences.of([1, 2]), 2, 20, "2026-01-01T00:00:00Z", OWNER, "2-x", History(attempts=(Attempt("2-x", NOW, HOLDER),))
+)
+
+
+def found(kind: str, *, paused: bool = True, held: bool = True, claim: str = "5f0c9a7be21d") -> dict[str, Any]:
+    """The JSON of a finding of this kind about a claim of a DAG."""
+    entry = HELD if held else replace(HELD, token=None)
+    record = Record(NOW, open={"5f0c9a7be21d": entry})
+    symptom = Symptom(kind, "error", "It waits.", "Look at it.", claim)  # type: ignore[arg-type]
+    view = ConsumerView("S", "c", NOW, record=record, findings=(symptom,))
+    overview = Overview(NOW, "s", "2", "", "page", (StreamView("S", None, DeadLettersView("DEAD_S"), (view,)),))
+    assert OWNER in list(owners_of_overview(overview))
+    tries = {("resting", "run", "take", -1): (1, "success"), ("resting", "run", "work", 3): (2, "running")}
+    tasks = Tasks(tries, {"resting": Dag("resting", paused)})
+    (finding,) = overview_json("id", overview, tasks)["streams"][0]["consumers"][0]["findings"]
+    return dict(finding)
+
+
+def test_a_paused_dag_explains_what_waits() -> None:
+    """And not that the attempt that holds a claim is dead."""
+    waits = found("unheld", held=False)
+    assert waits["remedy"] == "DAG resting is paused, so none of its tasks starts. Unpause it."
+    assert (waits["action"], waits["dag"]) == (None, {"dag_id": "resting", "paused": True})
+    assert found("no_puller", claim="")["remedy"].startswith("DAG resting is paused")
+    dead = found("dead_holder")
+    assert (dead["remedy"], dead["action"], dead["task"]["task_id"]) == ("Look at it.", "release", "work")
+
+
+def test_a_finding_offers_what_repairs_it() -> None:
+    assert found("unheld", paused=False, held=False)["action"] == "release"
+    assert found("dead_holder", claim="")["action"] is None
+    assert [found(kind)["action"] for kind in ("paused_consumer", "dead_letters", "failing")] == [
+        "resume",
+        "dead_letters",
+        None,
+    ]
+
+
+def test_strings_that_others_wrote_are_sent_unchanged() -> None:
+    """Half of a surrogate pair, which JSON can contain, has no UTF-8 encoding."""
+    hostile = "\ud800 \u202e <script> \x00 é"
+    body = bytes(Answer({"text": hostile}).body)
+    assert body.isascii()
+    assert json.loads(body) == {"text": hostile}
+
+
+def test_a_value_is_readable_for_javascript() -> None:
+    value = {"a": [1, 0.5, None, True, 2**60, -(2**60)], "b": [float("nan"), float("inf")], "c": "\ud800"}
+    shown = {"a": [1, 0.5, None, True, str(2**60), str(-(2**60))], "b": ["NaN", "Infinity"], "c": "\ud800"}
+    assert json.loads(bytes(Answer({"value": value_json(value)}).body), parse_constant=pytest.fail)["value"] == shown
+    assert len(value_json(["x" * 9_000])) == 8 << 10
+
+
+def test_many_ranges_are_shortened() -> None:
+    many = Sequences.of(range(1, 2_000, 2))
+    assert sequences_text(Sequences.from_ranges([(1, 100), (105, 105)])) == "1\u2013100, 105"
+    assert sequences_text(many) == "1, 3, 5, 7, 9, 11, 13, 15, 17, 19 and 990 more ranges"
+
+
+@pytest.mark.parametrize(
+    ("data", "form", "text"),
+    [
+        (b"", "text", ""),
+        (b"a\tb\r\n", "text", "a\tb\r\n"),
+        (b"\x00", "hex", "00"),
+        (b"\xff\xfe", "hex", "ff fe"),
+        ("\u202e".encode(), "hex", "e2 80 ae"),
+        ("é".encode() * LARGEST_SHOWN, "text", "é" * (LARGEST_SHOWN // 2)),
+        (b"x" + "é".encode() * LARGEST_SHOWN, "text", "x" + "é" * (LARGEST_SHOWN // 2 - 1)),
+    ],
+    ids=range(7),
+)
+def test_a_payload_is_text_only_if_nothing_in_it_is_invisible(data: bytes, form: str, text: str) -> None:
+    """It is cut at 4 KiB, also in the middle of a character."""
+    answer = shown(data)
+    assert (answer["form"], answer["shown"], answer["size"]) == (form, text, len(data))
+    assert answer["cut"] is (len(data) > LARGEST_SHOWN)
+
+
+ADDRESSES = [
+    "javascript:alert(1)",
+    "//x",
+    "http://",
+    "http://u:p@x/",
+    "ftp://x",
+    "http://x y",
+    "http://x\n",
+    "http://[x",
+]
+
+
+@pytest.mark.parametrize("address", [*ADDRESSES, 7, None])
+def test_what_is_not_the_address_of_a_page_is_not_shown(address: object) -> None:
+    assert web_address(address) == ""
+    assert web_address("https://spark.example.com:4040/jobs?id=1") == "https://spark.example.com:4040/jobs?id=1"
+
+
+OWNERS: list[tuple[str | int, ...]] = [
+    (),
+    ("a",),
+    ("a", "b", "c"),
+    ("a", "b", "c", "d"),
+    ("a", "b", 1, 2),
+    ("", "b", "c", 1),
+    ("a\x00", "b", "c", 1),
+]
+OWNERS += [("a" * 251, "b", "c", 1), ("a", "b", "c", -2), ("a", "b", "c", 1 << 40)]
+
+
+@pytest.mark.parametrize("owner", OWNERS, ids=range(len(OWNERS)))
+def test_an_owner_that_cannot_be_a_task_is_not_looked_up(owner: tuple[str | int, ...]) -> None:
+    assert key_of(owner) is None
+    assert Tasks().task(owner) is None

@@ -1,0 +1,62 @@
+"""The page while NATS is frozen, killed and restarted."""
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from demo.service import until
+from tests.airflow_nats_jetstream.page.airflow import BASE, Airflow
+from tests.airflow_nats_jetstream.page.world import World
+
+pytestmark = pytest.mark.xdist_group("page")
+
+PATH = "connections/other/overview"
+
+
+def timed(client: httpx.Client, path: str) -> tuple[httpx.Response, float]:
+    began = time.monotonic()
+    return client.get(path), time.monotonic() - began
+
+
+def until_refused(client: httpx.Client) -> tuple[httpx.Response, float]:
+    """The first answer that is not the overview that was made before the server was frozen."""
+    while (found := timed(client, PATH))[0].status_code == 200:
+        time.sleep(0.1)
+    return found
+
+
+def test_a_frozen_server_is_reported_and_nothing_else_slows_down(airflow: Airflow, world: World) -> None:
+    """While 20 requests wait for the frozen server, Airflow's other routes answer as fast as before."""
+    with airflow.client("op") as client, ThreadPoolExecutor(20) as pool:
+        assert client.get(PATH).status_code == 200
+        os.kill(world.other.pid, signal.SIGSTOP)
+        try:
+            waiting = [pool.submit(until_refused, client) for _ in range(20)]
+            slowest = 0.0
+            while not all(each.done() for each in waiting):
+                _, seconds = timed(client, f"{airflow.url}{BASE}/api/v2/connections")
+                slowest = max(slowest, seconds)
+            refused = [each.result() for each in waiting]
+        finally:
+            os.kill(world.other.pid, signal.SIGCONT)
+        for answer, seconds in refused:
+            assert (answer.status_code, set(answer.json())) == (502, {"error", "message"})
+            assert seconds < 8
+        assert slowest < 1
+        until("the page to recover", lambda: client.get(PATH).status_code == 200, 20)
+
+
+def test_a_killed_server_is_reported_until_it_is_back(airflow: Airflow, world: World) -> None:
+    with airflow.client("op") as client:
+        until("the page to answer", lambda: client.get(PATH).status_code == 200, 20)
+        world.other.kill()
+        answer, _ = until_refused(client)
+        assert answer.status_code == 502
+        again, seconds = timed(client, PATH)
+        assert (again.status_code, seconds < 1) == (502, True)  # the refusal is repeated
+        world.other.start()
+        until("the page to recover", lambda: client.get(PATH).status_code == 200, 20)
