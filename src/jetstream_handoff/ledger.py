@@ -11,12 +11,12 @@ import base64
 import json
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from jetstream_client import requirements
 from jetstream_client.consume import address
@@ -224,7 +224,7 @@ class Ledger:
         """
         for subject in (self._record_subject, f"$KV.{self._receipts}.{new_claim_id()}"):
             with suppress(WrongLastSequence):
-                await self._write(subject, {}, NO_MESSAGE)
+                await self._write(subject, b"{}", NO_MESSAGE)
 
     async def read(self) -> tuple[Record | None, int]:
         """Return the record and its revision, read from the leader; ``(None, 0)`` if there is no record yet.
@@ -337,10 +337,10 @@ class Ledger:
             receipted.update(each.claim_id for each in done)
             return None
         rivals = revision != queue.written
-        value = new.to_json()
-        if len(json.dumps(value)) > min(LARGEST_RECORD, self.largest_value) // 2:
-            value = new.without_attempts().to_json()
-        queue.written = await self._write(self._record_subject, value, revision)
+        data = _encoded(new)
+        if len(data) > min(LARGEST_RECORD, self.largest_value) // 2:
+            data = _encoded(new.without_attempts())
+        queue.written = await self._write(self._record_subject, data, revision)
         with suppress(TimeoutError):
             async with asyncio.timeout(TO_EXPLAIN):
                 await asyncio.gather(*(self.try_receipt(each) for each in forgotten if each.state != "done"))
@@ -375,7 +375,7 @@ class Ledger:
     def can_be_written(self, record: Record) -> bool:
         """Whether the server accepts a message with this record. Attempts in histories do not count, because they are
         left out of a record that is too large."""
-        return len(json.dumps(record.without_attempts().to_json())) <= self.largest_value
+        return len(_encoded(record.without_attempts())) <= self.largest_value
 
     def fits(self, record: Record, *, reserve: bool = False) -> bool:
         """Whether a record with newly entered claims is small enough. Attempts in histories do not count.
@@ -387,7 +387,7 @@ class Ledger:
         if max(len(record.settled.spans), *ranges, 0) > MOST_RANGES:
             return False
         largest = min(LARGEST_RECORD, self.largest_value // 2)
-        return len(json.dumps(record.without_attempts().to_json())) <= largest * (1.5 if reserve else 1)
+        return len(_encoded(record.without_attempts())) <= largest * (1.5 if reserve else 1)
 
     async def write_receipt(self, receipt: Receipt, *, new: bool = True) -> None:
         """Write a receipt. A done receipt is never replaced, because the claim may have been reprocessed since; it only
@@ -439,7 +439,7 @@ class Ledger:
             if receipt == old:
                 return receipt
             try:
-                await self._write(subject, receipt.to_json(), revision)
+                await self._write(subject, _encoded(receipt), revision)
             except (WrongLastSequence, RequestTimeout, ConnectionLost, JetStreamNotEnabled) as again:
                 if clock() > deadline or self.js.connection.closed:
                     raise _unavailable(self._receipts, again) from again
@@ -594,9 +594,8 @@ class Ledger:
         # server/jetstream_api.go).
         return f"{self.js.settings.prefix}.{subject}" if self.js.settings.domain else subject
 
-    async def _write(self, subject: str, value: Mapping[str, Any], revision: int) -> int:
+    async def _write(self, subject: str, data: bytes, revision: int) -> int:
         subject = self._sent_to(subject)
-        data = json.dumps(value).encode()
         try:
             ack = await self.js.publish(subject, data, expected_last_subject_sequence=revision, retry_attempts=0)
         except WrongLastSequence:
@@ -665,6 +664,10 @@ async def _keys(js: JetStream, bucket: str) -> list[str]:
         subjects += more
         if not more or len(subjects) >= answer.get("total", 0):
             return [subject.removeprefix(prefix) for subject in subjects]
+
+
+def _encoded(value: Record | Receipt) -> bytes:
+    return json.dumps(value.to_json()).encode()
 
 
 def _pause(lost: int, duration: float) -> float:

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import functools
 import itertools
-import json
 import multiprocessing
 import resource
 import tempfile
@@ -71,13 +70,13 @@ def count_tries(figures: Figures) -> None:
     write = Ledger._write
     change_together = Ledger._change
 
-    async def counted_write(self: Ledger, subject: str, value: object, revision: int) -> int:
+    async def counted_write(self: Ledger, subject: str, data: bytes, revision: int) -> int:
         if subject == self._record_subject:
             figures.writes += 1
-            figures.largest_record = max(figures.largest_record, len(json.dumps(value)))
+            figures.largest_record = max(figures.largest_record, len(data))
             tries.set(tries.get() + 1)
         try:
-            return await write(self, subject, value, revision)  # type: ignore[arg-type]
+            return await write(self, subject, data, revision)
         except WrongLastSequence:
             figures.lost_races += subject == self._record_subject
             raise

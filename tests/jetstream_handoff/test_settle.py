@@ -1,6 +1,7 @@
 """Holding and settling on a real server: the newest attempt decides, once."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -77,7 +78,8 @@ async def test_a_decision_whose_answer_got_lost_is_its_own_when_a_take_has_been_
         record, info = (await book.read())[0], await book.consumer.info()
         assert record
         await book.write_receipt(book.done_receipt(claim.id, record.done[claim.id]))
-        await write(book, subject, record.tidied(info).to_json(), revision)  # as another take does
+        data = json.dumps(record.tidied(info).to_json()).encode()
+        await write(book, subject, data, revision)  # as another take does
         raise RequestTimeout("the answer got lost")
 
     async with Hold.begin(stream.js, claim, try_number=1) as hold:

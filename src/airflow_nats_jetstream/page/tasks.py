@@ -156,7 +156,7 @@ async def spark_of(owner: Owner) -> dict[str, str] | None:
 
 
 def web_address(text: object) -> str:
-    """Return the address of a web page, or an empty string for everything else."""
+    """Return the text if it is the address of a web page, otherwise an empty string."""
     if not isinstance(text, str) or len(text) > 2_000 or not text.isprintable() or " " in text:
         return ""
     try:

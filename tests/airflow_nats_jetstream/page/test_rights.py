@@ -1,4 +1,4 @@
-"""Every route for every role, and requests for actions from other sites."""
+"""Each role requests each route, and other sites request actions."""
 
 import json
 from typing import Any

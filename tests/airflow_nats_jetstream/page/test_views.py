@@ -1,4 +1,4 @@
-"""What the page's API answers: overview, claims, dead letters, and typed errors for everything unknown."""
+"""The answers of the page's API: overview, claims, dead letters, and a typed error if a name is unknown."""
 
 from typing import Any
 from urllib.parse import quote
