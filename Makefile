@@ -3,6 +3,7 @@
 VENV  := .venv
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
+HELD  := build/held/.ready
 
 # The first suitable interpreter on PATH; `make PYTHON=/path/to/python …` chooses another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python; do \
@@ -17,7 +18,7 @@ unexport VIRTUAL_ENV
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events chaos crowd bench stages sensors javascript dist matrix docs reference fmt fuzz audit release walk watched submitted
+.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos crowd bench stages sensors javascript dist matrix docs reference fmt fuzz audit release walk fab page watched submitted
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -54,7 +55,7 @@ test-spark: # the tests that share one Spark session, in one process, and then t
 	$(BIN)/pytest tests/spark_connect
 
 test-parts: # all other tests, in parallel with it, because they wait more than they compute
-	$(BIN)/pytest --numprocesses 3 --dist loadgroup $(foreach folder,airflow_system cluster pyspark_jetstream spark_connect,--ignore tests/$(folder))
+	$(BIN)/pytest --numprocesses 4 $(foreach folder,airflow_system cluster pyspark_jetstream spark_connect walk,--ignore tests/$(folder))
 
 cluster: $(READY) ## test on a standalone Spark whose executors have few packages, and with this package sent by --py-files
 	$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/readme.py tests/cluster/stranger.py
@@ -69,10 +70,26 @@ leader: $(READY) ## kill the leader of a consumer, on a cluster of three servers
 events: $(READY) ## cause each of Airflow's own events on the real Airflow, and write the table in docs/airflow-events.md
 	$(BIN)/pytest tests/airflow_system/every_event.py --capture=no
 
+held: $(READY) $(HELD) ## hold claims around operators of eleven providers on the real Airflow, and kill what can be killed; 10 minutes
+	build/held/bin/python -m pytest tests/held/serialised.py tests/held/on_airflow.py tests/held/of_providers.py --capture=no
+
 walk: $(READY) ## create, test and use a connection in Airflow's UI with headless Chromium, run two DAGs, and make the pictures in docs
 	@command -v $${CHROMIUM:-chromium} > /dev/null || { echo "Chromium is needed: apt-get install chromium, or CHROMIUM=/path/to/it" >&2; exit 1; }
 	$(BIN)/uv sync --locked --all-extras --group walk
-	$(BIN)/pytest tests/walk/connection.py tests/walk/runs.py tests/walk/page.py tests/script/views.py tests/airflow_nats_jetstream/page/cost.py
+	$(BIN)/pytest $(foreach file,connection runs page views actions troubles roles,tests/walk/$(file).py) \
+		tests/script/views.py tests/airflow_nats_jetstream/page/cost.py
+
+fab: $(READY) ## test the page JetStream with FAB's auth manager, in a separate environment, because FAB needs 25 more packages
+	mkdir -p build/fab
+	@# FAB's Flask-AppBuilder needs a python-dateutil before 3.
+	$(BIN)/uv export --quiet --locked --all-extras --group walk --no-hashes --no-emit-project \
+		--no-emit-package python-dateutil --output-file build/fab/locked.txt
+	$(BIN)/uv venv --quiet --allow-existing build/fab/venv
+	$(BIN)/uv pip install --quiet --python build/fab/venv -r build/fab/locked.txt -e . apache-airflow-providers-fab
+	build/fab/venv/bin/pytest tests/walk/fab.py
+
+page: $(READY) ## test the JetStream page: sixty open pages for MINUTES=10, two api-server workers, teams, a cluster; 30 minutes
+	MINUTES=$(or $(MINUTES),10) $(BIN)/pytest $(foreach part,workers teams replicated cost,tests/airflow_nats_jetstream/page/$(part).py) --capture=no
 
 watched: $(READY) ## test the event-driven DAG on the real Airflow: kill the triggerer, pause the DAG for five times ack_wait
 	$(BIN)/pytest tests/airflow_system/watched.py
@@ -132,6 +149,14 @@ docs: $(READY) ## build the documentation as a site in build/site; a warning or 
 fmt: $(READY) ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# The providers of `make held` are in a separate environment, so that nothing else depends on them.
+$(HELD): tests/held/locked.txt pyproject.toml
+	$(BIN)/uv venv --quiet --clear --python $(CURDIR)/$(BIN)/python build/held
+	$(BIN)/uv pip sync --quiet --python build/held/bin/python tests/held/locked.txt
+	$(BIN)/uv pip install --quiet --python build/held/bin/python --no-deps --editable .
+	build/held/bin/python -m compileall -q -j 2 build/held/lib # because every task's process imports its provider
+	@touch $@
 
 $(READY): pyproject.toml uv.lock
 	@test -n "$(PYTHON)" || { echo "Python 3.11 to 3.13 is needed, but none is on PATH. Name one: make PYTHON=/path/to/python" >&2; exit 1; }

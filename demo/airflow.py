@@ -176,6 +176,11 @@ class Airflow:
         links: dict[str, str | None] = self._get(path)["extra_links"]
         return links
 
+    def claim(self, connection_id: str, claim_id: str) -> dict[str, Any]:
+        """Return what the page JetStream shows of a claim."""
+        found: dict[str, Any] = self._get(f"/jetstream/api/connections/{connection_id}/claims/{claim_id}")
+        return found
+
     def log(self, dag_id: str, run_id: str, task: TaskInstance, lines: int = 60) -> str:
         """Return the end of the log of the newest try, with the traceback of its error."""
         entries = self._entries(dag_id, run_id, task)
@@ -207,7 +212,7 @@ class Airflow:
             self._http.headers["Authorization"] = f"Bearer {token}"
         for attempt in range(5):
             try:
-                return self._http.request(method, f"/api/v2/{path}", json=body)
+                return self._http.request(method, path if path.startswith("/") else f"/api/v2/{path}", json=body)
             except httpx.TransportError:
                 # An api-server that was restarted has closed the connections.
                 if method != "GET" or attempt == 4:

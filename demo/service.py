@@ -112,6 +112,15 @@ class Service:
             end(session(self._process.pid), patience)
             self._process.wait()
 
+    def freeze(self) -> None:
+        """Stop the process until it is thawed: it does nothing, and its connections stay open."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)  # on a busy machine its threads go on for a moment
+
+    def thaw(self) -> None:
+        """Let the process continue, also if it was not frozen."""
+        os.kill(self.pid, signal.SIGCONT)
+
     def restart(self) -> None:
         """Kill the process if it still runs, and start it again in the same folder."""
         self.kill()

@@ -39,7 +39,7 @@ class SparkConnect(Service):
     ) -> None:
         """Prepare a server without starting it.
 
-        spark_home:   the folder of Spark, which is that of the package pyspark.
+        spark_home:   the home of Spark, for example that of :func:`demo.spark_home.spark_home`.
         config:       Spark's configuration; default: local mode on all cores, without web pages.
         environment:  its complete environment, except for the variables that are set here; default: that of this
                       process.

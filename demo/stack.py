@@ -26,10 +26,10 @@ from demo.nats_server import NatsServer
 from demo.postgres import Postgres
 from demo.service import MARK, Service, ServiceFailed, end, free_port, marked, session, until
 from demo.spark_connect import CLOSED, SparkConnect, write_config
+from demo.spark_home import spark_home
 from jetstream_client import ConnectionSettings
 
 AIRFLOW = str(Path(sysconfig.get_path("scripts")) / "airflow")
-SPARK = Path(sysconfig.get_path("purelib")) / "pyspark"
 CONNECTION = "nats_default"
 USER = "airflow"
 """The user for Airflow, and for a nats-server that requires one."""
@@ -71,7 +71,7 @@ class Stack:
         self.nats = NatsServer(self.folder / "nats", authorization, environment=plain)
         self.postgres = Postgres(self.folder / "postgres", self._sockets, environment=plain)
         python = {"PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": QUICK}
-        self.spark = SparkConnect(self.folder / "warm", SPARK, environment=plain | python) if warm else None
+        self.spark = SparkConnect(self.folder / "warm", spark_home(), environment=plain | python) if warm else None
         settings = self._settings(dags.absolute(), port, parallelism) | (self.spark.clients if self.spark else {})
         self.environment = {**plain, **settings, **(environment or {})}
         self.airflow = Airflow(f"http://127.0.0.1:{port}", USER, self.password)

@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from demo.java import QUICK, java_home
 from demo.nats_server import NatsServer
+from demo.spark_home import spark_home
 
 # Importing Airflow writes its configuration to AIRFLOW_HOME, by default into the user's home.
 os.environ["AIRFLOW_HOME"] = str(
@@ -20,6 +21,20 @@ os.environ["AIRFLOW_HOME"] = str(
 # How long a case takes says what else the machine does, not whether the code is right.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+ONE_AIRFLOW = "tests/airflow_nats_jetstream/page/"
+"""The tests in this folder share one Airflow, so they run in one process."""
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let one process run all tests of a file, because they share servers."""
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    class ByServer(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return ONE_AIRFLOW if nodeid.startswith(ONE_AIRFLOW) else nodeid.partition("::")[0]
+
+    return ByServer(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -39,9 +54,13 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
 
 @pytest.fixture(scope="session", autouse=True)
 def spark_environment() -> None:
-    """PySpark finds Java by JAVA_HOME, and would take its workers' Python from PATH."""
+    """PySpark finds Java by JAVA_HOME, and would take its workers' Python from PATH.
+
+    Its workers would also compile its modules again and again.
+    """
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_HOME"] = str(spark_home())
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["SPARK_SUBMIT_OPTS"] = QUICK
 

@@ -48,6 +48,7 @@ PAGES = {
             "airflow_nats_jetstream.sensors": "JetStreamPullSensor JetStreamHoldSensor JetStreamLagSensor",
             "airflow_nats_jetstream.operators.process": "JetStreamProcessOperator jetstream_task",
             "airflow_nats_jetstream.held": "HeldClaim",
+            "airflow_nats_jetstream.holding": "holding JetStreamHeld",
             "airflow_nats_jetstream.operators.settle": "JetStreamSettleOperator",
             "airflow_nats_jetstream.operators.spark_submit": "JetStreamSparkSubmitOperator",
             "airflow_nats_jetstream.operators.publish": "JetStreamPublishOperator",

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from airflow_nats_jetstream.command_output import Answer, visible
 from airflow_nats_jetstream.command_table import COMMANDS, Argument, Command, Group, flag
-from airflow_nats_jetstream.commands import Answer, visible
 from jetstream_client.errors import InvalidValue, JetStreamError
 
 if TYPE_CHECKING:

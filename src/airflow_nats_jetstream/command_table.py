@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_nats_jetstream import commands
+from airflow_nats_jetstream.command_output import Answer
 from jetstream_handoff.roles import ROLES
 
 
@@ -41,7 +42,7 @@ class Command:
 
     name: str
     help: str
-    run: Callable[[Any, argparse.Namespace], Coroutine[Any, Any, commands.Answer]]
+    run: Callable[[Any, argparse.Namespace], Coroutine[Any, Any, Answer]]
     arguments: tuple[Argument, ...] = ()
     connects: bool = True
 

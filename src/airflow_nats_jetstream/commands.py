@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands: examine a setup, list open claims, show and release a claim, list, replay and discard dead letters.
 
-:mod:`~airflow_nats_jetstream.command_table` has their names and arguments. Importing this file imports neither Airflow
+:mod:`~airflow_nats_jetstream.command_table` has their names and arguments, and
+:mod:`~airflow_nats_jetstream.command_output` what they print. Importing this file imports neither Airflow
 nor nats-py.
 """
 
@@ -9,13 +10,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from airflow_nats_jetstream.command_output import (
+    Answer,
+    claim_text,
+    claims_table,
+    letters_table,
+    report,
+    short,
+    visible,
+)
 from jetstream_client.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -24,7 +33,6 @@ if TYPE_CHECKING:
     from jetstream_client.sequences import Sequences
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.findings import Finding
-    from jetstream_handoff.inspection import Seen
 
 TO_DO = 1
 """The exit code of ``doctor`` if it found something to do."""
@@ -33,20 +41,6 @@ UNKNOWN, REFUSED = 3, 4
 
 _DISTRIBUTION = "airflow-provider-nats-jetstream"
 _PACKAGES = ("apache-airflow", "nats-py", "pyspark", "pyarrow")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The result of a command.
-
-    data:  the result for ``--json``.
-    text:  the result for people.
-    code:  the exit code. Default 0.
-    """
-
-    data: Any
-    text: str
-    code: int = 0
 
 
 async def list_claims(js: JetStream, args: argparse.Namespace) -> Answer:
@@ -58,23 +52,8 @@ async def list_claims(js: JetStream, args: argparse.Namespace) -> Answer:
         await inspection.check_known(js, args.stream, args.consumer)
     if args.listen:
         found = await inspection.listen(js, found, args.listen)
-    header = ["CLAIM", "STREAM", "CONSUMER", "MESSAGES", "SEQUENCES", "SINCE", "TAKEN", "HELD BY", "TAKEN BY"]
-    rows = [
-        [
-            seen.id,
-            seen.stream,
-            seen.consumer,
-            f"{seen.sequences.count:,}",
-            _short(str(seen.sequences), 32),
-            seen.since[:19] + "Z",
-            age(seen.age),
-            _holder(seen),
-            seen.entry.taken_by if seen.entry else "",
-        ]
-        for seen in found
-    ]
     of = [f"{kind} {name}" for kind, name in (("consumer", args.consumer), ("stream", args.stream)) if name]
-    text = _table(header, rows) if rows else " of ".join(["There are no open claims", *of])
+    text = claims_table(found) if found else " of ".join(["There are no open claims", *of])
     return Answer([inspection.plain(seen) for seen in found], text)
 
 
@@ -87,45 +66,7 @@ async def show_claim(js: JetStream, args: argparse.Namespace) -> Answer:
         return _unknown(args.id)
     if args.listen:
         (seen,) = await inspection.listen(js, [seen], args.listen)
-    lines = {
-        "claim": seen.id,
-        "state": seen.state,
-        "consumer": f"{seen.consumer} of stream {seen.stream}",
-        "messages": f"{seen.sequences.count:,} (sequences {seen.sequences})",
-    }
-    if seen.since:
-        lines["taken" if seen.entry else "ended"] = f"{seen.since} ({age(seen.age)})"
-    if seen.entry:
-        lines["taken by"] = seen.entry.taken_by
-        lines["held by"] = _holder(seen)
-    if seen.receipt and seen.receipt.state == "done":
-        lines["settled by"] = seen.receipt.attempt_id
-        lines["value"] = json.dumps(seen.receipt.value)
-        if seen.receipt.rejected:
-            lines["dead letters"] = str(seen.receipt.rejected)
-    if seen.info:
-        info = seen.info
-        lines["consumer now"] = (
-            f"{info.counter} deliveries up to sequence {info.delivered}; all messages are acknowledged up to sequence "
-            f"{info.floor}; messages: {info.ack_pending} unacknowledged, {info.pending} pending; "
-            f"{info.raw['num_waiting']} pull requests waiting; ack_wait {info.config['ack_wait'] / 1e9:g} s"
-        )
-    else:
-        lines["consumer now"] = "does not exist"
-    lines["next"] = seen.next
-    if seen.entry and seen.entry.token and seen.alive is None:
-        lines["next"] += f" To see whether the attempt is alive, add `--listen {seen.silence:.0f}`."
-    rows = [*lines.items(), *_history(seen)]
-    width = max(len(name) for name, _ in rows) + 2
-    return Answer(inspection.plain(seen), "\n".join(f"{name:<{width}}{visible(value)}" for name, value in rows))
-
-
-def _history(seen: Seen) -> Iterator[tuple[str, str]]:
-    """One line for each step in the life of a claim."""
-    for position, step in enumerate(seen.timeline()):
-        yield "" if position else "history", f"{step.at[:19] + 'Z' if step.at else 'unknown time':<20}  {step.text}"
-    if seen.overlapping:
-        yield "", f"{'now':<20}  Open claims contain its messages: {', '.join(seen.overlapping)}."
+    return Answer(inspection.plain(seen), claim_text(seen))
 
 
 async def release_claim(js: JetStream, args: argparse.Namespace) -> Answer:
@@ -157,7 +98,6 @@ async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
     from jetstream_handoff.dead_letters import DeadLetters
     from jetstream_handoff.selection import select
 
-    header = ["NUMBER", "MESSAGE", "SUBJECT", "CONSUMER", "SINCE", "FAILED", "CLAIM", "CONFIRMED", "REASON"]
     data, rows = [], []
     async for number, stored_at, letter, confirmed, problem in select(
         DeadLetters(js, args.stream, args.name), _selection(args, listing=True)
@@ -182,9 +122,9 @@ async def list_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
         }
         data.append(shown)
         row = [letter.number, letter.sequence, letter.subject, letter.consumer, letter.stored_at[:19] + "Z"]
-        row += [letter.failures, letter.claim_id, "yes" if confirmed else "no", _short(letter.reason, 60)]
+        row += [letter.failures, letter.claim_id, "yes" if confirmed else "no", short(letter.reason, 60)]
         rows.append([str(each) for each in row])
-    return Answer(data, _table(header, rows) if rows else f"No dead letters of stream {args.stream} were found")
+    return Answer(data, letters_table(rows) if rows else f"No dead letters of stream {args.stream} were found")
 
 
 async def replay_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
@@ -201,14 +141,8 @@ async def replay_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer
             f"{done.unconfirmed} dead letters were not replayed, because the ledger does not confirm that their "
             "messages were given up. To replay them, add --unconfirmed."
         )
-    lines += [f"Dead letter {number} was not replayed: {visible(why)}" for number, why in done.refused.items()]
-    data = {
-        "published": done.published,
-        "found": done.found,
-        "unconfirmed": done.unconfirmed,
-        "refused": [{"number": number, "reason": reason} for number, reason in done.refused.items()],
-    }
-    return Answer(data, "\n".join(lines), REFUSED if done.refused else 0)
+    data = {"published": done.published, "found": done.found, "unconfirmed": done.unconfirmed}
+    return _with_refused(data, lines, done.refused, "was not replayed")
 
 
 async def discard_dead_letters(js: JetStream, args: argparse.Namespace) -> Answer:
@@ -232,13 +166,19 @@ async def discard_dead_letters(js: JetStream, args: argparse.Namespace) -> Answe
             f"{done.unconfirmed} dead letters were kept, because the ledger does not confirm that their messages were "
             "given up. To discard them, add --unconfirmed."
         )
-    lines += [f"Dead letter {number} was kept: {visible(why)}" for number, why in done.refused.items()]
-    data = {
-        "discarded": done.count,
-        "unconfirmed": done.unconfirmed,
-        "refused": [{"number": number, "reason": reason} for number, reason in done.refused.items()],
-    }
-    return Answer(data, "\n".join(lines), REFUSED if done.refused else 0)
+    data = {"discarded": done.count, "unconfirmed": done.unconfirmed}
+    return _with_refused(data, lines, done.refused, "was kept")
+
+
+def _with_refused(data: dict[str, Any], lines: list[str], refused: Mapping[int, str], kept: str) -> Answer:
+    """Return the answer of a command that may leave out some dead letters.
+
+    refused:  for the number of each of them, the reason.
+    kept:     what happened to each of them, in words.
+    """
+    lines += [f"Dead letter {number} {kept}: {visible(why)}" for number, why in refused.items()]
+    listed = [{"number": number, "reason": reason} for number, reason in refused.items()]
+    return Answer({**data, "refused": listed}, "\n".join(lines), REFUSED if refused else 0)
 
 
 async def check_setup(settings: ConnectionSettings | JetStreamError, args: argparse.Namespace) -> Answer:
@@ -256,7 +196,7 @@ async def check_setup(settings: ConnectionSettings | JetStreamError, args: argpa
     found = [finding for findings in sections.values() for finding in findings]
     to_do = sum(finding.state == "to do" for finding in found)
     data = {title: [asdict(finding) for finding in findings] for title, findings in sections.items()}
-    return Answer({"to_do": to_do, "sections": data}, _report(sections, to_do), TO_DO if to_do else 0)
+    return Answer({"to_do": to_do, "sections": data}, report(sections, to_do), TO_DO if to_do else 0)
 
 
 def _of_spark() -> list[Finding]:
@@ -281,26 +221,6 @@ def _silent() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _report(sections: Mapping[str, list[Finding]], to_do: int) -> str:
-    """Return one line for each finding, below the title of its section, and a summary."""
-    lines = []
-    for title, findings in sections.items():
-        lines.append(title)
-        for finding in findings:
-            mark, text = {
-                "fine": (" ", "fine" + (f" ({finding.text})" if finding.text else "")),
-                "to do": ("!", finding.text),
-                "not checked": ("-", f"not checked: {finding.text}"),
-            }[finding.state]
-            lines.append(f"{mark} {visible(f'{finding.what}: {text}')}")
-        lines.append("")
-    missed = sum(finding.state == "not checked" for findings in sections.values() for finding in findings)
-    lines.append(f"To do: {to_do} (marked with !)." if to_do else "Nothing to do.")
-    if missed:
-        lines[-1] += f" Not checked: {missed} (marked with -)."
-    return "\n".join(lines)
 
 
 def _unknown(claim_id: str) -> Answer:
@@ -333,42 +253,3 @@ def _ranges(text: str) -> Sequences:
     if not ranges or any(not 0 < first <= last for first, last in ranges):
         raise InvalidValue("--sequences", text, "give sequences and ranges of sequences, for example 7,10-20")
     return Sequences.from_ranges(ranges)
-
-
-def _holder(seen: Seen) -> str:
-    if not seen.holder:
-        return "nobody"
-    return seen.holder + {True: ", alive", False: ", no heartbeat", None: ""}[seen.alive]
-
-
-def age(seconds: float | None) -> str:
-    """Return an age in words, such as ``3 minutes ago``.
-
-    seconds:  the age. It can be slightly negative, because the clocks of this machine and of the server may differ.
-    """
-    import pendulum
-
-    if seconds is None:
-        return ""
-    return pendulum.now("UTC").subtract(seconds=max(0.0, seconds)).diff_for_humans(locale="en")
-
-
-def _short(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def visible(text: str) -> str:
-    """Return a text with its line breaks and control characters escaped.
-
-    Text from the server must not control the terminal, and must not look like another row of the output.
-
-    text:  the text.
-    """
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    rows = [[visible(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows))
-    return "\n".join(line.rstrip() for line in lines)

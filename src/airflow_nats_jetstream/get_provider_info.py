@@ -35,7 +35,11 @@ def get_provider_info() -> dict[str, object]:
         "triggers": [
             {
                 "integration-name": "NATS JetStream",
-                "python-modules": ["airflow_nats_jetstream.triggers", "airflow_nats_jetstream.watcher"],
+                "python-modules": [
+                    "airflow_nats_jetstream.held_trigger",
+                    "airflow_nats_jetstream.triggers",
+                    "airflow_nats_jetstream.watcher",
+                ],
             }
         ],
         # Airflow's schema describes objects, but its loader accepts only class paths, which the schema does not refuse.

@@ -173,17 +173,25 @@ class JetStreamHook(BaseHook):
         claim: Claim | Mapping[str, Any],
         *,
         try_number: int,
+        token: str | None = None,
+        resume: bool = False,
         longest_hold: timedelta = LONGEST_HOLD,
         dead_letters: str | None = None,
         reprocess: bool = False,
+        export: bool = True,
     ) -> Iterator[HeldClaim]:
         """Hold a claim, as :meth:`processing` does, for a block that itself settles, fails or releases the claim.
 
         claim:         the claim, or its JSON value as the pull sensor returned it.
         try_number:    the number of the try, which becomes part of the attempt's token.
+        token:         the attempt's token, if it has to be known before the claim is held
+                       (:func:`jetstream_handoff.claim.token_of`). Default None: a random one.
+        resume:        whether to continue the hold of the attempt ``token``, which was handed over. Default False.
         longest_hold:  the longest time for which the claim is held. After that, the hold is lost. Default 24 hours.
         dead_letters:  the name of the stream for messages that the block rejects. Default None: ``DEAD_<stream>``.
         reprocess:     whether to process a settled claim again, instead of raising AlreadyDone. Default False.
+        export:        whether programs that the block starts find the connection's settings, with its secrets, in their
+                       environment, as Spark's workers need them. Default True.
 
         Raises:
             ClaimInvalid, AlreadyDone, Superseded, LedgerUnavailable: the claim cannot be held. Raised before the block.
@@ -194,8 +202,9 @@ class JetStreamHook(BaseHook):
         with Brief():
             settings = self.settings
             claim = claim if isinstance(claim, Claim) else Claim.from_json(claim)
-        # Spark's JVM and its local Python workers inherit this variable. Its name makes Spark redact the value.
-        os.environ[environment_name(self.nats_conn_id)] = settings.to_json()
+        if export:
+            # Spark's JVM and its local Python workers inherit this variable. Its name makes Spark redact the value.
+            os.environ[environment_name(self.nats_conn_id)] = settings.to_json()
         with (
             Brief(),
             instruments.processing(claim) as carried,
@@ -203,6 +212,8 @@ class JetStreamHook(BaseHook):
                 settings,
                 claim,
                 try_number=try_number,
+                token=token,
+                resume=resume,
                 longest_hold=longest_hold,
                 dead_letters=dead_letters,
                 reprocess=reprocess,

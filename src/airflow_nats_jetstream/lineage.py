@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from airflow_nats_jetstream.template import place_of
+
 if TYPE_CHECKING:
     from airflow.providers.common.compat.openlineage.facet import Dataset
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -32,14 +34,15 @@ def read(operator: Any, task_instance: Any = None) -> OperatorLineage[Any, Any]:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.facet_v2 import input_statistics_input_dataset as statistics
 
-    if not operator.stream:
+    stream, _, _ = place_of(operator)
+    if not stream:
         return OperatorLineage()
     claim = getattr(operator, "claim", None)
     facets: Any = {}
     if isinstance(claim, Mapping):
         read_ = statistics.InputStatisticsInputDatasetFacet(rowCount=claim.get("count"), size=claim.get("bytes"))
         facets = {"inputStatistics": read_}
-    return OperatorLineage(inputs=[InputDataset(_namespace(operator), operator.stream, inputFacets=facets)])
+    return OperatorLineage(inputs=[InputDataset(_namespace(operator), stream, inputFacets=facets)])
 
 
 def written(operator: Any, task_instance: Any = None) -> OperatorLineage[Any, Any]:  # noqa: ARG001

@@ -11,7 +11,7 @@ from airflow.sdk import BaseHook, BaseOperatorLink
 
 from airflow_nats_jetstream.airflow_connection import console_page
 from airflow_nats_jetstream.hooks import JetStreamHook
-from airflow_nats_jetstream.template import claimed
+from airflow_nats_jetstream.template import place_of
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
@@ -35,13 +35,10 @@ class JetStreamLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002
         """Return the address, or an empty string. Airflow calls this in the worker when the task has ended."""
-        stream = getattr(operator, "stream", None)
-        if not isinstance(stream, str) or not stream:
+        stream, consumer, claim = place_of(operator)
+        if not stream:
             return ""
-        consumer = getattr(operator, "consumer", None)
         conn_id = getattr(operator, "nats_conn_id", JetStreamHook.default_conn_name)
-        claim = claimed(getattr(operator, "claim", None), "id") or ""
-        consumer = consumer if isinstance(consumer, str) else ""
         console = JetStreamHook(conn_id).console
         return console_page(console, stream, consumer, claim) or page_of(conn_id, stream, consumer, claim)
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Spark application that works on a claim, which a task reports in an XCom for the page "JetStream"."""
+"""The Spark application or driver that works on a claim, which a task reports in an XCom for the page "JetStream"."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,15 +13,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 XCOM_KEY = "jetstream_spark"
-"""The key of the XCom: ``{"application": id, "url": address of the application's page}``."""
+"""The key of the XCom: ``{"application": id of the application or of its driver, "url": address of its page}``."""
 
 
 def report(spark: SparkSession) -> None:
-    """Push the XCom, if this is called in a task. Errors are only logged, because no work depends on it."""
+    """Report the application of a session, if this is called in a task."""
+    _push(lambda: application(spark))
+
+
+def report_driver(driver: str, page: str) -> None:
+    """Report a driver, if this is called in a task.
+
+    driver:  its id.
+    page:    the address of a page that shows it; empty if it is unknown.
+    """
+    _push(lambda: {"application": driver, "url": page})
+
+
+def _push(value: Callable[[], dict[str, str]]) -> None:
+    """Push the XCom. Errors are only logged, because no work depends on it."""
     from airflow.sdk import get_current_context
 
     try:
-        get_current_context()["ti"].xcom_push(XCOM_KEY, application(spark))
+        get_current_context()["ti"].xcom_push(XCOM_KEY, value())
     except RuntimeError:  # not in a task
         return
     except Exception:

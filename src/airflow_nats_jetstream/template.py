@@ -126,6 +126,22 @@ def claimed(claim: Any, name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def place_of(operator: Any) -> tuple[str, str, str]:
+    """Return the stream, the consumer and the claim of a task; each is empty if the task has none, or does not know it
+    yet.
+
+    operator:  the task. If it works on a claim, the stream and the consumer are those of the claim, because an operator
+               of another provider may have attributes with these names.
+    """
+    claim = getattr(operator, "claim", None)
+    known = {name: claimed(claim, name) for name in ("stream", "consumer", "id")}
+    if claim is None:
+        known = {name: getattr(operator, name, None) for name in ("stream", "consumer")}
+    found = [known.get(name) for name in ("stream", "consumer", "id")]
+    stream, consumer, claim_id = (each if isinstance(each, str) else "" for each in found)
+    return stream, consumer, claim_id
+
+
 class OfClaim:
     """Mixin for a task that works on a claim: the task's stream and consumer are the claim's."""
 

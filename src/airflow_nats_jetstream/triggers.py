@@ -18,7 +18,7 @@ from jetstream_client.errors import JetStreamError
 from jetstream_handoff.errors import ClaimInvalid, Superseded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from airflow_nats_jetstream.spark_master import SparkMaster
     from jetstream_client.context import JetStream
@@ -124,6 +124,32 @@ class JetStreamTrigger(BaseTrigger):
                 await self._stack.aclose()
         except (JetStreamError, TimeoutError) as error:
             log.warning("could not close the connection to NATS: %s", str(error) or _TOO_SLOW)
+
+    async def _task_state(self) -> str | None:
+        """Return the state of the task in Airflow; None if it has none, for example when it was just cleared."""
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+        from asgiref.sync import sync_to_async
+
+        ti: Any = self.task_instance
+        states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
+            dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[ti.task_id], map_index=ti.map_index
+        )
+        return next(iter(states.get(ti.run_id, {}).values()), None)
+
+    async def _release(self, claim: Mapping[str, Any], token: str | None) -> None:
+        """Release a claim without waiting for the end of its lease, if it is still held by this token, or by nobody.
+
+        claim:  the claim as JSON.
+        token:  the token of the attempt; None if a keeper has held the claim and has left it.
+        """
+        from airflow_nats_jetstream.hooks import JetStreamHook
+        from jetstream_handoff.claim import Claim
+        from jetstream_handoff.ledger import Ledger
+        from jetstream_handoff.settle import release
+
+        found = Claim.from_json(claim)
+        async with JetStreamHook(self.nats_conn_id).shared() as js:
+            await release(Ledger(js, found.stream, found.consumer), found, token)
 
     async def _complete(self, work: Callable[[], Awaitable[None]], within: float, what: str) -> None:
         """Complete ``work`` despite cancellations. Calls of this method are carried out one after the other.
@@ -301,28 +327,7 @@ class JetStreamSparkSubmitTrigger(JetStreamTrigger):
         await self._kill(await self._master())
         if state in ("success", "failed", "skipped"):
             async with asyncio.timeout(_RELEASE_TIMEOUT):
-                await self._release()
-
-    async def _task_state(self) -> str | None:
-        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-        from asgiref.sync import sync_to_async
-
-        ti: Any = self.task_instance
-        states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
-            dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[ti.task_id], map_index=ti.map_index
-        )
-        return next(iter(states.get(ti.run_id, {}).values()), None)
-
-    async def _release(self) -> None:
-        """Release the claim without waiting for the end of the lease that the stopped keeper has left."""
-        from airflow_nats_jetstream.hooks import JetStreamHook
-        from jetstream_handoff.claim import Claim
-        from jetstream_handoff.ledger import Ledger
-        from jetstream_handoff.settle import release
-
-        claim = Claim.from_json(self.claim)
-        async with JetStreamHook(self.nats_conn_id).shared() as js:
-            await release(Ledger(js, claim.stream, claim.consumer), claim, None)
+                await self._release(self.claim, None)
 
     async def _master(self) -> SparkMaster:
         from airflow.sdk import BaseHook

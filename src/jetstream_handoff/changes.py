@@ -33,9 +33,13 @@ _queues: WeakKeyDictionary[JetStream, dict[str, Queue]] = WeakKeyDictionary()
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """A requested change, and its outcome."""
+    """A requested change, and its outcome.
+
+    claim_id:  the claim whose receipt the caller writes if the change ends it; empty if there is none.
+    """
 
     function: Change
+    claim_id: str = ""
     outcome: Outcome | None = None
 
 
@@ -60,9 +64,12 @@ class Queue:
         return _queues.setdefault(js, {}).setdefault(subject, cls())
 
     @asynccontextmanager
-    async def turn(self, function: Change) -> AsyncIterator[Waiting]:
-        """Wait until it is the turn of this change. By then, another writer on this connection may have applied it."""
-        mine = Waiting(function)
+    async def turn(self, function: Change, claim_id: str = "") -> AsyncIterator[Waiting]:
+        """Wait until it is the turn of this change. By then, another writer on this connection may have applied it.
+
+        claim_id:  as in :class:`Waiting`.
+        """
+        mine = Waiting(function, claim_id)
         self._waiting.append(mine)
         try:
             async with self._turn:
@@ -77,7 +84,7 @@ class Queue:
 
     def apply(self, together: Iterable[Waiting], old: Record | None, info: ConsumerInfo) -> Applied:
         """Apply the changes that are still waiting, one after another."""
-        applied = Applied([old], [])
+        applied = Applied([old], [], [])
         for each in together:
             if each not in self._waiting:
                 continue
@@ -88,6 +95,7 @@ class Queue:
                 continue
             if new is not None:
                 applied.steps.append(new)
+                applied.claim_ids.append(each.claim_id)
             applied.outcomes.append((each, (applied.record, info)))
         return applied
 
@@ -103,9 +111,15 @@ class Queue:
 
 
 class Applied(NamedTuple):
-    """Changes applied to a record: the record after each step, and the outcome of each change."""
+    """Changes applied to a record.
+
+    steps:      the record before the first step, and after each step.
+    claim_ids:  for each step, the claim whose receipt the caller writes, or an empty string.
+    outcomes:   the outcome of each change.
+    """
 
     steps: list[Record | None]
+    claim_ids: list[str]
     outcomes: list[tuple[Waiting, Outcome]]
 
     @property

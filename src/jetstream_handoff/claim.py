@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jetstream_client.consume.address import AckAddress
 from jetstream_client.errors import InvalidValue
@@ -16,6 +16,9 @@ from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.errors import ClaimInvalid
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 VERSION = 1
 _ID = re.compile(r"[0-9a-f]{8,32}")
@@ -43,6 +46,15 @@ keeper. A keeper never takes a claim over from an attempt."""
 def new_token(try_number: int) -> str:
     """A new name for an attempt. The name is random, because two attempts of one task can be alive at the same time."""
     return f"{try_number}-{secrets.token_hex(4)}"
+
+
+def token_of(try_number: int, instance: UUID) -> str:
+    """The name of an attempt that is known before the attempt holds its claim, and that several processes can derive.
+
+    try_number:  the number of the task's try, from 1.
+    instance:    the random id of this try. Another try of the task must have another id.
+    """
+    return f"{try_number}-{instance.hex[-8:]}"
 
 
 @dataclass(frozen=True, kw_only=True)

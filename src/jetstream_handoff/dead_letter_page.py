@@ -28,11 +28,15 @@ from jetstream_handoff.selection import Decisions, Listed, stored
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from jetstream_client.sequences import Sequences
     from jetstream_handoff.dead_letters import DeadLetters
 
 MOST = 1_000
 """How many messages are read for one page, at most. A page of few matching dead letters may therefore be short."""
+LARGEST_SPAN = 5_000
+"""How many messages are read to find chosen ones, at most."""
 _AT_ONCE = 250
+_CONFIRMED_AT_ONCE = 16
 _ABANDONED = timedelta(seconds=10)
 
 
@@ -109,6 +113,31 @@ async def listed(
         else:
             left = 0
     return Page(tuple(await _confirmed(letters, found)), None if left == 0 else last, left)
+
+
+async def chosen(letters: DeadLetters, numbers: Sequences) -> tuple[Stub, ...]:
+    """Return the messages of the dead-letter stream with these numbers, the oldest first, as far as they exist. The
+    messages between them are read as well, but the ledger is asked only about the chosen ones.
+
+    numbers:  their sequences in the dead-letter stream, at least one.
+
+    Raises:
+        InvalidValue: more than ``LARGEST_SPAN`` messages lie between the first and the last of them.
+        LedgerUnavailable, JetStreamError: as :func:`listed`.
+    """
+    found: list[Stub] = []
+    read = 0
+    async with aclosing(stubs(letters, numbers.first - 1)) as reading:
+        async for stub, _ in reading:
+            if stub.number in numbers:
+                found.append(stub)
+            if stub.number >= numbers.last:
+                break
+            read += 1
+            if read == LARGEST_SPAN:
+                remedy = f"they are more than {LARGEST_SPAN:,} messages apart; choose fewer dead letters at a time"
+                raise InvalidValue("numbers", str(numbers), remedy)
+    return tuple(await _confirmed(letters, found))
 
 
 async def letter(letters: DeadLetters, number: int) -> Listed | None:
@@ -203,8 +232,14 @@ def _reason(stub: Stub) -> str:
 
 
 async def _confirmed(letters: DeadLetters, found: list[Stub]) -> list[Stub]:
-    """The same messages, with whether the ledger confirms them. Each claim is asked for once, all at the same time."""
+    """The same messages, with whether the ledger confirms them. Each claim is asked for once, some at the same time."""
     decisions = Decisions(letters)
+    slots = asyncio.Semaphore(_CONFIRMED_AT_ONCE)
+
+    async def confirm(head: Head) -> None:
+        async with slots:
+            await decisions.confirm(head)
+
     claims = {(each.head.consumer, each.head.claim_id): each.head for each in found if each.head}
-    await asyncio.gather(*map(decisions.confirm, claims.values()))
+    await asyncio.gather(*map(confirm, claims.values()))
     return [replace(each, confirmed=await decisions.confirm(each.head)) if each.head else each for each in found]

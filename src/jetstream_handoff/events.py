@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from jetstream_handoff.claim import Claim
+    from jetstream_handoff.inspection import Seen
     from jetstream_handoff.taking import Taking
 
 log = logging.getLogger(__name__)
@@ -22,12 +23,13 @@ Name = Literal[
     "taken",  # entered in the ledger and leased; ``seconds`` since the first message of its batch arrived
     "held",  # an attempt began; ``seconds`` since the claim was taken
     "kept",  # held for other tasks (docs/several-tasks.md)
+    "handed_over",  # the attempt continues in another process, which resumes the hold
     "lost",  # an attempt no longer holds the claim: its result does not count
     "done",  # recorded and acknowledged, except for dead letters; ``seconds`` that both steps took
     "dead_lettered",  # copied to the dead-letter stream and terminated
     "unconfirmed",  # done, but the acknowledgement is unconfirmed: the next take repeats it
     "failed",  # the work failed for the last time: the messages are redelivered
-    "released",  # no longer held, between two attempts
+    "released",  # no longer held: between two attempts, or by hand
     "superseded",  # no longer open: its sensor or its task died, and its messages were delivered to another take
     "reprocessed",  # settled once more: the new attempt is now the committed one
     "repeated",  # messages that were redelivered although they are done: acknowledged, not processed again
@@ -70,7 +72,13 @@ def listen(listener: Listener) -> None:
 
 
 def tell(
-    name: Name, of: Claim | Taking, messages: int, *, claim: str = "", seconds: float | None = None, origin: str = ""
+    name: Name,
+    of: Claim | Taking | Seen,
+    messages: int,
+    *,
+    claim: str = "",
+    seconds: float | None = None,
+    origin: str = "",
 ) -> None:
     """Call the listeners. An error of a listener is only logged, because a metric must not stop the hand-off."""
     event = Event(name, of.stream, of.consumer, messages, claim, seconds, origin)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import operator
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from jetstream_client.errors import InvalidValue
-from jetstream_handoff.durations import LONGEST_HOLD
+from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.errors import AlreadyDone, HoldLost
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ task's process."""
 
 class HeldClaim:
     """A claim that this task holds. Get one from :meth:`begin`; end it with one of :meth:`settle`, :meth:`fail`,
-    :meth:`release`.
+    :meth:`release`, :meth:`hand_over`.
     """
 
     def __init__(self, hold: Hold, portal: BlockingPortal, dead_letters: str | None = None) -> None:
@@ -76,6 +76,8 @@ class HeldClaim:
         claim: Claim,
         *,
         try_number: int,
+        token: str | None = None,
+        resume: bool = False,
         longest_hold: timedelta = LONGEST_HOLD,
         dead_letters: str | None = None,
         reprocess: bool = False,
@@ -85,6 +87,10 @@ class HeldClaim:
         hold.
 
         try_number:    the number of the task's try, from 1, which becomes part of the token.
+        token:         the name of the attempt, if it has to be known before the claim is held
+                       (:func:`~jetstream_handoff.claim.token_of`); default: ``try_number`` and a random number.
+        resume:        whether to continue the hold of the attempt ``token``, which was handed over, instead of taking
+                       the claim over; default: False. See :meth:`~jetstream_handoff.hold.Hold.resume`.
         longest_hold:  the hold is lost after this time; default: 24 hours.
         dead_letters:  the dead-letter stream for rejected messages; default: ``DEAD_<stream>``.
         reprocess:     whether to reprocess a claim that is already settled, instead of raising AlreadyDone.
@@ -99,7 +105,11 @@ class HeldClaim:
 
         check_count("try_number", try_number)  # 0 names a keeper
         dead_letters_of(claim.stream, dead_letters)
-        holding = _hold(settings, claim, try_number, longest_hold, holder, reprocess=reprocess)
+        if resume:
+            holding = _resumed(settings, claim, str(token), longest_hold)
+        else:
+            options = {"try_number": try_number, "token": token, "longest_hold": longest_hold, "holder": holder}
+            holding = _hold(settings, claim, options, reprocess=reprocess)
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(holding) as hold:
             held = cls(hold, portal, dead_letters)
             try:
@@ -167,8 +177,8 @@ class HeldClaim:
 
     @property
     def ended(self) -> bool:
-        """Whether the work itself settled, failed or released the claim. This is True even if a time-out of the task
-        interrupted the call."""
+        """Whether the work itself settled, failed, released or handed over the claim. This is True even if a time-out
+        of the task interrupted the call."""
         return self._hold.ended and not self.killed
 
     @property
@@ -196,6 +206,14 @@ class HeldClaim:
         """Release the claim for another attempt. If no attempt has held it by the end of ``delay``, its messages are
         redelivered. Without a ``delay`` they are redelivered at once."""
         self._end(self._hold.release, delay)
+
+    def hand_over(self, lease: timedelta = HAND_OFF_TIMEOUT) -> None:
+        """End the hold in this process, so that another process can continue the attempt. See
+        :meth:`jetstream_handoff.hold.Hold.hand_over`.
+
+        lease:  how long the messages wait for that process. Default 15 minutes.
+        """
+        self._end(self._hold.hand_over, lease)
 
     def kill(self) -> None:
         """Release the claim at once and stop its work. From now on settling is refused. Returns immediately.
@@ -252,13 +270,7 @@ def _sequences(value: object) -> Sequences:
 
 @asynccontextmanager
 async def _hold(
-    settings: ConnectionSettings,
-    claim: Claim,
-    try_number: int,
-    longest_hold: timedelta,
-    holder: Owner,
-    *,
-    reprocess: bool,
+    settings: ConnectionSettings, claim: Claim, options: Mapping[str, Any], *, reprocess: bool
 ) -> AsyncIterator[Hold]:
     from jetstream_client import connect
     from jetstream_handoff.hold import Hold
@@ -266,11 +278,20 @@ async def _hold(
 
     async with connect(settings) as js, AsyncExitStack() as stack:
         try:
-            holding = Hold.begin(js, claim, try_number=try_number, longest_hold=longest_hold, holder=holder)
-            hold = await stack.enter_async_context(holding)
+            hold = await stack.enter_async_context(Hold.begin(js, claim, **options))
         except AlreadyDone:
             if not reprocess:
                 raise
-            holding = Reprocess.begin(js, claim, try_number=try_number, longest_hold=longest_hold, holder=holder)
-            hold = await stack.enter_async_context(holding)
+            hold = await stack.enter_async_context(Reprocess.begin(js, claim, **options))
+        yield hold
+
+
+@asynccontextmanager
+async def _resumed(
+    settings: ConnectionSettings, claim: Claim, token: str, longest_hold: timedelta
+) -> AsyncIterator[Hold]:
+    from jetstream_client import connect
+    from jetstream_handoff.hold import Hold
+
+    async with connect(settings) as js, Hold.resume(js, claim, token=token, longest_hold=longest_hold) as hold:
         yield hold

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The history of a claim, for people: the owner for which it was taken, and the attempts that held it. No I/O.
+"""The history of a claim, for people: who took it, which attempts held it, and when a person released it. No I/O.
 
 No decision depends on a history. A release that does not know it ignores it, and drops it with its next write.
 """
@@ -65,16 +65,18 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The owner for which a claim was taken, and the attempts that held it.
+    """The owner for which a claim was taken, the attempts that held it, and when a person released it.
 
     owner:     the owner for which it was taken; empty if unknown.
     taken:     the server's time when it was entered in the ledger, RFC 3339; empty if unknown.
     attempts:  the attempts that held it, the oldest first. Only the last four are kept.
+    released:  the server's time when it was last released by hand, RFC 3339; empty if it never was.
     """
 
     owner: Owner = ()
     taken: str = ""
     attempts: tuple[Attempt, ...] = ()
+    released: str = ""
 
     def held(self, attempt: Attempt) -> History:
         """Return the history with one more attempt."""
@@ -84,7 +86,7 @@ class History:
     def to_json(self) -> dict[str, Any]:
         """Return the history as JSON. Empty fields are left out."""
         attempts = [[each.token, each.at, list(each.by)] for each in self.attempts]
-        fields = {"owner": list(self.owner), "taken": self.taken, "attempts": attempts}
+        fields = {"owner": list(self.owner), "taken": self.taken, "attempts": attempts, "released": self.released}
         return {name: value for name, value in fields.items() if value}
 
     @classmethod
@@ -96,10 +98,12 @@ class History:
         if not isinstance(value, Mapping):
             return cls()
         try:
-            owner, taken = owner_of(value["owner"]) if value.get("owner") else (), value.get("taken", "")
-            if taken != "":
-                time_nanoseconds(taken)
-            return cls(owner, taken, tuple(map(_attempt, value.get("attempts") or ()))[-KEPT:])
+            owner = owner_of(value["owner"]) if value.get("owner") else ()
+            taken, released = value.get("taken", ""), value.get("released", "")
+            for at in (taken, released):
+                if at != "":
+                    time_nanoseconds(at)
+            return cls(owner, taken, tuple(map(_attempt, value.get("attempts") or ()))[-KEPT:], released)
         except (TypeError, ValueError, KeyError, AttributeError):
             return cls()
 

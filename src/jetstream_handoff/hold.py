@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hold: one attempt owns a claim while its work runs. A token names the attempt, and heartbeats renew the leases."""
+"""Hold: one attempt owns a claim while its work runs. A token names the attempt, and heartbeats renew the leases.
+
+An attempt that continues in another process hands its hold over, and the other process resumes it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from jetstream_client.errors import ConsumerNotFound, InvalidValue, JetStreamError, StreamNotFound
+from jetstream_client.errors import InvalidValue, JetStreamError
 from jetstream_client.sequences import Sequences
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers, settle
@@ -17,21 +21,23 @@ from jetstream_handoff.claim import KEEPER, new_token
 from jetstream_handoff.completion import LEASE_ENDS, complete
 from jetstream_handoff.dead_letters import DeadLetters, Holder
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT, HEARTBEATS, LONGEST_HOLD
-from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HeldByAnother, HoldLost, Superseded
+from jetstream_handoff.errors import AlreadyDone, HeldByAnother, HoldLost, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.history import Attempt
-from jetstream_handoff.ledger import PATIENCE, SECOND_READ, Ledger, NotOpen, unusable
+from jetstream_handoff.ledger import SECOND_READ, Ledger
 from jetstream_handoff.letter import check_reason
-from jetstream_handoff.record import Record, check_value
+from jetstream_handoff.record import check_value
+from jetstream_handoff.unchanged import check_unchanged, open_entry
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.claim import Claim
     from jetstream_handoff.history import Owner
+    from jetstream_handoff.record import OpenEntry, Record
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +45,9 @@ _TO_RELEASE = 10.0  # seconds for a release at the end of the block
 
 
 class Hold:
-    """A held claim. Get one from :meth:`begin`; end it with one of :meth:`settle`, :meth:`fail`, :meth:`release`."""
+    """A held claim. Get one from :meth:`begin` or :meth:`resume`; end it with one of :meth:`settle`, :meth:`fail`,
+    :meth:`release`, :meth:`hand_over`.
+    """
 
     def __init__(self, ledger: Ledger, claim: Claim, token: str, ack_wait: float, longest_hold: timedelta) -> None:
         self.claim = claim
@@ -47,14 +55,16 @@ class Hold:
         self._ledger = ledger
         self._ack_wait = ack_wait
         self._longest = longest_hold.total_seconds()
-        self.ended = False  # settled, failed or released
+        self.ended = False  # settled, failed, released or handed over
         self.lost = ""  # why the claim is no longer held; empty while it is
         self._when_lost: list[Callable[[str], None]] = []
         self._beats: asyncio.Task[None] | None = None
         self._rejected: dict[str, Sequences] = {}
         self._dead_letters: DeadLetters | None = None
         self._end: asyncio.TimerHandle | None = None
+        self._entered = time.monotonic()  # at this time, the claim was already in the ledger
         self._renewed: datetime | None = None  # no heartbeat was sent after this time
+        self._goes_on = False  # in another process, if this one does not end the hold
 
     @classmethod
     @asynccontextmanager
@@ -64,6 +74,7 @@ class Hold:
         claim: Claim,
         *,
         try_number: int,
+        token: str | None = None,
         longest_hold: timedelta = LONGEST_HOLD,
         holder: Owner = (),
     ) -> AsyncIterator[Hold]:
@@ -74,6 +85,8 @@ class Hold:
 
         try_number:    the number of the task's try, which becomes part of the token. ``KEEPER`` means a keeper, which
                        takes a claim over only from another keeper.
+        token:         the name of the attempt, if it has to be known before the claim is held
+                       (:func:`~jetstream_handoff.claim.token_of`); default: ``try_number`` and a random number.
         longest_hold:  the hold is lost after this time; default: 24 hours.
         holder:        the task that holds the claim, for the claim's history; default: unknown.
 
@@ -90,17 +103,15 @@ class Hold:
         ledger = Ledger(js, claim.stream, claim.consumer)
         await ledger.check()
         info = await check_unchanged(ledger, claim)
-        token = new_token(try_number)
+        token = token or new_token(try_number)
+        earlier: list[str | None] = []  # the tokens that were found
 
         def take_over(record: Record | None, info: ConsumerInfo) -> Record:
-            entry = record.open.get(claim.id) if record else None
-            if record is None or entry is None:
-                raise NotOpen(record)
-            if entry.sequences != claim.sequences:
-                raise ClaimInvalid(
-                    f"the ranges of claim {claim.id} differ from those of its entry in the ledger; pass the claim "
-                    "exactly as the sensor returned it"
-                )
+            record, entry = open_entry(record, claim)
+            hold._entered = _entered(entry, info)
+            earlier.append(entry.token)
+            if entry.token == token:
+                return record  # our own earlier write, or the claim was handed over to this attempt
             if try_number == KEEPER and not (entry.token or token).startswith(f"{KEEPER}-"):
                 raise HeldByAnother(
                     f"claim {claim.id} is held by attempt {claim.id}-{entry.token}; wait until its work ends"
@@ -121,12 +132,50 @@ class Hold:
             await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
             log.info("claim %s is held by attempt %s: %d messages", claim.id, token, claim.count)
             waited = (time_nanoseconds(info.now) - time_nanoseconds(claim.taken_at)) / 1e9
-            tell("kept" if try_number == KEEPER else "held", claim, claim.count, claim=claim.id, seconds=waited)
+            if earlier[0] != token:
+                tell("kept" if try_number == KEEPER else "held", claim, claim.count, claim=claim.id, seconds=waited)
+            yield hold
+
+    @classmethod
+    @asynccontextmanager
+    async def resume(
+        cls, js: JetStream, claim: Claim, *, token: str, longest_hold: timedelta = LONGEST_HOLD
+    ) -> AsyncIterator[Hold]:
+        """Continue an attempt's hold that was handed over, until the end of the block. Nothing is taken over.
+
+        If the block does not end the hold, the claim is handed over again, with a lease of 15 minutes. If the hold was
+        lost, the claim is released instead.
+
+        token:         the name of the attempt.
+        longest_hold:  the hold is lost after this time; default: 24 hours.
+
+        Raises:
+            HeldByAnother: another attempt holds the claim, or the claim was released.
+            AlreadyDone, Superseded, ClaimInvalid, LedgerUnavailable, PermissionDenied: as :meth:`begin`.
+        """
+        ledger = Ledger(js, claim.stream, claim.consumer)
+        await ledger.check()
+        ack_wait = (await check_unchanged(ledger, claim)).config["ack_wait"] / 1e9
+
+        def still_ours(record: Record | None, info: ConsumerInfo) -> Record:
+            record, entry = open_entry(record, claim)
+            hold._entered = _entered(entry, info)
+            if entry.token != token:
+                raise HeldByAnother(f"attempt {token} cannot continue with claim {claim.id}, because {_holder(entry)}")
+            return record
+
+        hold = Hold(ledger, claim, token, ack_wait, longest_hold)
+        hold._goes_on = True
+        await ledger.decide(still_ours, claim.id)
+        async with hold._kept():
+            await answers.negative(ledger, claim.sequences, timedelta(seconds=ack_wait))
+            log.info("claim %s is held by attempt %s again: %d messages", claim.id, token, claim.count)
             yield hold
 
     @asynccontextmanager
     async def _kept(self) -> AsyncIterator[Self]:
-        """Send heartbeats until the end of the block. Release the claim if the block did not end the hold."""
+        """Send heartbeats until the end of the block. Release the claim if the block did not end the hold, or hand it
+        over again if the hold was resumed."""
         longest = self._longest
         self._beats = asyncio.create_task(self._keep())
         self._end = asyncio.get_running_loop().call_later(
@@ -139,7 +188,10 @@ class Hold:
             cancelled = True
             raise
         finally:
-            if not self.ended:
+            if not self.ended and self._goes_on and not self.lost:
+                leaving = self._quietly(self.hand_over(), f"claim {self.claim.id} was not handed over")
+                await complete(leaving, _TO_RELEASE, f"handing over claim {self.claim.id}", self.until)
+            elif not self.ended:
                 await self._complete_release(cancelled=cancelled)
 
     @property
@@ -206,7 +258,8 @@ class Hold:
             self._still_held()
         await self._stop_beats()
         with self._fenced():
-            await settle.settle_done(self._ledger, self.claim, self.token, value, self.rejected)
+            of = (self._ledger, self.claim, self.token)
+            await settle.settle_done(*of, value, self.rejected, entered=self._entered)
         self.ended = True
 
     async def fail(self, reason: str = "", *, blame: bool = True) -> None:
@@ -227,18 +280,48 @@ class Hold:
         self.ended = True
         await settle.release(self._ledger, self.claim, self.token, delay)
 
+    async def hand_over(self, lease: timedelta = HAND_OFF_TIMEOUT) -> None:
+        """End the hold in this process, so that another process can :meth:`resume` it with the same token.
+
+        In the ledger, the attempt still holds the claim. If no process has resumed the hold by the end of ``lease``,
+        the messages are redelivered, and the next take supersedes the claim. If the server does not answer, the end of
+        the block tries again, and does not release the claim.
+
+        lease:  default: 15 minutes.
+
+        Raises:
+            HoldLost: the attempt no longer holds the claim, so no process can resume the hold.
+        """
+        self._still_held()
+        self._goes_on = True  # also if the server does not answer now
+        await self._stop_beats()
+        if reason := await self._surely_lost():
+            self._lose(reason)
+            self._still_held()
+        await answers.negative(self._ledger, self.claim.sequences, lease)
+        self.ended = True
+        log.info("claim %s is handed over with attempt %s: %d messages", self.claim.id, self.token, self.claim.count)
+        tell("handed_over", self.claim, self.claim.count, claim=self.claim.id)
+
     async def _complete_release(self, *, cancelled: bool) -> None:
         delay = HAND_OFF_TIMEOUT if cancelled and self._is_keeper else None
         await complete(self.let_go(delay), _TO_RELEASE, f"releasing claim {self.claim.id}", self.until)
 
     async def let_go(self, delay: timedelta | None = None) -> None:
-        """Release the claim. An error is only logged. If it were raised, it would hide the error that ended the work,
-        or nothing would catch it."""
+        """Release the claim. An error is only logged."""
+        await self._quietly(self.release(delay), self.unreleased)
+
+    async def _quietly(self, ending: Awaitable[None], failed: str) -> None:
+        """End the hold. An error is only logged. If it were raised, it would hide the error that ended the work, or
+        nothing would catch it.
+
+        failed:  what an error means, in words.
+        """
         try:
-            await self.release(delay)
+            await ending
         except Exception as error:
             expected = isinstance(error, JetStreamError)
-            log.warning("%s: %s; %s", self.unreleased, error, self.until, exc_info=not expected)
+            log.warning("%s: %s; %s", failed, error, self.until, exc_info=not expected)
 
     @property
     def unreleased(self) -> str:
@@ -267,7 +350,8 @@ class Hold:
             raise HoldLost(f"claim {self.claim.id} is no longer held by attempt {self.token}: {self.lost}")
         if self.ended:
             raise HoldLost(
-                f"attempt {self.token} has already ended: claim {self.claim.id} was settled or released, or has failed"
+                f"attempt {self.token} has already ended here: claim {self.claim.id} was settled, released or handed "
+                "over, or has failed"
             )
 
     async def _stop_beats(self) -> None:
@@ -286,11 +370,7 @@ class Hold:
                 return
             try:
                 await self._beat()
-                reason = await self._why_lost()
-                if reason:
-                    await asyncio.sleep(SECOND_READ)
-                    reason = await self._why_lost()
-                if reason:
+                if reason := await self._surely_lost():
                     self._lose(reason)
             except Exception as error:
                 if self._ledger.js.connection.closed:
@@ -303,14 +383,19 @@ class Hold:
     async def _beat(self) -> None:
         await answers.in_progress(self._ledger, self.claim.sequences, self.claim.consumer_sequence)
 
+    async def _surely_lost(self) -> str:
+        """Return why the claim is no longer held, if two reads say so; else an empty string."""
+        if not await self._why_lost():
+            return ""
+        await asyncio.sleep(SECOND_READ)
+        return await self._why_lost()
+
     async def _why_lost(self) -> str:
         record, _ = await self._ledger.read()
         entry = record.open.get(self.claim.id) if record else None
         if entry is None:
             return "it is no longer open in the ledger"
-        if entry.token == self.token:
-            return ""
-        return f"attempt {entry.token} now holds it" if entry.token else "it was released"
+        return "" if entry.token == self.token else _holder(entry)
 
     def _lose(self, reason: str) -> None:
         if self.lost:
@@ -323,33 +408,11 @@ class Hold:
             callback(reason)
 
 
-async def check_unchanged(ledger: Ledger, claim: Claim) -> ConsumerInfo:
-    """Return the consumer's INFO if stream and consumer are still those from which the claim was taken.
+def _entered(entry: OpenEntry, info: ConsumerInfo) -> float:
+    """Return a time at which the claim was already in the ledger, as :func:`time.monotonic` tells it."""
+    age = time_nanoseconds(info.now) - time_nanoseconds(entry.at)
+    return time.monotonic() - max(0, age) / 1e9  # the server's clock may have been set back since
 
-    Raises:
-        Superseded: the stream or the consumer was deleted or recreated.
-        ClaimInvalid: the claim's acknowledgements would not go to the consumer that this connection finds.
-    """
-    named = f"{claim.id} of consumer {claim.consumer!r}, stream {claim.stream!r},"
-    try:
-        stream = await ledger.stream.info(patience=PATIENCE)
-        consumer = await ledger.consumer.info(patience=PATIENCE)
-    except (StreamNotFound, ConsumerNotFound) as gone:
-        raise unusable(named, f"the server says {gone.description!r}; run the sensor again") from gone
-    for kind, created, claimed in (
-        ("stream", stream.created, claim.stream_created),
-        ("consumer", consumer.created, claim.consumer_created),
-    ):
-        if created != claimed:
-            raise unusable(
-                named,
-                f"the {kind} was recreated at {created}, but the claim was taken from the {kind} created at "
-                f"{claimed}; run the sensor again instead of this task",
-            )
-    address = await ledger.locate()
-    if claim.address != address:
-        raise ClaimInvalid(
-            f"claim {claim.id} has ack_prefix {claim.address.prefix!r}, but its consumer has {address.prefix!r}; pass "
-            "the claim exactly as the sensor returned it, and use a connection to the same domain"
-        )
-    return consumer
+
+def _holder(entry: OpenEntry) -> str:
+    return f"attempt {entry.token} now holds it" if entry.token else "it was released"

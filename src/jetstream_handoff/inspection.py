@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims as the ledger and the server show them, and the release of a claim by hand, for the command line.
+"""Claims as the ledger and the server show them, and the release of a claim by hand.
 
 Only :func:`release` writes.
 """
@@ -17,19 +17,23 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client.consume.message import IN_PROGRESS
 from jetstream_client.errors import ConsumerNotFound, InvalidValue, StreamNotFound
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff import settle
+from jetstream_handoff import answers
 from jetstream_handoff.claim import is_claim_id
 from jetstream_handoff.durations import HEARTBEATS
 from jetstream_handoff.errors import LedgerInvalid, Superseded
-from jetstream_handoff.history import History
+from jetstream_handoff.events import tell
+from jetstream_handoff.history import History, readable
 from jetstream_handoff.ledger import PATIENCE, Ledger, ledgers
 from jetstream_handoff.timeline import Milestone, milestones
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
     from jetstream_client.sequences import Sequences
     from jetstream_client.wire.protocol import Reply
+    from jetstream_handoff.history import Owner
     from jetstream_handoff.record import OpenEntry, Receipt, Record
 
 log = logging.getLogger(__name__)
@@ -43,7 +47,7 @@ class Seen:
     now:        the server's time, RFC 3339.
     entry:      the entry of an open claim.
     receipt:    the receipt of any other claim. For a done claim that has no receipt yet, the receipt that it will get.
-    info:       the consumer; None if it does not exist.
+    info:       the consumer; None if it does not exist or could not be read.
     current:    False if an open claim can no longer be settled, because its consumer does not exist, or was recreated
                 or reset.
     alive:      whether a heartbeat was heard; None if :func:`listen` was not called, or no attempt holds the claim.
@@ -70,9 +74,9 @@ class Seen:
             return self.entry.whole_history
         return self.receipt.history if self.receipt else History()
 
-    def timeline(self) -> list[Milestone]:
-        """What happened to the claim, the oldest first."""
-        return milestones(self)
+    def timeline(self, name: Callable[[Owner], str] = readable) -> list[Milestone]:
+        """What happened to the claim, the oldest first. ``name`` returns the name of a task in the texts."""
+        return milestones(self, name)
 
     @property
     def since(self) -> str:
@@ -130,16 +134,30 @@ def revision(seen: Seen) -> str:
     """
     settled_by = seen.receipt.token if seen.receipt else None
     attempts = [attempt.token for attempt in seen.history.attempts]
-    state = [seen.id, seen.state, seen.current, seen.holder, seen.since, settled_by, attempts]
+    holder = (seen.holder, seen.since, settled_by, attempts, seen.history.released)
+    return fingerprint(seen.id, seen.state, seen.current, *holder)
+
+
+def fingerprint(*state: object) -> str:
+    """Return 16 hexadecimal digits that change with the state, which consists of JSON values."""
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]
 
 
 def _next_of_open(seen: Seen, entry: OpenEntry) -> str:
-    if seen.info is None:
-        return "It cannot be settled, because its consumer does not exist. The next sensor supersedes it."
     if not seen.current:
-        return "It cannot be settled, because its consumer was recreated or reset. The next sensor supersedes it."
-    wait = seen.info.config["ack_wait"] / 1e9
+        gone = "does not exist" if seen.info is None else "was recreated or reset"
+        return f"It cannot be settled, because its consumer {gone}. The next sensor supersedes it."
+    if seen.info is None:
+        return "What happens next is unknown, because its consumer could not be read."
+    return _next_of_current(seen, entry, seen.info.config["ack_wait"] / 1e9)
+
+
+def _next_of_current(seen: Seen, entry: OpenEntry, wait: float) -> str:
+    if entry.is_released:
+        return (
+            "It was released by hand, so its messages are redelivered to the next sensor that pulls, which takes them "
+            "in another claim. Until then, its task can still hold it."
+        )
     if entry.token is None:
         return (
             "No attempt holds it. It waits for its task or for a retry. If none begins before its lease ends, its "
@@ -181,15 +199,18 @@ async def open_in(ledger: Ledger, *, whatever_can_be_read: bool = False) -> list
     return opened(*ledger.names, record, now, info)
 
 
-def opened(stream: str, consumer: str, record: Record, now: str, info: ConsumerInfo | None) -> list[Seen]:
+def opened(
+    stream: str, consumer: str, record: Record, now: str, info: ConsumerInfo | None, *, readable: bool = True
+) -> list[Seen]:
     """Return the open claims of a record, in the record's order. No I/O.
 
     stream, consumer:  the names of the record's stream and consumer.
     record:            the record.
     now:               the server's time, RFC 3339.
-    info:              the consumer; None if it does not exist.
+    info:              the consumer; None if it does not exist or could not be read.
+    readable:          whether the consumer could be read. Otherwise it counts as the one that the record knows.
     """
-    current = info is not None and not record.new_life(info)
+    current = not record.new_life(info) if info else not readable
     return [
         Seen(each, "open", stream, consumer, entry.sequences, now, entry=entry, info=info, current=current)
         for each, entry in record.open.items()
@@ -222,22 +243,18 @@ async def find(js: JetStream, claim_id: str) -> Seen | None:
     """
     if not is_claim_id(claim_id):
         return None
-    records: dict[tuple[str, str], Record | None] = {}
-    for ledger in await ledgers(js):
-        record = records[ledger.names] = await _readable(ledger)
+    receipt = await Ledger(js, "any", "any").receipt(claim_id)
+    books = await ledgers(js) if receipt is None else [Ledger(js, receipt.stream, receipt.consumer)]
+    for ledger in books:
+        record = await _readable(ledger)
         if record and claim_id in record.open:
             claims = opened(*ledger.names, record, *await _now(ledger))
             return next(seen for seen in claims if seen.id == claim_id)
-        if record and claim_id in record.done:
-            receipt = await ledger.receipt(claim_id)
-            if receipt is None or receipt.state != "done":
-                receipt = ledger.done_receipt(claim_id, record.done[claim_id])
+        if record and claim_id in record.done and (receipt is None or receipt.state != "done"):
+            receipt = ledger.done_receipt(claim_id, record.done[claim_id])
+        if receipt is not None:
             return await _closed(ledger, receipt, record)
-    receipt = await Ledger(js, "any", "any").receipt(claim_id)
-    if receipt is None:
-        return None
-    ledger = Ledger(js, receipt.stream, receipt.consumer)
-    return await _closed(ledger, receipt, records.get(ledger.names))
+    return None
 
 
 async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen]:
@@ -273,24 +290,36 @@ async def listen(js: JetStream, claims: list[Seen], seconds: float) -> list[Seen
 
 
 async def release(js: JetStream, seen: Seen) -> None:
-    """Release an open claim: remove its token from the ledger, then let its messages be redelivered at once.
+    """Release an open claim by hand: remove its token from the ledger, note the time in its history, then let its
+    messages be redelivered at once.
 
     An attempt that is alive stops at its next heartbeat and cannot settle.
 
     Raises:
-        Superseded: the claim is no longer open, or another attempt has taken it over since ``seen`` was read.
+        Superseded: the claim's entry in the ledger is no longer the one in ``seen``. Nothing was changed.
         ConsumerNotFound, StreamNotFound: the consumer or the stream does not exist.
     """
     assert seen.entry is not None  # noqa: S101 - the caller has checked that the claim is open
     ledger = Ledger(js, seen.stream, seen.consumer)
     await ledger.locate()
-    stream, consumer = await ledger.stream.info(patience=PATIENCE), await ledger.consumer.info(patience=PATIENCE)
-    claim = ledger.claim_of(seen.id, seen.entry, stream.created, consumer.created)
-    if not await settle.release(ledger, claim, seen.entry.token):
-        raise Superseded(
-            f"claim {seen.id} was not released, because its state in the ledger changed in the meantime; run "
-            f"`airflow jetstream claim {seen.id}` to see the new state before you try again"
-        )
+    written: list[OpenEntry] = []
+
+    def released(record: Record | None, info: ConsumerInfo) -> Record:
+        entry = record.open.get(seen.id) if record else None
+        if record is not None and entry is not None and entry in written:
+            return record  # our own earlier write, whose answer got lost
+        if record is None or entry is None or entry != seen.entry:
+            raise Superseded(
+                f"claim {seen.id} was not released, because its state in the ledger changed in the meantime; run "
+                f"`airflow jetstream claim {seen.id}` to see the new state before you try again"
+            )
+        written.append(entry.released(info.now))
+        return replace(record, open={**record.open, seen.id: written[-1]})
+
+    await ledger.change(released)
+    await answers.negative(ledger, seen.sequences)
+    log.info("claim %s was released by hand: %d messages", seen.id, seen.sequences.count)
+    tell("released", seen, seen.sequences.count, claim=seen.id)
 
 
 async def _readable(ledger: Ledger) -> Record | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from jetstream_handoff.claim import KEEPER
 from jetstream_handoff.errors import AlreadyDone, HeldByAnother, Superseded
 from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.ledger import SECOND_READ, Ledger
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream
@@ -47,14 +47,22 @@ async def keep(js: JetStream, claim: Claim, seconds: float, holder: Owner = ()) 
         except AlreadyDone:
             return "done"
         except Superseded:
-            receipt = await Ledger(js, claim.stream, claim.consumer).receipt(claim.id)
-            if receipt is not None and receipt.state == "failed":
+            if await _failed(Ledger(js, claim.stream, claim.consumer), claim):
                 return "failed"
             raise
         except HeldByAnother:
             log.info("claim %s is held by an attempt: waiting until the attempt ends", claim.id)
             await asyncio.sleep(min(left, _RETRY_DELAY))
     return None
+
+
+async def _failed(ledger: Ledger, claim: Claim) -> bool:
+    """Whether the claim has failed. The attempt that fails it writes the receipt a moment after the record."""
+    receipt = await ledger.receipt(claim.id)
+    if receipt is None:
+        await asyncio.sleep(SECOND_READ)
+        receipt = await ledger.receipt(claim.id)
+    return receipt is not None and receipt.state == "failed"
 
 
 async def _lost(hold: Hold, js: JetStream) -> None:

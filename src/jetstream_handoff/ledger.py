@@ -11,7 +11,7 @@ import base64
 import json
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -64,6 +64,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+
+Known = tuple["Receipt | None", int]
+"""A receipt as it was last seen, and its revision."""
+MISSING: Known = (None, 0)
+"""What is known of a receipt that was probably not written yet."""
 
 LARGEST_RECORD = 512 << 10
 """The largest size, in bytes, that a record may have after claims were entered. If half of the server's ``max_payload``
@@ -257,14 +262,14 @@ class Ledger:
         """Return the receipt of a claim; None if there is none. Raises LedgerUnavailable."""
         return (await self._receipt(claim_id))[0]
 
-    async def _receipt(self, claim_id: str) -> tuple[Receipt | None, int]:
+    async def _receipt(self, claim_id: str) -> Known:
         message = await self._last(self._receipts, f"$KV.{self._receipts}.{claim_id}")
         if message is None:
             return None, 0
         data, revision = message
         return stored_receipt(claim_id, data), revision
 
-    async def change(self, function: Change) -> tuple[Record | None, ConsumerInfo]:
+    async def change(self, function: Change, claim_id: str = "") -> tuple[Record | None, ConsumerInfo]:
         """Change the record by compare-and-set.
 
         Read the record, then the consumer's INFO, call ``function`` with both, and write the record that it returns. If
@@ -274,6 +279,9 @@ class Ledger:
         recognise its own effect, because a write whose answer got lost is tried again. Changes that wait at the same
         time on this connection are applied together and written once (:mod:`.changes`).
 
+        claim_id:  a claim whose receipt the caller writes if the change ends it. All other claims that are no longer
+                   open get a receipt here.
+
         Returns the record after this change, and the INFO with which ``function`` was called.
 
         Raises:
@@ -281,7 +289,7 @@ class Ledger:
                 ``PATIENCE`` seconds.
         """
         queue = Queue.of(self.js, self._record_subject)
-        async with queue.turn(function) as mine:
+        async with queue.turn(function, claim_id) as mine:
             while mine.outcome is None:
                 await self._change(queue)
         if isinstance(mine.outcome, Exception):
@@ -330,10 +338,10 @@ class Ledger:
         new = applied.record
         if new is None or new == old:
             return applied
-        forgotten = list(self._forgotten(applied.steps, info.now))
+        forgotten = list(self._forgotten(applied, info.now))
         done = [each for each in forgotten if each.state == "done" and each.claim_id not in receipted]
         if done:
-            await asyncio.gather(*(self.write_receipt(each, new=False) for each in done))
+            await asyncio.gather(*(self.write_receipt(each, None) for each in done))
             receipted.update(each.claim_id for each in done)
             return None
         rivals = revision != queue.written
@@ -350,14 +358,15 @@ class Ledger:
         return applied
 
     async def decide(self, function: Change, claim_id: str) -> Record:
-        """Make a change that hold or settle depends on. A result that ends the attempt is confirmed by a second read.
+        """Make a change that hold or settle depends on, and that writes the receipt of its claim itself. A result that
+        ends the attempt is confirmed by a second read.
 
         Raises:
             AlreadyDone, Superseded, HeldByAnother: the claim is no longer open, or no longer held by this attempt.
             LedgerUnavailable: as :meth:`change`.
         """
         try:
-            record, _ = await believed(lambda: self.change(function))
+            record, _ = await believed(lambda: self.change(function, claim_id))
         except NotOpen as bad:
             raise await self.verdict(claim_id, bad.record) from None
         except (ConsumerNotFound, StreamNotFound) as gone:
@@ -389,11 +398,11 @@ class Ledger:
         largest = min(LARGEST_RECORD, self.largest_value // 2)
         return len(_encoded(record.without_attempts())) <= largest * (1.5 if reserve else 1)
 
-    async def write_receipt(self, receipt: Receipt, *, new: bool = True) -> None:
+    async def write_receipt(self, receipt: Receipt, known: Known | None = MISSING) -> tuple[Receipt, int]:
         """Write a receipt. A done receipt is never replaced, because the claim may have been reprocessed since; it only
         gets the time of the acknowledgement. A superseded receipt does not replace any other receipt.
 
-        new: as in :meth:`change_receipt`.
+        known: as in :meth:`change_receipt`.
         """
 
         def stands(old: Receipt | None) -> Receipt:
@@ -401,30 +410,33 @@ class Ledger:
                 return receipt
             return replace(old, acknowledged=receipt.acknowledged) if receipt.acknowledged is not None else old
 
-        await self.change_receipt(receipt.claim_id, stands, new=new)
+        return await self.change_receipt(receipt.claim_id, stands, known)
 
-    async def try_receipt(self, receipt: Receipt, *, new: bool = True) -> None:
+    async def try_receipt(self, receipt: Receipt, known: Known | None = MISSING) -> tuple[Receipt, int] | None:
         """Write a receipt. An error is only logged: the record already says how the claim ended, so the attempt must
-        not fail.
+        not fail. None is then returned.
 
         If the receipt is missing, the take that removes the done claim from the record writes it. That take fails if it
         cannot write the receipt.
 
-        new: as in :meth:`change_receipt`.
+        known: as in :meth:`change_receipt`.
         """
         try:
-            await self.write_receipt(receipt, new=new)
+            return await self.write_receipt(receipt, known)
         except JetStreamError as error:
             text = "claim %s is %s, but its receipt could not be written: %s"
             log.error(text, receipt.claim_id, receipt.state, error)  # noqa: TRY400
+            return None
 
     async def change_receipt(
-        self, claim_id: str, function: Callable[[Receipt | None], Receipt], *, new: bool = False
-    ) -> Receipt:
+        self, claim_id: str, function: Callable[[Receipt | None], Receipt], known: Known | None = None
+    ) -> tuple[Receipt, int]:
         """Read a receipt, call ``function`` with it, and write the receipt that it returns. If another client has
         written the receipt in the meantime, begin again.
 
-        new: whether to skip the first read, because there is probably no receipt yet.
+        known: what is known of the receipt, which saves the first read. Default: nothing.
+
+        Returns the receipt as it is stored now, and its revision.
 
         Raises:
             LedgerUnavailable: as :meth:`change`.
@@ -433,19 +445,17 @@ class Ledger:
         clock = asyncio.get_running_loop().time
         deadline = clock() + PATIENCE
         while True:
-            old, revision = (None, 0) if new else await self._receipt(claim_id)
-            new = False
+            old, revision = known or await self._receipt(claim_id)
+            known = None
             receipt = function(old)
             if receipt == old:
-                return receipt
+                return receipt, revision
             try:
-                await self._write(subject, _encoded(receipt), revision)
+                return receipt, await self._write(subject, _encoded(receipt), revision)
             except (WrongLastSequence, RequestTimeout, ConnectionLost, JetStreamNotEnabled) as again:
                 if clock() > deadline or self.js.connection.closed:
                     raise _unavailable(self._receipts, again) from again
                 await asyncio.sleep(0 if isinstance(again, WrongLastSequence) else 0.2)
-            else:
-                return receipt
 
     def done_receipt(self, claim_id: str, entry: DoneEntry) -> Receipt:
         of = (claim_id, "done", *self.names, entry.sequences, entry.token)
@@ -502,13 +512,14 @@ class Ledger:
         with_output = [receipt for receipt in found.values() if receipt.processed]
         return sorted(with_output, key=lambda receipt: receipt.sequences.first)
 
-    def _forgotten(self, steps: Iterable[Record | None], now: str) -> Iterator[Receipt]:
-        for old, new in pairwise(steps):
+    def _forgotten(self, applied: Applied, now: str) -> Iterator[Receipt]:
+        """The receipts of claims that the record no longer contains, except those that the callers write."""
+        for (old, new), ended in zip(pairwise(applied.steps), applied.claim_ids, strict=True):
             if old is None or new is None:
                 continue
             for claim_id in old.done.keys() - new.done.keys():
                 yield self.done_receipt(claim_id, old.done[claim_id])
-            for claim_id in old.open.keys() - new.open.keys() - new.done.keys():
+            for claim_id in old.open.keys() - new.open.keys() - new.done.keys() - {ended}:
                 yield self._superseded(claim_id, old, new, now)
 
     def _superseded(self, claim_id: str, old: Record, new: Record, now: str) -> Receipt:

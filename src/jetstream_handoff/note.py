@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from jetstream_handoff.letter import PREFIX
+from jetstream_handoff.letter import LONGEST_REASON, PREFIX
 
 if TYPE_CHECKING:
     from jetstream_handoff.letter import Head
@@ -26,6 +26,9 @@ discards a dead letter recognises its note."""
 _WAS = f"{PREFIX}Was"
 """Header that says what the dead letter was, as JSON."""
 _LONGEST = 8 << 10
+LONGEST_TOKEN = 100
+"""The largest number of characters of a token in a note. Tokens are shorter, but a forged dead letter can contain any
+string."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,14 @@ class Note:
 
 
 def note_lines(outcome: Outcome, value: str, head: Head) -> list[bytes]:
-    """Return the header lines of a note.
+    """Return the header lines of a note. Reason and token are cut, so that a forged dead letter can be replaced, too.
 
     outcome:  what became of the dead letter.
     value:    the value of the header in :data:`HEADERS`.
     head:     the dead letter whose place the note takes.
     """
-    was = {"reason": head.reason, "claim_id": head.claim_id, "token": head.token, "size": head.size}
+    reason, token = head.reason[:LONGEST_REASON], head.token[:LONGEST_TOKEN]
+    was = {"reason": reason, "claim_id": head.claim_id, "token": token, "size": head.size}
     return [f"{HEADERS[outcome]}: {value}".encode(), f"{_WAS}: {json.dumps(was)}".encode()]
 
 

@@ -88,6 +88,8 @@ class Survey:
         self._limits = limits
         self._clock = asyncio.get_running_loop().time
         self._ended, self._rights = Ended(self._js), Rights(self._js)
+        self._since = ""
+        """The server's time at the first look."""
         self._looked = -RARELY  # at receipts and permissions, on the loop's clock
         self._written = ("", 0)
         """When the bucket of records was created, and its last sequence, when all records were read."""
@@ -119,7 +121,10 @@ class Survey:
                 info = await bucket.info()
                 await self._find_ledgers(info)
         except TimeoutError:
-            raise RequestTimeout(f"stream {bucket.name!r} of the ledger gave no answer for {FIRST:g} s") from None
+            raise RequestTimeout(
+                f"stream {bucket.name!r} of the ledger gave no answer for {FIRST:g} s: the server is overloaded or "
+                "frozen, or the stream has no leader; look at the server, and try again when it answers"
+            ) from None
         except (StreamNotFound, PermissionDenied, LedgerUnavailable) as error:
             return replace(empty, findings=(_of_ledger(settings.ledger, error),))
         names = sorted({ledger.stream.name for ledger in self._ledgers})
@@ -136,7 +141,9 @@ class Survey:
             )
             for name, stream in zip(names, streams, strict=True)
         )
-        return replace(empty, now=info.now, domain=info.domain, streams=views, findings=_unsuitable(info))
+        self._since = self._since or info.now
+        whole = replace(empty, now=info.now, domain=info.domain, streams=views, since=self._since)
+        return replace(whole, findings=_unsuitable(info))
 
     async def _find_ledgers(self, info: StreamInfo) -> None:
         if (info.created, info.state["last_seq"]) != self._written:
@@ -194,6 +201,7 @@ class Survey:
             record,
             self._ended.usual(names),
             count.waiting.get(names[1], 0),
+            readable=not any(_unread(consumer.info)),
         )
         view = replace(view, samples=self._sampled(view))
         if unread := [*_unread(consumer.record), *_unread(consumer.info)]:

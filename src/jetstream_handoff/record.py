@@ -38,7 +38,8 @@ class OpenEntry:
     at:       the server's time when the claim was entered, or last handed on to a later try of its owner.
     owner:    the owner for which it was taken.
     token:    the attempt that holds it; None if no attempt holds it.
-    history:  the attempts that held it, and when it was entered if ``at`` no longer says so. Its owner is empty.
+    history:  the attempts that held it, when it was entered if ``at`` no longer says so, and when it was released by
+              hand. Its owner is empty.
     """
 
     sequences: Sequences
@@ -62,6 +63,18 @@ class OpenEntry:
     def handed_on(self, now: str) -> OpenEntry:
         """Return the entry with a new time, which a take of the same owner gives it when it hands the claim on."""
         return replace(self, at=now, history=replace(self.history, taken=self.history.taken or self.at))
+
+    def released(self, now: str) -> OpenEntry:
+        """Return the entry after a person has released the claim."""
+        return replace(self, token=None, history=replace(self.history, released=now))
+
+    @property
+    def is_released(self) -> bool:
+        """Whether a person has released the claim, and it was neither held nor handed on since."""
+        since = [self.at, *(each.at for each in self.history.attempts[-1:])]
+        released = self.history.released
+        unheld = self.token is None and released != ""
+        return unheld and time_nanoseconds(released) >= max(map(time_nanoseconds, since))
 
 
 @dataclass(frozen=True, slots=True)

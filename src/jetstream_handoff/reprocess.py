@@ -19,9 +19,10 @@ from jetstream_handoff.durations import LONGEST_HOLD
 from jetstream_handoff.errors import ClaimInvalid, HeldByAnother, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.history import Attempt
-from jetstream_handoff.hold import Hold, check_unchanged
+from jetstream_handoff.hold import Hold
 from jetstream_handoff.ledger import PATIENCE, Ledger, believed
 from jetstream_handoff.record import check_value
+from jetstream_handoff.unchanged import check_unchanged
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,6 +53,7 @@ class Reprocess(Hold):
         claim: Claim,
         *,
         try_number: int,
+        token: str | None = None,
         longest_hold: timedelta = LONGEST_HOLD,
         holder: Owner = (),
     ) -> AsyncIterator[Hold]:
@@ -69,7 +71,7 @@ class Reprocess(Hold):
         info = await check_unchanged(ledger, claim)
         record, _ = await ledger.read()
         entry = record.done.get(claim.id) if record else None
-        token = new_token(try_number)
+        token = token or new_token(try_number)
 
         def settled_as(old: Receipt | None) -> Receipt:
             settled = old
@@ -88,7 +90,8 @@ class Reprocess(Hold):
                 )
             return settled
 
-        wanted = (await believed(lambda: ledger.change_receipt(claim.id, settled_as))).processed
+        seen, _ = await believed(lambda: ledger.change_receipt(claim.id, settled_as))
+        wanted = seen.processed
         if missing := wanted - await stored(ledger.stream, wanted):
             raise MessagesMissing(claim.stream, missing)
 
@@ -96,7 +99,7 @@ class Reprocess(Hold):
             settled = settled_as(old)
             return replace(settled, again=token, history=settled.history.held(Attempt(token, info.now, holder)))
 
-        receipt = await believed(lambda: ledger.change_receipt(claim.id, again))
+        receipt, _ = await believed(lambda: ledger.change_receipt(claim.id, again))
         claim = replace(claim, sequences=wanted)
         log.info("claim %s is processed again by attempt %s; attempt %s settled it", claim.id, token, receipt.token)
         async with Reprocess(ledger, claim, token, info.config["ack_wait"] / 1e9, longest_hold)._kept() as attempt:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client.consume.message import term
 from jetstream_client.errors import ConsumerNotFound, JetStreamError, PermissionDenied, StreamNotFound
 from jetstream_client.sequences import Sequences
-from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers, failures
 from jetstream_handoff.errors import AlreadyDone, HeldByAnother, LedgerFull, Superseded
 from jetstream_handoff.events import tell
-from jetstream_handoff.ledger import PATIENCE, Ledger, NotOpen
+from jetstream_handoff.ledger import Ledger, NotOpen
 from jetstream_handoff.record import BELIEVED, DoneEntry, OpenEntry, Receipt, Record, check_value
 
 if TYPE_CHECKING:
@@ -31,7 +30,15 @@ log = logging.getLogger(__name__)
 _NONE = Sequences()
 
 
-async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = None, rejected: Sequences = _NONE) -> None:
+async def settle_done(
+    ledger: Ledger,
+    claim: Claim,
+    token: str,
+    value: Any = None,
+    rejected: Sequences = _NONE,
+    *,
+    entered: float | None = None,
+) -> None:
     """Record the claim as done and write its receipt, then acknowledge its messages and wait for confirmations.
 
     Once the record is written, the claim is settled, and later errors are only logged. If no acknowledgement is
@@ -41,6 +48,9 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
     value:     the value to record: JSON of at most 8 KiB.
     rejected:  messages to terminate instead of acknowledging them. They must already have been copied to the
                dead-letter stream (:meth:`DeadLetters.copy`).
+    entered:   a time at which the claim was already in the ledger, as :func:`time.monotonic` tells it; default: now.
+               A server that is killed within a second of a write may forget it, so this waits until the entry is a
+               second old.
 
     Raises:
         InvalidValue: the value is not JSON or too large. Nothing was settled.
@@ -52,7 +62,8 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
     check_value(value)
     start = time.monotonic()
     await ledger.check()
-    await _old_enough(ledger, claim)
+    age = 0 if entered is None else start - entered
+    await asyncio.sleep(max(0, BELIEVED / 1e9 - age))
 
     def done(record: Record | None, info: ConsumerInfo) -> Record:
         if record and (mine := record.done.get(claim.id)) and mine.token == token:
@@ -90,7 +101,7 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         return
     log.info("claim %s is done in the ledger: acknowledging %d messages", claim.id, claim.count - rejected.count)
     receipt = ledger.done_receipt(claim.id, record.done[claim.id])
-    await ledger.try_receipt(receipt)
+    written = await ledger.try_receipt(receipt)
     decided, left = time.monotonic(), claim.sequences
     try:
         left = await _acknowledge(ledger, claim, record, rejected)
@@ -99,7 +110,7 @@ async def settle_done(ledger: Ledger, claim: Claim, token: str, value: Any = Non
         if left:
             tell("unconfirmed", claim, left.count, claim=claim.id)
     if not left:
-        await ledger.try_receipt(replace(receipt, acknowledged=round(time.monotonic() - decided, 3)), new=False)
+        await ledger.try_receipt(replace(receipt, acknowledged=round(time.monotonic() - decided, 3)), written)
 
 
 async def _acknowledge(ledger: Ledger, claim: Claim, record: Record, rejected: Sequences) -> Sequences:
@@ -233,17 +244,3 @@ def _held(record: Record | None, claim: Claim, token: str) -> tuple[Record, Open
         reason = f"attempt {entry.token} now holds it" if entry.token else "it was released"
         raise HeldByAnother(f"attempt {token} can no longer settle claim {claim.id}, because {reason}")
     return record, entry
-
-
-async def _old_enough(ledger: Ledger, claim: Claim) -> None:
-    """Wait until the entry is a second old: a server that is killed before that may have forgotten the entry."""
-    record, _ = await ledger.read()
-    entry = record.open.get(claim.id) if record else None
-    if entry is not None:
-        try:
-            now = (await ledger.consumer.info(patience=PATIENCE)).now
-        except (ConsumerNotFound, StreamNotFound):
-            return  # the change that follows raises the error
-        age = time_nanoseconds(now) - time_nanoseconds(entry.at)
-        # Even if the server's clock was set back since, the entry is old enough a second from now.
-        await asyncio.sleep(min(BELIEVED, max(0, BELIEVED - age)) / 1e9)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.backlog import AT_WORK
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
-from jetstream_handoff.history import Owner, readable
+from jetstream_handoff.history import Owner
 from jetstream_handoff.view import ConsumerView, Sample, Symptom
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class Limits:
 
     idle:     messages wait, and the consumer has delivered nothing. Default: one minute.
     unheld:   a claim waits for the first attempt of its task. Default: one minute.
-    retry:    a claim waits for another attempt. Default: 15 minutes, the default lease.
+    retry:    a claim waits for another attempt, or was released by hand and waits for a sensor. Default: 15 minutes,
+              the default lease.
     growing:  the backlog has grown for this long, and at no time shrunk. Default: five minutes.
     """
 
@@ -83,6 +84,7 @@ def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[S
         *_flow(view, known, limits),
         *_holders(view),
         *_unheld(view, limits),
+        *_released(view, limits),
         *_failing(view),
         *_dead_letters(view, known),
     ]
@@ -92,7 +94,7 @@ def stuck(view: ConsumerView, known: Known, limits: Limits = DEFAULT) -> tuple[S
 def _permission(view: ConsumerView, known: Known) -> Iterator[Symptom]:
     if known.lacking:
         first, more = known.lacking[0], len(known.lacking) - 1
-        others = f" and on {_number(more, 'other subject')}" if more else ""
+        others = f" and on {number(more, 'other subject')}" if more else ""
         yield Symptom(
             "permission",
             "error",
@@ -107,7 +109,7 @@ def _missing(view: ConsumerView, known: Known) -> Iterator[Symptom]:
     if view.info is not None or not view.claims:
         return
     what = _of(view) if known.stream_exists else f"stream {view.stream}"
-    claims = f"{_number(view.open, 'claim')} with {_number(view.claimed_messages, 'message')}"
+    claims = f"{number(view.open, 'claim')} with {number(view.claimed_messages, 'message')}"
     lowest = min(seen.sequences.first for seen in view.claims)
     remedy = (
         f"Find out why it was deleted, and create it again so that it begins at or below sequence {lowest}; the next "
@@ -131,7 +133,7 @@ def _reset(view: ConsumerView) -> Iterator[Symptom]:
     yield Symptom(
         "reset",
         "error",
-        f"{_number(len(lost), 'open claim')} of {_of(view)} can no longer be settled, because the consumer was "
+        f"{number(len(lost), 'open claim')} of {_of(view)} can no longer be settled, because the consumer was "
         "recreated or reset after they were taken.",
         "Run its sensor, which takes their messages in new claims; do not clear the tasks of these claims.",
         lost[0].id,
@@ -164,7 +166,7 @@ def _paused(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
         yield Symptom(
             "paused_consumer",
             "error" if info.pending or info.ack_pending else "warning",
-            f"{_capital(_of(view))} is paused until {until}, with a backlog of {_number(info.pending, 'message')}.",
+            f"{_capital(_of(view))} is paused until {until}, with a backlog of {number(info.pending, 'message')}.",
             "Resume the consumer if the pause is not intended; until then no sensor receives its messages.",
         )
 
@@ -175,11 +177,11 @@ def _full(view: ConsumerView, info: ConsumerInfo) -> Iterator[Symptom]:
         yield Symptom(
             "full",
             "warning",
-            f"{_capital(_of(view))} delivers none of its {_number(info.pending, 'waiting message')}, because "
+            f"{_capital(_of(view))} delivers none of its {number(info.pending, 'waiting message')}, because "
             f"max_ack_pending={most} messages are unacknowledged, {view.claimed_messages:,} of them in "
-            f"{_number(view.open, 'open claim')}.",
+            f"{number(view.open, 'open claim')}.",
             "Wait until claims are settled, release a claim that is stuck, or raise max_ack_pending.",
-            view.claims[0].id if view.claims else "",
+            next((seen.id for seen in view.claims if seen.entry and not seen.entry.is_released), ""),
         )
 
 
@@ -196,14 +198,15 @@ def _no_puller(view: ConsumerView, info: ConsumerInfo, known: Known, limits: Lim
         )
     by = ""
     if known.taken:
-        by = f" The last claim that ended was taken by {readable(known.taken[0])} at {known.taken[1]}."
+        by = f" The last claim that ended was taken at {known.taken[1]}."
     yield Symptom(
         "no_puller",
         "warning",
-        f"A backlog of {_number(info.pending, 'message')} waits for {_of(view)}, but no sensor pulls, and "
+        f"A backlog of {number(info.pending, 'message')} waits for {_of(view)}, but no sensor pulls, and "
         f"{delivered}.{by}",
         "Check whether the DAG of its sensor is paused or has no run, and start one; if a sensor is running, read its "
         "log.",
+        by=known.taken[0] if known.taken else (),
     )
 
 
@@ -218,7 +221,7 @@ def _growing(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
             "growing",
             "warning",
             f"The backlog of {_of(view)} has only grown for {_words(samples[-1].at - samples[0].at)}, from "
-            f"{samples[0].pending:,} to {_number(samples[-1].pending, 'message')}.",
+            f"{samples[0].pending:,} to {number(samples[-1].pending, 'message')}.",
             "Let more runs work at the same time, or take more messages in a run (max_messages); if no sensor pulls, "
             "start one.",
             view.claims[0].id if view.claims else "",
@@ -229,21 +232,22 @@ def _holders(view: ConsumerView) -> Iterator[Symptom]:
     held = [(seen, seen.entry) for seen in view.claims if seen.entry and seen.entry.token and seen.current]
     if silent := [(seen, entry) for seen, entry in held if _is_silent(view, seen, entry)]:
         seen, entry = silent[0]
-        others = f" The same is true of {_number(len(silent) - 1, 'other claim')}." if silent[1:] else ""
+        others = f" The same is true of {number(len(silent) - 1, 'other claim')}." if silent[1:] else ""
         yield Symptom(
             "dead_holder",
             "error",
-            f"{_capital(_claim(seen))} is held by attempt {entry.token}{_by(entry)}, but nothing has renewed its lease "
+            f"{_capital(_claim(seen))} is held by attempt {entry.token}, but nothing has renewed its lease "
             f"for {_words(view.quiet or 0)}: its worker is dead or cut off.{others}",
             "Release the claim, which listens for its holder first, to have its messages redelivered now; otherwise a "
             "retry of its task or the next sensor gets them.",
             seen.id,
+            _by(entry),
         )
     elif held and (count := _taken_away(view.samples)):
         yield Symptom(
             "dead_holder",
             "error",
-            f"{_capital(_of(view))} redelivered {_number(count, 'message')} of held claims, so an attempt that holds "
+            f"{_capital(_of(view))} redelivered {number(count, 'message')} of held claims, so an attempt that holds "
             "one of these claims is probably dead or cut off.",
             "Open its held claims and check whether their holders are alive; release a claim whose holder is not.",
         )
@@ -272,10 +276,11 @@ def _old(view: ConsumerView, seen: Seen, entry: OpenEntry) -> Iterator[Symptom]:
     yield Symptom(
         "old_claim",
         "warning",
-        f"{_capital(_claim(seen))} has been held by attempt {entry.token}{_by(entry)} for {_words(age)}{usual}.",
+        f"{_capital(_claim(seen))} has been held by attempt {entry.token} for {_words(age)}{usual}.",
         "Listen for heartbeats of its attempt: if it is alive, read the log of its task; if it is not, release the "
         "claim.",
         seen.id,
+        _by(entry),
     )
 
 
@@ -283,27 +288,28 @@ def _unheld(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
     late = [
         (age, seen, seen.entry)
         for seen in view.claims
-        if seen.entry and seen.entry.token is None and seen.current
+        if seen.entry and seen.entry.token is None and seen.current and not seen.entry.is_released
         for age in [_since(view.now, _held_since(seen.entry))]
         if age >= (limits.retry if seen.entry.history.attempts else limits.unheld).total_seconds()
     ]
     if not late:
         return
     age, seen, entry = max(late, key=lambda each: each[0])
-    others = f" The same is true of {_number(len(late) - 1, 'other claim')}." if len(late) > 1 else ""
+    others = f" The same is true of {number(len(late) - 1, 'other claim')}." if len(late) > 1 else ""
     if entry.history.attempts:
         last = entry.history.attempts[-1]
         yield Symptom(
             "awaiting_retry",
             "warning",
-            f"{_capital(_claim(seen))} is held by nobody; attempt {last.token}{_by(entry)} began {_words(age)} ago and "
+            f"{_capital(_claim(seen))} is held by nobody; attempt {last.token} began {_words(age)} ago and "
             f"ended without settling.{others}",
             "Usually a retry of its task holds it soon; if the task will not be retried, release the claim to have its "
             "messages redelivered now.",
             seen.id,
+            _by(entry),
         )
         return
-    waits = f"was taken by {entry.taken_by} {_words(age)} ago, and no attempt holds it"
+    waits = f"was taken {_words(age)} ago, and no attempt holds it"
     yield Symptom(
         "unheld",
         "error" if age > HAND_OFF_TIMEOUT.total_seconds() else "warning",
@@ -311,6 +317,31 @@ def _unheld(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
         "Find out why its task does not run (is its DAG paused, are its queue and pool full?), or release the claim to "
         "have its messages redelivered now.",
         seen.id,
+        entry.owner,
+    )
+
+
+def _released(view: ConsumerView, limits: Limits) -> Iterator[Symptom]:
+    late = [
+        (age, seen)
+        for seen in view.claims
+        if seen.entry and seen.entry.is_released and seen.current
+        for age in [_since(view.now, seen.entry.history.released)]
+        if age >= limits.retry.total_seconds()
+    ]
+    if not late:
+        return
+    age, seen = max(late, key=lambda each: each[0])
+    others = f" The same is true of {number(len(late) - 1, 'other claim')}." if len(late) > 1 else ""
+    yield Symptom(
+        "released",
+        "warning",
+        f"{_capital(_claim(seen))} was released by hand {_words(age)} ago, but no sensor has taken its messages since."
+        f"{others}",
+        "Check whether the DAG of its sensor is paused or has no run, and start one; if a sensor is running, read its "
+        "log.",
+        seen.id,
+        seen.entry.owner if seen.entry else (),
     )
 
 
@@ -325,13 +356,13 @@ def _failing(view: ConsumerView) -> Iterator[Symptom]:
     claim, worst = max(failures.items(), key=lambda item: (item[1].alone, -item[1].size))
     count = sum(each.sequences.count for each in failures.values())
     if worst.alone:
-        others = f" {_number(count - 1, 'other message')} failed with their claims." if count > 1 else ""
+        others = f" {number(count - 1, 'other message')} failed with their claims." if count > 1 else ""
         text = (
-            f"Message {worst.sequences.first} of stream {view.stream} has failed alone {_number(worst.alone, 'time')} "
+            f"Message {worst.sequences.first} of stream {view.stream} has failed alone {number(worst.alone, 'time')} "
             f"at consumer {view.consumer}: {worst.reason or 'no reason is known'}.{others}"
         )
     else:
-        text = f"Claims of {_of(view)} have failed, with {_number(count, 'message')} that nobody has processed since."
+        text = f"Claims of {_of(view)} have failed, with {number(count, 'message')} that nobody has processed since."
     yield Symptom("failing", "error" if worst.alone > 1 else "warning", text, remedy, claim)
 
 
@@ -345,24 +376,28 @@ def _dead_letters(view: ConsumerView, known: Known) -> Iterator[Symptom]:
     yield Symptom(
         "dead_letters",
         "warning",
-        f"{_capital(_of(view))} has {at_least}{_number(view.dead_letters, 'dead letter')}{newest}.",
+        f"{_capital(_of(view))} has {at_least}{number(view.dead_letters, 'dead letter')}{newest}.",
         "Read their reasons, fix the cause, and then replay them, or discard them if nobody needs them.",
     )
 
 
 def _taken_away(samples: tuple[Sample, ...]) -> int:
-    """How many messages of held claims were redelivered between the last two samples, at least.
+    """How many messages of held claims were redelivered between two samples, at least, since the open claims last
+    changed. So this is reported until somebody acts or a sensor takes the messages, and not only at the next look."""
+    most = 0
+    for after, before in pairwise(reversed(samples)):
+        if (before.life, before.claimed, before.held) != (after.life, after.claimed, after.held):
+            break
+        most = max(most, _redelivered(before, after))
+    return most
+
+
+def _redelivered(before: Sample, after: Sample) -> int:
+    """How many messages of held claims were redelivered between two samples, at least.
 
     Messages that are in no held claim are redelivered rightly, for example those of a failed claim.
     """
-    if len(samples) < 2:
-        return 0
-    before, after = samples[-2:]
-    if (before.life, before.claimed, before.held) != (
-        after.life,
-        after.claimed,
-        after.held,
-    ) or after.counter <= before.counter:
+    if after.counter <= before.counter:
         return 0
     free = max(0, before.ack_pending - before.held)
     return max(0, after.redelivered - before.redelivered - free)
@@ -374,14 +409,15 @@ def _held_since(entry: OpenEntry) -> str:
     return max(times, key=time_nanoseconds)
 
 
-def _by(entry: OpenEntry) -> str:
+def _by(entry: OpenEntry) -> Owner:
+    """The task of the last attempt; if that is unknown, the owner."""
     by = entry.history.attempts[-1].by if entry.history.attempts else ()
-    return f" of {readable(by[:-1])}" if by[:-1] else ""
+    return by or entry.owner
 
 
 def _claim(seen: Seen) -> str:
     of = f"stream {seen.stream}, consumer {seen.consumer}"
-    return f"claim {seen.id} of {of}, with {_number(seen.sequences.count, 'message')},"
+    return f"claim {seen.id} of {of}, with {number(seen.sequences.count, 'message')},"
 
 
 def _of(view: ConsumerView) -> str:
@@ -395,7 +431,8 @@ def _since(now: str, at: str) -> float:
         return 0.0
 
 
-def _number(count: int, what: str) -> str:
+def number(count: int, what: str) -> str:
+    """Return a number of things, such as ``1 message`` or ``2,000 messages``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -403,8 +440,8 @@ def _words(seconds: float) -> str:
     """Return a duration in whole units, such as ``90 minutes``."""
     for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= 2 * size:
-            return _number(int(seconds // size), unit)
-    return _number(max(0, int(seconds)), "second")
+            return number(int(seconds // size), unit)
+    return number(max(0, int(seconds)), "second")
 
 
 def _capital(text: str) -> str:

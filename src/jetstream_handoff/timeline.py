@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
@@ -13,11 +13,11 @@ from jetstream_handoff.claim import KEEPER
 from jetstream_handoff.history import readable
 
 if TYPE_CHECKING:
-    from jetstream_handoff.history import Attempt, History, Owner
+    from jetstream_handoff.history import Attempt, Owner
     from jetstream_handoff.inspection import Seen
-    from jetstream_handoff.record import OpenEntry, Receipt
+    from jetstream_handoff.record import Receipt
 
-What = Literal["taken", "held", "handed_on", "done", "acknowledged", "failed", "superseded", "reprocessing"]
+What = Literal["taken", "held", "handed_on", "released", "done", "acknowledged", "failed", "superseded", "reprocessing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +39,37 @@ class Milestone:
     token: str = ""
 
 
-def milestones(seen: Seen) -> list[Milestone]:
+def milestones(seen: Seen, name: Callable[[Owner], str] = readable) -> list[Milestone]:
     """Return what happened to a claim, the oldest first.
+
+    seen:  the claim.
+    name:  returns the name of a task, for the texts.
 
     A history names the last four attempts only, and claims that ended under release 0.1 have none. What the ledger does
     not contain is left out. Steps without a time are at the end.
     """
-    steps = [*_before(seen.history, seen.entry, seen.receipt), *_end(seen.receipt)]
+    steps = [*_before(seen, name), *_end(seen.receipt)]
     return sorted(steps, key=lambda step: time_nanoseconds(step.at) if step.at else 2**63)
 
 
-def _before(history: History, entry: OpenEntry | None, receipt: Receipt | None) -> Iterator[Milestone]:
+def _before(seen: Seen, name: Callable[[Owner], str]) -> Iterator[Milestone]:
+    history, entry, receipt = seen.history, seen.entry, seen.receipt
     if history.taken:
-        by = f" by {readable(history.owner)}" if history.owner else ""
+        by = f" by {name(history.owner)}" if history.owner else ""
         yield Milestone("taken", history.taken, f"It was taken{by}.", history.owner)
     if entry is not None and entry.at != history.taken:
-        handed_on = f"It was handed on to a later try of {entry.taken_by}, which had taken it."
+        handed_on = f"It was handed on to a later try of {name(entry.owner)}, which had taken it."
         yield Milestone("handed_on", entry.at, handed_on, entry.owner)
     for attempt in history.attempts:
         if receipt is not None and attempt.token == receipt.again:
-            text = f"Attempt {attempt.token}{_of(attempt)} began to process it again."
+            text = f"Attempt {attempt.token}{_of(attempt, name)} began to process it again."
             yield Milestone("reprocessing", attempt.at, text, attempt.by, attempt.token)
         else:
             how = "It was kept" if attempt.token.startswith(f"{KEEPER}-") else "It was held"
-            text = f"{how} by attempt {attempt.token}{_of(attempt)}."
+            text = f"{how} by attempt {attempt.token}{_of(attempt, name)}."
             yield Milestone("held", attempt.at, text, attempt.by, attempt.token)
+    if history.released:
+        yield Milestone("released", history.released, "It was released by hand, so that its messages are redelivered.")
 
 
 def _end(receipt: Receipt | None) -> Iterator[Milestone]:
@@ -86,14 +92,14 @@ def _end(receipt: Receipt | None) -> Iterator[Milestone]:
             yield Milestone("acknowledged", later(receipt.at, receipt.acknowledged), text, by, token)
 
 
-def _of(attempt: Attempt) -> str:
+def _of(attempt: Attempt, name: Callable[[Owner], str]) -> str:
     """The task of an attempt, as a part of a sentence. Its last value is the number of the try."""
     if not attempt.by:
         return ""
     *task, number = attempt.by
     if task and isinstance(number, int):
-        return f" of {readable(tuple(task))}, try {number}"
-    return f" of {readable(attempt.by)}"
+        return f" of {name(tuple(task))}, try {number}"
+    return f" of {name(attempt.by)}"
 
 
 def later(at: str, seconds: float) -> str:

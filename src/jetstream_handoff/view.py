@@ -15,6 +15,7 @@ from jetstream_handoff.inspection import Seen, opened
 
 if TYPE_CHECKING:
     from jetstream_client.info import ConsumerInfo, StreamInfo
+    from jetstream_handoff.history import Owner
     from jetstream_handoff.record import Record
 
 Kind = Literal[
@@ -22,6 +23,7 @@ Kind = Literal[
     "no_puller",
     "unheld",
     "awaiting_retry",
+    "released",
     "full",
     "growing",
     "old_claim",
@@ -39,13 +41,15 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """Something that is stuck, or that will be.
+    """Something that is stuck, or that will be. Its text names no task, because not everybody may see every task.
 
     kind:    the kind.
     level:   ``error`` if messages wait until somebody acts; ``warning`` if that is possible.
     text:    one sentence: what is the case, with the names of stream and consumer.
     remedy:  one sentence: what to do.
     claim:   the id of the claim that a repair would act on; empty if there is none.
+    by:      the task that it concerns: that of the attempt that holds or held the claim, or the owner of a claim; empty
+             if there is none, or if it is unknown.
     """
 
     kind: Kind
@@ -53,6 +57,7 @@ class Symptom:
     text: str
     remedy: str
     claim: str = ""
+    by: Owner = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,7 @@ class ConsumerView:
     dead_letters:      number of its dead letters, as far as they were counted.
     samples:           the numbers of the last minutes, the oldest first.
     findings:          what is stuck, errors first.
+    readable:          whether ``info`` could be read. Otherwise it is unknown whether the consumer exists.
     """
 
     stream: str
@@ -110,13 +116,14 @@ class ConsumerView:
     dead_letters: int = 0
     samples: tuple[Sample, ...] = field(default=(), repr=False)
     findings: tuple[Symptom, ...] = ()
+    readable: bool = True
 
     @cached_property
     def claims(self) -> tuple[Seen, ...]:
         """The open claims, the oldest first."""
         if self.record is None:
             return ()
-        found = opened(self.stream, self.consumer, self.record, self.now, self.info)
+        found = opened(self.stream, self.consumer, self.record, self.now, self.info, readable=self.readable)
         return tuple(sorted(found, key=lambda seen: (time_nanoseconds(seen.since), seen.sequences.first)))
 
     @property
@@ -199,6 +206,8 @@ class Overview:
     ledger:   the prefix of the names of the ledger's buckets.
     streams:  the streams, by name.
     findings: what is wrong with the connection or the ledger as a whole.
+    since:    when the survey looked for the first time, RFC 3339; empty if unknown. What only the numbers of the last
+              minutes show, such as a backlog that grows, is found from these looks alone.
     """
 
     now: str
@@ -208,3 +217,4 @@ class Overview:
     ledger: str
     streams: tuple[StreamView, ...] = ()
     findings: tuple[Symptom, ...] = ()
+    since: str = ""

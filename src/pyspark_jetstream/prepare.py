@@ -58,6 +58,18 @@ def prepare(folder: Path) -> Path:
         OSError: the folder cannot be written, or is not empty.
         RuntimeError: Spark does not run, or Java cannot write the archive. The error contains the reason.
     """
+    link(folder)
+    archive = folder.absolute() / ARCHIVE
+    _archive_classes(folder.absolute(), archive)
+    return archive
+
+
+def link(folder: Path) -> None:
+    """Prepare a home in a new or empty folder, without the archive of classes. Takes 2 s instead of 20 s.
+
+    Raises:
+        OSError: the folder cannot be written, or is not empty.
+    """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -69,8 +81,6 @@ def prepare(folder: Path) -> Path:
     libraries.mkdir(parents=True)
     for library in (installed / "python" / "lib").glob("*.zip"):
         compiled(library, libraries / library.name)
-    _archive_classes(folder, folder / ARCHIVE)
-    return folder / ARCHIVE
 
 
 def compiled(library: Path, target: Path) -> None:

@@ -4,10 +4,10 @@ import asyncio
 import contextvars
 import json
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.bases.operator import ExecutorSafeguard
@@ -72,16 +72,18 @@ def context_of(
     map_index: int = -1,
     state: State | None = None,
     run_start: datetime | None = None,
+    instance: UUID | None = None,
 ) -> Any:
     """The part of Airflow's context that operators use, with a task instance of the task runner's own class."""
     ti = RuntimeTaskInstance.model_construct(
-        id=uuid4(),
+        id=instance or uuid4(),
         dag_id="dag",
         run_id=run_id,
         task_id=task.task_id,
         map_index=map_index,
         try_number=try_number,
         max_tries=max_tries,
+        start_date=datetime.now(UTC),
         task=task,
     )
     return {
@@ -96,10 +98,14 @@ def context_of(
 
 def execute(task: BaseOperator, **instance: Any) -> Any:
     """Run a task with the function that Airflow's task runner calls, including time-out and on_kill."""
-    run = getattr(task_runner, "_run_execute_callable", _run_as_in_3_3_0)
-    context = context_of(task, **instance)
+    return run(task, context_of(task, **instance), task.execute)
+
+
+def run(task: BaseOperator, context: Any, work: Any) -> Any:
+    """Run one process of a task as Airflow's task runner does: ``task.execute``, or a part of ``resume_execution``."""
+    runner = getattr(task_runner, "_run_execute_callable", _run_as_in_3_3_0)
     with set_current_context(context):
-        return run(context=context, execute=task.execute, task=task)
+        return runner(context=context, execute=work, task=task)
 
 
 def _run_as_in_3_3_0(context: Any, execute: Any, task: BaseOperator) -> Any:

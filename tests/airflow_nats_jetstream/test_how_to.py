@@ -19,7 +19,7 @@ from tests.airflow_nats_jetstream.steps import execute, rendered
 from tests.snippets import sections
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("parallel-runs", "catch-up-and-backfill", "large-payloads", "spark-cluster")
+NAMES = ("parallel-runs", "catch-up-and-backfill", "large-payloads", "spark-cluster", "hold-any-operator")
 PAGES = [
     *(ROOT / "docs" / "how-to" / f"{name}.md" for name in NAMES),
     ROOT / "docs" / "coming-from-kafka.md",

@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 from airflow.providers.common.compat.openlineage.facet import Dataset
 from airflow.providers.openlineage.extractors.manager import ExtractorManager
-from airflow.sdk import Asset
+from airflow.sdk import Asset, BaseOperator
 from airflow.utils.state import TaskInstanceState
 
 from airflow_nats_jetstream import lineage
 from airflow_nats_jetstream.get_provider_info import get_provider_info
 from airflow_nats_jetstream.held import HeldClaim
+from airflow_nats_jetstream.holding import holding
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.operators.process import JetStreamProcessOperator
 from airflow_nats_jetstream.operators.publish import JetStreamPublishOperator
 from tests.airflow_nats_jetstream.conftest import set_connection
-from tests.airflow_nats_jetstream.steps import CONNECTION, execute, sensor
+from tests.airflow_nats_jetstream.steps import CONNECTION, claim, execute, sensor
 
 
 def extracted(task: Any, state: TaskInstanceState = TaskInstanceState.SUCCESS) -> tuple[Any, Any]:
@@ -90,3 +91,33 @@ def test_an_asset_is_the_same_dataset(uri: str, dataset: tuple[str, str]) -> Non
     convert = pkgutil.resolve_name(info["asset-uris"][0]["to_openlineage_converter"])
     asset = Asset(uri=uri)
     assert convert(Asset(uri=asset.normalized_uri or ""), None) == Dataset(*dataset)
+
+
+class Writes(BaseOperator):
+    """An operator of another provider, with lineage and an attribute that has the name of ours."""
+
+    stream = "not a stream of NATS"
+
+    def execute(self, context: Any) -> int:  # noqa: ARG002
+        return 1
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:  # noqa: ARG002
+        from airflow.providers.common.compat.openlineage.facet import OutputDataset
+        from airflow.providers.openlineage.extractors import OperatorLineage
+
+        return OperatorLineage(outputs=[OutputDataset("postgres://db", "orders")])
+
+
+class Silent(BaseOperator):
+    """An operator without lineage."""
+
+    def execute(self, context: Any) -> int:  # noqa: ARG002
+        return 1
+
+
+def test_a_held_operator_reads_the_stream_of_its_claim(hook: JetStreamHook, stream: str) -> None:
+    server = hook.settings.servers[0]
+    read = (server, stream, {"rowCount": 10, "size": 100})
+    value = claim(hook, stream)
+    for operator, written in ((Writes, [("postgres://db", "orders", {})]), (Silent, [])):
+        assert extracted(holding(operator)(task_id="work", claim=value, nats_conn_id=CONNECTION)) == ([read], written)

@@ -302,14 +302,14 @@ async def test_what_was_pulled_goes_back_however_often_the_trigger_is_cancelled(
     async def pulled() -> bool:
         if await pending() != 10:
             return False
-        os.kill(guarded.server.pid, signal.SIGSTOP)  # before the first cancellation
+        guarded.server.freeze()  # before the first cancellation
         return True
 
     times = 0
     async for _ in triggerer_cancels(trigger, pulled):
         times += 1
         if times == 5:
-            os.kill(guarded.server.pid, signal.SIGCONT)
+            guarded.server.thaw()
     assert times >= 5, "the triggerer waited"
 
     async def fetch(js: Any) -> int:
@@ -331,14 +331,14 @@ async def test_a_keeper_leaves_its_lease_however_often_the_trigger_is_cancelled(
     async def held() -> bool:
         if await token() is None:
             return False
-        os.kill(guarded.server.pid, signal.SIGSTOP)  # before the first cancellation
+        guarded.server.freeze()  # before the first cancellation
         return True
 
     times = 0
     async for _ in triggerer_cancels(JetStreamHoldTrigger(CONNECTION, taken, time.time() + 240), held):
         times += 1
         if times == 5:
-            os.kill(guarded.server.pid, signal.SIGCONT)
+            guarded.server.thaw()
     assert times >= 5, "the triggerer waited"
     assert await token() is None
 

@@ -93,6 +93,7 @@ def stack(metrics: Metrics) -> Iterator[Stack]:
     connection = {"conn_type": "nats", "extra": extra}
     stack.environment["AIRFLOW_CONN_NATS_DEFAULT"] = json.dumps(connection)
     stack.environment["HANDOFF_OUT"] = str(folder / "out")
+    stack.environment["PYTHONPATH"] = str(Path(__file__).parents[2])  # for the operator of dags/held.py
     stack.environment["PLANTED_EVENTS"] = str(folder / "events")
     stack.environment["FLIGHTS_ARRIVING_OUT"] = str(folder / "arriving")
     stack.environment["FLIGHTS_TO_SQL_OUT"] = str(folder / "sql")

@@ -5,6 +5,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,11 @@ class Run:
         found = [file for file in (FOLDER / "out").glob("*/part-*.json") if self.stream in file.read_text()]
         return [file.parent for file in found if (file.parent / "_SUCCESS").exists()]
 
+    def on_page(self) -> dict[str, Any]:
+        """Its claim, as the page JetStream shows it."""
+        (claim,) = self.stack.airflow.xcom("submitted", self.id, "claims")
+        return self.stack.airflow.claim("nats_default", claim["id"])
+
     def logs(self) -> list[Path]:
         """The log files of its tasks and their triggers."""
         return [file for file in (FOLDER / "services").rglob("*.log") if self.id in str(file)]
@@ -100,11 +106,16 @@ class Run:
 def test_the_triggerer_dies_while_the_job_runs(stack: Stack, cluster: Standalone) -> None:
     run = Run(stack, cluster)
     run.works()
+    spark = stack.airflow.xcom("submitted", run.id, "work", "jetstream_spark", map_index=0)
+    assert spark == {"application": run.drivers()[0], "url": cluster.pages[0]}
+    until("the page to show the holder", lambda: run.on_page()["spark"] == spark, 60, every=1)
     busy = [task for task in stack.airflow.tasks("submitted", run.id) if task.state == "running"]
     assert busy == []  # no worker waits for it
     stack.triggerer.kill()
     stack.triggerer.start()
     run.ends_well()
+    until("the page to show the end", lambda: run.on_page()["state"] == "done", 60, every=1)
+    assert run.on_page()["spark"] is None
     assert len(run.drivers()) == 1
     assert stack.airflow.links("submitted", run.id, "work", 0)["Spark master"] == cluster.pages[0]
     logs = [file.read_text(errors="replace") for file in (FOLDER / "services").rglob("*.log")]

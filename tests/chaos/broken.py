@@ -26,9 +26,9 @@ def install() -> None:
     """Break what the environment names; without the variable nothing changes."""
     asked = os.environ.get(BREAK)
     if asked == ACKNOWLEDGE_FIRST:
-        settle.settle_done = _acknowledging_first  # type: ignore[assignment] # whatever else it takes is passed on
+        settle.settle_done = _acknowledging_first  # whatever else it takes is passed on
     elif asked == SKIP_THE_LEDGER:
-        settle.settle_done = _skipping_the_ledger  # type: ignore[assignment]
+        settle.settle_done = _skipping_the_ledger
     elif asked == FORGET_THE_TOKEN:
         hold.new_token = lambda try_number: "1-00000000"  # type: ignore[attr-defined] # noqa: ARG005
     elif asked:
@@ -38,16 +38,16 @@ def install() -> None:
 _settle_done = settle.settle_done
 
 
-async def _acknowledging_first(ledger: Ledger, claim: Claim, token: str, *arguments: Any) -> None:
+async def _acknowledging_first(ledger: Ledger, claim: Claim, token: str, *arguments: Any, **named: Any) -> None:
     record, _ = await ledger.read()
     assert record is not None
     await answers.acknowledge(ledger, answers.Delivered.of(record, claim.sequences, claim.consumer_sequence))
     windows.mark(windows.ACKNOWLEDGE, "enter", claim.stream, claim.id, ranges=claim.sequences.to_json())
     await asyncio.sleep(windows.pause(windows.ACKNOWLEDGE, claim.id))
-    await _settle_done(ledger, claim, token, *arguments)
+    await _settle_done(ledger, claim, token, *arguments, **named)
 
 
-async def _skipping_the_ledger(ledger: Ledger, claim: Claim, token: str, *arguments: Any) -> None:
+async def _skipping_the_ledger(ledger: Ledger, claim: Claim, token: str, *arguments: Any, **named: Any) -> None:
     record, _ = await ledger.read()
     assert record is not None
     await ledger.write_receipt(

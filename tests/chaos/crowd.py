@@ -2,7 +2,8 @@
 
     python -m tests.chaos.crowd --claims 10000 --sensors 100
 
-Each sensor acts like runs of a DAG: it takes one claim, holds it, settles it, and repeats this.
+Each sensor acts like runs of a DAG: it takes one claim, holds it, settles it, and repeats this. Afterwards one sensor
+takes as many claims as a record has room for, of tasks with short and with the longest names.
 Prints the figures, and ends with 1 unless every message was settled exactly once.
 """
 
@@ -14,10 +15,12 @@ import functools
 import itertools
 import multiprocessing
 import resource
+import statistics
 import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,12 +35,17 @@ from jetstream_client.context import JetStream
 from jetstream_client.errors import WrongLastSequence
 from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff.claim import Claim
+from jetstream_handoff.history import Owner
 from jetstream_handoff.hold import Hold
-from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.ledger import LARGEST_RECORD, Ledger
 from jetstream_handoff.take import Take
 from jetstream_handoff.taking import Taking
 
 STREAM, CONSUMER = "CROWD", "work"
+AT_WORK = 50
+"""How many claims of a full record are held at the same time."""
+NAMES = (20, 250)
+"""How many characters the names of DAG, run and task have. 250 are the most that Airflow permits."""
 
 
 @dataclass
@@ -51,6 +59,9 @@ class Figures:
     """The longest time that a change took, in seconds."""
     largest_record: int = 0
     memory: int = 0
+    holds: list[float] = field(default_factory=list)
+    settles: list[float] = field(default_factory=list)
+    """How long each hold and each settlement took, in seconds."""
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(
@@ -62,7 +73,20 @@ class Figures:
             max(self.longest, other.longest),
             max(self.largest_record, other.largest_record),
             max(self.memory, other.memory),
+            self.holds + other.holds,
+            self.settles + other.settles,
         )
+
+    async def work(self, js: JetStream, claim: Claim, holder: Owner) -> None:
+        """Hold a claim and settle it."""
+        began = time.monotonic()
+        async with Hold.begin(js, claim, try_number=1, holder=holder) as hold:
+            held = time.monotonic()
+            await hold.settle({"rows": claim.count})
+            self.settles.append(time.monotonic() - held)
+        self.holds.append(held - began)
+        self.claims += 1
+        self.messages.update(claim.sequences)
 
 
 def count_tries(figures: Figures) -> None:
@@ -101,10 +125,7 @@ async def sensor(js: JetStream, name: str, size: int, figures: Figures) -> None:
     for turn in itertools.count():
         claim = await taken(js, f"run {name}.{turn}", size)
         if claim is not None:
-            async with Hold.begin(js, claim, try_number=1) as hold:
-                await hold.settle({"rows": claim.count})
-            figures.claims += 1
-            figures.messages.update(claim.sequences)
+            await figures.work(js, claim, ("crowd", f"run {name}.{turn}", "work", 0, 1))
         else:
             info = await js.stream(STREAM).consumer(CONSUMER).info()
             if not info.pending and not info.ack_pending:
@@ -155,6 +176,74 @@ def crowd(server: NatsServer, claims: int, each: list[int], size: int) -> Figure
         return functools.reduce(Figures.__add__, (future.result() for future in started))
 
 
+@dataclass
+class Full:
+    """A record with as many open claims as it has room for.
+
+    claims:    number of open claims.
+    size:      bytes of the record before an attempt held one of them.
+    held:      bytes of the record when attempts held some of them.
+    attempts:  number of attempts in it.
+    figures:   of those that were held and settled.
+    """
+
+    claims: int
+    size: int
+    held: int
+    attempts: int
+    figures: Figures
+
+
+async def full(settings: ConnectionSettings, length: int) -> Full:
+    """Take claims of one message each until there is no room, then hold and settle some of them.
+
+    length:  number of characters of the names of the DAG, the run and the tasks.
+    """
+    names = tuple(letter * length for letter in "dr")
+    stream, figures = f"FULL{length}", Figures()
+    async with connect(settings) as js:
+        await js.create_stream({"name": stream, "subjects": [stream], "allow_direct": True})
+        await asyncio.to_thread(publish_all, settings, ((stream, b"x") for _ in range(10_000)))
+        taking = Taking(
+            stream=stream,
+            consumer=CONSUMER,
+            owner=(*names, "s" * length, -1, 1),
+            max_messages=10_000,
+            messages_per_claim=1,
+            gather=timedelta(0),
+            consumer_config={"ack_wait": timedelta(seconds=600), "max_ack_pending": -1},
+        )
+        take = Take(js, taking)
+        await take.prepare()
+        claims = await take.take(10)
+        take.handed_on()
+        ledger = Ledger(js, stream, CONSUMER)
+        size = await stored_size(ledger)
+        first, second = ((*names, "w" * length, 0, number) for number in (1, 2))
+        async with AsyncExitStack() as holds:
+            for claim in claims[:AT_WORK]:
+                await holds.enter_async_context(Hold.begin(js, claim, try_number=1, holder=first))
+            held = await stored_size(ledger)
+            record, _ = await ledger.read()
+            assert record is not None
+            attempts = sum(len(entry.history.attempts) for entry in record.open.values())
+        for claim in claims[:AT_WORK]:
+            await figures.work(js, claim, second)
+        figures.memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        return Full(len(claims), size, held, attempts, figures)
+
+
+async def stored_size(ledger: Ledger) -> int:
+    """The size of a record, as the server has stored it."""
+    return len((await ledger.bucket.get_message(last_by_subject=ledger.subjects[0])).data)
+
+
+def quantiles(times: list[float]) -> str:
+    """The median, the 95th percentile and the maximum of times, in milliseconds."""
+    median, most = statistics.median(times), statistics.quantiles(times, n=20)[-1]
+    return f"{median * 1e3:.0f} ms, 95 % {most * 1e3:.0f} ms, longest {max(times) * 1e3:.0f} ms"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--claims", type=int, default=10_000)
@@ -171,6 +260,8 @@ def main() -> None:
             figures = crowd(server, options.claims, each, options.messages_per_claim)
             seconds = time.monotonic() - start
             server_memory = psutil.Process(server.pid).memory_info().rss
+            alone = ConnectionSettings(servers=server.url, ledger="full")
+            crowded = {length: asyncio.run(full(alone, length)) for length in NAMES}
         finally:
             server.stop()
     changes = sum(figures.tries.values())
@@ -181,12 +272,21 @@ def main() -> None:
         f"compare-and-set: {figures.writes:,} writes, {figures.lost_races:,} lost a race "
         f"({figures.lost_races / figures.writes:.0%}); worst change took {max(figures.tries)} tries "
         f"and {figures.longest:.1f} s of {changes:,} changes\n"
+        f"hold: median {quantiles(figures.holds)}\n"
+        f"settle: median {quantiles(figures.settles)}\n"
         f"memory: at most {figures.memory >> 20} MiB in a process, nats-server {server_memory >> 20} MiB"
     )
+    for length, found in crowded.items():
+        print(
+            f"names of {length} characters: room for {found.claims:,} open claims, {found.size:,} bytes\n"
+            f"while {AT_WORK} of them are held: {found.held:,} bytes, {found.attempts} attempts in histories\n"
+            f"hold: median {quantiles(found.figures.holds)}\nsettle: median {quantiles(found.figures.settles)}"
+        )
     twice = sum(count > 1 for count in figures.messages.values())
     missing = options.claims * options.messages_per_claim - len(figures.messages)
     print(f"settled twice {twice}, missing {missing}")
-    raise SystemExit(1 if twice or missing else 0)
+    large = any(found.attempts and found.held > LARGEST_RECORD // 2 for found in crowded.values())
+    raise SystemExit(1 if twice or missing or large else 0)
 
 
 if __name__ == "__main__":

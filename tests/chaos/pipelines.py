@@ -19,6 +19,7 @@ class Pipeline:
     proxied:  Airflow connects through the proxy; the judge never does.
     ack_wait: seconds. With a short one the redelivery races with Airflow's retry, with a long one the retry wins.
     spark:    whether Spark reads and writes instead of the task's process.
+    held:     whether an operator that knows nothing of claims does the work, and defers in its middle.
     runs:     how many runs there are at the same time; two race for one consumer.
     """
 
@@ -27,6 +28,7 @@ class Pipeline:
     proxied: bool
     ack_wait: float
     spark: bool = False
+    held: bool = False
     runs: int = 1
 
     @property
@@ -47,6 +49,8 @@ PIPELINES = (
     Pipeline("one_proxied", "one", proxied=True, ack_wait=6),
     Pipeline("three_direct", "three", proxied=False, ack_wait=8, runs=2),
     Pipeline("three_proxied", "three", proxied=True, ack_wait=20),
+    Pipeline("one_held", "one", proxied=True, ack_wait=8, held=True),
+    Pipeline("three_held", "three", proxied=False, ack_wait=12, held=True, runs=2),
     Pipeline("three_spark", "three", proxied=False, ack_wait=12, spark=True),
 )
 

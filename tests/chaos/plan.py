@@ -72,6 +72,7 @@ def _cards(window: str) -> Iterator[tuple[str, str]]:
     if window == WORK:
         yield from itertools.product((DRIVER, EXECUTOR), both)
         yield from itertools.product((TASK, SUPERVISOR), both)
+        yield from itertools.product((TRIGGERER,) * 2, both)  # while the task of a held operator is deferred
     if window == ACKNOWLEDGE:
         yield from itertools.product((WORKER, TASK, SUPERVISOR), both)
 

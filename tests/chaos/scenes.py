@@ -21,7 +21,10 @@ LONGEST = {FETCH: 15.0, HAND_OFF: 30.0, WORK: 60.0, ACKNOWLEDGE: 30.0}
 
 @dataclass(frozen=True)
 class Scene:
-    """One pipeline in one window. `key` is the claim's id, in the first window the run's, in the last the sequences."""
+    """One pipeline in one window. `key` is the claim's id, in the first window the run's, in the last the sequences.
+
+    `deferred` says that the task's trigger is in the window, and no task process.
+    """
 
     window: str
     pipeline: Pipeline
@@ -31,6 +34,7 @@ class Scene:
     ranges: Ranges
     run: str = ""
     attempt: str = ""
+    deferred: bool = False
 
     async def confirmed(self, observer: Observer) -> bool:
         """Whether consumer and ledger show this window."""
@@ -82,6 +86,7 @@ class Scenes:
                     mark["ranges"],
                     mark.get("run", ""),
                     mark.get("attempt", ""),
+                    mark.get("deferred", False),
                 )
         for name, scene in list(self._scenes.items()):
             gone = scene.window != HAND_OFF and not psutil.pid_exists(scene.pid)

@@ -40,7 +40,7 @@ from tests.chaos.plan import (
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenes import Scene
 from tests.chaos.stack import ChaosStack
-from tests.chaos.windows import ACKNOWLEDGE
+from tests.chaos.windows import ACKNOWLEDGE, FETCH, WORK
 
 GRACE = {SCHEDULER: 8.0, TRIGGERER: 8.0, ONE: 2.0, PROXY: 1.0, **dict.fromkeys(CLUSTER, 3.0)}
 """Seconds for which a shared target is left alone after its repair, so that pipelines can reach a window at all."""
@@ -98,7 +98,10 @@ class Striker:
         if blow.window != scene.window:
             return False
         pipeline = scene.pipeline
+        in_a_task = blow.window == FETCH or not scene.deferred
         fitting = {
+            TRIGGERER: blow.window != WORK or scene.deferred,
+            **dict.fromkeys((WORKER, TASK, SUPERVISOR), in_a_task),
             ONE: pipeline.servers == "one",
             PROXY: pipeline.proxied,
             DRIVER: pipeline.spark,

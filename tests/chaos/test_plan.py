@@ -15,6 +15,7 @@ def test_each_window_gets_its_share_of_every_target() -> None:
     assert Counter(blow.window for blow in blows) == dict.fromkeys(WINDOWS, 50)
     struck = {(blow.window, blow.target, blow.kind) for blow in blows}
     assert {(FETCH, plan.TRIGGERER, plan.KILL), (WORK, plan.DRIVER, plan.FREEZE)} < struck
+    assert {(WORK, plan.TRIGGERER, plan.KILL), (WORK, plan.TRIGGERER, plan.FREEZE)} < struck
     assert {(ACKNOWLEDGE, plan.SUPERVISOR, plan.KILL), (WORK, plan.EXECUTOR, plan.KILL)} < struck
     for target in (plan.ONE, plan.ALL, *plan.LEADERS):
         assert {(window, target, kind) for window in WINDOWS for kind in (plan.KILL, plan.FREEZE)} < struck

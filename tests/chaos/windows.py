@@ -12,6 +12,7 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,8 @@ FETCH, HAND_OFF, WORK, ACKNOWLEDGE = WINDOWS = (
 FOLDER = "CHAOS_FOLDER"
 """The environment variable with the folder of marks and control file."""
 
+LEASE = timedelta(seconds=60)
+"""For a task that is deferred, until its trigger or its worker holds the claim."""
 FENCED = (AlreadyDone, Superseded, HeldByAnother, HoldLost)
 
 
@@ -72,6 +75,7 @@ def install() -> None:
     Take._enter = _entering(Take._enter)  # type: ignore[method-assign]
     Ledger.decide = _fenced(Ledger.decide, lambda ledger, _, claim_id: (ledger.stream.name, claim_id))  # type: ignore[method-assign]
     Hold.settle = _fenced(Hold.settle, lambda hold, *_: (hold.claim.stream, hold.claim.id))  # type: ignore[method-assign]
+    Hold.hand_over = _briefly(Hold.hand_over)  # type: ignore[method-assign]
     # Only for settling: the acknowledgements that a take repeats belong to another window.
     settle.answers = SimpleNamespace(**{**vars(answers), "acknowledge": _acknowledging})  # type: ignore[assignment,attr-defined]
 
@@ -104,6 +108,15 @@ def _fenced(function: Callable[..., Any], name: Callable[..., tuple[str, str]]) 
             raise
 
     return fenced
+
+
+def _briefly(hand_over: Callable[..., Any]) -> Callable[..., Any]:
+    """Lease what is handed over for a shorter time than 15 minutes, after which a run would be over."""
+
+    async def briefly(hold: Hold, lease: timedelta = LEASE) -> None:
+        await hand_over(hold, min(lease, LEASE))
+
+    return briefly
 
 
 async def _acknowledging(ledger: Ledger, delivered: answers.Delivered, *arguments: Any, **keywords: Any) -> Any:

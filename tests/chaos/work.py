@@ -28,26 +28,31 @@ def output(folder: Path, stream: str, attempt_id: str) -> Path:
 def read_and_write(settings: ConnectionSettings, stream: str, claim_id: str, attempt_id: str, wanted: Sequences) -> int:
     """Read on the bulk connection, one half before a pause and the other after it."""
     windows.mark(windows.HAND_OFF, "leave", stream, claim_id)
+    half = next(wanted.windows(max(1, wanted.count // 2)))
+    read = write_part(settings, stream, attempt_id, half)
+    windows.mark(windows.WORK, "enter", stream, claim_id, ranges=wanted.to_json(), attempt=attempt_id)
+    time.sleep(windows.pause(windows.WORK, attempt_id))
+    read += write_part(settings, stream, attempt_id, wanted - half)
+    processed(stream, attempt_id, Sequences.of(read))
+    windows.mark(windows.WORK, "leave", stream, claim_id)
+    return len(read)
+
+
+def write_part(settings: ConnectionSettings, stream: str, attempt_id: str, portion: Sequences) -> list[int]:
+    """Read messages, write them as one part of the attempt's output, and return the sequences that were read."""
     with Wire.open(settings) as wire:
         created = wire.api(f"STREAM.INFO.{stream}")["created"]
     folder = output(windows.folder(), stream, attempt_id)
     folder.mkdir(parents=True, exist_ok=True)
     read: list[int] = []
-    half = next(wanted.windows(max(1, wanted.count // 2)))
     with (folder / f"part-{uuid4().hex}.jsonl").open("w") as part:
-        for portion in (half, wanted - half):
-            for batch in direct.read(settings, stream, portion, created) if portion else ():
-                for message in batch:
-                    part.write(json.dumps([message.sequence, _id(message.header)]) + "\n")
-                    read.append(message.sequence)
-            part.flush()
-            os.fsync(part.fileno())
-            if portion is half:
-                windows.mark(windows.WORK, "enter", stream, claim_id, ranges=wanted.to_json(), attempt=attempt_id)
-                time.sleep(windows.pause(windows.WORK, attempt_id))
-    processed(stream, attempt_id, Sequences.of(read))
-    windows.mark(windows.WORK, "leave", stream, claim_id)
-    return len(read)
+        for batch in direct.read(settings, stream, portion, created) if portion else ():
+            for message in batch:
+                part.write(json.dumps([message.sequence, _id(message.header)]) + "\n")
+                read.append(message.sequence)
+        part.flush()
+        os.fsync(part.fileno())
+    return read
 
 
 def with_spark(claim: HeldClaim) -> int:

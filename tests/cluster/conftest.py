@@ -13,10 +13,11 @@ from airflow_nats_jetstream.airflow_connection import CREDENTIAL_FOLDERS
 from demo.java import QUICK
 from demo.nats_server import NatsServer
 from demo.service import free_port
+from demo.spark_home import spark_home
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.publish.bulk import publish_fast
 from pyspark_jetstream import spark_session
-from tests.cluster.environment import PROJECT, environment, spark_home
+from tests.cluster.environment import PROJECT, environment
 from tests.cluster.standalone import Standalone
 
 STREAM = "CLUSTER"
@@ -32,8 +33,8 @@ def python() -> Path:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory, spark_environment: None, python: Path) -> Iterator[Standalone]:
-    cluster = Standalone(tmp_path_factory.mktemp("cluster"), spark_home(python))
+def cluster(tmp_path_factory: pytest.TempPathFactory, spark_environment: None) -> Iterator[Standalone]:
+    cluster = Standalone(tmp_path_factory.mktemp("cluster"), spark_home())
     try:
         cluster.start()
         yield cluster

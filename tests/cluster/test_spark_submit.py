@@ -296,7 +296,7 @@ async def test_a_job_is_killed_when_its_messages_are_somebody_elses(scene: Scene
     task = scene.task(WAITS, str(scene.go))
     deferral = await asyncio.to_thread(scene.deferred, task)
     trigger = trigger_of(deferral)
-    await trigger._release()  # as if its lease were over
+    await trigger._release(trigger.claim, None)  # as if its lease were over
     (taken,) = await asyncio.to_thread(execute, sensor(scene.stream, timeout=60), run_id="other")
     assert taken["count"] == 10
     event = await fired(trigger)

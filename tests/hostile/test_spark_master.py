@@ -7,7 +7,7 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -37,7 +37,6 @@ async def answering(*parts: bytes, every: float = 0) -> AsyncIterator[SparkMaste
     answers: set[asyncio.Task[Any]] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers.add(cast("asyncio.Task[Any]", asyncio.current_task()))
         try:
             await reader.readuntil(b"\r\n\r\n")
             for part in parts:
@@ -51,9 +50,14 @@ async def answering(*parts: bytes, every: float = 0) -> AsyncIterator[SparkMaste
             with suppress(ConnectionError):
                 await writer.wait_closed()  # or its transport outlives the test
 
-    async with await asyncio.start_server(answer, "127.0.0.1") as server:
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers.add(asyncio.create_task(answer(reader, writer)))
+
+    async with await asyncio.start_server(connected, "127.0.0.1") as server:
         address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield SparkMaster("spark://127.0.0.1:7077", (f"{address}/v1/submissions",), address)
+    for _ in range(5):
+        await asyncio.sleep(0)  # a connection that was accepted just now calls `connected` a few turns later
     await asyncio.gather(*answers)  # they end when they find that nobody reads; a slow machine may have asked nothing
 
 

@@ -4,8 +4,6 @@ import base64
 import binascii
 import hashlib
 import json
-import os
-import signal
 import subprocess
 import sysconfig
 import time
@@ -46,12 +44,11 @@ def older_program(version: str) -> Path:
 @contextmanager
 def frozen(server: NatsServer) -> Iterator[None]:
     """Freeze the server: it sends nothing, and stays connected."""
-    os.kill(server.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, server.pid, os.WSTOPPED)  # on a busy machine its threads still answer for a moment
+    server.freeze()
     try:
         yield
     finally:
-        os.kill(server.pid, signal.SIGCONT)
+        server.thaw()
 
 
 class Nkey:

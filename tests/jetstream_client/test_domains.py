@@ -17,8 +17,6 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.wire import attempts
 from tests.jetstream_handoff.domains import Domains
 
-pytestmark = pytest.mark.xdist_group("domains")  # one pair of servers
-
 
 @pytest.fixture(scope="module")
 def domains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Domains]:

@@ -57,13 +57,17 @@ LOST = (AlreadyDone, Superseded, HeldByAnother, HoldLost)
 
 
 class Attempt:
-    """A try of a task, in a separate asyncio task. It can die without a release, and wake up late."""
+    """A process of a task's try. It can die without a release, and wake up late. Several processes can have the same
+    token, because one hands the claim over and another resumes the hold."""
 
     def __init__(self, claim: Claim, hold: Hold, stack: ExitStack) -> None:
         self.claim = claim
         self.hold = hold
         self._stack = stack
-        self.settled = False
+
+    @property
+    def id(self) -> str:
+        return self.hold.attempt_id
 
     async def freeze(self) -> None:
         """Freeze it as SIGSTOP does: it sends no heartbeat, does not release, and does not notice that time passes."""
@@ -84,6 +88,7 @@ class Handoff(RuleBasedStateMachine):
 
     claims: Bundle[Claim] = Bundle("claims")
     attempts: Bundle[Attempt] = Bundle("attempts")
+    handed_over: Bundle[Attempt] = Bundle("handed_over")
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,6 +105,8 @@ class Handoff(RuleBasedStateMachine):
         self.stored: dict[int, str] = {}
         """The subjects of the stream's messages, by sequence."""
         self.told: list[Attempt] = []
+        self.booked: set[str] = set()
+        """The attempts that have settled their claims."""
         self._stack = ExitStack()
         self.portal: BlockingPortal = self._stack.enter_context(start_blocking_portal())
         self.js: JetStream = self._stack.enter_context(self.portal.wrap_async_context_manager(connect(self.settings)))
@@ -381,9 +388,9 @@ class Handoff(RuleBasedStateMachine):
         return True
 
     def _booked(self, attempt: Attempt) -> None:
-        if attempt.settled:
+        if attempt.id in self.booked:
             return
-        attempt.settled = True
+        self.booked.add(attempt.id)
         sequences = set(attempt.claim.sequences)
         earlier = self.settled.setdefault(self.life, set())
         assert not sequences & earlier, f"settled twice in one life: {Sequences.of(sequences & earlier)}"
@@ -399,6 +406,39 @@ class Handoff(RuleBasedStateMachine):
     def release(self, attempt: Attempt, delay: timedelta | None) -> None:
         with suppress(LedgerUnavailable):
             self.call(attempt.hold.release, delay)
+
+    @rule(target=handed_over, attempt=attempts, lease=st.sampled_from([0.5, 2.0]))
+    def hand_over(self, attempt: Attempt, lease: float) -> Any:
+        try:
+            self.call(attempt.hold.hand_over, timedelta(seconds=lease))
+        except (HoldLost, LedgerUnavailable, ConsumerNotFound):
+            return multiple()
+        return attempt
+
+    @rule(target=attempts, attempt=st.one_of(attempts, handed_over))
+    def resume(self, attempt: Attempt) -> Any:
+        """Another process continues the attempt, whether the earlier one handed it over, died, or is only frozen."""
+        before = self.call(self._tokens)
+        stack = ExitStack()
+        holding = Hold.resume(self.js, attempt.claim, token=attempt.hold.token)
+        try:
+            hold = stack.enter_context(self.portal.wrap_async_context_manager(holding))
+        except HeldByAnother:
+            assert before.get(attempt.claim.id) != attempt.hold.token, "an attempt can resume its own hold"
+            return multiple()
+        except (AlreadyDone, Superseded, LedgerUnavailable):
+            return multiple()
+        finally:
+            assert self.call(self._tokens) == before, "resuming has changed who holds a claim"
+        resumed = Attempt(attempt.claim, hold, stack)
+        self.told.append(resumed)
+        return resumed
+
+    async def _tokens(self) -> dict[str, str | None]:
+        record = None
+        with suppress(LedgerUnavailable):
+            record, _ = await Ledger(self.js, self.name, "work").read()
+        return {claim_id: entry.token for claim_id, entry in (record.open.items() if record else ())}
 
     @rule(first=attempts, second=attempts)
     def two_attempts_settle_at_once(self, first: Attempt, second: Attempt) -> None:

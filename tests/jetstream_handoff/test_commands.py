@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from airflow_nats_jetstream.command_line import main
-from airflow_nats_jetstream.commands import age
+from airflow_nats_jetstream.command_output import age
 from demo.nats_server import NatsServer
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream

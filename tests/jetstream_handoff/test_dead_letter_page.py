@@ -1,17 +1,23 @@
 """Pages of dead letters, and their numbers, on a real server: without payloads, and with what became of them."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from jetstream_client import ConnectionSettings, Trace, connect
+from jetstream_client.errors import InvalidValue
+from jetstream_client.publish.bulk import publish_all
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff import replay as replays
 from jetstream_handoff import roles, settle
-from jetstream_handoff.dead_letter_page import Page, Stub, letter, listed
+from jetstream_handoff.claim import new_claim_id
+from jetstream_handoff.dead_letter_page import Page, Stub, chosen, letter, listed
 from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.discard import discard
 from jetstream_handoff.hold import Hold
+from jetstream_handoff.letter import PREFIX, address_of
 from jetstream_handoff.selection import Selection
 from jetstream_handoff.tally import Tally
 from tests.jetstream_handoff.steps import CONSUMER, publish, take
@@ -99,6 +105,46 @@ async def test_pages_follow_each_other_and_can_be_filtered(stream: Stream, way: 
     short = await listed(letters, reason="weight", most=2)  # it ends although the next page has one more
     assert (shown(short), short.next) == (LEFT[1:2], short.stubs[0].number)
     assert shown(await listed(DeadLetters(stream.js, stream.name, "MISSING"))) == []
+
+
+async def test_chosen_dead_letters_ask_the_ledger_for_nothing_else(
+    stream: Stream, settings: ConnectionSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many others lie between them."""
+    last = (await (await rejected(stream)).stream.info()).state["last_seq"]
+    created = (await stream.info()).created
+    forged = [_forged(stream.name, created, number) for number in range(11, 311)]
+    await asyncio.to_thread(publish_all, settings, forged)
+    sent: list[str] = []
+    async with connect(settings, trace=Trace(request_sent=lambda request: sent.append(request.subject))) as js:
+        letters = DeadLetters(js, stream.name)
+        sent.clear()
+        found = await chosen(letters, Sequences.of([3, 4, last + 300, last + 900]))
+        receipts = [each for each in sent if each.endswith(f"KV_{js.settings.ledger}_receipts")]
+        assert len(receipts) == 2
+        assert [(each.number, each.confirmed) for each in found] == [(3, True), (4, True), (last + 300, False)]
+        monkeypatch.setattr("jetstream_handoff.dead_letter_page.LARGEST_SPAN", 100)
+        with pytest.raises(InvalidValue, match="choose fewer"):
+            await chosen(letters, Sequences.of([3, last + 300]))
+        assert len(await chosen(letters, Sequences.of([last + 299, last + 300]))) == 2
+
+
+def _forged(stream: str, created: str, number: int) -> tuple[str, bytes, dict[str, str]]:
+    """A dead letter of a claim that the ledger does not know."""
+    headers = {
+        "Stream": stream,
+        "Stream-Created": created,
+        "Sequence": str(number),
+        "Subject": f"{stream}.x",
+        "Time-Stamp": created,
+        "Consumer": CONSUMER,
+        "Reason": "no reason",
+        "Claim": new_claim_id(),
+        "Token": "1-x",
+        "Failures": "0",
+    }
+    address = address_of(stream, CONSUMER, number, created, f"{stream}.x", hashed=False)
+    return address, b"", {f"{PREFIX}{name}": value for name, value in headers.items()}
 
 
 async def test_one_dead_letter_has_its_payload(stream: Stream) -> None:

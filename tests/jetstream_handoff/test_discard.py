@@ -13,7 +13,7 @@ from jetstream_client.errors import InvalidValue, RequestTimeout
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.wire.protocol import decode_headers
-from jetstream_handoff import dead_letters, settle
+from jetstream_handoff import dead_letter_page, dead_letters, settle
 from jetstream_handoff import discard as discards
 from jetstream_handoff import replay as replays
 from jetstream_handoff.claim import Claim
@@ -93,10 +93,10 @@ async def test_what_an_attempt_is_about_to_settle_is_kept(stream: Stream, monkey
     has_copied, go_on = asyncio.Event(), asyncio.Event()
     settle_done = settle.settle_done
 
-    async def frozen(*arguments: Any) -> None:
+    async def frozen(*arguments: Any, **named: Any) -> None:
         has_copied.set()
         await go_on.wait()
-        await settle_done(*arguments)
+        await settle_done(*arguments, **named)
 
     monkeypatch.setattr(settle, "settle_done", frozen)
     async with Hold.begin(stream.js, claim, try_number=1) as hold:
@@ -172,7 +172,7 @@ async def test_a_replay_that_has_begun_wins(stream: Stream, monkeypatch: pytest.
     marked, go_on = asyncio.Event(), asyncio.Event()
     publish_marked = replays._publish_marked
 
-    async def frozen(*arguments: Any) -> None:
+    async def frozen(*arguments: Any, **named: Any) -> None:
         marked.set()
         await go_on.wait()
         await publish_marked(*arguments)
@@ -272,3 +272,18 @@ async def test_a_killed_server_does_not_bring_discarded_dead_letters_back(tmp_pa
             assert await listed(stream) == []
     finally:
         server.stop()
+
+
+async def test_a_forged_dead_letter_with_a_huge_token_is_discarded(stream: Stream) -> None:
+    """Its note is small enough for the server, and can be read."""
+    await reject(stream, [3])
+    letters = of(stream)
+    (real,) = [message async for message in stored(letters.stream, letters.subjects)]
+    headers = {name: values[-1] for name, values in decode_headers(base64.b64decode(real["hdrs"])).items()}
+    ours = {name: value for name, value in headers.items() if name.startswith("Nats-Dead-Letter-")}
+    forged = {**ours, "Nats-Dead-Letter-Token": "é" * 12_000, "Nats-Dead-Letter-Reason": "\x01" * 1_024}
+    await stream.js.publish(real["subject"], b"", headers=forged)
+    assert await discard(stream, CONFIRMED) == discards.Discarded(1)
+    (note,) = (await dead_letter_page.listed(letters)).stubs
+    assert note.note
+    assert (note.note.outcome, note.note.token, note.note.reason) == ("discarded", "é" * 100, "\x01" * 1_024)

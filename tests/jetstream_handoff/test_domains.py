@@ -25,7 +25,6 @@ from jetstream_handoff.ledger import Ledger
 from tests.jetstream_handoff.domains import Domains, clear, contents
 from tests.jetstream_handoff.steps import ACK_WAIT, CONSUMER, floor, take
 
-pytestmark = pytest.mark.xdist_group("domains")  # one pair of servers for each kind of reply
 STREAM = "S"
 ACCOUNTS = {"hub": "CORE", "leaf": "EDGE"}
 LONG = {"ack_wait": timedelta(seconds=60)}

@@ -1,5 +1,6 @@
 """What the ledger remembers of a claim for people: who took and held it, and how it ended. Nothing depends on it."""
 
+import asyncio
 import json
 from dataclasses import replace
 from datetime import timedelta
@@ -8,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from jetstream_client.errors import RequestTimeout
+from jetstream_client.info import ConsumerInfo
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff import hold, ledger, settle
+from jetstream_client.wire.protocol import Reply
+from jetstream_handoff import hold, keep, ledger, settle
 from jetstream_handoff.claim import KEEPER, Claim
-from jetstream_handoff.errors import Superseded
+from jetstream_handoff.errors import HoldLost, Superseded
 from jetstream_handoff.history import KEPT, LONGEST_OWNER, Attempt, History, readable
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.inspection import Seen, find, release, revision
@@ -21,6 +25,7 @@ from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import DoneEntry, OpenEntry, Receipt, Record
 from jetstream_handoff.reprocess import Reprocess
 from jetstream_handoff.timeline import later
+from tests.jetstream_client.until import until
 from tests.jetstream_handoff import killed
 from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take, unacknowledged
 
@@ -118,6 +123,72 @@ async def test_a_failed_claim_remembers_why_and_when(stream: Stream) -> None:
     assert (await seen(stream, again)).overlapping == ()
 
 
+async def test_a_failed_claim_has_never_the_receipt_of_a_superseded_one(stream: Stream) -> None:
+    """Of two claims that end with the same write, the other one gets its receipt."""
+    await publish(stream, 20)
+    failing, withdrawn = await take(stream, max_messages=20, messages_per_claim=10)
+    book = Ledger(stream.js, stream.name, CONSUMER)
+    written: list[tuple[str, str]] = []
+
+    def withdraw(record: Record | None, info: ConsumerInfo) -> Record | None:
+        assert record
+        return record.withdrawn({withdrawn.id: withdrawn.taken_at})
+
+    def arrived(reply: Reply) -> None:
+        written.append((reply.subject.rpartition(".")[2], json.loads(reply.data)["state"]))
+
+    async with stream.js.connection.listen(f"$KV.{book.buckets[1]}.*", arrived):
+        async with Hold.begin(stream.js, failing, try_number=1, holder=FIRST) as held:
+            await asyncio.gather(held.fail("no date"), book.change(withdraw))
+        await stream.js.connection.flush()
+    assert sorted(written) == sorted([(failing.id, "failed"), (withdrawn.id, "superseded")])
+
+
+async def test_a_claim_that_was_superseded_before_it_failed_has_that_receipt(stream: Stream) -> None:
+    claim = await taken(stream)
+    book = Ledger(stream.js, stream.name, CONSUMER)
+
+    def forget(record: Record | None, info: ConsumerInfo) -> Record | None:
+        assert record
+        return replace(record, open={})
+
+    async with Hold.begin(stream.js, claim, try_number=1) as held:
+        await held._stop_beats()
+        outcomes = await asyncio.gather(book.change(forget), held.fail("no date"), return_exceptions=True)
+        assert isinstance(outcomes[1], Superseded)
+    assert (await seen(stream, claim)).state == "superseded"
+
+
+async def test_a_keeper_waits_for_the_receipt_of_a_failed_claim(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt writes it a moment after the record. Without the wait, the keeper would say that it is superseded."""
+    claim = await taken(stream)
+    monkeypatch.setattr(keep, "SECOND_READ", 3.0)
+    write, go_on = Ledger.write_receipt, asyncio.Event()
+
+    async def late(self: Ledger, *arguments: Any, **options: Any) -> None:
+        await go_on.wait()
+        await write(self, *arguments, **options)
+
+    monkeypatch.setattr(Ledger, "write_receipt", late)
+    async with Hold.begin(stream.js, claim, try_number=1) as held:
+        failing = asyncio.create_task(held.fail("no date"))
+        book = Ledger(stream.js, stream.name, CONSUMER)
+
+        async def is_forgotten() -> bool:
+            record, _ = await book.read()
+            return record is not None and not record.open
+
+        await until(is_forgotten)
+        keeping = asyncio.create_task(keep.keep(stream.js, claim, 60))
+        await asyncio.sleep(1)  # longer than its second read
+        assert not keeping.done()
+        go_on.set()
+        await failing
+    assert await keeping == "failed"
+
+
 async def test_a_superseded_claim_remembers_why(stream: Stream) -> None:
     claim = await taken(stream)
     async with Hold.begin(stream.js, claim, try_number=1, holder=FIRST) as dead:
@@ -141,6 +212,61 @@ async def test_a_superseded_claim_remembers_by_which(stream: Stream) -> None:
     assert found.receipt
     assert set(found.receipt.superseded_by) == {left.id, right.id}
     assert left.id in found.timeline()[-1].text
+
+
+async def test_a_release_by_hand_is_remembered(stream: Stream) -> None:
+    """Also that of a claim that nobody holds. The same confirmation does not release it twice."""
+    claim = await taken(stream)
+    before = await seen(stream, claim)
+    await release(stream.js, before)
+    after = await seen(stream, claim)
+    assert [step.what for step in after.timeline()] == ["taken", "released"]
+    assert revision(after) != revision(before)
+    assert after.next.startswith("It was released by hand")
+    with pytest.raises(Superseded, match="its state in the ledger changed"):
+        await release(stream.js, before)
+    assert revision(await seen(stream, claim)) == revision(after)
+    async with Hold.begin(stream.js, claim, try_number=1, holder=FIRST) as held:
+        await release(stream.js, await seen(stream, claim))
+        await until(lambda: bool(held.lost))
+        with pytest.raises(HoldLost):
+            await held.settle()
+    last = await seen(stream, claim)
+    assert steps(last) == [("taken", OWNER), ("held", FIRST), ("released", ())]
+    assert last.entry
+    assert last.entry.is_released
+
+
+async def test_a_released_claim_that_is_held_again_is_not_released(stream: Stream) -> None:
+    claim = await taken(stream)
+    await release(stream.js, await seen(stream, claim))
+    async with Hold.begin(stream.js, claim, try_number=1, holder=FIRST) as held:
+        found = await seen(stream, claim)
+        assert steps(found) == [("taken", OWNER), ("released", ()), ("held", FIRST)]
+        assert found.entry
+        assert not found.entry.is_released
+        await held.settle()
+    assert ("released", ()) in steps(await seen(stream, claim))
+
+
+async def test_a_release_whose_answer_got_lost_is_our_own(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = await taken(stream)
+    write = Ledger._write
+    writes = 0
+
+    async def lossy(self: Ledger, *arguments: Any) -> int:
+        nonlocal writes
+        writes += 1
+        revision = await write(self, *arguments)
+        if writes == 1:
+            raise RequestTimeout("the answer was lost")
+        return revision
+
+    found = await seen(stream, claim)
+    monkeypatch.setattr(Ledger, "_write", lossy)
+    await release(stream.js, found)
+    assert writes == 1
+    assert [step.what for step in (await seen(stream, claim)).timeline()] == ["taken", "released"]
 
 
 async def test_a_reset_is_the_reason_why_a_claim_is_superseded(stream: Stream) -> None:
@@ -274,6 +400,9 @@ HOSTILE: list[Any] = [
     {"attempts": [["1-a", "", []]]},
     {"attempts": [["1-a", AT, [1.5]]]},
     {"attempts": {"1-a": AT}},
+    {"released": 5},
+    {"released": "yesterday"},
+    {"released": None},
 ]
 
 

@@ -1,8 +1,6 @@
 """The overview on a real server: the faults that a reader must recognise, what it costs, and what cannot be read."""
 
 import asyncio
-import os
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +20,7 @@ from jetstream_handoff import settle
 from jetstream_handoff.dead_letter_page import listed
 from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.discard import discard
+from jetstream_handoff.history import readable
 from jetstream_handoff.hold import Hold
 from jetstream_handoff.inspection import find, release
 from jetstream_handoff.ledger import Ledger
@@ -91,7 +90,7 @@ async def test_messages_that_wait_for_a_paused_dag_name_the_last_sensor(stream: 
     await publish(stream, 5)
     symptom = await only(Survey(stream.js, AT_ONCE))
     assert symptom.kind == "no_puller"
-    assert "taken by dag / run / sensor" in symptom.text
+    assert readable(symptom.by) == "dag / run / sensor"
     assert (await look(Survey(stream.js))).findings == ()  # a moment is no fault
 
 
@@ -100,7 +99,7 @@ async def test_a_claim_that_waits_for_its_task_can_be_released(stream: Stream) -
     (claim,) = await take(stream)
     symptom = await only(Survey(stream.js, AT_ONCE))
     assert (symptom.kind, symptom.claim) == ("unheld", claim.id)
-    assert "taken by dag / run / sensor" in symptom.text
+    assert readable(symptom.by) == "dag / run / sensor"
     seen = await find(stream.js, symptom.claim)
     assert seen
     await release(stream.js, seen)
@@ -124,7 +123,26 @@ async def test_a_dead_worker_is_recognised_and_a_living_one_is_not_suspected(str
         await until(suspected)
         symptom = await only(survey)
         assert (symptom.kind, symptom.claim) == ("dead_holder", claim.id)
-        assert f"is held by attempt {hold.token} of dag / run / work" in symptom.text
+        assert f"is held by attempt {hold.token}, but" in symptom.text
+        assert readable(symptom.by[:-1]) == "dag / run / work"
+
+
+async def test_a_backlog_grows_only_for_a_survey_that_has_watched_it(stream: Stream) -> None:
+    """Two processes watch on their own, and each says since when."""
+    await settled(stream)
+    limits = Limits(idle=timedelta(hours=1), growing=timedelta(seconds=0.3))
+    early, late = Survey(stream.js, limits), Survey(stream.js, limits)
+
+    async def grows(survey: Survey) -> bool:
+        await publish(stream, 1)
+        return [each.kind for each in (await look(survey)).findings] == ["growing"]
+
+    await until(lambda: grows(early))
+    assert not await grows(late)
+    first, second = (await early.look()).since, (await late.look()).since
+    assert "" < first < second
+    await until(lambda: grows(late))
+    assert (await late.look()).since == second
 
 
 async def test_a_paused_consumer_is_recognised_and_can_be_resumed(stream: Stream) -> None:
@@ -282,10 +300,10 @@ async def test_a_frozen_server_ends_a_look_soon(tmp_path: Path) -> None:
             await settled(stream)
             survey = Survey(js)
             await survey.look()
-            os.kill(server.pid, signal.SIGSTOP)
-            with pytest.raises(RequestTimeout):
-                await asyncio.wait_for(survey.look(), 3)
-            os.kill(server.pid, signal.SIGCONT)
+            server.freeze()
+            with pytest.raises(RequestTimeout, match="gave no answer"):
+                await survey.look()
+            server.thaw()
 
             async def answers() -> bool:
                 with suppress(RequestTimeout):
@@ -294,5 +312,5 @@ async def test_a_frozen_server_ends_a_look_soon(tmp_path: Path) -> None:
 
             await until(answers)
     finally:
-        os.kill(server.pid, signal.SIGCONT)
+        server.thaw()
         server.stop()

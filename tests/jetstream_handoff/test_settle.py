@@ -17,6 +17,7 @@ from jetstream_client.consume.lag import Bound
 from jetstream_client.errors import ConnectionEnded, InvalidValue, JetStreamError, RequestTimeout
 from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
+from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import answers, settle
 from jetstream_handoff.errors import AlreadyDone, ClaimInvalid, HoldLost, LedgerFull, LedgerUnavailable, Superseded
 from jetstream_handoff.hold import Hold
@@ -49,6 +50,34 @@ async def test_settled_messages_are_acknowledged_and_the_value_is_recorded(strea
     (receipt,) = await Ledger(stream.js, stream.name, CONSUMER).committed()
     assert (receipt.attempt_id, receipt.value) == (hold.attempt_id, {"rows": 2_500})
     assert receipt.sequences == claim.sequences
+
+
+async def test_holding_and_settling_make_few_requests(stream: Stream) -> None:
+    """Each is an exchange with the server, which may be far away."""
+    await publish(stream, 10)
+    (claim,) = await take(stream, consumer_config={"ack_wait": timedelta(minutes=1)})  # no heartbeats
+    stats = stream.js.connection._client.stats
+    before = stats["in_msgs"]
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        held = stats["in_msgs"]
+        await hold.settle({"count": 10})
+    assert held - before == 9
+    assert stats["in_msgs"] - held == 9
+
+
+async def test_a_claim_is_settled_when_its_entry_is_a_second_old(stream: Stream) -> None:
+    """A server that is killed earlier may have forgotten the entry."""
+    await publish(stream, 10)
+    (claim,) = await take(stream)
+    ledger = Ledger(stream.js, stream.name, CONSUMER)
+    record, _ = await ledger.read()
+    assert record
+    entered = record.open[claim.id].at
+    async with Hold.begin(stream.js, claim, try_number=1) as hold:
+        await hold.settle()
+    record, _ = await ledger.read()
+    assert record
+    assert time_nanoseconds(record.done[claim.id].at) - time_nanoseconds(entered) >= 10**9
 
 
 async def test_a_second_attempt_learns_that_it_is_done(stream: Stream) -> None:

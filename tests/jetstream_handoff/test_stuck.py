@@ -95,7 +95,8 @@ def test_messages_that_nobody_pulls_name_the_last_owner() -> None:
     assert (symptom.kind, symptom.level) == ("no_puller", "warning")
     assert "1,500 messages" in symptom.text
     assert "the last delivery was 2 hours ago" in symptom.text
-    assert f"taken by flights / run 7 / claims at {ago(3 * HOUR)}" in symptom.text
+    assert symptom.by == OWNER
+    assert f"The last claim that ended was taken at {ago(3 * HOUR)}." in symptom.text
     assert "DAG of its sensor is paused" in symptom.remedy
     fresh = info(num_pending=1, delivered={"consumer_seq": 0, "stream_seq": 0})
     assert "1 message waits" in found(view(of=fresh)).text
@@ -107,20 +108,41 @@ def test_messages_that_nobody_pulls_name_the_last_owner() -> None:
 def test_a_claim_that_waits_for_its_task_names_its_owner() -> None:
     symptom = found(view(entry(5 * MINUTE), entry(3 * MINUTE), of=info(num_pending=9, quiet=HOUR)))
     assert (symptom.kind, symptom.level, symptom.claim) == ("unheld", "warning", "000000000000")
-    assert "taken by flights / run 7 / claims 5 minutes ago, and no attempt holds it" in symptom.text
+    assert "was taken 5 minutes ago, and no attempt holds it" in symptom.text
+    assert symptom.by == OWNER
     assert "The same is true of 1 other claim." in symptom.text
     late = found(view(entry(HOUR, attempts=1)))
     assert (late.kind, late.level) == ("awaiting_retry", "warning")
-    assert "attempt 1-aaaa of flights / run 7 / delays[3] began 59 minutes ago" in late.text
+    assert "attempt 1-aaaa began 59 minutes ago" in late.text
+    assert late.by == TASK
+
+
+def released(age: float, *, attempts: int = 0) -> OpenEntry:
+    """A claim that was taken two hours ago, and released by hand so many seconds ago."""
+    waits = entry(2 * HOUR, attempts=attempts)
+    return replace(waits, history=replace(waits.history, released=ago(age)))
+
+
+@pytest.mark.parametrize("attempts", [0, 1])
+def test_a_claim_that_was_released_by_hand_waits_for_a_sensor(attempts: int) -> None:
+    """Until then, nobody is told to release it again."""
+    assert stuck(view(released(10 * MINUTE, attempts=attempts)), Known()) == ()
+    symptom = found(view(released(HOUR, attempts=attempts), released(30 * MINUTE)))
+    assert (symptom.kind, symptom.level, symptom.claim) == ("released", "warning", "000000000000")
+    assert "was released by hand 60 minutes ago, but no sensor has taken its messages since." in symptom.text
+    assert "The same is true of 1 other claim." in symptom.text
+    held = replace(released(HOUR), token="1-aaaa", history=History(attempts=(Attempt("1-aaaa", ago(10), TASK),)))
+    assert stuck(view(held), Known()) == ()
+    full = info(num_ack_pending=1_000, num_pending=5)
+    assert [each.claim for each in stuck(view(released(60), entry(30), of=full), Known())] == ["000000000001"]
 
 
 def test_a_dead_worker_is_noticed_by_its_silence() -> None:
     held = entry(HOUR, held=50 * MINUTE)
     symptom = found(view(held, held, of=info(quiet=2 * MINUTE)))
     assert (symptom.kind, symptom.level, symptom.claim) == ("dead_holder", "error", "000000000000")
-    assert (
-        "attempt 1-aaaa of flights / run 7 / delays[3], but nothing has renewed its lease for 2 minutes" in symptom.text
-    )
+    assert "attempt 1-aaaa, but nothing has renewed its lease for 2 minutes" in symptom.text
+    assert symptom.by == TASK
     assert "The same is true of 1 other claim." in symptom.text
     assert stuck(view(held, of=info(quiet=30)), Known()) == ()  # two heartbeats are missing
     assert stuck(view(held, of=info(delivered={"consumer_seq": 20, "stream_seq": 20})), Known()) == ()
@@ -139,6 +161,10 @@ def test_a_dead_worker_is_noticed_when_its_messages_are_redelivered() -> None:
     unheld = tuple(replace(each, held=4) for each in samples(redelivered=4, counter=24))
     assert stuck(view(held, samples=unheld), Known()) == ()  # six messages are in a claim that nobody holds
     assert stuck(view(held, samples=samples(redelivered=4)), Known()) == ()
+    before, after = samples(redelivered=4, counter=24)
+    later = (before, after, replace(after, at=after.at + 5), replace(after, at=after.at + 10, redelivered=0))
+    assert "redelivered 4 messages" in found(view(held, samples=later)).text  # also at later looks
+    assert stuck(view(held, samples=(*later, replace(later[-1], held=9))), Known()) == ()  # a claim was repaired
     failed = tuple(replace(each, ack_pending=16) for each in samples(redelivered=4, counter=24))
     assert stuck(view(held, samples=failed), Known()) == ()  # six messages are in no claim, and may be redelivered
 

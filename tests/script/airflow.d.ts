@@ -34,8 +34,8 @@ interface React {
 
 interface ReactRouterDOM {
   Link: Foreign;
-  useLocation(): { pathname: string; search: string };
-  useNavigate(): (to: { pathname: string; search: string }, how?: { replace: boolean }) => void | Promise<void>;
+  useLocation(): { pathname: string; search: string; state: unknown };
+  useNavigate(): (to: { pathname: string; search: string }, how?: { replace: boolean; state: unknown }) => void | Promise<void>;
   useSearchParams(): [URLSearchParams, unknown];
 }
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.script.modules import Modules
 
-NAMES = ("actions", "confirmation", "fault", "history", "places", "plot", "quantities", "text")
+NAMES = ("actions", "confirmation", "fault", "history", "pages", "places", "plot", "quantities", "text")
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,6 @@ def task(task_id: str = "process", state: str | None = "running", **changed: Any
         "map_index": -1,
         "try_number": 1,
         "state": state,
-        "may_see": True,
     } | changed
 
 
@@ -123,6 +122,7 @@ def overview(beat: int = 0) -> dict[str, Any]:
         "version": "2.15.1",
         "domain": None,
         "ledger": "airflow",
+        "watched_since": "2026-11-22T10:00:00Z",
         "findings": [PERMISSION],
         "streams": [
             {
@@ -269,7 +269,7 @@ def letter(number: int, **changed: Any) -> dict[str, Any]:
         "stored_at": "2026-11-22T10:42:13Z",
         "size": 44,
         "confirmed": number != 2,
-        "problem": "The ledger has no receipt that rejects this message." if number == 2 else None,
+        "problem": "The header Nats-Dead-Letter-Sequence is missing." if number == 6 else None,
         "outcome": {4: "replayed", 5: "discarded"}.get(number),
         "replayed": "2026-11-22T12:00:00Z" if number == 4 else None,
     } | changed

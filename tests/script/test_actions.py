@@ -80,8 +80,9 @@ def test_an_action_has_a_title_a_word_and_a_request(
     preview = urlsplit(modules.call("actions", "previewPath", action, chosen))
     assert preview.path == f"connections/nats_default/{path}/preview"
     assert parse_qs(preview.query) == in_query(parameters)
-    body = modules.call("actions", "body", action, chosen, {"revision": "r1", "alive": True})
-    assert body == {"expected": "r1", **parameters, **({"despite_alive": True} if action is RELEASE else {})}
+    despite = {"despite_alive": True, "despite_unknown": False}
+    body = modules.call("actions", "body", action, chosen, {"revision": "r1", "alive": True, "unknown": False})
+    assert body == {"expected": "r1", **parameters, **(despite if action is RELEASE else {})}
 
 
 def in_query(parameters: dict[str, Any]) -> dict[str, list[str]]:
@@ -106,3 +107,11 @@ def test_the_word_is_what_the_page_shows(modules: Modules) -> None:
 )
 def test_a_sequence_is_a_whole_number(modules: Modules, sequence: str, valid: bool) -> None:
     assert (modules.call("actions", "objection", RESET, CHOICES | {"sequence": sequence}) == "") is valid
+
+
+def test_the_button_says_what_is_known_of_the_holder(modules: Modules) -> None:
+    labels = [
+        modules.call("actions", "decision", RELEASE, {"alive": alive, "unknown": unknown})
+        for alive, unknown in ((False, False), (True, False), (False, True))
+    ]
+    assert labels == ["Release", "Release although it is alive", "Release although it may be alive"]

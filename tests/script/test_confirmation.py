@@ -59,6 +59,20 @@ def test_a_refusal_is_explained_and_followed_by_the_new_state(modules: Modules, 
     assert confirmed(modules, state)
 
 
+def test_a_holder_that_may_be_alive_makes_the_release_dangerous(modules: Modules) -> None:
+    """That it is unknown is not the same as that it is alive."""
+    refusal = refused(409, "HolderUnknown", "It may be alive.")
+    state = after(modules, previewed(), {"type": "sent"}, refusal, previewed())
+    assert (state["alive"], state["unknown"], state["dangerous"], state["note"]) == (
+        False,
+        True,
+        True,
+        "It may be alive.",
+    )
+    alive = after(modules, previewed(), {"type": "sent"}, refusal, refused(409, "HolderAlive", "It is alive."))
+    assert (alive["alive"], alive["unknown"]) == (True, False)
+
+
 def test_a_holder_that_is_alive_makes_the_release_dangerous(modules: Modules) -> None:
     state = after(modules, previewed(), {"type": "sent"}, refused(409, "HolderAlive", "It is alive."), previewed())
     assert (state["alive"], state["dangerous"], state["note"]) == (True, True, "It is alive.")

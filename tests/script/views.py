@@ -3,25 +3,32 @@
 Airflow's real UI displays the page, and the stand-in answers it. `make walk`; `make test` does not collect this file.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from demo.service import until
 from tests.script import state
 from tests.script.standin import StandIn, served
-from tests.walk.browser import FLAGS, chromium
+from tests.walk.visit import (
+    SIZES,
+    THEMES,
+    Theme,
+    Visit,
+    button,
+    dialog,
+    fits,
+    headless,
+    photograph,
+    settled,
+    tab_to,
+    unreachable,
+    violations,
+)
 
-SHOTS = Path(os.environ.get("SHOTS", Path(__file__).parents[2] / "build" / "shots"))
-NARROW, WIDE = (360, 740), (1440, 900)
-Theme = Literal["light", "dark"]
 OPEN = f"?view=claim&claim={state.OLD}"
 LETTERS = "?view=letters&stream=FLIGHTS"
 VIEWS = {
@@ -33,13 +40,12 @@ VIEWS = {
 }
 RELEASE = r"connections/[^/]+/claims/[^/]+/release"
 OVERVIEW = r"connections/[^/]+/overview"
-expect.set_options(20_000)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
+    with headless() as browser:
+        yield browser
 
 
 @pytest.fixture
@@ -49,97 +55,32 @@ def standin() -> Iterator[StandIn]:
         yield standin
 
 
-class Visit:
-    """A page in a new context, and everything that went wrong in it."""
-
-    def __init__(self, browser: Browser, standin: StandIn) -> None:
-        self._browser = browser
-        self._standin = standin
-        self.errors: list[str] = []
-
-    def __call__(self, query: str = "", size: tuple[int, int] = WIDE, theme: Theme = "light") -> Page:
-        context = self._browser.new_context(
-            viewport={"width": size[0], "height": size[1]},
-            color_scheme=theme,
-            reduced_motion="reduce",
-            locale="en-US",
-            timezone_id="UTC",
-        )
-        page = context.new_page()
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
-        page.add_init_script(f"localStorage.setItem('theme', '{theme}'); globalThis.harmed = 0")
-        page.goto(self._standin.url + query)
-        expect(page.get_by_role("heading", name="JetStream", level=1)).to_be_visible()
-        return page
-
-
 @pytest.fixture
 def visit(browser: Browser, standin: StandIn) -> Iterator[Visit]:
-    visit = Visit(browser, standin)
+    visit = Visit(browser, standin.url)
     yield visit
-    for context in browser.contexts:
-        for page in context.pages:
-            assert page.evaluate("globalThis.harmed") == 0, "a string from outside was executed"
-        context.close()
-    refused = "Failed to load resource"  # what Chromium logs for a status of 400 and more
-    assert [error for error in visit.errors if refused not in error] == []
+    visit.end()
 
 
-def settled(page: Page) -> None:
-    expect(page.get_by_text("Loading…")).to_have_count(0)
-    expect(page.get_by_text("as of ")).to_be_visible()
-
-
-def violations(page: Page) -> list[str]:
-    """What axe finds in the page and in its dialogs. The frame around it is Airflow's."""
-    found = Axe().run(page, {"include": [["main"], ["[role=alertdialog]"]]}).response["violations"]
-    return [f"{each['id']}: {node['html'][:300]} {node['failureSummary']}" for each in found for node in each["nodes"]]
-
-
-def fits(page: Page) -> bool:
-    """Whether nothing has to be scrolled sideways, neither the page nor a table in it."""
-    within: bool = page.evaluate(
-        """[document.documentElement, ...document.querySelectorAll("main, main *")].every(
-          (box) => box.scrollWidth <= box.clientWidth || getComputedStyle(box).overflowX === "visible"
-            || getComputedStyle(box).clipPath !== "none"
-        )"""
-    )
-    return within
-
-
-def picture(page: Page, name: str) -> None:
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SHOTS / f"{name}.png")
-
-
-@pytest.mark.parametrize("size", [NARROW, WIDE], ids=["narrow", "wide"])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@SIZES
+@THEMES
 @pytest.mark.parametrize("view", VIEWS)
 def test_nothing_hinders_a_reader(visit: Visit, view: str, theme: Theme, size: tuple[int, int]) -> None:
     page = visit(VIEWS[view], size, theme)
     settled(page)
-    picture(page, f"{view}-{theme}-{size[0]}")
+    photograph(page, f"{view}-{theme}-{size[0]}")
     assert violations(page) == []
     assert fits(page)
 
 
-def button(page: Page, name: str) -> Locator:
-    return page.get_by_role("button", name=name, exact=True)
-
-
-def dialog(page: Page) -> Locator:
-    return page.get_by_role("alertdialog")
-
-
-@pytest.mark.parametrize("size", [NARROW, WIDE], ids=["narrow", "wide"])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@SIZES
+@THEMES
 def test_nothing_hinders_a_reader_of_a_dialog(visit: Visit, theme: Theme, size: tuple[int, int]) -> None:
     page = visit(OPEN, size, theme)
     button(page, "Release").click()
     expect(dialog(page).get_by_text("redelivered at once")).to_be_visible()
     page.wait_for_timeout(500)  # until the animation has ended: axe would measure contrasts in the middle of it
-    picture(page, f"release-{theme}-{size[0]}")
+    photograph(page, f"release-{theme}-{size[0]}")
     assert violations(page) == []
 
 
@@ -228,6 +169,40 @@ def test_a_payload_is_text_or_hexadecimal_bytes(visit: Visit) -> None:
     assert violations(page) == []
 
 
+def test_only_kept_dead_letters_can_be_selected(visit: Visit) -> None:
+    """Neither those that were replayed or discarded, nor messages that are no dead letters."""
+    page = visit(LETTERS)
+    expect(page.get_by_label("Select message 53")).to_be_visible()
+    for number, fate in ((4, "replayed"), (5, "discarded"), (6, "not a dead letter")):
+        row = page.get_by_role("row").filter(has_text=fate)
+        expect(row).to_contain_text(str(50 + number))
+        expect(row.get_by_role("checkbox")).to_have_count(0)
+        expect(row.get_by_role("button")).to_have_count(0)
+
+
+def test_previous_leads_to_the_page_before(visit: Visit) -> None:
+    page = visit(LETTERS)
+    settled(page)
+    for first in (101, 151):
+        page.get_by_role("link", name="Next").click()
+        expect(page.get_by_label(f"Select message {first}")).to_be_visible()
+    page.reload()
+    expect(page.get_by_label("Select message 151")).to_be_visible()
+    page.get_by_role("link", name="Previous").click()
+    expect(page.get_by_label("Select message 101")).to_be_visible()
+    page.goto(f"{visit.address}{LETTERS}&after=100")
+    page.get_by_role("link", name="First page").click()
+    expect(page.get_by_label("Select message 51")).to_be_visible()
+
+
+@pytest.mark.parametrize("view", ["overview", "claims", "letters", f"claim&claim={state.OLD}"])
+def test_a_name_that_cannot_be_part_of_an_address_is_refused_at_once(visit: Visit, standin: StandIn, view: str) -> None:
+    page = visit(f"?view={view}&connection=..")
+    expect(page.get_by_role("alert")).to_contain_text("This name cannot be part of an address.")
+    expect(page.get_by_text("Loading…")).to_have_count(0)
+    assert set(asked(standin)) == {"connections"}
+
+
 def test_the_first_navigation_keeps_the_focus(visit: Visit) -> None:
     page = visit()
     settled(page)
@@ -237,14 +212,14 @@ def test_the_first_navigation_keeps_the_focus(visit: Visit) -> None:
     expect(page.get_by_role("link", name="One claim")).to_be_focused()
 
 
-def tab_to(page: Page, name: str, presses: int = 120) -> None:
-    """Press Tab until the element with this name or text has the focus."""
-    for _ in range(presses):
-        page.keyboard.press("Tab")
-        focused = page.evaluate("document.activeElement.ariaLabel || document.activeElement.innerText || ''")
-        if focused.strip() == name:
-            return
-    pytest.fail(f"Tab does not reach {name!r}")
+@pytest.mark.parametrize("view", [*VIEWS, "content"])
+def test_tab_reaches_everything(visit: Visit, view: str) -> None:
+    page = visit(VIEWS.get(view, LETTERS))
+    settled(page)
+    if view == "content":
+        page.get_by_role("button", name="Content of dead letter 1,").click()
+        expect(page.get_by_role("region", name="Payload of dead letter 1")).to_be_visible()
+    assert unreachable(page) == []
 
 
 def test_a_claim_is_released_with_the_keyboard_alone(visit: Visit, standin: StandIn) -> None:
@@ -270,7 +245,10 @@ def test_a_claim_is_released_with_the_keyboard_alone(visit: Visit, standin: Stan
     expect(dialog(page).get_by_text("The claim is released.")).to_be_visible()
     sent = [(path, body) for method, path, body in standin.requests if method == "POST"]
     assert sent == [
-        (f"connections/{state.CONNECTION}/claims/{state.OLD}/release", {"expected": "r1", "despite_alive": False})
+        (
+            f"connections/{state.CONNECTION}/claims/{state.OLD}/release",
+            {"expected": "r1", "despite_alive": False, "despite_unknown": False},
+        )
     ]
     standin.always(rf"connections/[^/]+/claims/{state.OLD}", state.done(state.OLD))
     expect(page.locator("main").get_by_text("is settled")).to_be_visible()
@@ -307,9 +285,9 @@ def test_a_refusal_shows_the_new_state_and_needs_a_new_confirmation(visit: Visit
     expect(dialog(page).get_by_text("Released.")).to_be_visible()
     bodies = [body for method, _, body in standin.requests if method == "POST"]
     assert bodies == [
-        {"expected": "r1", "despite_alive": False},
-        {"expected": "r2", "despite_alive": False},
-        {"expected": "r2", "despite_alive": True},
+        {"expected": "r1", "despite_alive": False, "despite_unknown": False},
+        {"expected": "r2", "despite_alive": False, "despite_unknown": False},
+        {"expected": "r2", "despite_alive": True, "despite_unknown": False},
     ]
 
 
@@ -340,7 +318,7 @@ def replay(page: Page) -> None:
 
 
 def discard(page: Page) -> None:
-    button(page, "Select all 48 on this page").click()
+    button(page, "Select all 47 on this page").click()
     button(page, "Discard…").click()
 
 
@@ -421,7 +399,7 @@ def test_a_fault_is_explained_and_the_old_numbers_are_marked(visit: Visit, stand
     expect(alert).to_contain_text("The page asks again in 10 s.")
     expect(page.get_by_text("as of ")).to_have_count(0)
     expect(page.get_by_role("heading", name="FLIGHTS")).to_be_visible()
-    picture(page, "fault-light-1440")
+    photograph(page, "fault-light-1440")
     assert violations(page) == []
     standin.always(OVERVIEW, state.overview())
     button(page, "Ask now").click()
@@ -487,6 +465,16 @@ def test_a_page_asks_only_for_what_it_displays_once_in_five_seconds(visit: Visit
     asked_for = asked(standin, before)
     assert set(asked_for) == {f"connections/{state.CONNECTION}/overview"}
     assert 2 <= len(asked_for) <= 3
+
+
+def test_a_claim_that_has_ended_is_seldom_requested(visit: Visit, standin: StandIn) -> None:
+    """An open one every five seconds."""
+    open_one, ended = visit(OPEN), visit(f"?view=claim&claim={state.DONE}")
+    for page in (open_one, ended):
+        settled(page)
+    paths = [f"connections/{state.CONNECTION}/claims/{each}" for each in (state.OLD, state.DONE)]
+    until("two requests for the open claim", lambda: asked(standin).count(paths[0]) == 3, 20)
+    assert asked(standin).count(paths[1]) == 1
 
 
 def test_no_connection_and_no_claims_are_explained(visit: Visit, standin: StandIn) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyspark
 import pytest
 from pyarrow import parquet
 from pyspark.errors.exceptions.connect import SparkConnectException
@@ -24,6 +23,7 @@ from demo.java import QUICK
 from demo.nats_server import NatsServer
 from demo.service import Service, free_port, session, until
 from demo.spark_connect import SparkConnect
+from demo.spark_home import spark_home
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.errors import SettingsMissing
 from jetstream_client.publish.bulk import publish_all
@@ -116,7 +116,7 @@ def warm(
     }
     server = SparkConnect(
         folder / "server",
-        Path(pyspark.__file__).parent,
+        spark_home(),
         config=config,
         environment={**environment, "PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": QUICK},
     )

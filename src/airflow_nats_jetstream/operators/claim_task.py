@@ -35,35 +35,12 @@ class ClaimTask(OfClaim):
 
     def _check_on_settled(self) -> None:
         """Check ``on_settled``. Raises InvalidValue."""
-        if self.on_settled not in self.on_settled_choices:
-            raise InvalidValue(
-                "on_settled", self.on_settled, f"give one of {', '.join(map(repr, self.on_settled_choices))}"
-            )
+        check_on_settled(self.on_settled, self.on_settled_choices)
 
     def _outcome(self, work: Callable[[], Any], undone: str = "") -> Any:
-        """Return the result of ``work``, or the recorded value of a claim that was settled before.
-
-        work:    called without arguments, to hold and end the claim.
-        undone:  the reason why the claim must not count as settled; empty if there is none.
-
-        Raises:
-            AirflowFailException: the claim was already settled and ``on_settled`` or ``undone`` forbids this, or the
-                claim belongs to another attempt. Airflow does not retry the task.
-        """
+        """Return the result of :func:`outcome` for this task."""
         try:
-            with Brief():
-                return work()
-        except AlreadyDone as done:
-            if undone or self.on_settled == "fail":
-                why = f"its work has not succeeded ({undone})" if undone else "this task has on_settled='fail'"
-                raise AirflowFailException(f"{done}, but {why}") from done
-            self.log.info("%s; returning the recorded value", done)
-            return done.value
-        except FOREIGN as foreign:
-            if self._held is not None and self._held.killed:
-                raise  # no other attempt has the claim, so Airflow may retry the task
-            more = f"; in addition, the work on the claim has not succeeded ({undone})" if undone else ""
-            raise AirflowFailException(f"{foreign}{more}") from foreign
+            return outcome(work, self.on_settled, self.log, lambda: self._held, undone)
         finally:
             self._held = None
 
@@ -72,3 +49,41 @@ class ClaimTask(OfClaim):
         if self._held is not None:
             self.log.warning("the task is being killed: releasing claim %s", self._held.id)
             self._held.kill()
+
+
+def outcome(
+    work: Callable[[], Any], on_settled: str, log: Any, held: Callable[[], HeldClaim | None], undone: str = ""
+) -> Any:
+    """Return the result of ``work``, or the recorded value of a claim that was settled before.
+
+    work:        called without arguments, to hold and end the claim.
+    on_settled:  what to do with a claim that is already settled: ``"return"`` or ``"fail"``.
+    log:         the task's log.
+    held:        called without arguments, to get the claim that the work holds or held; None if it holds none.
+    undone:      the reason why the claim must not count as settled; empty if there is none.
+
+    Raises:
+        AirflowFailException: the claim was already settled and ``on_settled`` or ``undone`` forbids this, or the
+            claim belongs to another attempt. Airflow does not retry the task.
+    """
+    try:
+        with Brief():
+            return work()
+    except AlreadyDone as done:
+        if undone or on_settled == "fail":
+            why = f"its work has not succeeded ({undone})" if undone else "this task has on_settled='fail'"
+            raise AirflowFailException(f"{done}, but {why}") from done
+        log.info("%s; returning the recorded value", done)
+        return done.value
+    except FOREIGN as foreign:
+        claim = held()
+        if claim is not None and claim.killed:
+            raise  # no other attempt has the claim, so Airflow may retry the task
+        more = f"; in addition, the work on the claim has not succeeded ({undone})" if undone else ""
+        raise AirflowFailException(f"{foreign}{more}") from foreign
+
+
+def check_on_settled(value: str, choices: tuple[str, ...]) -> None:
+    """Check a task's ``on_settled``. Raises InvalidValue."""
+    if value not in choices:
+        raise InvalidValue("on_settled", value, f"give one of {', '.join(map(repr, choices))}")

@@ -21,6 +21,7 @@ from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.links import JetStreamLink, SparkMasterLink
 from airflow_nats_jetstream.operators import tries
 from airflow_nats_jetstream.operators.claim_task import FOREIGN, ClaimTask
+from airflow_nats_jetstream.spark_application import report_driver
 from airflow_nats_jetstream.spark_master import FINISHED, GOING, SparkMaster, Submission
 from airflow_nats_jetstream.template import absent, check_mapping, claimed, known_duration, templated
 from airflow_nats_jetstream.tracebacks import Brief
@@ -218,6 +219,7 @@ class JetStreamSparkSubmitOperator(ClaimTask, BaseOperator):
         return self._settle(job) if state == FINISHED else self._watch(claim, job)
 
     def _watch(self, claim: dict[str, Any], job: Job) -> NoReturn:
+        report_driver(str(job.driver), self._master.webui)
         seconds = min(self.longest_hold, self.execution_timeout or self.longest_hold).total_seconds()
         end, every = time.time() + seconds, self.status_poll_interval.total_seconds()
         trigger = JetStreamSparkSubmitTrigger(self.nats_conn_id, claim, end, self.conn_id, str(job.driver), every)

@@ -13,14 +13,18 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, ValidationError
 
 from airflow_nats_jetstream.page.access import Actor, Editor, body_of
-from airflow_nats_jetstream.page.actions import Action, Discard, Pause, Release, Replay, Reset, Resume
+from airflow_nats_jetstream.page.actions import Pause, Release, Reset, Resume
 from airflow_nats_jetstream.page.answers import Answer
-from airflow_nats_jetstream.page.audit import AuditedRoute, asked
-from airflow_nats_jetstream.page.errors import BadInput, Changed, Unfinished
+from airflow_nats_jetstream.page.audit import AuditedRoute, asked, began
+from airflow_nats_jetstream.page.errors import BadInput, Changed, Unfinished, status_of
+from airflow_nats_jetstream.page.letter_actions import Discard, Replay
+from airflow_nats_jetstream.page.preview import Action
 from airflow_nats_jetstream.page.views import pool_of
+from jetstream_client.errors import JetStreamError
 
-LONGEST = 40.0
-"""Seconds that an action may take. The page's script waits 45 s for an answer."""
+LONGEST = 50.0
+"""Seconds that the answer to an action may take, with everything that precedes the action. The page's script waits for
+55 s, and many proxies for 60 s, so that the user gets this answer and not theirs."""
 
 previews = APIRouter()
 router = APIRouter(route_class=AuditedRoute)
@@ -41,6 +45,7 @@ class OfRelease(Parameters):
     """The parameters of a release."""
 
     despite_alive: bool = False
+    despite_unknown: bool = False
 
 
 class OfPause(Parameters):
@@ -99,19 +104,24 @@ def _previewed(route: Route) -> Callable[..., Awaitable[Answer]]:
 
 def _performed(route: Route) -> Callable[..., Awaitable[Answer]]:
     async def perform(request: Request, user: Actor) -> Answer:  # noqa: ARG001 - checks the right
+        deadline = asyncio.get_running_loop().time() + LONGEST
         body = await body_of(request)
         given = _checked(lambda: route.parameters.model_validate_json(body, strict=True))
         asked(request, given.model_dump(exclude={"expected"}))
         action = route.action(request.path_params, given)
         async with pool_of(request).use(request.path_params["connection_id"]) as line:
             async with asyncio.timeout(line.limits.answer):
-                if (await action.preview(line)).revision != given.expected:
+                preview = await action.preview(line)
+                if preview.revision != given.expected:
                     raise Changed(route.path.partition("/")[0])
+            await began(request, preview.text)
             try:
-                async with asyncio.timeout(LONGEST):
-                    return Answer({"text": await action.perform(line, given.expected)})
-            except TimeoutError as silence:
-                raise Unfinished(route.verb, str(silence)) from None
+                async with asyncio.timeout_at(deadline):
+                    return Answer({"text": await preview.perform()})
+            except (JetStreamError, TimeoutError) as error:
+                if status_of(error) != Unfinished.status:
+                    raise
+                raise Unfinished(route.verb, str(error) or "it took too long") from error
             finally:
                 line.changed()
 
@@ -131,7 +141,12 @@ _CONSUMER = "consumers/{stream}/{consumer}"
 _LETTERS = "dead-letters/{stream}"
 
 for _route in (
-    Route("release", "claims/{claim_id}", OfRelease, lambda of, given: Release(of["claim_id"], given.despite_alive)),
+    Route(
+        "release",
+        "claims/{claim_id}",
+        OfRelease,
+        lambda of, given: Release(of["claim_id"], given.despite_alive, given.despite_unknown),
+    ),
     Route("pause", _CONSUMER, OfPause, lambda of, given: Pause(of["stream"], of["consumer"], given.until)),
     Route("resume", _CONSUMER, Parameters, lambda of, _: Resume(of["stream"], of["consumer"])),
     Route("reset", _CONSUMER, OfReset, lambda of, given: Reset(of["stream"], of["consumer"], given.sequence)),

@@ -1,120 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actions of the page. Each first says in numbers what it will do, and is refused if the state has changed."""
+"""The actions on claims and on consumers."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from airflow_nats_jetstream.page.claims import one
-from airflow_nats_jetstream.page.errors import BadInput, Changed, HolderAlive, NotOpen
-from airflow_nats_jetstream.page.holders import LONGEST, heard
-from jetstream_client.sequences import Sequences
+from airflow_nats_jetstream.page.errors import BadInput, Changed, HolderAlive, HolderUnknown, NotOpen
+from airflow_nats_jetstream.page.holders import LONGEST, can_tell, heard
+from airflow_nats_jetstream.page.preview import Preview
 from jetstream_handoff import inspection, reset
-from jetstream_handoff.dead_letter_page import listed
-from jetstream_handoff.dead_letters import DeadLetters
-from jetstream_handoff.discard import discard
-from jetstream_handoff.history import readable
+from jetstream_handoff.errors import ResetRefused, Superseded
+from jetstream_handoff.inspection import fingerprint
 from jetstream_handoff.ledger import Ledger
-from jetstream_handoff.replay import replay
-from jetstream_handoff.selection import Selection
+from jetstream_handoff.stuck import number
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.pool import Line
     from jetstream_client.consume.consumer import Consumer
-    from jetstream_handoff.dead_letter_page import Stub
+    from jetstream_client.info import ConsumerInfo
     from jetstream_handoff.inspection import Seen
 
 PATIENCE = 20.0
 """Seconds for which a reset waits until acknowledgements are confirmed."""
-_NAMED = 3
-"""How many dead letters that were kept are named, with the reason."""
-_PAGES = 5
-"""How many pages of a thousand dead letters are read to find the chosen ones, at most."""
-
-
-@dataclass(frozen=True)
-class Preview:
-    """What an action will do.
-
-    revision:   a fingerprint of the state that the action depends on.
-    text:       what it will do, in numbers.
-    dangerous:  whether work or messages may be lost by it.
-    silence:    seconds for which the action first listens for the holder of a claim, at most.
-    """
-
-    revision: str
-    text: str
-    dangerous: bool = False
-    silence: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "revision": self.revision,
-            "text": self.text,
-            "dangerous": self.dangerous,
-            "silence": self.silence,
-        }
-
-
-class Action(Protocol):
-    """An action with its parameters."""
-
-    async def preview(self, line: Line) -> Preview:
-        """Read the state that the action depends on, from the server, and say what the action will do."""
-
-    async def perform(self, line: Line, expected: str) -> str:
-        """Carry the action out, and say what was done.
-
-        expected:  the revision of the state for which the user has confirmed it. It has just been compared.
-        """
 
 
 @dataclass(frozen=True)
 class Release:
     """Release an open claim, so that its messages are redelivered at once.
 
-    despite_alive:  whether to release it although the attempt that holds it is alive.
+    despite_alive:    whether to release it although the attempt that holds it is alive.
+    despite_unknown:  whether to release it although the page cannot know whether that attempt is alive.
     """
 
     claim_id: str
     despite_alive: bool = False
+    despite_unknown: bool = False
 
     async def preview(self, line: Line) -> Preview:
         seen = await self._open(line)
         assert seen.entry is not None  # noqa: S101 - it is open
-        text = (
-            f"The {seen.sequences.count:,} messages of claim {seen.id} are redelivered to the next sensor that pulls."
-        )
+        messages = number(seen.sequences.count, "message")
+        text = f"The next sensor that pulls receives the {messages} of claim {seen.id} again."
+        if seen.entry.is_released:
+            again = f" It was already released at {seen.entry.history.released}, and no sensor has taken them since."
+            return Preview(inspection.revision(seen), text + again, lambda: self._perform(line, seen))
         if seen.holder is None:
-            waiting = (
-                f" No attempt holds it. {readable(seen.entry.owner)} took it for a task, which can hold it until then."
-            )
-            return Preview(inspection.revision(seen), text + waiting)
+            waiting = " No attempt holds it. The task for which it was taken can hold it until then."
+            return Preview(inspection.revision(seen), text + waiting, lambda: self._perform(line, seen))
         text += (
             f" Attempt {seen.holder} holds it: if that attempt is alive, it is stopped, its output does not count, and "
             "the messages are processed from the beginning."
         )
-        return Preview(inspection.revision(seen), text, dangerous=True, silence=min(seen.silence, LONGEST))
+        if not can_tell(seen):
+            text += (
+                f" The page listens for it for {LONGEST:.0f} s only, but an attempt of this consumer may be silent for "
+                f"{seen.silence:.0f} s."
+            )
+        return Preview(
+            inspection.revision(seen),
+            text,
+            lambda: self._perform(line, seen),
+            dangerous=True,
+            silence=min(seen.silence, LONGEST),
+        )
 
-    async def perform(self, line: Line, expected: str) -> str:
-        seen = await self._open(line)
-        if inspection.revision(seen) != expected:
-            raise Changed("claims")
+    async def _perform(self, line: Line, seen: Seen) -> str:
         if seen.holder is not None and not self.despite_alive:
-            seen = await heard(line, seen, seen.silence)
-            if seen.alive or seen.silence > LONGEST:
-                heartbeat = "has just sent a heartbeat" if seen.alive else f"may be silent for {seen.silence:.0f} s"
+            alive = (await heard(line, seen, seen.silence)).alive
+            if alive:
                 raise HolderAlive(
-                    f"claim {seen.id} was not released, because attempt {seen.holder} {heartbeat}; wait until its work "
-                    "has ended, or confirm that the claim is to be released although the attempt may be alive"
+                    f"claim {seen.id} was not released, because attempt {seen.holder} has just sent a heartbeat; wait "
+                    "until its work has ended, or confirm that the claim is to be released although it is alive"
                 )
-        await inspection.release(await line.js(), seen)
-        return f"Claim {seen.id} was released: its {seen.sequences.count:,} messages are redelivered at once."
+            if alive is None and not self.despite_unknown:
+                raise HolderUnknown(
+                    f"claim {seen.id} was not released, because it is unknown whether attempt {seen.holder} is alive: "
+                    f"the page listens for {LONGEST:.0f} s at most, and an attempt of this consumer may be silent for "
+                    f"{seen.silence:.0f} s; run `airflow jetstream release {seen.id}`, which listens long enough, or "
+                    "confirm that the claim is to be released although its attempt may be alive"
+                )
+        try:
+            await inspection.release(await line.js(), seen)
+        except Superseded:
+            raise Changed("claims") from None
+        messages = number(seen.sequences.count, "message")
+        return f"Claim {seen.id} was released: the next sensor that pulls receives its {messages} again."
 
     async def _open(self, line: Line) -> Seen:
         known = await one(line, self.claim_id)
@@ -126,31 +99,43 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Pause:
+class _OfConsumer:
+    """An action on the pause of a consumer."""
+
+    stream: str
+    consumer: str
+
+    async def _consumer(self, line: Line) -> Consumer:
+        return (await line.js()).stream(self.stream).consumer(self.consumer)
+
+    async def _read(self, line: Line) -> tuple[ConsumerInfo, str]:
+        """Return the consumer's INFO and the revision of its pause."""
+        info = await (await self._consumer(line)).info()
+        return info, fingerprint(info.created, info.config.get("pause_until"))
+
+
+@dataclass(frozen=True)
+class Pause(_OfConsumer):
     """Pause a consumer.
 
     until:  the end of the pause, RFC 3339.
     """
 
-    stream: str
-    consumer: str
     until: str
 
     async def preview(self, line: Line) -> Preview:
-        info = await (await self._consumer(line)).info()
+        info, revision = await self._read(line)
         end = self._end()
         text = (
-            f"Consumer {self.consumer} delivers nothing until {end:%Y-%m-%d %H:%M:%S} UTC: {info.pending:,} messages "
-            f"and all later ones wait. The {info.ack_pending:,} messages that it has delivered can still be processed."
+            f"Consumer {self.consumer} delivers nothing until {end:%Y-%m-%d %H:%M:%S} UTC, neither its "
+            f"{number(info.pending, 'waiting message')} nor later ones. Tasks can still settle the "
+            f"{number(info.ack_pending, 'message')} that it has delivered."
         )
-        return Preview(_fingerprint(info.created, info.config.get("pause_until")), text)
+        return Preview(revision, text, lambda: self._perform(line, end))
 
-    async def perform(self, line: Line, expected: str) -> str:  # noqa: ARG002
-        state = await (await self._consumer(line)).pause(self._end())
+    async def _perform(self, line: Line, end: datetime) -> str:
+        state = await (await self._consumer(line)).pause(end)
         return f"Consumer {self.consumer} is paused until {state.until}."
-
-    async def _consumer(self, line: Line) -> Consumer:
-        return (await line.js()).stream(self.stream).consumer(self.consumer)
 
     def _end(self) -> datetime:
         try:
@@ -164,19 +149,16 @@ class Pause:
 
 
 @dataclass(frozen=True)
-class Resume:
+class Resume(_OfConsumer):
     """End the pause of a consumer."""
 
-    stream: str
-    consumer: str
-
     async def preview(self, line: Line) -> Preview:
-        info = await (await line.js()).stream(self.stream).consumer(self.consumer).info()
-        text = f"Consumer {self.consumer} delivers again at once. {info.pending:,} messages wait."
-        return Preview(_fingerprint(info.created, info.config.get("pause_until")), text)
+        info, revision = await self._read(line)
+        text = f"Consumer {self.consumer} delivers again at once. It has {number(info.pending, 'waiting message')}."
+        return Preview(revision, text, lambda: self._perform(line))
 
-    async def perform(self, line: Line, expected: str) -> str:  # noqa: ARG002
-        await (await line.js()).stream(self.stream).consumer(self.consumer).resume()
+    async def _perform(self, line: Line) -> str:
+        await (await self._consumer(line)).resume()
         return f"Consumer {self.consumer} delivers again."
 
 
@@ -197,122 +179,32 @@ class Reset:
         record = await ledger.known()
         plan = await reset.plan(ledger, self.sequence, claims=record is not None)
         text = (
-            f"All messages of stream {self.stream} from sequence {plan.sequence:,} on are delivered to consumer "
-            f"{self.consumer} again. {len(plan.superseded):,} open claims are superseded: attempts that hold them can "
-            f"no longer settle them. {plan.forgotten.count:,} settled messages may be processed again. "
-            f"{plan.pending:,} messages were not delivered yet. This takes 5 s or more."
+            f"Consumer {self.consumer} delivers all messages of stream {self.stream} from sequence {plan.sequence:,} "
+            f"on again. This supersedes {number(len(plan.superseded), 'open claim')}: attempts that hold them can no "
+            f"longer settle them. Sensors may receive {number(plan.forgotten.count, 'settled message')} again. The "
+            f"consumer also has {number(plan.pending, 'message')} that it has not delivered yet. This takes 5 s or "
+            "more."
         )
         created = (await ledger.consumer.info()).created
         state = (created, record.life if record else None, plan.sequence, sorted(plan.superseded), self.sequence)
-        return Preview(_fingerprint(*state, plan.forgotten.to_json()), text, dangerous=True)
+        revision = fingerprint(*state, plan.forgotten.to_json())
+        way = self._unclaimed if record is None else self._claimed
+        return Preview(revision, text, lambda: way(ledger), dangerous=True)
 
-    async def perform(self, line: Line, expected: str) -> str:  # noqa: ARG002
-        ledger = Ledger(await line.js(), self.stream, self.consumer)
+    async def _claimed(self, ledger: Ledger) -> str:
         if await ledger.known() is None:
+            raise Changed("consumers")
+        return self._said(await reset.reset(ledger, self.sequence, patience=PATIENCE))
+
+    async def _unclaimed(self, ledger: Ledger) -> str:
+        try:
             done = await reset.reset_unclaimed(ledger, self.sequence)
-        else:
-            done = await reset.reset(ledger, self.sequence, patience=PATIENCE)
+        except ResetRefused:  # a sensor has taken its first claim since the preview
+            raise Changed("consumers") from None
+        return self._said(done)
+
+    def _said(self, done: reset.Reset) -> str:
         return (
-            f"Consumer {self.consumer} was reset to sequence {done.sequence:,}: it has {done.pending:,} messages to "
-            f"deliver, and {len(done.superseded):,} claims were superseded."
+            f"Consumer {self.consumer} was reset to sequence {done.sequence:,}: it has "
+            f"{number(done.pending, 'message')} to deliver. This superseded {number(len(done.superseded), 'claim')}."
         )
-
-
-@dataclass(frozen=True)
-class OfLetters:
-    """An action on chosen dead letters of a stream.
-
-    numbers:      their numbers. Any change of a dead letter gives it another number.
-    unconfirmed:  whether to include those that the ledger does not confirm.
-    """
-
-    stream: str
-    numbers: Sequence[int]
-    unconfirmed: bool = False
-
-    @property
-    def selection(self) -> Selection:
-        return Selection(numbers=Sequences.of(self.numbers), unconfirmed=self.unconfirmed)
-
-    async def chosen(self, line: Line) -> dict[int, Stub]:
-        """Return the chosen dead letters that exist, by number."""
-        letters = DeadLetters(await line.js(), self.stream)
-        wanted, after = set(self.numbers), min(self.numbers) - 1
-        found: dict[int, Stub] = {}
-        for _ in range(_PAGES):
-            part = await listed(letters, after=after, limit=1_000)
-            found.update((stub.number, stub) for stub in part.stubs if stub.number in wanted)
-            if part.next is None or part.next >= max(self.numbers):
-                return found
-            after = part.next
-        raise BadInput("the chosen dead letters are too far apart; choose fewer at a time")
-
-    def revision(self, found: dict[int, Stub]) -> str:
-        state = [[each, stub.head is not None, stub.confirmed] for each, stub in sorted(found.items())]
-        return _fingerprint(self.stream, state, sorted(self.numbers), self.unconfirmed)
-
-    def counted(self, found: dict[int, Stub]) -> tuple[int, int, int, int]:
-        """Return how many dead letters the action is about, their bytes, how many of them the ledger does not confirm,
-        and how many of the chosen numbers have no dead letter."""
-        heads = [stub for stub in found.values() if stub.head is not None]
-        included = [stub for stub in heads if stub.confirmed or self.unconfirmed]
-        size = sum(stub.head.size for stub in included if stub.head)
-        doubtful = sum(not stub.confirmed for stub in heads)
-        return len(included), size, doubtful, len(self.numbers) - len(heads)
-
-    def left_out(self, doubtful: int, gone: int) -> str:
-        """Say what the ledger does not confirm, and what no longer exists."""
-        text = ""
-        if doubtful:
-            how = "are included" if self.unconfirmed else "are left out"
-            text = f" {doubtful:,} that the ledger does not confirm {how}: an attempt that died usually left them."
-        return text + (f" {gone:,} no longer exist." if gone else "")
-
-
-class Replay(OfLetters):
-    """Publish dead letters to their original subjects again."""
-
-    async def preview(self, line: Line) -> Preview:
-        found = await self.chosen(line)
-        count, size, doubtful, gone = self.counted(found)
-        text = (
-            f"{count:,} dead letters ({size:,} bytes) are published to stream {self.stream} again, and every consumer "
-            f"whose filter matches receives them.{self.left_out(doubtful, gone)}"
-        )
-        return Preview(self.revision(found), text, dangerous=self.unconfirmed and bool(doubtful))
-
-    async def perform(self, line: Line, expected: str) -> str:  # noqa: ARG002
-        done = await replay(DeadLetters(await line.js(), self.stream), self.selection)
-        text = f"{done.published:,} dead letters were published again."
-        if done.found:
-            text += f" {done.found:,} more had already been published by a replay that was killed."
-        return text + _kept(done.unconfirmed, done.refused)
-
-
-class Discard(OfLetters):
-    """Delete dead letters: the messages are then gone for good."""
-
-    async def preview(self, line: Line) -> Preview:
-        found = await self.chosen(line)
-        count, size, doubtful, gone = self.counted(found)
-        text = (
-            f"{count:,} dead letters ({size:,} bytes) of stream {self.stream} are deleted. Nothing can bring their "
-            f"messages back.{self.left_out(doubtful, gone)}"
-        )
-        return Preview(self.revision(found), text, dangerous=True)
-
-    async def perform(self, line: Line, expected: str) -> str:  # noqa: ARG002
-        done = await discard(DeadLetters(await line.js(), self.stream), self.selection)
-        return f"{done.count:,} dead letters were deleted.{_kept(done.unconfirmed, done.refused)}"
-
-
-def _kept(unconfirmed: int, refused: Mapping[int, str]) -> str:
-    text = f" {unconfirmed:,} were kept, because the ledger does not confirm them." if unconfirmed else ""
-    shown = list(refused.items())[:_NAMED]
-    text += "".join(f" Dead letter {number} was kept: {reason}." for number, reason in shown)
-    left = len(refused) - len(shown)
-    return text + (f" {left:,} more were kept." if left else "")
-
-
-def _fingerprint(*state: object) -> str:
-    return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from airflow_nats_jetstream.page.errors import status_of
-from jetstream_handoff.history import readable
 
 if TYPE_CHECKING:
     from airflow_nats_jetstream.page.tasks import Tasks
@@ -40,7 +39,7 @@ ACTIONS = {
     "dead_letters": "dead_letters",
 }
 """The action that the page offers for a kind of finding."""
-WAITING = ("no_puller", "unheld", "full", "growing")
+WAITING = ("no_puller", "unheld", "released", "full", "growing")
 """The kinds of findings that a paused DAG explains."""
 
 
@@ -90,6 +89,7 @@ def overview_json(connection_id: str, found: Overview, tasks: Tasks) -> dict[str
         "version": cut(found.version),
         "domain": cut(found.domain),
         "ledger": found.ledger,
+        "watched_since": found.since,
         "findings": [_finding(each, (), tasks) for each in found.findings],
         "streams": [
             {
@@ -112,7 +112,7 @@ def overview_json(connection_id: str, found: Overview, tasks: Tasks) -> dict[str
 def _consumer(view: ConsumerView, tasks: Tasks) -> dict[str, Any]:
     return {
         "name": view.consumer,
-        **consumer_json(view.info),
+        **consumer_json(view.info, readable=view.readable),
         "open": view.open,
         "held": view.held,
         "claimed_messages": view.claimed_messages,
@@ -122,11 +122,12 @@ def _consumer(view: ConsumerView, tasks: Tasks) -> dict[str, Any]:
     }
 
 
-def consumer_json(info: ConsumerInfo | None) -> dict[str, Any]:
-    """Return what the server says about a consumer as JSON; all values are null if it does not exist."""
+def consumer_json(info: ConsumerInfo | None, *, readable: bool = True) -> dict[str, Any]:
+    """Return what the server says about a consumer as JSON. All values are null if it does not exist or could not be
+    read; in the second case ``exists`` is null, too."""
     names = ("pending", "ack_pending", "redelivered", "waiting_pulls", "floor", "delivered", "ack_wait", "paused_until")
     if info is None:
-        return {"exists": False, **dict.fromkeys(names)}
+        return {"exists": False if readable else None, **dict.fromkeys(names)}
     values = (
         info.pending,
         info.ack_pending,
@@ -143,6 +144,7 @@ def consumer_json(info: ConsumerInfo | None) -> dict[str, Any]:
 def _finding(finding: Symptom, owners: tuple[Owner, ...], tasks: Tasks) -> dict[str, Any]:
     """A finding as JSON. If the DAG is paused, this explains the finding and is the remedy."""
     task = next((task for owner in owners if (task := tasks.task(owner))), None)
+    concerns = f" It concerns {tasks.name(finding.by)}." if finding.by and not tasks.task(finding.by) else ""
     dag = next((dag for owner in owners if (dag := tasks.dag(owner))), None)
     remedy, action = finding.remedy, ACTIONS.get(finding.kind)
     if action == "release" and not finding.claim:
@@ -152,7 +154,7 @@ def _finding(finding: Symptom, owners: tuple[Owner, ...], tasks: Tasks) -> dict[
     return {
         "kind": finding.kind,
         "level": finding.level,
-        "text": cut(finding.text),
+        "text": cut(finding.text + concerns),
         "remedy": cut(remedy),
         "claim": finding.claim,
         "action": action,
@@ -162,15 +164,15 @@ def _finding(finding: Symptom, owners: tuple[Owner, ...], tasks: Tasks) -> dict[
 
 
 def _owners(view: ConsumerView, finding: Symptom) -> Iterator[Owner]:
-    """The owners that a finding is about: the holder and the owner of its claim. If it is about no claim, the owner of
+    """The owners that a finding is about: its task, and the owner of its claim. If it is about no claim, the owner of
     the newest claim of the consumer."""
+    if finding.by:
+        yield finding.by
     record = view.record
     if record is None:
         return
     entry = record.open.get(finding.claim)
     if entry is not None:
-        attempts = entry.history.attempts[-1:]
-        yield from (attempt.by for attempt in attempts if attempt.token == entry.token and attempt.by)
         yield entry.owner
     elif not finding.claim:
         newest = max(record.open.values(), key=lambda each: each.at, default=None)
@@ -205,7 +207,7 @@ def claim_json(seen: Seen, tasks: Tasks) -> dict[str, Any]:
         "sequences": sequences_text(seen.sequences),
         "since": seen.since,
         "age": seen.age,
-        "taken_by": (tasks.task(owner) or cut(readable(owner))) if owner else "",
+        "taken_by": (tasks.task(owner) or cut(tasks.name(owner))) if owner else "",
         "holder": _holder(seen, tasks),
         "current": seen.current,
     }
@@ -215,10 +217,11 @@ def _holder(seen: Seen, tasks: Tasks) -> dict[str, Any] | None:
     if not seen.holder:
         return None
     attempt = next((each for each in seen.history.attempts if each.token == seen.holder), None)
+    by = attempt.by if attempt else ()
     return {
         "token": cut(seen.holder),
         "since": attempt.at if attempt else "",
-        "task": tasks.task(attempt.by, attempt=True) if attempt else None,
+        "task": (tasks.task(by, attempt=True) or cut(tasks.name(by))) if by else None,
     }
 
 
@@ -238,7 +241,7 @@ def whole_claim_json(seen: Seen, tasks: Tasks, revision: str, spark: dict[str, s
                 "text": cut(step.text),
                 "task": tasks.task(step.by, attempt=bool(step.token)),
             }
-            for step in seen.timeline()
+            for step in seen.timeline(tasks.name)
         ],
         "next": cut(seen.next),
         "alive": seen.alive,

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from airflow_nats_jetstream.page import action_routes, connections, views
 from airflow_nats_jetstream.page.answers import Answer, error_answer
-from airflow_nats_jetstream.page.errors import BadInput, Forbidden, NotLoggedIn, Refused, UnknownPath
+from airflow_nats_jetstream.page.errors import BadInput, NotLoggedIn, Refused, UnknownPath
 from airflow_nats_jetstream.page.files import FOREVER, files
 from airflow_nats_jetstream.page.pool import Pool
 from jetstream_client.errors import JetStreamError
@@ -62,13 +62,14 @@ async def _failed(_: Request, error: Exception) -> Answer:
 
 
 async def _refused(_: Request, error: Any) -> Answer:
-    """The answer for an error that Airflow's checks or the router raised."""
-    kinds: dict[int, type[Refused]] = {401: NotLoggedIn, 403: Forbidden, 404: UnknownPath}
-    said = "the page has no such path" if error.status_code == 404 else str(error.detail)
-    return Answer(
-        {"error": kinds.get(error.status_code, BadInput).__name__, "message": f"nothing was done: {said}"},
-        error.status_code,
-    )
+    """The answer for an error that Airflow's login or the router raised.
+
+    Airflow answers 403 to a token that it cannot read. The page's own checks of rights raise Forbidden.
+    """
+    status = {403: 401}.get(error.status_code, error.status_code)
+    kinds: dict[int, type[Refused]] = {401: NotLoggedIn, 404: UnknownPath}
+    said = "the page has no such path" if status == 404 else str(error.detail)
+    return Answer({"error": kinds.get(status, BadInput).__name__, "message": f"nothing was done: {said}"}, status)
 
 
 async def _invalid(_: Request, error: Any) -> Answer:

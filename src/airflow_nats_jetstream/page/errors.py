@@ -9,8 +9,9 @@ Refused                    a request that the page refuses; carries the status
 ├── Changed (409)          the state is no longer the one that the preview showed
 ├── NotOpen (409)          the claim has ended
 ├── HolderAlive (409)      the attempt that holds the claim has just sent a heartbeat
+├── HolderUnknown (409)    the page cannot listen long enough to know whether that attempt is alive
 ├── BadInput (422)
-├── Unfinished (502)       an action that did not end in time
+├── Unfinished (502)       an action that failed after it had begun, or did not end in time
 ├── Unusable (502)         a field of the Airflow connection is invalid
 └── Busy (429)             too many requests of one kind are under way
 """
@@ -117,6 +118,12 @@ class HolderAlive(Refused):
     status = 409
 
 
+class HolderUnknown(Refused):
+    """No heartbeat arrived, but an attempt that is alive may be silent for longer than the page listens."""
+
+    status = 409
+
+
 class BadInput(Refused):
     """A field of the request is missing or invalid."""
 
@@ -128,14 +135,14 @@ class Unusable(Refused):
 
 
 class Unfinished(Refused):
-    """An action did not end in time."""
+    """An action failed after it had begun, or did not end in time."""
 
     status = 502
 
-    def __init__(self, verb: str, reason: str = "") -> None:
+    def __init__(self, verb: str, reason: str) -> None:
         super().__init__(
-            f"the {verb} did not end in time, and may have been carried out in part{reason and f' ({reason})'}; look "
-            "at the new state before you repeat it"
+            f"the {verb} did not succeed, and may have been carried out in part ({reason}); look at the new state "
+            "before you repeat it"
         )
 
 
@@ -143,6 +150,11 @@ class Busy(Refused):
     """Too many requests of one kind are under way."""
 
     status = 429
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error that an action raised shows that the action has changed nothing."""
+    return isinstance(error, Refused) and not isinstance(error, Unfinished)
 
 
 def status_of(error: Exception) -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jetstream_handoff import inspection
@@ -16,9 +17,14 @@ LONGEST = 25.0
 """Seconds for which the page listens, at most."""
 
 
+def can_tell(seen: Seen) -> bool:
+    """Whether the page listens long enough to find out that the holder of a claim is dead."""
+    return seen.silence <= LONGEST
+
+
 async def heard(line: Line, seen: Seen, seconds: float) -> Seen:
-    """Return the claim with ``alive`` set, if an attempt holds it. Everybody who asks for the same attempt within two
-    seconds shares one subscription.
+    """Return the claim with ``alive`` set, if an attempt holds it; it stays None if no heartbeat arrived, but the time
+    was too short to be sure. Everybody who asks for the same attempt within two seconds shares one subscription.
 
     Raises:
         Busy: the page already listens for too many holders of this connection.
@@ -29,6 +35,6 @@ async def heard(line: Line, seen: Seen, seconds: float) -> Seen:
 
     async def listen(js: JetStream) -> Seen:
         (found,) = await inspection.listen(js, [seen], min(seconds, LONGEST))
-        return found
+        return found if found.alive or min(seconds, LONGEST) >= seen.silence else replace(found, alive=None)
 
     return await line.listen((seen.id, seen.holder, seconds), listen, within=seconds + 4)

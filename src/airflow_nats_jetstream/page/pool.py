@@ -39,6 +39,7 @@ class Limits:
     longest:   the longest time for which an answer is shared.
     refused:   for this time, an error is repeated.
     answer:    the longest time for an answer.
+    at_once:   how many questions are asked at the same time, on one connection. Others wait.
     listeners: how many may listen for the holders of claims at the same time, on one connection.
     """
 
@@ -50,6 +51,7 @@ class Limits:
     longest: float = 30.0
     refused: float = REFUSED
     answer: float = 6.5
+    at_once: int = 8
     listeners: int = 5
 
 
@@ -71,6 +73,7 @@ class Line:
         """Held by a look of the survey. After an action, a look may begin while an earlier one has not ended."""
         self.limits = limits
         self._answers = SharedResults(refused=limits.refused)
+        self._asking = asyncio.Semaphore(limits.at_once)
         self._listening = 0
         self._users = 0
         self._used = loop.time()
@@ -101,19 +104,21 @@ class Line:
 
     async def ask(self, key: Hashable, question: Callable[[JetStream], Awaitable[Result]]) -> Result:
         """Return the answer to a question that changes nothing. Everybody who asks it within two seconds gets the same
-        answer; if it took many requests, it is shared for longer.
+        answer; if it took many requests, it is shared for longer. A few questions are asked at the same time, and the
+        others wait.
 
         key:       names the question.
         question:  called with the JetStream context.
 
         Raises:
-            TimeoutError: the answer took too long.
+            TimeoutError: the answer took too long, including the time for which the question waited.
             JetStreamError: the server refused, or cannot be reached.
         """
         before = self.requests
 
         async def answer() -> Result:
-            return await question(await self.js())
+            async with self._asking:
+                return await question(await self.js())
 
         def keep() -> float:
             limits = self.limits

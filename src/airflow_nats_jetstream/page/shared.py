@@ -25,7 +25,7 @@ class _Entry:
 
 
 class SharedResults:
-    """Results by key. An error is a result too."""
+    """Results by key. An error is a result too. Each call drops the results that have expired."""
 
     def __init__(self, *, refused: float = REFUSED, most: int = MOST) -> None:
         self._refused = refused
@@ -53,8 +53,9 @@ class SharedResults:
             TimeoutError: ``make()`` took longer than ``within``.
         """
         loop = asyncio.get_running_loop()
+        self._drop_expired(loop.time())
         entry = self._entries.get(key)
-        if entry is None or entry.until <= loop.time():
+        if entry is None:
             self._make_room()
             entry = self._entries[key] = _Entry(loop.create_task(_limited(make, within)))
             entry.task.add_done_callback(lambda task: self._ended(entry, task, keep))
@@ -68,6 +69,10 @@ class SharedResults:
     def _ended(self, entry: _Entry, task: asyncio.Task[Any], keep: Callable[[], float]) -> None:
         failed = task.cancelled() or task.exception() is not None
         entry.until = asyncio.get_running_loop().time() + (self._refused if failed else keep())
+
+    def _drop_expired(self, now: float) -> None:
+        for key in [each for each, entry in self._entries.items() if entry.until <= now]:
+            del self._entries[key]
 
     def _make_room(self) -> None:
         """Drop the oldest results. Callers that wait for one of them still get it."""

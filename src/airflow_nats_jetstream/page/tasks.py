@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Airflow's database knows about the tasks and DAGs that the ledger names.
 
-Anybody who may write to the ledger can name any task, so a task is shown only if it exists, and its state only to users
-who may see its DAG.
+A task is named only to users who may see its DAG, also if the DAG does not exist here. Anybody who may write to the
+ledger can name any task, so a task is linked, with its state, only if it exists.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ Key = tuple[str, str, str, int]
 
 MOST = 500
 """The largest number of tasks in one query."""
+HIDDEN = "a task of a DAG that you may not see"
+"""The name of a task for users who may not see its DAG."""
 LONGEST_NAME = 250
 """The longest name of a DAG, run or task in Airflow."""
 
@@ -47,25 +49,31 @@ class Dag:
 
 @dataclass(frozen=True)
 class Tasks:
-    """The tasks and DAGs of some owners that exist in this Airflow.
+    """What Airflow says about some owners.
 
-    tries:  for each task, the number of its newest try, and its state.
-    dags:   the DAGs that the user may see.
+    tries:    for each task that exists in this Airflow, the number of its newest try, and its state.
+    dags:     the DAGs that exist in this Airflow and that the user may see.
+    visible:  the ids of the DAGs that the user may see, whether they exist or not.
     """
 
     tries: Mapping[Key, tuple[int, str | None]] = field(default_factory=dict)
     dags: Mapping[str, Dag] = field(default_factory=dict)
+    visible: frozenset[str] = frozenset()
+
+    def name(self, owner: Owner) -> str:
+        """Return an owner in a readable form, or ``HIDDEN``. An owner that cannot belong to a DAG is shown."""
+        dag_id = dag_of(owner)
+        return readable(owner) if dag_id is None or dag_id in self.visible else HIDDEN
 
     def task(self, owner: Owner, *, attempt: bool = False) -> dict[str, Any] | None:
-        """Return a task as JSON; None if the owner is not a task of this Airflow.
+        """Return a task as JSON; None if the owner is not a task of this Airflow, or if the user may not see its DAG.
 
         attempt:  whether the owner names the attempt of a task. Its last number is then the number of the try.
         """
         key = key_of(owner)
         known = self.tries.get(key) if key else None
-        if key is None or known is None:
+        if key is None or known is None or key[0] not in self.visible:
             return None
-        may_see = key[0] in self.dags
         newest, state = known
         number = owner[4] if attempt and len(owner) > 4 and isinstance(owner[4], int) else newest
         return {
@@ -74,22 +82,27 @@ class Tasks:
             "run_id": key[1],
             "task_id": key[2],
             "map_index": key[3],
-            "try_number": number if may_see else None,
-            "state": state if may_see and number == newest else None,
-            "may_see": may_see,
+            "try_number": number,
+            "state": state if number == newest else None,
         }
 
     def is_newest_try(self, attempt: Owner) -> bool:
         """Whether an attempt is the newest try of its task, and the user may see it."""
         key = key_of(attempt)
         known = self.tries.get(key) if key else None
-        return known is not None and attempt[0] in self.dags and attempt[4:5] == known[:1]
+        return known is not None and attempt[0] in self.visible and attempt[4:5] == known[:1]
 
     def dag(self, owner: Owner) -> dict[str, Any] | None:
         """Return the DAG of an owner as JSON; None if the user may not see it, or if it does not exist."""
         key = key_of(owner)
         dag = self.dags.get(key[0]) if key else None
         return dag.to_json() if dag else None
+
+
+def dag_of(owner: Owner) -> str | None:
+    """Return the id of the DAG that an owner belongs to; None if its first value cannot be the id of a DAG."""
+    first = owner[0] if owner else ""
+    return first if isinstance(first, str) and 0 < len(first) <= LONGEST_NAME and first.isprintable() else None
 
 
 def key_of(owner: Owner) -> Key | None:
@@ -111,35 +124,43 @@ async def known(owners: Iterable[Owner], user: Any) -> Tasks:
     owners:  the owners of claims, and the attempts that hold them.
     user:    the user for whom they are shown.
     """
-    keys = sorted({key for owner in owners if (key := key_of(owner))})[:MOST]
-    return await run_in_threadpool(_known, keys, user) if keys else Tasks()
+    named = set(owners)
+    keys = sorted({key for owner in named if (key := key_of(owner))})
+    dag_ids = sorted({dag_id for owner in named if (dag_id := dag_of(owner))})
+    return await run_in_threadpool(_known, keys, dag_ids, user) if dag_ids else Tasks()
 
 
-def _known(keys: list[Key], user: Any) -> Tasks:
+async def may_see(dag_id: str, user: Any) -> bool:
+    """Whether a user may see the tasks of a DAG. True for a string that cannot be the id of a DAG, because the claims
+    of such owners are shown to everybody who may read the connection."""
+    return dag_of((dag_id,)) is None or dag_id in (await known([(dag_id,)], user)).visible
+
+
+def _known(keys: list[Key], dag_ids: list[str], user: Any) -> Tasks:
     ti = TaskInstance
     with create_session(scoped=False) as session:
         rows = session.execute(
             select(ti.dag_id, ti.run_id, ti.task_id, ti.map_index, ti.try_number, ti.state).where(
-                tuple_(ti.dag_id, ti.run_id, ti.task_id, ti.map_index).in_(keys)
+                tuple_(ti.dag_id, ti.run_id, ti.task_id, ti.map_index).in_(keys[:MOST])
             )
         )
         tries = {(row[0], row[1], row[2], row[3]): (row[4], _text(row[5])) for row in rows}
-        dag_ids = sorted({key[0] for key in keys})
         found = session.execute(select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(dag_ids)))
         paused = {dag_id: bool(is_paused) for dag_id, is_paused in found}
         teams = DagModel.get_dag_id_to_team_name_mapping(list(paused), session=session)
     allowed = get_auth_manager().is_authorized_dag
-    dags = {
-        dag_id: Dag(dag_id, is_paused)
-        for dag_id, is_paused in paused.items()
+    visible = frozenset(
+        dag_id
+        for dag_id in dag_ids
         if allowed(
             method="GET",
             access_entity=DagAccessEntity.TASK_INSTANCE,
             details=DagDetails(id=dag_id, team_name=teams.get(dag_id)),
             user=user,
         )
-    }
-    return Tasks(tries, dags)
+    )
+    dags = {dag_id: Dag(dag_id, is_paused) for dag_id, is_paused in paused.items() if dag_id in visible}
+    return Tasks(tries, dags, visible)
 
 
 async def spark_of(owner: Owner) -> dict[str, str] | None:

@@ -1,17 +1,22 @@
-"""The real application of Airflow on a temporary SQLite database, as a program with one argument, its port.
+"""The real application of Airflow on a temporary SQLite database, as a program with two arguments: its port, and the
+number of workers of ``airflow api-server``, or 0 for the application without that command.
 
-It knows a DAG that runs, a DAG that is paused, and a mapped task of each.
+It knows a DAG that runs, a DAG that is paused, one with a hostile name, and a mapped task of each.
 """
 
 import json
 import os
 import sys
+import sysconfig
 from datetime import UTC, datetime
 from importlib import import_module
+from pathlib import Path
 
 import uvicorn
 
 RUN = "manual__1"
+HOSTILE = "<script>globalThis.harmed=1</script>'\"><img src=x onerror='globalThis.harmed=1'>/../?#%2e"
+"""The name of a DAG and of a task in each DAG. The page looks only for printable names."""
 SPARK = {"application": "app-20260101-0001", "url": "http://worker.example.com:4040"}
 FORGED = {"application": "<script>", "url": "javascript:alert(1)"}
 
@@ -23,6 +28,7 @@ def fill() -> None:
     from airflow.models.dagbundle import DagBundleModel
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance
+    from airflow.models.team import Team
     from airflow.models.xcom import XComModel
     from airflow.utils.db import initdb
     from airflow.utils.session import create_session
@@ -30,17 +36,23 @@ def fill() -> None:
 
     initdb()
     with create_session(scoped=False) as session:
+        teams = [Team(name=name) for name in json.loads(os.environ["TEAMS"])]
+        session.add_all(teams)
+        session.flush()
         for conn_id, given in json.loads(os.environ["STORED"]).items():
             session.add(Connection(conn_id=conn_id, **{**given, "extra": json.dumps(given["extra"])}))
-        session.add(DagBundleModel(name="dags"))
+        bundle = DagBundleModel(name="orders")
+        bundle.teams = teams[:1]
+        session.add_all([bundle, DagBundleModel(name="others")])
         session.flush()
-        for dag_id, paused in (("orders", False), ("resting", True)):
+        for dag_id, paused in (("orders", False), ("resting", True), (HOSTILE, False)):
             limits = {"max_active_tasks": 1, "max_active_runs": 1, "max_consecutive_failed_dag_runs": 0}
-            row = {"dag_id": dag_id, "bundle_name": "dags", "is_paused": paused, "has_task_concurrency_limits": False}
-            session.execute(insert(DagModel).values(**row, **limits))
+            owner = "orders" if dag_id == "orders" else "others"
+            flags = {"is_paused": paused, "has_task_concurrency_limits": False}
+            session.execute(insert(DagModel).values(dag_id=dag_id, bundle_name=owner, **flags, **limits))
             session.add(DagRun(dag_id=dag_id, run_id=RUN, run_type="manual", logical_date=datetime.now(UTC)))
             session.flush()
-            for task_id, map_index in (("take", -1), ("work", 0), ("work", 1)):
+            for task_id, map_index in (("take", -1), ("work", 0), ("work", 1), (HOSTILE, -1)):
                 row = {"dag_id": dag_id, "run_id": RUN, "task_id": task_id, "map_index": map_index}
                 session.execute(
                     insert(TaskInstance).values(
@@ -54,21 +66,29 @@ def fill() -> None:
 
 
 def add_users() -> None:
-    """Create the users of FAB's auth manager: one for each of its roles that Airflow creates."""
+    """Create the users of FAB's auth manager: one for each of its roles that Airflow creates, and one who may only read
+    plugins and connections."""
     utils = import_module("airflow.providers.fab.auth_manager.cli_commands.utils")
     with utils.get_application_builder() as appbuilder:
-        for role in ("Viewer", "User", "Op", "Admin"):
+        readable = [("can_read", each) for each in ("Website", "Plugins", "Connections")]
+        appbuilder.sm.bulk_sync_roles([{"role": "Reader", "perms": readable}])
+        for role in ("Reader", "Viewer", "User", "Op", "Admin"):
             name, found = role.lower(), appbuilder.sm.find_role(role)
             appbuilder.sm.add_user(name, name, name, f"{name}@example.com", found, os.environ["PASSWORD"])
 
 
 def main() -> None:
+    fill()
+    if ".fab." in os.environ["AIRFLOW__CORE__AUTH_MANAGER"]:
+        add_users()
+    port, workers = sys.argv[1:]
+    if workers != "0":
+        airflow = str(Path(sysconfig.get_path("scripts")) / "airflow")
+        os.execv(airflow, [airflow, "api-server", "--host", "127.0.0.1", "--port", port, "--workers", workers])
+
     from airflow.api_fastapi.app import create_app
 
-    fill()
-    if "AIRFLOW__CORE__AUTH_MANAGER" in os.environ:
-        add_users()
-    uvicorn.run(create_app(apps="core"), host="127.0.0.1", port=int(sys.argv[1]))
+    uvicorn.run(create_app(apps="core"), host="127.0.0.1", port=int(port))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ from airflow_nats_jetstream.page.letters import Listing
 from tests.airflow_nats_jetstream.page.airflow import BASE, SAME, Airflow
 from tests.airflow_nats_jetstream.page.world import CONSUMER, STREAM, World
 
-pytestmark = pytest.mark.xdist_group("page")
-
 
 @pytest.fixture
 def client(airflow: Airflow) -> Any:
@@ -39,12 +37,16 @@ def test_a_claim_without_a_holder_is_released(airflow: Airflow, world: World, cl
     claim = world.claim("RELEASED", 3)
     path = f"connections/acting/claims/{claim.id}/release"
     preview = client.get(f"{path}/preview").json()
-    assert preview["text"].startswith(f"The 3 messages of claim {claim.id} are redelivered to the next sensor")
+    assert preview["text"].startswith(f"The next sensor that pulls receives the 3 messages of claim {claim.id} again.")
     assert not preview["dangerous"]
     done = client.post(path, json={"expected": preview["revision"]})
     assert (done.status_code, "was released" in done.json()["text"]) == (200, True)
     row, *_ = log(airflow, "jetstream_release")
     assert (row["owner"], row["claim_id"], row["connection_id"], row["outcome"]) == ("op", claim.id, "acting", "done")
+    again = client.post(path, json={"expected": preview["revision"]})
+    assert (again.status_code, again.json()["error"]) == (409, "Changed")
+    timeline = client.get(f"connections/acting/claims/{claim.id}").json()["timeline"]
+    assert [step["what"] for step in timeline] == ["taken", "released"]
 
 
 def test_a_dead_holder_is_heard_for_and_its_claim_released(world: World, client: httpx.Client) -> None:
@@ -66,9 +68,10 @@ def test_a_living_holder_keeps_its_claim_unless_that_is_confirmed(
         assert (refused.status_code, refused.json()["error"]) == (409, "HolderAlive")
         assert client.get(f"connections/acting/claims/{claim.id}?listen=2").json()["alive"] is True
         assert act(client, path, despite_alive=True).status_code == 200
-    done, refused_row, *_ = log(airflow, "jetstream_release")
-    assert (done["outcome"], done["despite_alive"]) == ("done", True)
-    assert (refused_row["outcome"], refused_row["error"]) == ("refused", "HolderAlive")
+    rows = log(airflow, "jetstream_release")[:4]
+    assert [row["outcome"] for row in rows] == ["done", "began", "refused", "began"]
+    assert (rows[0]["despite_alive"], rows[2]["error"], rows[2]["claim_id"]) == (True, "HolderAlive", claim.id)
+    assert rows[3]["text"].startswith(f"The next sensor that pulls receives the 3 messages of claim {claim.id} again.")
 
 
 def test_a_claim_that_changed_since_the_preview_is_not_released(
@@ -98,7 +101,7 @@ def test_a_consumer_is_paused_resumed_and_reset(airflow: Airflow, world: World, 
     assert not world.consumer("PAUSED").paused
     preview = client.get(f"{path}/reset/preview").json()
     assert preview["dangerous"]
-    assert "1 open claims are superseded" in preview["text"]
+    assert "This supersedes 1 open claim:" in preview["text"]
     done = client.post(f"{path}/reset", json={"expected": preview["revision"]})
     assert "was reset to sequence 1" in done.json()["text"]
     for event in ("jetstream_pause", "jetstream_resume", "jetstream_reset"):
@@ -118,18 +121,40 @@ def test_dead_letters_are_replayed_and_discarded(airflow: Airflow, world: World,
     numbers = [each["number"] for each in Listing(**client.get(path).json()).letters]
     query = "?" + "&".join(f"numbers={number}" for number in numbers[:2])
     preview = client.get(f"{path}/replay/preview{query}").json()
-    assert preview["text"].startswith("2 dead letters (")
+    assert preview["text"].startswith("This publishes 2 dead letters (")
     replayed = client.post(f"{path}/replay", json={"expected": preview["revision"], "numbers": numbers[:2]})
-    assert replayed.json()["text"] == "2 dead letters were published again."
+    assert replayed.json()["text"] == "Published again: 2 dead letters."
     again = client.post(f"{path}/replay", json={"expected": preview["revision"], "numbers": numbers[:2]})
     assert (again.status_code, again.json()["error"]) == (409, "Changed")
     discarded = act(client, f"{path}/discard", f"?numbers={numbers[2]}", numbers=[numbers[2]])
-    assert discarded.json()["text"] == "1 dead letters were deleted."
+    assert discarded.json()["text"] == "Deleted: 1 dead letter."
     left = Listing(**client.get(path).json())
     assert left.total == 3
     outcomes = sorted(each["outcome"] or "" for each in left.letters)
     assert outcomes == ["", "", "", "discarded", "replayed", "replayed"]
     assert log(airflow, "jetstream_discard")[0]["numbers"] == [numbers[2]]
+
+
+def test_an_action_that_fails_halfway(airflow: Airflow, world: World, client: httpx.Client) -> None:
+    """The audit log does not call it refused, and the user is told that a part may have been done."""
+    world.claim("HALFWAY", 4, rejected=True)
+    world.limit("HALFWAY", 5)
+    path = "connections/acting/dead-letters/HALFWAY"
+    numbers = [each["number"] for each in Listing(**client.get(path).json()).letters]
+    query = "?" + "&".join(f"numbers={number}" for number in numbers)
+    failed = act(client, f"{path}/replay", query, numbers=numbers)
+    assert (failed.status_code, failed.json()["error"]) == (502, "Unfinished")
+    assert "may have been carried out in part" in failed.json()["message"]
+    assert "maximum messages exceeded" in failed.json()["message"]
+    outcomes = [each["outcome"] for each in Listing(**client.get(path).json()).letters]
+    assert sorted(outcomes, key=str) == [None, None, None, "replayed"]
+    end, began, *_ = log(airflow, "jetstream_replay")
+    assert (began["outcome"], began["numbers"], began["text"][:30]) == (
+        "began",
+        numbers,
+        "This publishes 4 dead letters ",
+    )
+    assert (end["outcome"], end["error"], end["stream"]) == ("failed, perhaps in part", "Unfinished", "HALFWAY")
 
 
 BODIES = ["", "[]", "{", "null", '{"numbers": [1], "expected": 1}', '{"expected": "x"}', "[" * 5_000, " " * 70_000]

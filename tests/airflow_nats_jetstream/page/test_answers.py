@@ -8,9 +8,9 @@ import pytest
 
 from airflow_nats_jetstream.page.answers import Answer, overview_json, owners_of_overview, sequences_text, value_json
 from airflow_nats_jetstream.page.letters import LARGEST_SHOWN, shown
-from airflow_nats_jetstream.page.tasks import Dag, Tasks, key_of, web_address
+from airflow_nats_jetstream.page.tasks import HIDDEN, Dag, Tasks, key_of, web_address
 from jetstream_client.sequences import Sequences
-from jetstream_handoff.history import Attempt, History
+from jetstream_handoff.history import Attempt, History, readable
 from jetstream_handoff.record import OpenEntry, Record
 from jetstream_handoff.view import ConsumerView, DeadLettersView, Overview, StreamView, Symptom
 
@@ -26,12 +26,13 @@ def found(kind: str, *, paused: bool = True, held: bool = True, claim: str = "5f
     """The JSON of a finding of this kind about a claim of a DAG."""
     entry = HELD if held else replace(HELD, token=None)
     record = Record(NOW, open={"5f0c9a7be21d": entry})
-    symptom = Symptom(kind, "error", "It waits.", "Look at it.", claim)  # type: ignore[arg-type]
+    by = (HOLDER if held else OWNER) if claim else ()
+    symptom = Symptom(kind, "error", "It waits.", "Look at it.", claim, by)  # type: ignore[arg-type]
     view = ConsumerView("S", "c", NOW, record=record, findings=(symptom,))
     overview = Overview(NOW, "s", "2", "", "page", (StreamView("S", None, DeadLettersView("DEAD_S"), (view,)),))
     assert OWNER in list(owners_of_overview(overview))
     tries = {("resting", "run", "take", -1): (1, "success"), ("resting", "run", "work", 3): (2, "running")}
-    tasks = Tasks(tries, {"resting": Dag("resting", paused)})
+    tasks = Tasks(tries, {"resting": Dag("resting", paused)}, frozenset({"resting"}))
     (finding,) = overview_json("id", overview, tasks)["streams"][0]["consumers"][0]["findings"]
     return dict(finding)
 
@@ -131,3 +132,14 @@ OWNERS += [("a" * 251, "b", "c", 1), ("a", "b", "c", -2), ("a", "b", "c", 1 << 4
 def test_an_owner_that_cannot_be_a_task_is_not_looked_up(owner: tuple[str | int, ...]) -> None:
     assert key_of(owner) is None
     assert Tasks().task(owner) is None
+
+
+def test_a_task_is_named_only_to_users_who_may_see_its_dag() -> None:
+    """Whether the DAG exists or not. An owner that cannot be a task of an Airflow is not one of its secrets."""
+    may, must_not = Tasks(visible=frozenset({"a"})), Tasks({("a", "b", "c", 1): (1, "running")})
+    for owner in (("a", "b", "c", 1), ("a", "b", "c"), ("a",), ("a", 7), ("a", "b\x00", "c", 1)):
+        assert must_not.name(owner) == HIDDEN
+        assert must_not.task(owner) is must_not.dag(owner) is None
+        assert may.name(owner) == readable(owner)
+    assert must_not.name(("a\u202e", "b", "c", 1)) == "a\u202e / b / c[1]"
+    assert must_not.name(()) == ""

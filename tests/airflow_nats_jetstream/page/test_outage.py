@@ -1,18 +1,13 @@
 """The page while NATS is frozen, killed and restarted."""
 
-import os
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import pytest
 
 from demo.service import until
 from tests.airflow_nats_jetstream.page.airflow import BASE, Airflow
 from tests.airflow_nats_jetstream.page.world import World
-
-pytestmark = pytest.mark.xdist_group("page")
 
 PATH = "connections/other/overview"
 
@@ -33,7 +28,7 @@ def test_a_frozen_server_is_reported_and_nothing_else_slows_down(airflow: Airflo
     """While 20 requests wait for the frozen server, Airflow's other routes answer as fast as before."""
     with airflow.client("op") as client, ThreadPoolExecutor(20) as pool:
         assert client.get(PATH).status_code == 200
-        os.kill(world.other.pid, signal.SIGSTOP)
+        world.other.freeze()
         try:
             waiting = [pool.submit(until_refused, client) for _ in range(20)]
             slowest = 0.0
@@ -42,7 +37,7 @@ def test_a_frozen_server_is_reported_and_nothing_else_slows_down(airflow: Airflo
                 slowest = max(slowest, seconds)
             refused = [each.result() for each in waiting]
         finally:
-            os.kill(world.other.pid, signal.SIGCONT)
+            world.other.thaw()
         for answer, seconds in refused:
             assert (answer.status_code, set(answer.json())) == (502, {"error", "message"})
             assert seconds < 8

@@ -5,11 +5,8 @@ import subprocess
 import sys
 
 import httpx
-import pytest
 
 from tests.airflow_nats_jetstream.page.airflow import BASE, Airflow
-
-pytestmark = pytest.mark.xdist_group("page")
 
 LOADS = """
 import json, sys, airflow.plugins_manager

@@ -180,6 +180,25 @@ async def test_an_answer_takes_no_longer_than_allowed(lookups: Lookups) -> None:
     await pool.close()
 
 
+async def test_questions_are_limited(lookups: Lookups) -> None:
+    """Those that must wait are answered in the end."""
+    pool = Pool(lookups, replace(SHORT, at_once=3))
+    asking: list[int] = []
+    most = 0
+
+    async def question(js: JetStream) -> None:
+        nonlocal most
+        asking.append(1)
+        most = max(most, len(asking))
+        await js.connection.flush()
+        asking.pop()
+
+    async with pool.use("a") as line:
+        await asyncio.gather(*(line.ask(number, question) for number in range(20)))
+    assert most == 3
+    await pool.close()
+
+
 async def test_listeners_are_limited(lookups: Lookups) -> None:
     pool = Pool(lookups, SHORT)
     heard = asyncio.Event()
@@ -198,3 +217,18 @@ async def test_results_are_bounded() -> None:
     for number in range(10):
         await results.get(number, lambda: asyncio.sleep(0), within=1, keep=lambda: 60)
     assert len(results._entries) == 3
+
+
+async def test_results_are_dropped_when_they_expire() -> None:
+    results = SharedResults(refused=0.01)
+
+    async def fail() -> None:
+        raise LookupError
+
+    for number in range(10):
+        await results.get(number, lambda: asyncio.sleep(0), within=1, keep=lambda: 0.01)
+    with pytest.raises(LookupError):
+        await results.get("failed", fail, within=1, keep=lambda: 60)
+    await asyncio.sleep(0.02)
+    await results.get("newest", lambda: asyncio.sleep(0), within=1, keep=lambda: 60)
+    assert set(results._entries) == {"newest"}

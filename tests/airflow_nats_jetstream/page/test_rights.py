@@ -6,10 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.airflow_nats_jetstream.page.airflow import SAME, Airflow
+from airflow_nats_jetstream.page.tasks import HIDDEN
+from demo.service import until
+from tests.airflow_nats_jetstream.page.airflow import PARTNER, SAME, Airflow
+from tests.airflow_nats_jetstream.page.api_server import RUN
 from tests.airflow_nats_jetstream.page.world import CONSUMER, STREAM, World
-
-pytestmark = pytest.mark.xdist_group("page")
 
 READ = [
     "overview",
@@ -59,11 +60,57 @@ def test_roles(airflow: Airflow, world: World, role: str, read: int, change: int
             assert answer.json()["error"] == ERRORS[wanted]
 
 
+CLAIMS = [f"claims/{{{name}}}" for name in ("held", "mapped", "waiting", "resting", "done", "failed")]
+
+
+def test_no_answer_names_a_task_of_a_dag_that_the_user_may_not_see(airflow: Airflow, world: World) -> None:
+    """No list, claim, finding, preview or refusal does. All other tasks are named."""
+    with airflow.client(PARTNER, headers=SAME) as partner, airflow.client("op") as op:
+        for path in [*READ, *CHANGE, *CLAIMS, "claims?dag=orders", "claims?dag=resting"]:
+            answer = partner.get(f"connections/full/{path.format(**world.claims)}")
+            assert (path, answer.status_code) == (path, 200), answer.text
+            assert "orders" not in answer.text, path
+        for path, body in ACTIONS.items():
+            answer = partner.post(f"connections/full/{path.format(**world.claims)}", json=body | STALE)
+            assert (answer.status_code, "orders" in answer.text) == (409, False)
+
+        listed = partner.get("connections/full/claims").json()["claims"]
+        assert [each["taken_by"] for each in listed[:2]] == [HIDDEN, HIDDEN]
+        assert [each["holder"]["task"] for each in listed[:2]] == [HIDDEN, HIDDEN]
+        assert listed[3]["taken_by"]["dag_id"] == "resting"
+        held = partner.get(f"connections/full/claims/{world.claims['held']}").json()
+        assert [step["task"] for step in held["timeline"]] == [None, None]
+        assert held["timeline"][1]["text"] == f"It was held by attempt 2-held of {HIDDEN}, try 2."
+        assert (held["spark"], RUN in str(held)) == (None, False)
+        assert partner.get(f"connections/full/claims/{world.claims['done']}").json()["value"] is None
+        for user, dag, total in ((partner, "orders", 0), (partner, "resting", 1), (op, "orders", 2), (op, "none", 0)):
+            assert user.get(f"connections/full/claims?dag={dag}").json()["total"] == total
+
+
+def test_a_finding_does_not_name_a_task_of_a_dag_that_the_user_may_not_see(airflow: Airflow, world: World) -> None:
+    claim = world.claim("CONCERNS", 3)
+    world.hold(claim)
+    path = "connections/acting/overview"
+
+    def finding(client: httpx.Client) -> Any:
+        streams = {each["name"]: each for each in client.get(path).json()["streams"]}
+        findings = streams["CONCERNS"]["consumers"][0]["findings"] if "CONCERNS" in streams else []
+        return next((each for each in findings if each["claim"] == claim.id), None)
+
+    with airflow.client(PARTNER) as partner, airflow.client("op") as op:
+        until("the finding", lambda: finding(op) is not None, 20)
+        assert finding(op)["task"]["task_id"] == "work"
+        hidden = finding(partner)
+        assert (hidden["task"], hidden["dag"]) == (None, None)
+        assert hidden["text"].endswith(f" It concerns {HIDDEN}.")
+        assert "orders" not in partner.get(path).text
+
+
 def test_connections_are_listed_with_what_the_user_may_do(airflow: Airflow) -> None:
     """Those of environment variables and of the database; not those of other types."""
     with airflow.client("op") as client, airflow.client("viewer") as viewer:
         listed = client.get("connections").json()["connections"]
-        expected = ["acting", "blind", "broken", "empty", "full", "many", "other", "stored", "wrong"]
+        expected = ["acting", "blind", "broken", "empty", "full", "hostile", "many", "other", "stored", "wrong"]
         assert [each["id"] for each in listed] == expected
         assert all(each["may_act"] for each in listed)
         assert viewer.get("connections").json() == {"connections": []}
@@ -113,7 +160,8 @@ def test_the_right_origin_is_enough(airflow: Airflow, world: World) -> None:
 def test_a_wrong_cookie_and_a_bearer_token(airflow: Airflow) -> None:
     with airflow.client() as client:
         client.cookies.set("_token", "no.token.atall")
-        assert client.get("connections").status_code in (401, 403)
+        answer = client.get("connections")
+        assert (answer.status_code, answer.json()["error"]) == (401, "NotLoggedIn")
         client.cookies.clear()
         bearer = {"Authorization": f"Bearer {airflow.token('op')}"}
         assert client.get("connections/full/overview", headers=bearer).status_code == 200

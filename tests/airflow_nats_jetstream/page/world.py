@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 from anyio.from_thread import start_blocking_portal
 
 from demo.nats_server import NatsServer
+from demo.service import free_port
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.info import ConsumerInfo
@@ -37,6 +39,30 @@ SECRET = f"hush-{secrets.token_hex(8)}"
 HOSTILE = "<img src=x onerror=alert(1)> \u202egnp.exe"
 
 
+@contextmanager
+def made(folder: Path) -> "Iterator[World]":
+    """Start the servers in a new folder, make the streams and claims, and stop the servers at the end."""
+    port = free_port()
+    config = f"""
+    http: "127.0.0.1:{port}"
+    authorization {{
+      users: [
+        {{ user: all, password: "{SECRET}" }}
+        {{ user: blind, password: "{SECRET}", permissions: {{ publish: {{ deny: "$JS.API.CONSUMER.>" }} }} }}
+      ]
+    }}
+    """
+    world = World(NatsServer(folder / "one", config), NatsServer(folder / "other"), f"http://127.0.0.1:{port}")
+    world.nats.start()
+    world.other.start()
+    try:
+        world.build()
+        yield world
+    finally:
+        world.nats.stop()
+        world.other.stop()
+
+
 @dataclass
 class World:
     """What the tests look at.
@@ -55,23 +81,39 @@ class World:
         values: dict[str, Any] = {"servers": self.nats.url, "user": "all", "password": SECRET, "ledger": "page"}
         return ConnectionSettings(**{**values, "shortest_ack_wait": 0.5, **changes})
 
+    def connections(self) -> dict[str, Any]:
+        """Airflow connections by id: ``full`` to the stream ``ORDERS``, ``other``, and some that do not work."""
+        extra = {"servers": self.nats.url, "ledger": "page", "request_timeout": 30}
+        full, blind = (
+            {"conn_type": "nats", "login": user, "password": SECRET, "extra": extra} for user in ("all", "blind")
+        )
+        return {
+            "full": full,
+            "acting": {**full, "extra": {**extra, "ledger": ACTED}},
+            "blind": blind,
+            "empty": {**full, "extra": {**extra, "ledger": "empty"}},
+            "many": {**full, "extra": {**extra, "ledger": "many"}},
+            "hostile": {**full, "extra": {**extra, "ledger": "hostile"}},
+            "wrong": {**full, "password": "no"},
+            "broken": {**full, "extra": {**extra, "token": SECRET}},
+            "other": {"conn_type": "nats", "extra": {"servers": self.other.url}},
+            "elsewhere": {"conn_type": "http", "host": "example.com"},
+        }
+
     def run(self, steps: Callable[[JetStream], Awaitable[Result]], **changes: Any) -> Result:
-        """Return the result of steps on a separate connection."""
+        """Return the result of steps on a separate connection, in a thread, because the loop of a browser may run."""
 
         async def connected() -> Result:
             async with connect(self.settings(**changes)) as js:
                 return await steps(js)
 
-        return asyncio.run(connected())
+        with start_blocking_portal() as portal:
+            return portal.call(connected)
 
-    def requests(self) -> int:
-        """How many messages the server has received from clients."""
-        return int(httpx.get(f"{self.monitor}/varz").json()["in_msgs"])
-
-    def connections(self) -> list[str]:
-        """The users of the page's open connections."""
-        found = httpx.get(f"{self.monitor}/connz?auth=1").json()["connections"]
-        return [each["authorized_user"] for each in found if each.get("name") == "Airflow's page JetStream"]
+    def received(self) -> dict[int, int]:
+        """How many messages the server has received from each open connection of the page, by the connection's id."""
+        found = httpx.get(f"{self.monitor}/connz").json()["connections"]
+        return {each["cid"]: each["in_msgs"] for each in found if each.get("name") == "Airflow's page JetStream"}
 
     def build(self) -> None:
         """Make the stream ``ORDERS`` and claims in every state."""
@@ -91,12 +133,15 @@ class World:
             "waiting": await self._take(js, STREAM, 4, ("unknown\u202e", "run", "sensor", -1, 0, "")),
             "resting": await self._take(js, STREAM, 6, ("resting", RUN, "take", -1, 0, "")),
         }
-        await _hold(js, found["held"], Attempt("2-held", "", ("orders", RUN, "work", 0, 2)))
-        await _hold(js, found["mapped"], Attempt("2-mapped", "", ("orders", RUN, "work", 1, 2)))
+        await hold_silently(js, found["held"], Attempt("2-held", "", ("orders", RUN, "work", 0, 2)))
+        await hold_silently(js, found["mapped"], Attempt("2-mapped", "", ("orders", RUN, "work", 1, 2)))
         self.claims = {name: claim.id for name, claim in found.items()}
 
-    def claim(self, stream: str, count: int, *, rejected: bool = False) -> Claim:
-        """Make a stream, and take a claim of it. With ``rejected``, all its messages become dead letters."""
+    def claim(self, stream: str, count: int, *, rejected: bool = False, **changes: Any) -> Claim:
+        """Make a stream, and take a claim of it. With ``rejected``, all its messages become dead letters.
+
+        changes:  of the settings of the connection.
+        """
 
         async def make(js: JetStream) -> Claim:
             claim = await self._take(js, stream, count, _taker())
@@ -104,12 +149,18 @@ class World:
                 await _settle(js, claim, rejected=True)
             return claim
 
-        return self.run(make, ledger=ACTED)
+        return self.run(make, **{"ledger": ACTED, **changes})
+
+    def holder(self, claim: Claim) -> str | None:
+        """The attempt that holds an open claim, according to the ledger."""
+        record, _ = self.run(lambda js: Ledger(js, claim.stream, claim.consumer).read(), ledger=ACTED)
+        assert record is not None
+        return record.open[claim.id].token or None
 
     def hold(self, claim: Claim) -> None:
         """Let an attempt hold a claim that sends no heartbeats, as after the death of its worker."""
         attempt = Attempt("2-dead", "", ("orders", RUN, "work", 0, 2))
-        self.run(lambda js: _hold(js, claim, attempt), ledger=ACTED)
+        self.run(lambda js: hold_silently(js, claim, attempt), ledger=ACTED)
 
     @contextmanager
     def holding(self, claim: Claim) -> Iterator[None]:
@@ -119,6 +170,11 @@ class World:
 
     def settle(self, claim: Claim) -> None:
         self.run(lambda js: _settle(js, claim), ledger=ACTED)
+
+    def limit(self, stream: str, messages: int) -> None:
+        """Let a stream refuse more messages than these."""
+        limits = {"max_msgs": messages, "discard": "new"}
+        self.run(lambda js: js.stream(stream).update(limits))
 
     def consumer(self, stream: str) -> ConsumerInfo:
         return self.run(lambda js: js.stream(stream).consumer(CONSUMER).info())
@@ -133,7 +189,11 @@ class World:
                 assert record is not None
                 entry = record.open[claim.id]
                 more = {
-                    new_claim_id(): replace(entry, sequences=Sequences.from_ranges([(number * 10, number * 10 + 5)]))
+                    new_claim_id(): replace(
+                        entry,
+                        sequences=Sequences.from_ranges([(number * 10, number * 10 + 5)]),
+                        owner=("orders", f"manual__{number}", "take", -1, 0, ""),
+                    )
                     for number in range(2, claims + 1)
                 }
                 return replace(record, open={**record.open, **more})
@@ -175,7 +235,9 @@ async def _settle(js: JetStream, claim: Claim, *, rejected: bool = False) -> Non
         await hold.settle({"rows": 0, "note": HOSTILE})
 
 
-async def _hold(js: JetStream, claim: Claim, attempt: Attempt) -> None:
+async def hold_silently(js: JetStream, claim: Claim, attempt: Attempt) -> None:
+    """Let an attempt hold a claim without heartbeats."""
+
     def held(record: Record | None, info: ConsumerInfo) -> Record:
         assert record is not None
         return record.held(claim.id, replace(attempt, at=info.now))

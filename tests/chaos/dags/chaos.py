@@ -7,9 +7,11 @@ from typing import Any
 
 from airflow.sdk import dag, task
 
+from airflow_nats_jetstream.holding import holding
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.sensors import JetStreamPullSensor, pull
 from tests.chaos import broken, pipelines, windows
+from tests.chaos.held import Halves
 from tests.chaos.trigger import StretchedTrigger
 from tests.chaos.work import read_and_write, with_spark
 
@@ -42,6 +44,17 @@ def define(pipeline: pipelines.Pipeline) -> None:
             nats_conn_id=pipeline.connection,
             **AGAIN,
         )
+
+        if pipeline.held:
+            holding(Halves).partial(
+                task_id="work",
+                attempt="{{ claim.attempt_id }}",
+                value="{{ claim.json }}",
+                connection=pipeline.connection,
+                nats_conn_id=pipeline.connection,
+                **AGAIN,
+            ).expand(claim=claims.output)
+            return
 
         # One JVM at a time, because it takes both cores for seconds.
         @task.jetstream(nats_conn_id=pipeline.connection, max_active_tis_per_dag=1 if pipeline.spark else None, **AGAIN)

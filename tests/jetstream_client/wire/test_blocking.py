@@ -1,7 +1,5 @@
 """The bulk connection against real servers."""
 
-import os
-import signal
 import socket
 import ssl
 import time
@@ -104,12 +102,12 @@ def test_a_server_that_hangs_is_a_lost_connection(serve: Serve, monkeypatch: pyt
         time.sleep(0.5)
         with pytest.raises(RequestTimeout):
             connection.receive(0.05)  # the test's pause is not the server's silence
-        os.kill(server.pid, signal.SIGSTOP)
+        server.freeze()
         try:
             with pytest.raises(ConnectionLost, match="did not answer a PING"):
                 connection.receive(5)
         finally:
-            os.kill(server.pid, signal.SIGCONT)
+            server.thaw()
 
 
 def test_answers_and_time_limits(nats_server: NatsServer) -> None:

@@ -45,6 +45,17 @@ export function verb(action) {
 }
 
 /**
+ * The label of the button that carries the action out.
+ *
+ * @param {Action} action
+ * @param {{ alive: boolean, unknown: boolean }} state
+ */
+export function decision(action, { alive, unknown }) {
+  if (alive) return `${verb(action)} although it is alive`;
+  return unknown ? `${verb(action)} although it may be alive` : verb(action);
+}
+
+/**
  * The heading of the dialog.
  *
  * @param {Action} action
@@ -162,8 +173,8 @@ export function previewPath(action, chosen) {
  *
  * @param {Action} action
  * @param {ReturnType<typeof parameters>} chosen
- * @param {{ revision: string, alive: boolean }} state
+ * @param {{ revision: string, alive: boolean, unknown: boolean }} state
  */
-export function body(action, chosen, { revision, alive }) {
-  return { expected: revision, ...chosen, ...(action.kind === "release" ? { despite_alive: alive } : {}) };
+export function body(action, chosen, { revision, alive, unknown }) {
+  return { expected: revision, ...chosen, ...(action.kind === "release" ? { despite_alive: alive, despite_unknown: unknown } : {}) };
 }

@@ -2,13 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /** The page's API: the only module that sends requests. `page/` of this package answers them. */
 
-import { EXPIRED, Fault, faultOf, unreachable } from "./fault.js";
+import { EXPIRED, Fault, faultOf, unfinished, unreachable } from "./fault.js";
 
 /**
- * A task instance of this Airflow.
+ * A task instance of this Airflow whose Dag the user may see.
  * @typedef {{
  *   text: string, dag_id: string, run_id: string, task_id: string, map_index: number, try_number: number | null,
- *   state: string | null, may_see: boolean,
+ *   state: string | null,
  * }} Task
  */
 /** @typedef {{ id: string, may_act: boolean }} Connection */
@@ -21,9 +21,10 @@ import { EXPIRED, Fault, faultOf, unreachable } from "./fault.js";
  * }} Finding
  */
 /**
- * `usual` is the usual duration of a claim in seconds. All times are RFC 3339.
+ * `usual` is the usual duration of a claim in seconds. `exists` is null if the consumer could not be read. All times are
+ * RFC 3339.
  * @typedef {{
- *   name: string, exists: boolean, paused_until: string | null, pending: number | null, ack_pending: number | null,
+ *   name: string, exists: boolean | null, paused_until: string | null, pending: number | null, ack_pending: number | null,
  *   redelivered: number | null, waiting_pulls: number | null, floor: number | null, delivered: number | null,
  *   ack_wait: number | null, open: number, held: number, claimed_messages: number,
  *   oldest: { id: string, age: number } | null, usual: number | null, findings: Finding[],
@@ -38,6 +39,7 @@ import { EXPIRED, Fault, faultOf, unreachable } from "./fault.js";
 /**
  * @typedef {{
  *   id: string, now: string, server: string, version: string, domain: string | null, ledger: string, may_act?: boolean,
+ *   watched_since: string,
  *   findings: Finding[], streams: Stream[],
  * }} Overview
  */
@@ -45,7 +47,7 @@ import { EXPIRED, Fault, faultOf, unreachable } from "./fault.js";
  * @typedef {{
  *   id: string, state: "open" | "done" | "failed" | "superseded", stream: string, consumer: string, count: number,
  *   bytes: number | null, sequences: string, since: string, age: number | null, taken_by: Task | string | null,
- *   holder: { token: string, since: string, task: Task | null } | null, current: boolean,
+ *   holder: { token: string, since: string, task: Task | string | null } | null, current: boolean,
  * }} Claim
  */
 /** @typedef {{ total: number, now: string, claims: Claim[] }} Claims */
@@ -61,7 +63,7 @@ import { EXPIRED, Fault, faultOf, unreachable } from "./fault.js";
  */
 /**
  * `number` is the dead letter's sequence in the dead-letter stream, `sequence` that of the message in its stream, or 0.
- * `outcome` is what became of the dead letter; null while it is kept.
+ * `outcome` is what became of the dead letter; null while it is kept. `problem` is why the message is no dead letter.
  * @typedef {{
  *   number: number, sequence: number, subject: string, consumer: string, reason: string, failures: number,
  *   claim: string, attempt: string, stored_at: string, size: number, confirmed: boolean, problem: string | null,
@@ -82,8 +84,8 @@ import { EXPIRED, Fault, faultOf, unreachable } from "./fault.js";
 /** The page is served below jetstream/static/<hash>/, whatever the base path of Airflow is. */
 const API = new URL("../../api/", import.meta.url);
 
-/** Milliseconds; more than the longest time for which the API listens for a holder. */
-const PATIENCE = 45_000;
+/** Milliseconds; more than the 50 s within which the API answers every action. */
+const PATIENCE = 55_000;
 
 /**
  * @param {string} path below the API's address
@@ -103,7 +105,7 @@ async function request(path, init, signal) {
     const text = await response.text();
     body = parsed(text);
   } catch {
-    throw unreachable();
+    throw init.method === "POST" ? unfinished() : unreachable();
   }
   if (response.type === "opaqueredirect") throw faultOf(EXPIRED, undefined); // a proxy wants the user to log in
   if (!response.ok || body === undefined) throw faultOf(response.status, body);

@@ -6,6 +6,7 @@ import { useAnswer } from "./answers.js";
 import { asFault, get } from "./api.js";
 import { ActionButton } from "./dialog.js";
 import { ClaimLink, ClaimState, h, Name, PlaceLink, TaskLink, Time, WebLink } from "./elements.js";
+import { INTERVAL } from "./fault.js";
 import { Filters, Typed } from "./filters.js";
 import { Freshness } from "./freshness.js";
 import { path, query } from "./places.js";
@@ -21,27 +22,38 @@ const { useEffect, useState } = globalThis.React;
 /** Seconds for which the API listens for a holder at most. */
 const LONGEST = 25;
 
+/** Seconds between two requests for a claim that has ended. */
+const ENDED = 30;
+
 /** @type {Readonly<Record<string, string>>} */
 const TITLES = {
-  taken: "Taken", held: "Held", handed_on: "Handed on", done: "Done", acknowledged: "Acknowledged", failed: "Failed",
+  taken: "Taken", held: "Held", handed_on: "Handed on", released: "Released", done: "Done", acknowledged: "Acknowledged", failed: "Failed",
   superseded: "Superseded", reprocessing: "Being processed again",
 };
 
 /** @param {{ place: Place, go: (changed: Partial<Place>) => void }} properties */
 export function ClaimView({ place: { connection, claim }, go }) {
   const found = claim === "" ? null : path("connections", connection, "claims", claim);
-  const answer = /** @type {import("./answers.js").Answer<ClaimDetail>} */ (useAnswer(found));
+  const answer = /** @type {import("./answers.js").Answer<ClaimDetail>} */ (useAnswer(found, interval));
   return h(
     Box,
     null,
     h(Filters, null, h(Typed, { key: claim, label: "Claim id", value: claim, verb: "Find", choose: (id) => go({ claim: id }) })),
     claim === ""
       ? h(Text, { color: "fg.muted" }, "Enter the id of a claim. It is in the log of the task that took the claim, and in the list of open claims.")
-      : found === null
-        ? h(Text, null, "This is not the id of a claim.")
-        : h(Freshness, { answer }),
+      : h(Freshness, { answer }),
     answer.data === undefined ? null : h(Detail, { key: claim, connection, claim: answer.data, found: found ?? "" }),
   );
+}
+
+/**
+ * Seconds until a claim is requested again. One that has ended only changes if somebody processes it again.
+ *
+ * @param {ClaimDetail} claim
+ */
+function interval({ state, timeline }) {
+  const acknowledged = timeline.some(({ what }) => what === "acknowledged");
+  return state === "open" || (state === "done" && !acknowledged) ? INTERVAL : ENDED;
 }
 
 /** @param {{ connection: string, claim: ClaimDetail, found: string }} properties */
@@ -226,7 +238,10 @@ async function heard({ address, token, listen, silence }, signal) {
     if (holder === null) return { ...UNCHECKED, status: "warning", text: "Nobody holds the claim any longer." };
     if (alive) return { ...UNCHECKED, text: `Attempt ${holder.token} is alive: a heartbeat arrived.` };
     const changed = holder.token === token ? "" : " It has taken the claim over in the meantime.";
-    const enough = listen >= silence ? "It counts as dead." : `An attempt counts as dead after ${duration(silence)} without one.`;
+    const enough =
+      alive === false
+        ? "It counts as dead."
+        : `Whether it is alive is unknown, because an attempt counts as dead after ${duration(silence)} without one. The command \`airflow jetstream claim\` can listen for longer.`;
     const text = `No heartbeat of attempt ${holder.token} arrived within ${duration(listen)}. ${enough}${changed}`;
     return { ...UNCHECKED, status: "warning", text };
   } catch (error) {

@@ -5,11 +5,11 @@
 import { useAnswer } from "./answers.js";
 import { ActionButton } from "./dialog.js";
 import { Age, ClaimLink, Count, h, Name, TaskLink } from "./elements.js";
-import { Choice, Filters, Pages, range, Typed } from "./filters.js";
-import { Freshness } from "./freshness.js";
+import { Choice, Filters, Typed } from "./filters.js";
+import { List } from "./list.js";
+import { range, stepsByOffset } from "./pages.js";
 import { path, query } from "./places.js";
 import { bytes } from "./quantities.js";
-import { Table } from "./table.js";
 
 /** @import { Claim, Claims, Overview } from "./api.js" */
 /** @import { Place } from "./places.js" */
@@ -29,31 +29,24 @@ export function ClaimsView({ place, overview, go }) {
   const answer = /** @type {import("./answers.js").Answer<Claims>} */ (
     useAnswer(found && `${found}${query({ offset, limit: LIMIT, stream, consumer, held, dag })}`)
   );
-  const { data } = answer;
+  const { claims, total } = answer.data ?? { claims: [], total: 0 };
   return h(
     Box,
     null,
     h(ClaimFilters, { place, overview, go }),
-    h(Freshness, { answer }),
-    data === undefined
-      ? null
-      : h(
-          Box,
-          null,
-          h(Table, {
-            caption: "Open claims, the oldest first",
-            columns: columnsOf(connection),
-            rows: data.claims,
-            keyOf: (/** @type {Claim} */ claim) => claim.id,
-            empty: data.total === 0 ? "No open claim matches." : "This page of the list is empty by now.",
-          }),
-          h(Pages, {
-            label: "Pages of open claims",
-            text: range(offset, data.claims.length, data.total),
-            previous: offset === 0 ? null : { ...place, offset: Math.max(0, offset - LIMIT) },
-            following: offset + data.claims.length < data.total ? { ...place, offset: offset + LIMIT } : null,
-          }),
-        ),
+    h(List, {
+      answer,
+      table: {
+        caption: "Open claims, the oldest first",
+        columns: columnsOf(connection),
+        rows: claims,
+        keyOf: (/** @type {Claim} */ claim) => claim.id,
+        empty: total === 0 ? "No open claim matches." : "This page of the list is empty by now.",
+      },
+      label: "Pages of open claims",
+      text: range(offset, claims.length, total),
+      steps: stepsByOffset(place, { limit: LIMIT, shown: claims.length, total }),
+    }),
   );
 }
 

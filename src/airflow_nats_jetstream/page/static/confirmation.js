@@ -19,9 +19,10 @@
  * - text: what will happen, and in the phase done what has happened.
  * - note: why the previous request was refused or failed; empty if there was none.
  * - alive: the holder of the claim was heard, so releasing it needs a further confirmation.
+ * - unknown: the page cannot listen long enough to know whether the holder is alive; this needs one, too.
  * @typedef {{
  *   phase: Phase, revision: string, text: string, dangerous: boolean, silence: number,
- *   typed: string, note: string, alive: boolean, expired: boolean,
+ *   typed: string, note: string, alive: boolean, unknown: boolean, expired: boolean,
  * }} Confirmation
  */
 
@@ -39,7 +40,7 @@
 
 /** @type {Readonly<Confirmation>} */
 export const BEGIN = {
-  phase: "asking", revision: "", text: "", dangerous: false, silence: 0, typed: "", note: "", alive: false, expired: false,
+  phase: "asking", revision: "", text: "", dangerous: false, silence: 0, typed: "", note: "", alive: false, unknown: false, expired: false,
 };
 
 /**
@@ -50,7 +51,7 @@ export const BEGIN = {
 export function next(state, event) {
   switch (event.type) {
     case "previewed":
-      return { ...state, ...shown(event.preview, state.alive), phase: "ready" };
+      return { ...state, ...shown(event.preview, state.alive || state.unknown), phase: "ready" };
     case "unavailable":
       return { ...state, phase: "failed", note: event.fault.message, expired: event.fault.status === 401 };
     case "edited":
@@ -68,11 +69,11 @@ export function next(state, event) {
 
 /**
  * @param {Preview} preview
- * @param {boolean} alive
+ * @param {boolean} doubtful whether the holder is or may be alive
  */
-function shown(preview, alive) {
+function shown(preview, doubtful) {
   const { revision, text, dangerous, silence = 0 } = preview;
-  return { revision, text, dangerous: dangerous || alive, silence };
+  return { revision, text, dangerous: dangerous || doubtful, silence };
 }
 
 /**
@@ -81,7 +82,7 @@ function shown(preview, alive) {
  */
 function refused(fault) {
   if (fault.status === 401) return { ...BEGIN, phase: "failed", note: fault.message, expired: true };
-  return { ...BEGIN, note: fault.message, alive: fault.type === "HolderAlive" };
+  return { ...BEGIN, note: fault.message, alive: fault.type === "HolderAlive", unknown: fault.type === "HolderUnknown" };
 }
 
 /**

@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /** Actions: the buttons that begin them, and the dialog that says what will happen and asks for a confirmation. */
 
-import { actionPath, body, CHOICES, objection, parameters, PAUSES, previewPath, title, verb, word } from "./actions.js";
+import { actionPath, body, CHOICES, decision, objection, parameters, PAUSES, previewPath, title, verb, word } from "./actions.js";
 import { refresh } from "./answers.js";
 import { asFault, get, post } from "./api.js";
 import { BEGIN, confirmed, next } from "./confirmation.js";
 import { h, LoginLink, Name } from "./elements.js";
-import { Fault } from "./fault.js";
+import { Fault, NO_ADDRESS } from "./fault.js";
 import { duration } from "./quantities.js";
 
 /** @import { Action, Choices } from "./actions.js" */
@@ -96,7 +96,7 @@ export function ActionDialog({ action, open, onClose, returnTo }) {
                     disabled: !confirmed(state, word(action)) || objection(action, choices) !== "",
                     onClick: send,
                   },
-                  state.alive ? `${verb(action)} although it is alive` : verb(action),
+                  decision(action, state),
                 ),
           ),
           busy ? null : h(Dialog.CloseTrigger, { asChild: true }, h(CloseButton, { size: "sm", "aria-label": "Close" })),
@@ -155,7 +155,7 @@ function ignored() {}
  */
 async function preview(path, signal) {
   try {
-    if (path === null) throw new Fault(0, "", "This name cannot be part of an address. Use the command line instead.");
+    if (path === null) throw new Fault(0, "", NO_ADDRESS);
     return { type: "previewed", preview: /** @type {Preview} */ (await get(path, signal)) };
   } catch (error) {
     if (signal.aborted) throw error;

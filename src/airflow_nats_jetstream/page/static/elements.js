@@ -34,11 +34,12 @@ export function Name({ text, limit = 80, mono = false }) {
 /**
  * A link to another place of this page.
  *
- * @param {{ place: Partial<Place>, children?: Child }} properties
+ * @param {{ place: Partial<Place>, state?: unknown, children?: Child }} properties `state` is kept in the browser's
+ *   history, and not in the address
  */
-export function PlaceLink({ place, children }) {
+export function PlaceLink({ place, state, children }) {
   const { pathname } = useLocation();
-  return h(Link, { asChild: true, color: "fg.info" }, h(RouterLink, { to: { pathname, search: queryOf(place) } }, children));
+  return h(Link, { asChild: true, color: "fg.info" }, h(RouterLink, { to: { pathname, search: queryOf(place) }, state }, children));
 }
 
 /**

@@ -5,12 +5,15 @@
 import { sentence } from "./text.js";
 
 /** The status of a request that got no answer. */
-export const UNREACHABLE = 0;
+const UNREACHABLE = 0;
 /** The status of a request without a valid session. */
 export const EXPIRED = 401;
 
 /** Seconds between two requests while everything works. */
 export const INTERVAL = 5;
+
+/** Why nothing can be requested for a name such as "..". */
+export const NO_ADDRESS = "This name cannot be part of an address. Use the command line instead.";
 /** Seconds between two requests at most, however many have failed. */
 const LONGEST = 60;
 
@@ -56,6 +59,12 @@ export function unreachable() {
   return new Fault(UNREACHABLE, "", "Airflow's api-server did not answer. Check your network, and whether it is running.");
 }
 
+/** The fault of an action that got no answer: it may have been carried out. */
+export function unfinished() {
+  const { status, type, message } = unreachable();
+  return new Fault(status, type, `${message} The action may have been carried out nevertheless: look at the new state before you repeat it.`);
+}
+
 /**
  * Seconds until the next request: the interval, doubled with each failure, up to one minute.
  *
@@ -64,4 +73,15 @@ export function unreachable() {
  */
 export function pause(failures, interval = INTERVAL) {
   return failures === 0 ? interval : Math.max(interval, Math.min(LONGEST, INTERVAL * 2 ** failures));
+}
+
+/**
+ * Milliseconds of a pause, varied by up to a fifth. Pages that have waited for the same answer would otherwise keep
+ * asking at the same time, and wait for each other.
+ *
+ * @param {number} seconds
+ * @param {number} [random] from 0 to 1
+ */
+export function varied(seconds, random = Math.random()) {
+  return seconds * (800 + 400 * random);
 }

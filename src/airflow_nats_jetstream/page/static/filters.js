@@ -1,14 +1,11 @@
 // @ts-check
 // SPDX-License-Identifier: Apache-2.0
-/** Fields that filter a list, and the links between its pages. */
+/** Fields that filter a list. */
 
-import { h, PlaceLink, UNSEEN } from "./elements.js";
-import { count } from "./quantities.js";
+import { h, UNSEEN } from "./elements.js";
 import { shortened } from "./text.js";
 
-/** @import { Place } from "./places.js" */
-
-const { Button, Field, HStack, Input, NativeSelect, Text } = globalThis.ChakraUI;
+const { Button, Field, HStack, Input, NativeSelect } = globalThis.ChakraUI;
 const { useState } = globalThis.React;
 
 /**
@@ -75,38 +72,4 @@ export function Typed({ label, value, verb, choose }) {
 /** @param {{ children?: Child }} properties */
 export function Filters({ children }) {
   return h(HStack, { alignItems: "flex-end", flexWrap: "wrap", gap: 3, mb: 2 }, children);
-}
-
-/**
- * "51–100 of 1,000" with links to the previous and the next page.
- *
- * @param {{
- *   label: string, text: string, previous: Partial<Place> | null, following: Partial<Place> | null,
- * }} properties
- */
-export function Pages({ label, text, previous, following }) {
-  return h(
-    HStack,
-    { as: "nav", "aria-label": label, gap: 4, mt: 3, flexWrap: "wrap" },
-    h(Text, { "aria-live": "polite", color: "fg.muted", fontSize: "sm" }, text),
-    h(Step, { place: previous, text: "Previous" }),
-    h(Step, { place: following, text: "Next" }),
-  );
-}
-
-/** @param {{ place: Partial<Place> | null, text: string }} properties */
-function Step({ place, text }) {
-  if (place === null) return h(Button, { size: "xs", variant: "outline", disabled: true }, text);
-  return h(PlaceLink, { place }, text);
-}
-
-/**
- * Which rows of a list are displayed.
- *
- * @param {number} offset
- * @param {number} shown
- * @param {number} total
- */
-export function range(offset, shown, total) {
-  return shown === 0 ? `none of ${count(total)}` : `${count(offset + 1)}–${count(offset + shown)} of ${count(total)}`;
 }

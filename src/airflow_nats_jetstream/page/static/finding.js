@@ -34,7 +34,7 @@ export function FindingBox({ finding, subject, named }) {
           Alert.Title,
           { color: "fg", fontWeight: "semibold", overflowWrap: "anywhere" },
           h(Badge, { colorPalette: level, size: "sm", mr: 2, verticalAlign: "middle" }, level === "error" ? "Error" : "Warning"),
-          named && about.length > 0 ? h(Name, { text: `${about.join(" / ")}: ` }) : null,
+          named && about.length > 0 ? h(Box, { as: "span" }, h(Name, { text: about.join(" / ") }), ": ") : null,
           h(Name, { text, limit: 600 }),
         ),
         h(Alert.Description, { color: "fg", overflowWrap: "anywhere", mt: 1 }, h(Name, { text: remedy, limit: 600 })),

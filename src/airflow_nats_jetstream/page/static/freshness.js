@@ -35,7 +35,7 @@ export function Freshness({ answer: { data, at, fault, retry } }) {
         old,
         fault.expired ? h(LoginLink) : retry > 0 ? `The page asks again in ${duration(retry)}.` : "",
       ),
-      fault.expired ? null : h(Button, { size: "xs", variant: "outline", alignSelf: "start", onClick: refresh }, "Ask now"),
+      retry === 0 ? null : h(Button, { size: "xs", variant: "outline", alignSelf: "start", onClick: refresh }, "Ask now"),
     ),
   );
 }

@@ -6,7 +6,7 @@
  * @typedef {{ at: number, value: number }} Sample */
 
 /** Seconds that are remembered. */
-export const WINDOW = 900;
+const WINDOW = 900;
 /** Samples of one series: one every five seconds. */
 const SAMPLES = WINDOW / 5 + 1;
 /** Series that are remembered at most; the one that was not updated for the longest time is forgotten first. */

@@ -46,12 +46,12 @@ let mounted = false;
  */
 function useMountedOnce() {
   const navigate = useNavigate();
-  const { pathname, search } = useLocation();
+  const { pathname, search, state } = useLocation();
   useEffect(() => {
     if (mounted) return;
     mounted = true;
-    void navigate({ pathname, search }, { replace: true });
-  }, [navigate, pathname, search]);
+    void navigate({ pathname, search }, { replace: true, state });
+  }, [navigate, pathname, search, state]);
 }
 
 function JetStream() {
@@ -213,7 +213,12 @@ function Shown({ place, overview, go }) {
     case "claim":
       return h(ClaimView, { place, go });
     case "letters":
-      return h(LettersView, { place, overview: overview.data, go });
+      return h(
+        Box,
+        null,
+        overview.data === undefined && place.stream === "" ? h(Freshness, { answer: overview }) : null,
+        h(LettersView, { place, overview: overview.data, go }),
+      );
   }
 }
 

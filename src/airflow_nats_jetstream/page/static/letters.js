@@ -8,11 +8,11 @@ import { useAnswer } from "./answers.js";
 import { Pre } from "./claim.js";
 import { ActContext, ActionButton } from "./dialog.js";
 import { ClaimLink, Count, h, Name, Time } from "./elements.js";
-import { Choice, Filters, Pages, Typed } from "./filters.js";
-import { Freshness } from "./freshness.js";
+import { Choice, Filters, Typed } from "./filters.js";
+import { List } from "./list.js";
+import { pagesBefore, stepsByNumber } from "./pages.js";
 import { path, query } from "./places.js";
 import { bytes, count, counted } from "./quantities.js";
-import { Table } from "./table.js";
 import { shortened, visible, visibleLines } from "./text.js";
 
 /** @import { Letter, Letters, Overview, Payload } from "./api.js" */
@@ -21,6 +21,7 @@ import { shortened, visible, visibleLines } from "./text.js";
 
 const { Badge, Box, Button, HStack, Stack, Text } = globalThis.ChakraUI;
 const { useContext, useEffect, useState } = globalThis.React;
+const { useLocation } = globalThis.ReactRouterDOM;
 
 /** Dead letters on one page. */
 const LIMIT = 50;
@@ -39,7 +40,7 @@ export function LettersView({ place, overview, go }) {
     null,
     h(LetterFilters, { place: { ...place, stream }, overview, go }),
     stream === ""
-      ? h(Text, { color: "fg.muted" }, overview === undefined ? "" : "There is no stream with claims, so there are no dead letters.")
+      ? overview && h(Text, { color: "fg.muted" }, "There is no stream with claims, so there are no dead letters.")
       : h(OfStream, { key: JSON.stringify([connection, stream, consumer, reason, after]), place: { ...place, stream } }),
   );
 }
@@ -79,40 +80,37 @@ function OfStream({ place }) {
   const [chosen, setChosen] = useState(/** @type {ReadonlyArray<number>} */ ([]));
   const [opened, setOpened] = useState(0);
   const may = useMay();
-  const { data } = answer;
-  const numbers = (data?.letters ?? []).filter(isKept).map(({ number }) => number);
+  const before = pagesBefore(useLocation().state);
+  const { letters, total, complete, next } = answer.data ?? { letters: [], total: 0, complete: true, next: null };
+  const numbers = letters.filter(isKept).map(({ number }) => number);
   const selected = chosen.filter((number) => numbers.includes(number));
   return h(
-    Box,
-    null,
-    h(Freshness, { answer }),
-    data === undefined
-      ? null
-      : h(
-          Box,
-          null,
-          h(Selected, { connection, stream, numbers, selected, setChosen }),
-          h(Table, {
-            caption: "Dead letters of the stream",
-            columns: columnsOf({ connection, selected, setChosen, opened, setOpened, may }),
-            rows: data.letters,
-            keyOf: (/** @type {Letter} */ letter) => letter.number,
-            below: (/** @type {Letter} */ { number }) => (number === opened ? h(Content, { connection, stream, number }) : null),
-            empty: "No dead letter matches.",
-          }),
-          h(Pages, {
-            label: "Pages of dead letters",
-            text: `${data.complete ? "" : "at least "}${counted(data.total, "dead letter")} in this stream`,
-            previous: after === 0 ? null : { ...place, after: 0 },
-            following: data.next === null ? null : { ...place, after: data.next },
-          }),
-        ),
+    List,
+    {
+      answer,
+      table: {
+        caption: "Dead letters of the stream",
+        columns: columnsOf({ connection, selected, setChosen, opened, setOpened, may }),
+        rows: letters,
+        keyOf: (/** @type {Letter} */ letter) => letter.number,
+        below: (/** @type {Letter} */ { number }) => (number === opened ? h(Content, { connection, stream, number }) : null),
+        empty: "No dead letter matches.",
+      },
+      label: "Pages of dead letters",
+      text: `${complete ? "" : "at least "}${counted(total, "dead letter")} in this stream`,
+      steps: stepsByNumber(place, next, before),
+    },
+    h(Selected, { connection, stream, numbers, selected, setChosen }),
   );
 }
 
-/** @param {Letter} letter */
-function isKept({ outcome }) {
-  return outcome === null;
+/**
+ * Whether it is a dead letter that is still kept. The others were replayed or discarded, or never were dead letters.
+ *
+ * @param {Letter} letter
+ */
+function isKept({ outcome, problem }) {
+  return outcome === null && problem === null;
 }
 
 /** Whether the user may act. */
@@ -158,8 +156,9 @@ function columnsOf({ connection, selected, setChosen, opened, setOpened, may }) 
   /** @type {Column<Letter>} */
   const content = {
     title: "Content",
-    cell: ({ number, size, outcome }) =>
-      may && outcome === null
+    cell: (letter) => {
+      const { number, size } = letter;
+      return may && isKept(letter)
         ? h(
             Button,
             {
@@ -168,22 +167,26 @@ function columnsOf({ connection, selected, setChosen, opened, setOpened, may }) 
             },
             opened === number ? "Hide" : bytes(size),
           )
-        : bytes(size),
+        : bytes(size);
+    },
   };
   return [
     {
       title: "Message",
-      cell: ({ number, sequence, outcome }) =>
-        h(
+      cell: (letter) => {
+        const { number, sequence } = letter;
+        const selectable = may && isKept(letter);
+        return h(
           HStack,
-          { as: may && outcome === null ? "label" : "span", gap: 2, display: "inline-flex" },
-          may && outcome === null
+          { as: selectable ? "label" : "span", gap: 2, display: "inline-flex" },
+          selectable
             ? h("input", {
                 type: "checkbox", checked: selected.includes(number), "aria-label": `Select message ${sequence}`, onChange: () => toggle(number),
               })
             : null,
           sequence === 0 ? "unknown" : h(Count, { number: sequence }),
-        ),
+        );
+      },
     },
     { title: "Subject", cell: ({ subject }) => h(Name, { text: subject, limit: 60 }) },
     { title: "Consumer", cell: ({ consumer }) => h(Name, { text: consumer }) },
@@ -202,12 +205,9 @@ function Fate({ letter: { outcome, replayed, confirmed, problem } }) {
     const badge = h(Badge, { colorPalette: outcome === "replayed" ? "success" : "gray" }, shortened(outcome, 30));
     return h(Box, null, badge, replayed === null ? null : h(Box, null, h(Time, { at: replayed })));
   }
-  return h(
-    Box,
-    null,
-    h(Badge, { colorPalette: confirmed ? "gray" : "warning" }, confirmed ? "kept" : "not confirmed"),
-    problem === null ? null : h(Text, { as: "span", display: "block", fontSize: "xs" }, h(Name, { text: problem, limit: 200 })),
-  );
+  if (problem === null) return h(Badge, { colorPalette: confirmed ? "gray" : "warning" }, confirmed ? "kept" : "not confirmed");
+  const why = h(Text, { as: "span", display: "block", fontSize: "xs" }, h(Name, { text: problem, limit: 200 }));
+  return h(Box, null, h(Badge, { colorPalette: "warning" }, "not a dead letter"), why);
 }
 
 /**

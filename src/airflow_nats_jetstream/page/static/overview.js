@@ -54,7 +54,7 @@ function subjectOf(connection, stream, consumer) {
 }
 
 /** @param {{ overview: Overview }} properties */
-function Facts({ overview: { server, version, domain, ledger } }) {
+function Facts({ overview: { server, version, domain, ledger, watched_since: since } }) {
   return h(
     Text,
     { color: "fg.muted", fontSize: "sm", overflowWrap: "anywhere" },
@@ -65,6 +65,7 @@ function Facts({ overview: { server, version, domain, ledger } }) {
     domain ? h(Box, { as: "span" }, ", domain ", h(Name, { text: domain })) : null,
     ", ledger ",
     h(Name, { text: ledger }),
+    since === "" ? null : h(Box, { as: "span" }, ", watched since ", dateAndTime(since)),
   );
 }
 
@@ -144,7 +145,7 @@ function ConsumerName({ consumer: { name, exists, paused_until: paused, waiting_
     Box,
     null,
     h(Name, { text: name }),
-    exists ? null : h(Badge, { colorPalette: "error", ml: 2 }, "does not exist"),
+    exists === false ? h(Badge, { colorPalette: "error", ml: 2 }, "does not exist") : null,
     paused === null ? null : h(Badge, { colorPalette: "warning", ml: 2, whiteSpace: "normal" }, `paused until ${dateAndTime(paused) ?? "?"}`),
     h(Text, { as: "span", display: "block", color: "fg.muted", fontSize: "xs" }, pulled),
   );

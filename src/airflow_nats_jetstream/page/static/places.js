@@ -91,7 +91,7 @@ export function queryOf(place) {
  */
 export function taskPath(task) {
   const instance = path("dags", task.dag_id, "runs", task.run_id, "tasks", task.task_id);
-  if (instance === null || !task.may_see) return null;
+  if (instance === null) return null;
   const mapped = task.map_index >= 0 ? `/mapped/${task.map_index}` : "";
   return `/${instance}${mapped}${query({ try_number: task.try_number })}`;
 }

@@ -27,10 +27,9 @@ export function count(number) {
  *
  * @param {number | null | undefined} number
  * @param {string} noun
- * @param {string} [plural]
  */
-export function counted(number, noun, plural = `${noun}s`) {
-  return `${count(number)} ${number === 1 ? noun : plural}`;
+export function counted(number, noun) {
+  return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
 
 /**

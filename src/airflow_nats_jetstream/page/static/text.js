@@ -40,9 +40,9 @@ export function visibleLines(text) {
  * A string on one line with at most `limit` characters, of which the last is an ellipsis if something was cut.
  *
  * @param {string} text
- * @param {number} [limit]
+ * @param {number} limit
  */
-export function shortened(text, limit = 200) {
+export function shortened(text, limit) {
   if (text.length <= limit) return visible(text);
   return `${visible(text.slice(0, limit - 1).replace(/[\ud800-\udbff]$/, ""))}…`;
 }

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work of a held operator in one process of its task, and what kills it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowException
+
+from airflow_nats_jetstream.operators.claim_task import FOREIGN
+from jetstream_handoff.errors import AlreadyDone
+
+if TYPE_CHECKING:
+    from airflow_nats_jetstream.held import HeldClaim
+
+
+class Work:
+    """The work of one process of a task: its claim, and whether its job was killed. A copy of the operator that did not
+    run has one without a claim."""
+
+    def __init__(self) -> None:
+        self.held: HeldClaim | None = None
+        self.killed = False
+
+    def __deepcopy__(self, memo: Any) -> Work:
+        return Work()
+
+    def kill(self, kill_job: Callable[[], None]) -> None:
+        """Release the claim and kill the job, in the thread that Airflow calls."""
+        first = not self.killed
+        self.killed = True
+        if self.held is not None:
+            self.held.kill()
+        if first:
+            kill_job()
+
+    def stop(self, kill_job: Callable[[], None]) -> None:
+        """Kill the job, because the claim is lost. An operator's ``on_kill`` is called once only, as it may fail the
+        second time."""
+        if not self.killed:
+            self.killed = True
+            kill_job()
+
+
+def of_operator(work: Callable[[], Any]) -> Any:
+    """Do the work. If it raises an error about a claim, another claim is meant, because the operator does not know the
+    one that is held around it."""
+    try:
+        return work()
+    except (AlreadyDone, *FOREIGN) as error:
+        raise AirflowException(f"the operator has failed because of another claim: {error}") from error
