@@ -158,7 +158,7 @@ def test_a_server_killed_while_publishing_loses_and_doubles_nothing(tmp_path: Pa
         async with connect(settings) as js:
             return await contents(js.stream("S"))
 
-    struck = threading.Event()
+    strikes: list[threading.Thread] = []
 
     def strike() -> None:
         server.kill()
@@ -166,18 +166,20 @@ def test_a_server_killed_while_publishing_loses_and_doubles_nothing(tmp_path: Pa
         server.start()
 
     def progress(count: int) -> None:
-        if count > 2_000 and not struck.is_set():
-            struck.set()
-            threading.Thread(target=strike).start()
+        if count > 2_000 and not strikes:
+            strikes.append(threading.Thread(target=strike))
+            strikes[0].start()
 
     try:
         asyncio.run(create())
         messages = ((f"S.{number % 5}", b"%d" % number) for number in range(8_000))
         published = publish_all(settings, messages, stream="S", scope="run", progress=progress)
-        assert struck.is_set()
+        assert strikes
         assert published.count == 8_000
         assert sorted(int(data) for data in asyncio.run(stored())) == list(range(8_000))
     finally:
+        for thread in strikes:
+            thread.join()
         server.stop()
 
 

@@ -167,7 +167,7 @@ async def test_ids_of_the_authors_own_are_looked_up_too(
 def test_a_server_killed_while_publishing_doubles_nothing_after_the_window(tmp_path: Path) -> None:
     server = NatsServer(tmp_path)
     server.start()
-    struck = threading.Event()
+    strikes: list[threading.Thread] = []
 
     def strike() -> None:
         server.kill()
@@ -175,9 +175,9 @@ def test_a_server_killed_while_publishing_doubles_nothing_after_the_window(tmp_p
         server.start()
 
     def progress(count: int) -> None:
-        if count > 3_000 and not struck.is_set():
-            struck.set()
-            threading.Thread(target=strike).start()
+        if count > 3_000 and not strikes:
+            strikes.append(threading.Thread(target=strike))
+            strikes[0].start()
 
     try:
         settings = ConnectionSettings(servers=server.url)
@@ -185,12 +185,14 @@ def test_a_server_killed_while_publishing_doubles_nothing_after_the_window(tmp_p
             wire.api("STREAM.CREATE.S", forgetful("S"))
         since = Position.current(settings, "S")
         published = publish(settings, since, range(20_000), progress=progress)
-        assert struck.is_set()
+        assert strikes
         with Wire.open(settings) as wire:
             state = wire.api("STREAM.INFO.S")["state"]
         assert (state["messages"], state["num_subjects"]) == (20_000, 20_000)
         assert (published.stored, published.in_order) == (20_000, True)
     finally:
+        for thread in strikes:
+            thread.join()
         server.stop()
 
 

@@ -116,6 +116,7 @@ async def test_a_stream_without_direct_get_is_refused(settings: ConnectionSettin
 def test_a_server_killed_twice_while_reading_gives_the_exact_set(tmp_path: Path, read: Any) -> None:
     server = NatsServer(tmp_path)
     server.start()
+    restarts: list[threading.Timer] = []
     try:
         settings = ConnectionSettings(servers=server.url)
 
@@ -133,11 +134,16 @@ def test_a_server_killed_twice_while_reading_gives_the_exact_set(tmp_path: Path,
             received += [message.sequence for message in batch]
             if strikes and len(received) > strikes[0]:
                 strikes.pop(0)
+                for restart in restarts:
+                    restart.join()  # what has been read in advance may reach the next strike before the server is back
                 server.kill()
-                threading.Timer(0.3, server.start).start()
+                restarts.append(threading.Timer(0.3, server.start))
+                restarts[-1].start()
         assert not strikes
         assert received == list(range(1, 50_001))
     finally:
+        for restart in restarts:
+            restart.join()
         server.stop()
 
 
