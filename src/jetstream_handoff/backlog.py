@@ -16,9 +16,12 @@ from jetstream_handoff.durations import HAND_OFF_TIMEOUT, LONGEST_HOLD
 from jetstream_handoff.ledger import Ledger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from jetstream_client.context import JetStream
     from jetstream_client.info import ConsumerInfo
-    from jetstream_handoff.record import Record
+    from jetstream_handoff.history import Owner
+    from jetstream_handoff.record import OpenEntry
 
 AT_WORK = LONGEST_HOLD
 """How long a claim that an attempt holds counts as being worked on: the default longest hold, counted from the time at
@@ -42,6 +45,8 @@ class Backlog:
     created:      when the consumer was created, RFC 3339; empty while the consumer does not exist.
     counter:      number of deliveries so far. It changes with every pull that receives messages.
     floor, ack_pending:  the acknowledgement floor and the number of unacknowledged messages, from the server's INFO.
+    orphans:      the owners whose runs have ended, of open claims that no attempt holds. A take with these
+                  ``predecessors`` hands the claims on.
     """
 
     new: int
@@ -51,6 +56,7 @@ class Backlog:
     counter: int = 0
     floor: int = 0
     ack_pending: int = 0
+    orphans: tuple[Owner, ...] = ()
 
     @property
     def count(self) -> int:
@@ -73,10 +79,18 @@ class Backlog:
         return self.created, self.counter, self.floor, self.ack_pending
 
 
-async def measure(js: JetStream, stream: str, consumer: str) -> Backlog:
+async def measure(
+    js: JetStream,
+    stream: str,
+    consumer: str,
+    ended: Callable[[Owner], bool] = lambda owner: False,  # noqa: ARG005
+) -> Backlog:
     """Measure how many messages could be claimed now.
 
     This requests the consumer's INFO, and also reads the ledger's record if messages are unacknowledged.
+
+    ended:  whether the run of an owner has ended, and will not be continued. The messages of its open claims count as
+            claimable. Default: unknown for all owners, so that claims count as worked on for a limited time.
 
     Raises:
         StreamNotFound: the stream does not exist.
@@ -89,7 +103,11 @@ async def measure(js: JetStream, stream: str, consumer: str) -> Backlog:
     except ConsumerNotFound:  # the first sensor will create it
         return Backlog(new=int((await ledger.stream.info()).state["messages"]))
     full = 0 < info.config.get("max_ack_pending", 0) <= info.ack_pending
-    again = max(0, info.ack_pending - await _claimed(ledger, info)) if info.ack_pending else 0
+    record = await ledger.known() if info.ack_pending else None
+    entries = () if record is None or record.new_life(info) else tuple(record.open.values())
+    over = {owner for owner in {entry.owner for entry in entries} if ended(owner)}
+    at_work = claimed((entry for entry in entries if entry.owner not in over), info)
+    again = max(0, info.ack_pending - at_work)
     return Backlog(
         new=0 if full or info.paused else info.pending,
         again=0 if info.paused else again,
@@ -98,17 +116,12 @@ async def measure(js: JetStream, stream: str, consumer: str) -> Backlog:
         counter=info.counter,
         floor=info.floor,
         ack_pending=info.ack_pending,
+        orphans=tuple({entry.owner: None for entry in entries if entry.token is None and entry.owner in over}),
     )
 
 
-async def _claimed(ledger: Ledger, info: ConsumerInfo) -> int:
-    """Number of unacknowledged messages in claims that an attempt works on or will work on."""
-    record = await ledger.known()
-    return 0 if record is None or record.new_life(info) else claimed(record, info)
-
-
-def claimed(record: Record, info: ConsumerInfo) -> int:
-    """Number of unacknowledged messages in the record's claims that an attempt works on or will work on.
+def claimed(entries: Iterable[OpenEntry], info: ConsumerInfo) -> int:
+    """Number of unacknowledged messages in the open claims that an attempt works on or will work on.
 
     Claims that can no longer be settled after a reset of the consumer do not count.
     """
@@ -116,7 +129,7 @@ def claimed(record: Record, info: ConsumerInfo) -> int:
     acknowledged = Sequences.from_ranges([(1, info.floor)] if info.floor else [])
     return sum(
         (entry.sequences - acknowledged).count
-        for entry in record.open.values()
+        for entry in entries
         if entry.counter <= info.counter
         and entry.sequences.last <= info.delivered
         and abs(now - time_nanoseconds(entry.at)) < nanoseconds(AT_WORK if entry.token is not None else AWAITING_TASK)

@@ -60,9 +60,10 @@ class OpenEntry:
         """The history with the owner and the time at which the claim was entered."""
         return replace(self.history, owner=self.owner, taken=self.history.taken or self.at)
 
-    def handed_on(self, now: str) -> OpenEntry:
-        """Return the entry with a new time, which a take of the same owner gives it when it hands the claim on."""
-        return replace(self, at=now, history=replace(self.history, taken=self.history.taken or self.at))
+    def handed_on(self, owner: Owner, now: str) -> OpenEntry:
+        """Return the entry with a new time and no token, as a take of ``owner`` writes it to hand the claim on."""
+        history = replace(self.history, taken=self.history.taken or self.at)
+        return replace(self, at=now, owner=owner, token=None, history=history)
 
     def released(self, now: str) -> OpenEntry:
         """Return the entry after a person has released the claim."""
@@ -96,6 +97,26 @@ class DoneEntry:
     rejected: Sequences = field(default_factory=Sequences)
     at: str = ""
     history: History = field(default_factory=History)
+
+
+@dataclass(frozen=True, slots=True)
+class Heir:
+    """The take that hands on open claims instead of pulling: which claims are its.
+
+    owner:         the take's owner.
+    predecessors:  other owners, whose runs have ended.
+    even_if_held:  whether it also inherits its owner's claims that an attempt still holds.
+    """
+
+    owner: Owner
+    predecessors: tuple[Owner, ...] = ()
+    even_if_held: bool = False
+
+    def inherits(self, owner: Owner, token: str | None) -> bool:
+        """Whether an open claim that was taken for ``owner`` and is held by ``token`` is handed on."""
+        if token is not None:
+            return self.even_if_held and owner == self.owner
+        return owner in (self.owner, *self.predecessors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +157,16 @@ class Record:
     def life(self) -> tuple[str, int]:
         return self.created, self.n
 
-    def unheld(self, owner: Owner) -> dict[str, OpenEntry]:
-        """The open claims that were taken for this owner and are held by no attempt."""
-        return {each: entry for each, entry in self.open.items() if entry.owner == owner and entry.token is None}
+    def inherited(self, heir: Heir) -> dict[str, OpenEntry]:
+        """The open claims that a take hands on instead of pulling."""
+        return {each: entry for each, entry in self.open.items() if heir.inherits(entry.owner, entry.token)}
 
-    def handed_on_again(self, owner: Owner, info: ConsumerInfo) -> Record:
-        """Return the record with a new time in the owner's unheld claims, so that no earlier try can withdraw them."""
+    def handed_on_again(self, heir: Heir, info: ConsumerInfo) -> Record:
+        """Return the record in which the claims that a take hands on belong to its owner, with a new time, so that no
+        earlier try can withdraw them."""
         if self.new_life(info):
             return self
-        again = {each: entry.handed_on(info.now) for each, entry in self.unheld(owner).items()}
+        again = {each: entry.handed_on(heir.owner, info.now) for each, entry in self.inherited(heir).items()}
         return replace(self, open={**self.open, **again})
 
     def held(self, claim_id: str, attempt: Attempt) -> Record:

@@ -113,7 +113,8 @@ class Take:
         """Take one batch and return its claims; ``[]`` if fewer than ``min_messages`` arrive within ``wait`` seconds.
 
         Claims that another try of this owner has entered and that no attempt holds are handed on first, without a
-        pull. This includes claims that such a try enters while this take waits.
+        pull. This includes claims that such a try enters while this take waits, and the claims of the taking's
+        ``predecessors``.
 
         Raises:
             PullError: the consumer no longer exists, or the server refuses the pull.
@@ -232,22 +233,22 @@ class Take:
         self.pace = self.pace.after_drop(self.taking, count, too_few=too_few)
 
     async def _mine(self) -> list[Claim]:
-        """Hand on claims that another try of this owner has entered and that no attempt holds, with a new lease.
+        """Hand on claims that this take inherits, with a new lease: usually those of another try of this owner.
 
         The time of their entries is changed first, so that the other try cannot withdraw them. This take does not
         withdraw them either, because the other try may have handed them on too.
         """
-        owner = self.taking.owner
+        heir = self.taking.heir
         record, _ = await self._look()
-        if record is None or not record.unheld(owner):
+        if record is None or not record.inherited(heir):
             return []
         created = (await self.ledger.stream.info(patience=PATIENCE)).created
-        record, info = await self.ledger.change(lambda old, info: old and old.handed_on_again(owner, info))
-        mine = record.unheld(owner) if record and not record.new_life(info) else {}
+        record, info = await self.ledger.change(lambda old, info: old and old.handed_on_again(heir, info))
+        mine = record.inherited(heir) if record and not record.new_life(info) else {}
         if record is None or not mine:
             return []
         claims = [self.ledger.claim_of(each, entry, created, record.created) for each, entry in mine.items()]
-        log.info("handing on %d claims that another try of this task took: %s", len(claims), ", ".join(mine))
+        log.info("handing on %d claims that an earlier try or run took: %s", len(claims), ", ".join(mine))
         for claim in claims:
             await answers.negative(self.ledger, claim.sequences, self.taking.hand_off_timeout)
         return claims
@@ -270,7 +271,7 @@ class Take:
         while window.wait(clock()):
             record, info = await self._look()
             record = record or Record(info.created)
-            window.on_look(record.life, Moment.of(info, clock()), elsewhere=bool(record.unheld(self.taking.owner)))
+            window.on_look(record.life, Moment.of(info, clock()), elsewhere=bool(record.inherited(self.taking.heir)))
             if (request := window.next_pull(clock())) is None:
                 return
             async with self.ledger.consumer.pull_metadata(**request) as pull:

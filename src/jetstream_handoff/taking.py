@@ -14,6 +14,7 @@ from jetstream_client.consume.priority import Priority
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.dead_letters import dead_letters_of
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LOOK_EVERY
+from jetstream_handoff.record import Heir
 
 if TYPE_CHECKING:
     from jetstream_client.config import Config
@@ -43,6 +44,11 @@ class Taking:
                          the available messages are taken. If they are too few, the function is called again.
     look_every:          how often ``backlog`` is called; default: 1 minute.
     priority:            the priority to send with every pull, for a consumer with priority groups.
+    predecessors:        other owners, whose runs have ended. Their claims that no attempt holds become this owner's and
+                         are handed on first, without waiting for the end of their leases. Default: none.
+    even_if_held:        whether to hand on also those claims of this owner that an attempt holds. This suits a task
+                         that takes and processes a claim in one try, because its earlier try has died. If that try is
+                         still alive, it loses the claim. Default: False.
 
     Raises:
         InvalidValue: a value is not allowed.
@@ -62,6 +68,13 @@ class Taking:
     backlog: str | None = None
     look_every: timedelta = LOOK_EVERY
     priority: Priority | None = None
+    predecessors: tuple[Owner, ...] = ()
+    even_if_held: bool = False
+
+    @property
+    def heir(self) -> Heir:
+        """Which open claims the take hands on instead of pulling."""
+        return Heir(self.owner, self.predecessors, self.even_if_held)
 
     def __post_init__(self) -> None:
         dead_letters_of(self.stream, self.dead_letters)
@@ -95,12 +108,19 @@ class Taking:
             "dead_letters": self.dead_letters,
             "consumer_config": None if self.consumer_config is None else normalise(self.consumer_config),
         }
-        return value if self.backlog is None else {**value, "backlog": self.backlog}
+        # Only if they are used: an older release does not know these fields.
+        newer = {
+            "backlog": self.backlog,
+            "predecessors": [list(each) for each in self.predecessors],
+            "even_if_held": self.even_if_held,
+        }
+        return value | {name: each for name, each in newer.items() if each}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Taking:
         """Return the parameters from which :meth:`to_json` made ``value``. Raises InvalidValue."""
         fields = {**value, "owner": tuple(value["owner"])}
+        fields["predecessors"] = tuple(map(tuple, value.get("predecessors", ())))
         for name in _DURATIONS:
             if name in fields:
                 fields[name] = timedelta(seconds=fields[name])

@@ -56,6 +56,10 @@ LOST = (AlreadyDone, Superseded, HeldByAnother, HoldLost)
 """The errors that a fenced attempt gets."""
 
 
+def owner_of(run: str) -> tuple[str | int, ...]:
+    return ("dag", run, "sensor", -1, 0, "started")
+
+
 class Attempt:
     """A process of a task's try. It can die without a release, and wake up late. Several processes can have the same
     token, because one hands the claim over and another resumes the hold."""
@@ -178,19 +182,20 @@ class Handoff(RuleBasedStateMachine):
         self.publish(count=count)
         return multiple(*self.call(self._take, 40, per_claim))
 
-    def taking(self, size: int, per_claim: int, run: str = "") -> Taking:
+    def taking(self, size: int, per_claim: int, run: str = "", **inherits: Any) -> Taking:
         config = {"ack_wait": ACK_WAIT, "max_ack_pending": 10_000}
         if not self.filter.endswith(">"):
             config["filter_subject"] = self.filter
         return Taking(
             stream=self.name,
             consumer="work",
-            owner=("dag", run or f"run {next(self.runs)}", "sensor", -1, 0, "started"),
+            owner=owner_of(run or f"run {next(self.runs)}"),
             max_messages=size,
             messages_per_claim=per_claim,
             gather=timedelta(seconds=0.05),
             hand_off_timeout=timedelta(seconds=1.5),
             consumer_config=config,
+            **inherits,
         )
 
     async def _take(self, size: int, per_claim: int, wait: float = 1.0, js: JetStream | None = None) -> list[Claim]:
@@ -340,6 +345,34 @@ class Handoff(RuleBasedStateMachine):
             return taken if handed_on else []
 
         return multiple(*self.call(retried))
+
+    @rule(target=claims, size=st.integers(1, 30), settled=st.booleans(), held=st.booleans(), follows=st.booleans())
+    def a_run_is_succeeded(self, size: int, settled: bool, held: bool, follows: bool) -> Any:
+        """A run ends while its claims are open, and another run, or a retry of the same task, inherits them. An attempt
+        of the first run may still be alive, and settle before or after that."""
+
+        async def taken(run: str, **inherits: Any) -> list[Claim]:
+            work = Take(self.js, self.taking(size, max(1, size // 2), run, **inherits))
+            await work.prepare()
+            claims: list[Claim] = []
+            with suppress(LedgerFull):
+                claims = await work.take(1)
+            work.handed_on()
+            return [Claim.from_json(claim.to_json()) for claim in claims]
+
+        first = f"run {next(self.runs)}"
+        older = self.call(taken, first)
+        alive = self.hold(claim=older[0], number=1) if held and older else None
+        if settled and isinstance(alive, Attempt):
+            self._settle(alive)
+        if follows:
+            inherited = self.call(lambda: taken(f"run {next(self.runs)}", predecessors=(owner_of(first),)))
+        else:
+            inherited = self.call(lambda: taken(first, even_if_held=True))
+        self._work_on(inherited[1:])
+        if isinstance(alive, Attempt):
+            self._settle(alive)
+        return multiple(*older, *inherited)
 
     async def _nobody_holds(self) -> set[str]:
         record, _ = await Ledger(self.js, self.name, "work").read()

@@ -13,7 +13,7 @@ from jetstream_client.sequences import Sequences
 from jetstream_client.stream import Stream
 from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK, Backlog, claimed, measure
 from jetstream_handoff.hold import Hold
-from jetstream_handoff.record import OpenEntry, Record
+from jetstream_handoff.record import OpenEntry
 from tests.jetstream_handoff.steps import CONSUMER, publish, reset_by_a_stranger, take, unacknowledged
 
 
@@ -124,7 +124,7 @@ async def test_what_somebody_else_acknowledged_hides_nothing(stream: Stream) -> 
     info = await consumer.info()
     assert (info.floor, info.ack_pending) == (3, 6)
     entry = OpenEntry(Sequences.of(range(1, 6)), 5, 50, info.now, ("d", "r", "t", -1, 1))
-    assert claimed(Record(info.created, open={"claim": entry}), info) == 2
+    assert claimed([entry], info) == 2
 
 
 @pytest.mark.parametrize(("token", "trusted"), [(None, AWAITING_TASK), ("1-abc", AT_WORK)])
@@ -137,11 +137,27 @@ async def test_a_claim_that_nobody_ended_is_not_trusted_for_ever(
     info = await consumer.info()
     now = datetime.fromisoformat(info.now[:19] + "+00:00")
 
-    def entry(age: timedelta) -> Record:
+    def entry(age: timedelta) -> OpenEntry:
         at = (now - age).strftime("%Y-%m-%dT%H:%M:%SZ")
-        open_entry = OpenEntry(Sequences.of(range(1, 6)), 5, 50, at, ("d", "r", "t", -1, 1), token)
-        return Record(info.created, open={"claim": open_entry})
+        return OpenEntry(Sequences.of(range(1, 6)), 5, 50, at, ("d", "r", "t", -1, 1), token)
 
-    assert claimed(entry(trusted - timedelta(seconds=2)), info) == 5
-    assert claimed(entry(trusted + timedelta(seconds=2)), info) == 0
-    assert claimed(entry(-trusted - timedelta(seconds=2)), info) == 0  # the server's clock was set back since
+    assert claimed([entry(trusted - timedelta(seconds=2))], info) == 5
+    assert claimed([entry(trusted + timedelta(seconds=2))], info) == 0
+    assert claimed([entry(-trusted - timedelta(seconds=2))], info) == 0  # the server's clock was set back since
+
+
+async def test_the_claims_of_a_run_that_has_ended_wait(stream: Stream) -> None:
+    await publish(stream, 10)
+    held, unheld = await take(stream, messages_per_claim=5)
+
+    async def orphaned(*, over: bool) -> Backlog:
+        return await measure(stream.js, stream.name, CONSUMER, ended=lambda owner: over and owner[0] == "dag")
+
+    async with Hold.begin(stream.js, held, try_number=1):
+        assert ((await orphaned(over=False)).count, (await orphaned(over=False)).orphans) == (0, ())
+        seen = await orphaned(over=True)
+        assert seen.count == 10
+        (orphan,) = seen.orphans  # a take with this predecessor hands on the claim that nobody holds, and no other
+        heirs = await take(stream, owner=("dag", "later"), predecessors=(orphan,))
+        assert [claim.id for claim in heirs] == [unheld.id]
+        assert (await orphaned(over=False)).count == 0

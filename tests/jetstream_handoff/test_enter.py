@@ -14,7 +14,7 @@ from jetstream_handoff.enter import Entered, enter
 from jetstream_handoff.failures import Failure
 from jetstream_handoff.gather import Batch
 from jetstream_handoff.moment import Moment
-from jetstream_handoff.record import OpenEntry, Record
+from jetstream_handoff.record import Heir, OpenEntry, Record
 from jetstream_handoff.settled import Settled
 from jetstream_handoff.taking import Taking
 
@@ -149,10 +149,36 @@ def test_without_room_nothing_is_entered(record: Record, sequences: set[int]) ->
 def test_what_was_handed_on_again_is_not_withdrawn(record: Record) -> None:
     entered_at = {each: entry.at for each, entry in record.open.items()}
     later = info(ts="2026-11-21T03:00:06Z")
-    unheld = record.unheld(("dag",))
+    heir = Heir(("dag",))
+    unheld = record.inherited(heir)
     assert record.withdrawn(entered_at).open.keys() == record.open.keys() - unheld.keys()
-    again = record.handed_on_again(("dag",), later)
+    again = record.handed_on_again(heir, later)
     assert again.withdrawn(entered_at).open == again.open
-    assert again.unheld(("dag",)).keys() == unheld.keys()
-    assert record.unheld(("another",)) == {}
-    assert record.handed_on_again(("dag",), info(5)) is record  # in a new life none of it counts
+    assert again.inherited(heir).keys() == unheld.keys()
+    assert record.inherited(Heir(("another",))) == {}
+    assert record.handed_on_again(heir, info(5)) is record  # in a new life none of it counts
+
+
+@settings(derandomize=True)
+@given(records())
+def test_a_run_inherits_from_its_predecessors_what_nobody_holds(record: Record) -> None:
+    successor = Heir(("another",), predecessors=(("dag",),))
+    unheld = {each for each, entry in record.open.items() if entry.token is None}
+    assert record.inherited(successor).keys() == unheld
+    after = record.handed_on_again(successor, info(ts="2026-11-21T03:00:06Z"))
+    assert {each: entry.owner == ("another",) for each, entry in after.open.items()} == {
+        each: each in unheld for each in record.open
+    }
+    assert after.inherited(Heir(("dag",))) == {}  # the predecessor has nothing left to hand on
+
+
+@settings(derandomize=True)
+@given(records())
+def test_a_try_inherits_what_its_dead_predecessor_holds(record: Record) -> None:
+    heir = Heir(("dag",), even_if_held=True)
+    assert record.inherited(heir) == record.open
+    after = record.handed_on_again(heir, info(ts="2026-11-21T03:00:06Z"))
+    assert {entry.token for entry in after.open.values()} <= {None}  # the older attempt has lost its claim
+    assert {entry.sequences for entry in after.open.values()} == {entry.sequences for entry in record.open.values()}
+    stranger = Heir(("another",), predecessors=(("dag",),), even_if_held=True)
+    assert record.inherited(stranger).keys() == {each for each, entry in record.open.items() if entry.token is None}
