@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from ipaddress import AddressValueError, IPv6Address
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from airflow_nats_jetstream.get_provider_info import CONNECTION_FIELDS
@@ -27,6 +27,7 @@ from jetstream_client.errors import (
 )
 from jetstream_client.wire.settings import ConnectionSettings
 from jetstream_handoff import portal
+from jetstream_handoff.console import check_console
 
 CREDENTIAL_FOLDERS = "/run/secrets/nats"
 """The default of the option ``credential_folders`` in the section ``[nats]``: a folder that exists only if somebody
@@ -84,45 +85,6 @@ def settings_of(
         return ConnectionSettings(**values)
     except InvalidValue as wrong:
         raise _named(wrong) from None
-
-
-def check_console(console: object) -> str:
-    """Check the field ``console`` and return its value, or an empty string for None. Everybody who sees the task can
-    see this address.
-
-    console:  the value of the field.
-
-    Raises:
-        InvalidValue: the value is not the address of a web page, contains a password, or has an unknown placeholder.
-    """
-    if console is None:
-        return ""
-    remedy = (
-        "give an address such as https://nats.example.com/streams/{stream}?consumer={consumer}, without user and "
-        "password, and with no placeholders other than {stream}, {consumer} and {claim}"
-    )
-    rest = console_page(str(console), "", "", "")
-    try:
-        parts = urlsplit(rest)
-        good = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc
-    except ValueError:
-        good = False
-    if not good or {"{", "}"}.intersection(rest):
-        raise InvalidValue("console", "…", remedy)
-    return str(console)
-
-
-def console_page(console: str, stream: str, consumer: str, claim: str) -> str:
-    """Return the address of the page about a stream, consumer and claim, or an empty string if ``console`` is empty.
-
-    console:   the value of the connection's field.
-    stream:    the name of the stream.
-    consumer:  the name of the consumer.
-    claim:     the id of the claim.
-    """
-    for name, value in (("{stream}", stream), ("{consumer}", consumer), ("{claim}", claim)):
-        console = console.replace(name, quote(value, safe=""))
-    return console
 
 
 _lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Connection]]] = WeakKeyDictionary()

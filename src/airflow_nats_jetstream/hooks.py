@@ -18,7 +18,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.log import amask_secret, mask_secret
 
 from airflow_nats_jetstream import instruments
-from airflow_nats_jetstream.airflow_connection import check_connection, check_console, settings_of, shared_lookup
+from airflow_nats_jetstream.airflow_connection import check_connection, settings_of, shared_lookup
 from airflow_nats_jetstream.held import HeldClaim
 from airflow_nats_jetstream.masks import masks
 from airflow_nats_jetstream.owner import current_task
@@ -26,6 +26,7 @@ from airflow_nats_jetstream.tracebacks import Brief
 from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.settings import ConnectionSettings, environment_name
 from jetstream_handoff import portal
+from jetstream_handoff.console import check_console
 from jetstream_handoff.durations import LONGEST_HOLD
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 
 from airflow.sdk import BaseHook, BaseOperatorLink
 
-from airflow_nats_jetstream.airflow_connection import console_page
 from airflow_nats_jetstream.hooks import JetStreamHook
 from airflow_nats_jetstream.template import place_of
+from jetstream_handoff.console import console_page
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An asset that is materialized from one claim in each run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+
+from dagster_nats_jetstream import runs
+from dagster_nats_jetstream.partitions import of_partition
+from dagster_nats_jetstream.resource import JetStreamResource
+from dagster_nats_jetstream.work import compute, worked
+from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LONGEST_HOLD
+from jetstream_handoff.taking import Taking
+
+WAIT = timedelta(seconds=30)
+"""How long a step waits for messages by default."""
+
+
+def claimed_asset(
+    *,
+    stream: str,
+    consumer: str,
+    max_messages: int = 100_000,
+    min_messages: int = 1,
+    gather: timedelta = GATHER,
+    wait: timedelta = WAIT,
+    consumer_config: Mapping[str, Any] | None = None,
+    max_failures: int | None = None,
+    dead_letters: str | None = None,
+    hand_off_timeout: timedelta = HAND_OFF_TIMEOUT,
+    longest_hold: timedelta = LONGEST_HOLD,
+    subject: str | None = None,
+    resource: str = "jetstream",
+    check_specs: Sequence[dg.AssetCheckSpec] | None = None,
+    **asset: Any,
+) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
+    """Turn a function into an asset: its step takes one claim, calls the function with it, and settles the claim after
+    Dagster has stored the output and the blocking checks have passed.
+
+    The function has a parameter ``claim``, a :class:`~dagster_nats_jetstream.held.HeldClaim`, and otherwise those of a
+    function of ``@dg.asset``. It returns the value to store, or a ``dg.MaterializeResult``, or is a generator of events.
+
+    stream, consumer: the names of the stream and of its pull consumer, which is created if it does not exist.
+    max_messages:     the largest number of messages in the claim. Default 100,000.
+    min_messages:     the smallest number. Default 1.
+    gather:           the claim is complete this long after its first message. Default 5 s.
+    wait:             how long the step waits for messages. If none arrive, the asset is not materialized, and the run
+                      succeeds. Default 30 s.
+    consumer_config:  fields of the consumer.
+    max_failures:     dead-letter a message that has failed alone this many times. Default: never.
+    dead_letters:     the name of the dead-letter stream. Default ``DEAD_<stream>``.
+    hand_off_timeout: the lease of the claim until it is held. Default 15 minutes.
+    longest_hold:     the hold is lost after this time. Default 24 hours.
+    subject:          with ``partitions_def``: the subjects of a partition, with the token ``{partition}``, for example
+                      ``orders.{partition}.>``. Each partition has its own consumer, ``<consumer>-<partition>``.
+    resource:         the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
+    check_specs, asset:  the parameters of ``@dg.asset``. Set ``retry_policy`` here, not on a job.
+
+    The step is retried with the messages of its dead or failed try, as far as no other run has them.
+
+    Raises:
+        InvalidValue: a parameter is invalid, when the code location is loaded.
+    """
+    taking = Taking(
+        stream=stream,
+        consumer=consumer,
+        owner=("dagster",),
+        max_messages=max_messages,
+        min_messages=min_messages,
+        gather=gather,
+        hand_off_timeout=hand_off_timeout,
+        consumer_config=dict(consumer_config) if consumer_config else None,
+        max_failures=max_failures,
+        dead_letters=dead_letters,
+        even_if_held=True,
+    )
+    blocking = [each.name for each in check_specs or () if each.blocking]
+    if subject is not None or asset.get("partitions_def") is not None:
+        of_partition(taking, subject, "a")  # raises InvalidValue
+
+    def materialize(context: dg.OpExecutionContext, jetstream: JetStreamResource, call: Any, **_: Any) -> Iterator[Any]:
+        wanted = replace(taking, owner=runs.owner(context), predecessors=runs.predecessors(context))
+        if context.has_partition_key:
+            wanted = of_partition(wanted, subject, context.partition_key)
+        claims = jetstream.take(wanted, wait)
+        if not claims:
+            said = "no messages of stream %s, consumer %s, arrived within %g s, so the asset is not materialized"
+            context.log.info(said, stream, wanted.consumer, wait.total_seconds())
+            return
+        options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
+        with jetstream.holding(context, claims[0], **options) as held:
+            yield from worked(context, jetstream, held, lambda: _materialized(call(held)), blocking=blocking)
+
+    def decorate(function: Callable[..., Any]) -> dg.AssetsDefinition:
+        inner = compute(function, materialize, dg.AssetExecutionContext, resource, own=("claim",))
+        asset_of: dg.AssetsDefinition = dg.asset(check_specs=check_specs, output_required=False, **asset)(inner)
+        return asset_of
+
+    return decorate
+
+
+def _materialized(result: Any) -> Any:
+    """A function that returns nothing has materialized the asset itself."""
+    return dg.MaterializeResult() if result is None else result

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops: take several claims in one run, process each of them, publish messages, purge a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+
+from dagster_nats_jetstream import runs
+from dagster_nats_jetstream.assets import WAIT
+from dagster_nats_jetstream.resource import JetStreamResource
+from dagster_nats_jetstream.work import FOREIGN, compute, recorded, worked
+from jetstream_client.names import check_stream_name
+from jetstream_client.publish.position import Position
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.durations import LONGEST_HOLD
+from jetstream_handoff.errors import AlreadyDone
+from jetstream_handoff.taking import Taking
+
+
+def take_claims(
+    *,
+    stream: str,
+    consumer: str,
+    max_messages: int = 1_000_000,
+    messages_per_claim: int | None = None,
+    wait: timedelta = WAIT,
+    name: str = "take_claims",
+    resource: str = "jetstream",
+    retry_policy: dg.RetryPolicy | None = None,
+    **taking: Any,
+) -> dg.OpDefinition:
+    """Return an op that takes a batch and yields its claims as dynamic outputs: ``take().map(process)``, in which
+    ``process`` is a :func:`claimed_op`.
+
+    stream, consumer:    the names of the stream and of its pull consumer, which is created if it does not exist.
+    max_messages:        the largest number of messages in the batch. Default 1,000,000.
+    messages_per_claim:  the largest number of messages in a claim. Default: one claim.
+    wait:                how long to wait for messages. Default 30 s. If none arrive, nothing is mapped.
+    taking:              other parameters of :class:`~jetstream_handoff.taking.Taking`: ``min_messages``, ``gather``,
+                         ``hand_off_timeout``, ``consumer_config``, ``max_failures``, ``dead_letters``.
+
+    The mapping key is the claim's id. A re-execution from failure does not run mapped steps that never started
+    (Dagster's ``plan/state.py``). A :func:`~dagster_nats_jetstream.sensor.jetstream_sensor` requests a run that takes
+    over such claims.
+
+    Raises:
+        InvalidValue: a parameter is invalid, when the code location is loaded.
+    """
+    batch = Taking(
+        stream=stream,
+        consumer=consumer,
+        owner=("dagster",),
+        max_messages=max_messages,
+        messages_per_claim=messages_per_claim,
+        **taking,
+    )
+
+    @dg.op(
+        name=name,
+        out=dg.DynamicOut(dict),
+        required_resource_keys={resource},
+        retry_policy=retry_policy,
+        description=f"Take claims of stream {stream}, consumer {consumer}.",
+    )
+    def take(context: dg.OpExecutionContext) -> Iterator[dg.DynamicOutput[dict[str, Any]]]:
+        jetstream: JetStreamResource = getattr(context.resources, resource)
+        wanted = replace(batch, owner=runs.owner(context), predecessors=runs.predecessors(context))
+        claims = jetstream.take(wanted, wait)
+        count = sum(claim.count for claim in claims)
+        context.log.info("%d claims of %d messages of stream %s, consumer %s", len(claims), count, stream, consumer)
+        for claim in claims:
+            yield dg.DynamicOutput(claim.to_json(), mapping_key=claim.id)
+
+    return take
+
+
+def claimed_op(
+    *,
+    longest_hold: timedelta = LONGEST_HOLD,
+    dead_letters: str | None = None,
+    resource: str = "jetstream",
+    **op: Any,
+) -> Callable[[Callable[..., Any]], dg.OpDefinition]:
+    """Turn a function into an op that holds the claim of its input ``claim``, and settles it after Dagster has stored
+    the outputs.
+
+    The function has a parameter ``claim``, a :class:`~dagster_nats_jetstream.held.HeldClaim`, and otherwise those of a
+    function of ``@dg.op``. Its outputs are JSON of at most 8 KiB, because the ledger records them: a retry of a settled
+    step returns them and does not work again. Write larger outputs under ``claim.attempt_id``.
+
+    longest_hold:  the hold is lost after this time. Default 24 hours.
+    dead_letters:  the name of the dead-letter stream. Default ``DEAD_<stream>``.
+    resource:      the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
+    op:            the parameters of ``@dg.op``. Set ``retry_policy`` here, not on a job or with ``with_retry_policy``.
+
+    A step whose claim belongs to another run fails without a retry.
+
+    Raises:
+        InvalidValue: the function is unsuitable, when the code location is loaded; or an output is not JSON or too
+            large, before it is stored.
+    """
+
+    def process(context: Any, jetstream: JetStreamResource, call: Any, *, claim: Any, **_: Any) -> Iterator[Any]:
+        options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
+        try:
+            with jetstream.holding(context, Claim.from_json(claim), **options) as held:
+                yield from worked(context, jetstream, held, lambda: call(held), record=True)
+                return
+        except AlreadyDone as settled:
+            done = settled
+        except FOREIGN as foreign:
+            raise dg.Failure(f"{type(foreign).__name__}: {foreign}", allow_retries=False) from foreign
+        context.log.info("%s; returning the recorded outputs", done)
+        yield from recorded(done, context.op_def.outs)
+
+    def decorate(function: Callable[..., Any]) -> dg.OpDefinition:
+        inner = compute(function, process, dg.OpExecutionContext, resource, own=())
+        ins = {"claim": dg.In(dict, description="A claim as take_claims yields it."), **op.pop("ins", {})}
+        return dg.op(ins=ins, **op)(inner)
+
+    return decorate
+
+
+def publish_messages(
+    function: Callable[[], Iterable[Any]], *, stream: str, name: str | None = None, resource: str = "jetstream"
+) -> dg.GraphDefinition:
+    """Return a graph that publishes messages, waits for the stream's answer to each, and outputs
+    ``{"stream", "stored", "duplicates", "first", "last", "in_order"}``.
+
+    function:  called without arguments; returns messages as :meth:`JetStreamResource.publish` accepts them, the same
+               ones when it is called again.
+    stream:    the name of the stream that must store them.
+    name:      the name of the graph. Default: that of the function.
+
+    The graph's first op stores the position of the stream's end as its output. A retry or a re-execution from failure
+    begins after it, and stores no message twice.
+
+    Raises:
+        InvalidValue: a name is invalid, when the code location is loaded.
+        PublishFailed, DuplicatesPossible: as :meth:`JetStreamResource.publish`.
+    """
+    check_stream_name(stream)
+    title = name or function.__name__
+
+    @dg.op(name=f"{title}_position", required_resource_keys={resource})
+    def position(context: dg.OpExecutionContext) -> dict[str, Any]:
+        jetstream: JetStreamResource = getattr(context.resources, resource)
+        return jetstream.position(stream).to_json()
+
+    @dg.op(name=f"{title}_publish", required_resource_keys={resource})
+    def publish(context: dg.OpExecutionContext, since: dict[str, Any]) -> dict[str, Any]:
+        jetstream: JetStreamResource = getattr(context.resources, resource)
+        scope = "/".join((context.job_name, runs.group(context.run), context.describe_op()))
+        stored = jetstream.publish(stream, function(), scope=scope, since=Position.from_json(since))
+        context.log.info("stream %s has stored %d messages, %d of them before", stream, stored.count, stored.duplicates)
+        return asdict(stored)
+
+    @dg.graph(name=title)
+    def publishing() -> Any:
+        return publish(position())
+
+    return publishing
+
+
+def purge_stream(
+    *,
+    stream: str,
+    subject: str | None = None,
+    sequence: int | None = None,
+    keep: int | None = None,
+    name: str = "purge_stream",
+    resource: str = "jetstream",
+) -> dg.OpDefinition:
+    """Return an op that removes messages from a stream, and outputs how many. As :meth:`JetStreamResource.purge`."""
+    check_stream_name(stream)
+
+    @dg.op(name=name, required_resource_keys={resource})
+    def purge(context: dg.OpExecutionContext) -> int:
+        jetstream: JetStreamResource = getattr(context.resources, resource)
+        return jetstream.purge(stream, subject=subject, sequence=sequence, keep=keep)
+
+    return purge

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partitions by a token of the subject: each partition has a consumer, which receives the subjects of the partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from jetstream_client.errors import InvalidValue
+from jetstream_client.names import check_consumer_name, check_filter
+from jetstream_handoff.taking import Taking
+
+TOKEN = "{partition}"  # noqa: S105 - a token of a subject
+
+
+def of_partition(taking: Taking, subject: str | None, key: str) -> Taking:
+    """Return the taking of one partition.
+
+    subject:  the subjects of a partition, with the token ``{partition}``.
+    key:      the partition's key, which must be a token of a subject.
+
+    Raises:
+        InvalidValue: the subject is missing or has no such token, or a consumer cannot have this name.
+    """
+    index_of(subject)
+    assert subject is not None  # noqa: S101 - index_of has checked it
+    config = {**(taking.consumer_config or {}), "filter_subject": check_filter(subject.replace(TOKEN, key), "subject")}
+    return replace(taking, consumer=consumer_of(taking.consumer, key), consumer_config=config)
+
+
+def consumer_of(consumer: str, key: str) -> str:
+    """Return the name of a partition's consumer. Raises InvalidValue."""
+    return check_consumer_name(f"{consumer}-{key}")
+
+
+def index_of(subject: str | None) -> int:
+    """Return the position of the token ``{partition}`` in a subject. Raises InvalidValue."""
+    tokens = (subject or "").split(".")
+    if tokens.count(TOKEN) != 1:
+        remedy = f"a partitioned asset needs a subject with one token {TOKEN}, for example orders.{TOKEN}.>"
+        raise InvalidValue("subject", subject, remedy)
+    return tokens.index(TOKEN)
+
+
+def keys_of(subjects: Iterable[str], subject: str) -> list[str]:
+    """Return the partitions that a stream's subjects have, in order. Tokens that cannot name a consumer are left out.
+
+    subjects:  the subjects of the stream's messages.
+    subject:   the subjects of a partition, with the token ``{partition}``.
+    """
+    index = index_of(subject)
+    found = set()
+    for each in subjects:
+        tokens = each.split(".")
+        if len(tokens) > index:
+            found.add(tokens[index])
+    return sorted(each for each in found if _names_a_consumer(each))
+
+
+def _names_a_consumer(key: str) -> bool:
+    try:
+        consumer_of("consumer", key)
+    except InvalidValue:
+        return False
+    return True

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The resource: how to connect to NATS, and what a step does there apart from claims."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import dagster as dg
+from pydantic import Field, PrivateAttr
+
+from dagster_nats_jetstream import logs, runs
+from dagster_nats_jetstream.held import HeldClaim
+from jetstream_client.wire.settings import DEFAULT_SERVER, ConnectionSettings, environment_name
+from jetstream_handoff import portal
+from jetstream_handoff.console import check_console, console_page
+
+if TYPE_CHECKING:
+    from jetstream_client.context import JetStream
+    from jetstream_client.publish.position import Position
+    from jetstream_client.publish.window import Published
+    from jetstream_handoff.claim import Claim
+    from jetstream_handoff.taking import Taking
+
+Result = TypeVar("Result")
+_TO_PUT_BACK = 10.0  # seconds
+_SECRET = Field(default=None, repr=False)
+
+
+class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
+    """A connection to NATS JetStream.
+
+    Except ``ledger`` and ``console``, its fields are those of
+    :class:`~jetstream_client.wire.settings.ConnectionSettings`. Give secrets as ``dg.EnvVar``, because Dagster's UI shows
+    the configuration of a resource.
+
+    ledger:   prefix of the buckets of the ledger; different for deployments that share an account. Default ``dagster``.
+    console:  the address of a web page about a claim, with the placeholders ``{stream}``, ``{consumer}`` and
+              ``{claim}``. Materializations link to it. Default: no link.
+    """
+
+    servers: str = DEFAULT_SERVER
+    user: str | None = None
+    password: str | None = _SECRET
+    token: str | None = _SECRET
+    nkey_seed: str | None = _SECRET
+    credentials: str | None = _SECRET
+    credential_folders: str | None = None
+    tls: bool = False
+    tls_ca: str | None = Field(default=None, repr=False)
+    tls_certificate: str | None = Field(default=None, repr=False)
+    tls_private_key: str | None = _SECRET
+    tls_hostname: str | None = None
+    tls_handshake_first: bool = False
+    inbox_prefix: str = "_INBOX"
+    domain: str | None = None
+    api_prefix: str | None = None
+    ledger: str = "dagster"
+    connect_timeout: float = 10.0
+    max_reconnects: int | None = None
+    request_timeout: float = 5.0
+    shortest_ack_wait: float = 60.0
+    console: str | None = None
+
+    _held: list[ExitStack] = PrivateAttr(default_factory=list)
+
+    @property
+    def settings(self) -> ConnectionSettings:
+        """The settings of the connection. Raises InvalidValue for a field that is invalid or contradicts another."""
+        names = set(type(self).model_fields) - {"console"}
+        return ConnectionSettings(**{name: getattr(self, name) for name in names})
+
+    def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
+        """Connect, await ``function(js)``, and return its result: ``jetstream.run(lambda js: js.stream("S").info())``.
+
+        Raises:
+            ConnectionFailed: no connection could be made.
+            JetStreamError: an error that the function raised.
+        """
+        return portal.run(self.settings, function)
+
+    def ensure_stream(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """Create a stream, or change those fields of an existing stream that differ from ``config``.
+
+        config:  the configuration with the server's own field names, for example
+                 ``{"name": "ORDERS", "subjects": ["orders.>"]}``. Durations are ``timedelta`` values or nanoseconds.
+
+        Returns the names of the fields that were changed; none for a stream that was created or is as wanted.
+
+        Raises:
+            InvalidValue: a field or value that JetStream does not have.
+            UpdateRefused: the server refuses to change a field.
+            ApiError: the server refuses to create the stream.
+        """
+        _, difference = self.run(lambda js: js.create_or_update_stream(dict(config)))
+        return tuple(difference or ())
+
+    def ensure_consumer(self, stream: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """Create a consumer of a stream, or change those fields that differ. As :meth:`ensure_stream`."""
+        _, difference = self.run(lambda js: js.create_or_update_consumer(stream, dict(config)))
+        return tuple(difference or ())
+
+    def purge(
+        self, stream: str, *, subject: str | None = None, sequence: int | None = None, keep: int | None = None
+    ) -> int:
+        """Remove messages from a stream, and return how many were removed. Without a selection, all are removed.
+
+        subject:   only messages whose subject matches this filter.
+        sequence:  only messages below this stream sequence.
+        keep:      how many of the last messages to keep; not together with ``sequence``.
+
+        Raises:
+            StreamNotFound: the stream does not exist.
+        """
+        return self.run(lambda js: js.stream(stream).purge(subject=subject, sequence=sequence, keep=keep))
+
+    def position(self, stream: str) -> Position:
+        """Return the end of a stream, from which a retry of :meth:`publish` looks for what was stored before."""
+        from jetstream_client.publish.position import Position
+
+        return Position.current(self.settings, stream)
+
+    def publish(self, stream: str, messages: Iterable[Any], *, scope: str, since: Position | None = None) -> Published:
+        """Publish messages, and wait for the stream's answer to each.
+
+        messages:  tuples ``(subject, data)`` or ``(subject, data, headers)``, with ``data`` as bytes.
+        scope:     the name of the work. A retry with the same scope and messages stores nothing twice.
+        since:     the result of :meth:`position` before the first try. Default None: a retry recognises only what was
+                   stored within the stream's ``duplicate_window``.
+
+        Raises:
+            PublishFailed: a message was not stored. The error names the first one and the reason.
+            DuplicatesPossible: it is unknown which messages an earlier try stored. Nothing was sent.
+        """
+        from jetstream_client.publish.bulk import publish_all
+
+        return publish_all(
+            self.settings,
+            messages,
+            stream=stream,
+            scope=scope,
+            since=since or self.position(stream),
+            first=since is None,
+        )
+
+    def take(self, taking: Taking, wait: timedelta) -> list[Claim]:
+        """Take one batch and return its claims; none if nothing arrives within ``wait``.
+
+        Raises:
+            JetStreamError: as :meth:`jetstream_handoff.take.Take.take`.
+        """
+
+        async def taken(js: JetStream) -> list[Claim]:
+            from jetstream_handoff.completion import LEASE_ENDS, complete
+            from jetstream_handoff.take import Take
+
+            take = Take(js, taking)
+            try:
+                await take.prepare()
+                claims = await take.take(wait.total_seconds())
+                take.handed_on()
+            finally:
+                await complete(take.put_back(), _TO_PUT_BACK, "returning messages that were pulled", LEASE_ENDS)
+            return claims
+
+        return self.run(taken)
+
+    @contextmanager
+    def holding(self, context: dg.OpExecutionContext, claim: Claim, **options: Any) -> Iterator[HeldClaim]:
+        """Hold a claim until the end of the block, or until the resource is torn down if the block is never resumed.
+
+        Dagster does not resume a step's function when it is interrupted or fails while it stores an output.
+
+        options:  as those of :meth:`jetstream_handoff.held.HeldClaim.begin`.
+        """
+        settings, key = self.settings, options.pop("connection")
+        os.environ[environment_name(key)] = settings.to_json()  # for Spark; its name makes Spark redact the value
+        with ExitStack() as stack:
+            self._held.append(stack)
+            stack.enter_context(logs.forwarded(context.log))
+            held = stack.enter_context(
+                HeldClaim.begin(
+                    settings, claim, try_number=context.retry_number + 1, holder=runs.holder(context), **options
+                )
+            )
+            held.connection = key
+            yield held
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[JetStreamResource]:  # noqa: ARG002
+        """Release the claims that are still held when Dagster tears the resource down."""
+        try:
+            yield self
+        finally:
+            while self._held:
+                self._held.pop().close()
+
+    def links(self, claim: Claim) -> dict[str, dg.MetadataValue]:
+        """Return the link to the console as metadata; empty without a console."""
+        if self.console is None:
+            return {}
+        page = console_page(check_console(self.console), claim.stream, claim.consumer, claim.id)
+        return {"jetstream/console": dg.MetadataValue.url(page)}

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs as the ledger knows them: the owner for which a step takes claims, and whether the runs of an owner have ended.
+
+A run and its re-executions are a run group, named by its first run. A retried step and a re-executed run have the same
+owner, so they get the claims of their own group back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from jetstream_client.errors import InvalidValue
+from jetstream_handoff.history import owner_of
+
+if TYPE_CHECKING:
+    from jetstream_handoff.history import Owner
+
+TAKE_OVER = "jetstream/take_over"
+"""The tag of a run that takes over the claims of runs that have ended: the owners of these claims, as JSON."""
+MOST_OWNERS = 20
+"""The largest number of owners in the tag. The next run takes over the claims of the others."""
+_DAGSTER = "dagster"
+_ROOT = "dagster/root_run_id"
+_WILL_RETRY, _RETRIED_BY = "dagster/will_retry", "dagster/auto_retry_run_id"
+
+
+def owner(context: dg.OpExecutionContext) -> Owner:
+    """Return the owner of the claims that a step takes: the job, the first run of the run group, and the step."""
+    step = f"{context.describe_op()}{context.get_mapping_key() or ''}"
+    return (context.job_name, group(context.run), step, -1, _DAGSTER)
+
+
+def holder(context: dg.OpExecutionContext) -> Owner:
+    """Return the step that holds a claim, for the claim's history. The last number is the number of its try."""
+    step = f"{context.describe_op()}{context.get_mapping_key() or ''}"
+    return (context.job_name, context.run_id, step, -1, context.retry_number + 1)
+
+
+def group(run: dg.DagsterRun) -> str:
+    """Return the id of the first run of a run's group."""
+    return run.root_run_id or run.run_id
+
+
+def predecessors(context: dg.OpExecutionContext) -> tuple[Owner, ...]:
+    """Return the owners whose claims this run takes over, from its tag :data:`TAKE_OVER`.
+
+    Raises:
+        InvalidValue: the tag is not a list of owners.
+    """
+    text = context.run.tags.get(TAKE_OVER)
+    try:
+        return tuple(map(owner_of, json.loads(text))) if text else ()
+    except (ValueError, TypeError, RecursionError):
+        remedy = "this is not a JSON list of owners; start the run without this tag, which only a sensor sets"
+        raise InvalidValue(f"tag {TAKE_OVER}", "…", remedy) from None
+
+
+def take_over(owners: Iterable[Owner]) -> dict[str, str]:
+    """Return the tag of a run that takes over the claims of these owners; empty if there are none."""
+    some = [list(each) for each in owners][:MOST_OWNERS]
+    return {TAKE_OVER: json.dumps(some)} if some else {}
+
+
+def has_ended(instance: dg.DagsterInstance) -> Callable[[Owner], bool]:
+    """Return a function that says whether all runs of an owner's run group have ended, and Dagster will not retry them.
+
+    An owner that this instance does not know has not ended: it may belong to another deployment.
+    """
+
+    def ended(of: Owner) -> bool:
+        if len(of) < 2 or of[-1] != _DAGSTER:
+            return False
+        first = instance.get_run_by_id(str(of[1]))
+        later = [record.dagster_run for record in instance.get_run_records(dg.RunsFilter(tags={_ROOT: str(of[1])}))]
+        return first is not None and all(each.is_finished and not _will_be_retried(each) for each in (first, *later))
+
+    return ended
+
+
+def _will_be_retried(run: dg.DagsterRun) -> bool:
+    """Whether Dagster's daemon has yet to start the retry of a run that failed."""
+    return run.tags.get(_WILL_RETRY) == "true" and _RETRIED_BY not in run.tags

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sensor that requests runs: it looks at what could be claimed, and never pulls."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from dagster_nats_jetstream import runs
+from dagster_nats_jetstream.partitions import TOKEN, consumer_of, index_of, keys_of
+from jetstream_client.errors import InvalidValue
+from jetstream_client.names import check_consumer_name, check_stream_name
+from jetstream_handoff.backlog import Backlog, measure
+
+if TYPE_CHECKING:
+    from dagster_nats_jetstream.resource import JetStreamResource
+    from jetstream_client.context import JetStream
+
+SILENT = timedelta(minutes=15)
+"""How long a run that started may take to pull. After that it counts as dead, whatever its status says: Dagster's
+default run launcher does not notice that a run's process was killed."""
+_RUN_KEY = "dagster/run_key"
+
+
+def jetstream_sensor(
+    *,
+    stream: str,
+    consumer: str,
+    target: Any,
+    name: str | None = None,
+    min_messages: int = 1,
+    subject: str | None = None,
+    partitions_def: dg.PartitionsDefinition[str] | None = None,
+    minimum_interval_seconds: int = 30,
+    resource: str = "jetstream",
+    **sensor: Any,
+) -> dg.SensorDefinition:
+    """Return a sensor that requests a run of ``target`` while messages of a consumer wait.
+
+    stream, consumer:          the names of the stream and of the consumer, as in ``target``.
+    target:                    the assets or the job to run, as ``target`` of ``@dg.sensor``.
+    name:                      the name of the sensor. Default ``<stream>_<consumer>``, in lower case.
+    min_messages:              request a run when so many messages wait. Default 1.
+    subject, partitions_def:   as in ``claimed_asset``: look at the consumer of each partition. With dynamic partitions,
+                               the partitions are the tokens of the stream's subjects, and new ones are added.
+    minimum_interval_seconds:  how often to look. Default 30 s.
+    resource:                  the key of the resource. Default ``jetstream``.
+    sensor:                    other parameters of ``@dg.sensor``, such as ``default_status``.
+
+    The requested run pulls. Until it has pulled, or has ended, no other run is requested for the same messages. Claims
+    that are open although the runs of their group have ended are taken over by the requested run.
+
+    Raises:
+        InvalidValue: a parameter is invalid, when the code location is loaded; or the server refused, in the tick.
+    """
+    check_stream_name(stream)
+    check_consumer_name(consumer)
+    if min_messages < 1:
+        raise InvalidValue("min_messages", min_messages, "give 1 or more")
+    if subject is not None or partitions_def is not None:
+        index_of(subject)
+    title = name or "".join(each if each.isalnum() else "_" for each in f"{stream}_{consumer}".lower())
+
+    @dg.sensor(
+        name=title,
+        target=target,
+        minimum_interval_seconds=minimum_interval_seconds,
+        required_resource_keys={resource},
+        **sensor,
+    )
+    def look(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        jetstream: JetStreamResource = getattr(context.resources, resource)
+        keys, added = _partitions(context, jetstream, stream, subject, partitions_def)
+        ended = runs.has_ended(context.instance)
+
+        async def measured(js: JetStream) -> list[Backlog]:
+            names = [consumer if key is None else consumer_of(consumer, key) for key in keys]
+            return [await measure(js, stream, each, ended) for each in names]
+
+        before, after = json.loads(context.cursor or "{}"), {}
+        requests: list[dg.RunRequest] = []
+        reasons: list[str] = []
+        for key, backlog in zip(keys, jetstream.run(measured), strict=True):
+            place = key or ""
+            after[place] = [backlog.created, backlog.counter, backlog.floor, backlog.ack_pending]
+            waiting = backlog.steady(_earlier(before.get(place)))
+            if waiting.count < min_messages and not backlog.orphans:
+                reasons.append(f"{place or consumer}: {waiting.count} of {min_messages} messages wait")
+                continue
+            key_of_run = f"{title}/{place}/{backlog.created}/{backlog.counter}"
+            number = _number(context.instance, key_of_run)
+            if number is None:
+                reasons.append(f"{place or consumer}: a run was requested that has not pulled yet")
+                continue
+            tags = runs.take_over(backlog.orphans)
+            requests.append(dg.RunRequest(run_key=f"{key_of_run}/{number}", partition_key=key, tags=tags))
+        skipped = dg.SkipReason("; ".join(reasons) or "the stream has no partitions") if not requests else None
+        return dg.SensorResult(
+            run_requests=requests, skip_reason=skipped, cursor=json.dumps(after), dynamic_partitions_requests=added
+        )
+
+    return look
+
+
+def _partitions(
+    context: dg.SensorEvaluationContext,
+    jetstream: JetStreamResource,
+    stream: str,
+    subject: str | None,
+    partitions_def: dg.PartitionsDefinition[str] | None,
+) -> tuple[list[str | None], list[Any]]:
+    """Return the partitions to look at, or None alone without partitions, and the requests to add new ones."""
+    if subject is None or partitions_def is None:
+        return [None], []
+    if not isinstance(partitions_def, dg.DynamicPartitionsDefinition):
+        return list(partitions_def.get_partition_keys()), []
+
+    async def subjects(js: JetStream) -> Iterable[str]:
+        info = await js.stream(stream).info(subjects_filter=subject.replace(TOKEN, "*"))
+        return (info.state.get("subjects") or {}).keys()
+
+    keys = keys_of(jetstream.run(subjects), subject)
+    known = partitions_def.get_partition_keys(dynamic_partitions_store=context.instance)
+    new = [key for key in keys if key not in known]
+    return [*keys], [partitions_def.build_add_request(new)] if new else []
+
+
+def _earlier(place: Any) -> Backlog | None:
+    """Return the counters that the previous tick saw."""
+    return Backlog(0, created=place[0], counter=place[1], floor=place[2], ack_pending=place[3]) if place else None
+
+
+def _number(instance: dg.DagsterInstance, key_of_run: str) -> int | None:
+    """Return the number of the next run for the same messages; None if the last such run may still pull them."""
+    number = 0
+    while records := instance.get_run_records(dg.RunsFilter(tags={_RUN_KEY: f"{key_of_run}/{number}"})):
+        if not any(each.dagster_run.is_finished or _is_silent(each) for each in records):
+            return None
+        number += 1
+    return number
+
+
+def _is_silent(record: dg.RunRecord) -> bool:
+    return record.start_time is not None and time.time() - record.start_time > SILENT.total_seconds()

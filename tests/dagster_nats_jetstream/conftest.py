@@ -1,0 +1,91 @@
+"""What the tests for Dagster share: a stream on the run's nats-server, and a Dagster instance of their own."""
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_nats_jetstream import JetStreamResource
+from demo.nats_server import NatsServer
+from jetstream_client import ConnectionSettings, connect
+from jetstream_client.context import JetStream
+from jetstream_client.publish.bulk import publish_all
+from jetstream_handoff import portal
+from jetstream_handoff.ledger import Ledger
+from jetstream_handoff.record import Receipt
+
+CONSUMER = "work"
+
+
+@dataclass
+class Line:
+    """A stream, and the resource that reaches it."""
+
+    stream: str
+    resource: JetStreamResource
+
+    @property
+    def settings(self) -> ConnectionSettings:
+        return self.resource.settings
+
+    def publish(self, count: int, first: int = 0, subject: str = "") -> None:
+        messages = ((subject or f"{self.stream}.a", b"%d" % (first + number)) for number in range(count))
+        publish_all(self.settings, messages, stream=self.stream)
+
+    def run(self, function: Any) -> Any:
+        return portal.run(self.settings, function)
+
+    @property
+    def unacknowledged(self) -> int:
+        return int(self.run(lambda js: js.stream(self.stream).consumer(CONSUMER).info()).ack_pending)
+
+    @property
+    def floor(self) -> int:
+        return int(self.run(lambda js: js.stream(self.stream).consumer(CONSUMER).info()).floor)
+
+    @property
+    def committed(self) -> list[Receipt]:
+        found: list[Receipt] = self.run(lambda js: Ledger(js, self.stream, CONSUMER).committed())
+        return found
+
+    @property
+    def open(self) -> dict[str, Any]:
+        async def entries(js: JetStream) -> dict[str, Any]:
+            record, _ = await Ledger(js, self.stream, CONSUMER).read()
+            return dict(record.open) if record else {}
+
+        found: dict[str, Any] = self.run(entries)
+        return found
+
+    def of(self, **more: Any) -> dict[str, Any]:
+        """The parameters of an asset, op or sensor on this stream."""
+        return {"stream": self.stream, "consumer": CONSUMER, **more}
+
+    def quick(self, **more: Any) -> dict[str, Any]:
+        """The parameters of a take that does not wait long."""
+        quick = {"gather": timedelta(seconds=0.1), "wait": timedelta(seconds=1)}
+        return self.of(consumer_config={"ack_wait": timedelta(seconds=2)}, **quick, **more)
+
+
+@pytest.fixture
+def line(nats_server: NatsServer) -> Line:
+    resource = JetStreamResource(servers=nats_server.url, shortest_ack_wait=0.5)
+    name = f"S{secrets.token_hex(4)}"
+
+    async def create() -> None:
+        async with connect(resource.settings) as js:
+            await js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
+
+    asyncio.run(create())
+    return Line(name, resource)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as found:
+        yield found
