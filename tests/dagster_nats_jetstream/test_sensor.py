@@ -29,6 +29,8 @@ class Ticks:
 
     def __call__(self) -> Any:
         with dg.build_sensor_context(cursor=self._cursor, **self._options) as context:
+            instance = context.instance
+            context._instance_ref = None if instance.is_ephemeral else instance.get_ref()  # as the daemon sets it
             result: Any = self._sensor.evaluate_tick(context)
         self._cursor = result.cursor
         return result
@@ -206,7 +208,7 @@ def test_each_partition_has_its_consumer(line: Line, instance: dg.DagsterInstanc
 
 
 def test_new_partitions_are_found_in_the_stream(line: Line, tmp_path: Path) -> None:
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:  # an ephemeral one does not pass partitions on
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         _new_partitions_are_found(line, instance)
 
 
