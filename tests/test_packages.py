@@ -1,4 +1,4 @@
-"""What the four packages may load and may know of each other, beyond the contracts of import-linter."""
+"""What the five packages may load and may know of each other, beyond the contracts of import-linter."""
 
 import ast
 import json
@@ -11,7 +11,13 @@ import grimp
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src"
-PACKAGES = ["airflow_nats_jetstream", "jetstream_client", "jetstream_handoff", "pyspark_jetstream"]
+PACKAGES = [
+    "airflow_nats_jetstream",
+    "dagster_nats_jetstream",
+    "jetstream_client",
+    "jetstream_handoff",
+    "pyspark_jetstream",
+]
 IMPORTS_ALL = """
 import importlib, json, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
@@ -21,16 +27,17 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 
 
-def test_there_are_four_packages() -> None:
+def test_there_are_five_packages() -> None:
     assert sorted(folder.name for folder in SOURCE.iterdir() if (folder / "__init__.py").exists()) == PACKAGES
 
 
 @pytest.mark.parametrize(
     ("package", "others"),
     [
-        ("jetstream_client", {"jetstream_handoff", "pyspark", "pyspark_jetstream"}),
-        ("jetstream_handoff", {"pyspark", "pyspark_jetstream"}),
-        ("pyspark_jetstream", set()),
+        ("dagster_nats_jetstream", {"pyspark", "pyspark_jetstream"}),
+        ("jetstream_client", {"dagster", "jetstream_handoff", "pyspark", "pyspark_jetstream"}),
+        ("jetstream_handoff", {"dagster", "pyspark", "pyspark_jetstream"}),
+        ("pyspark_jetstream", {"dagster"}),
     ],
 )
 def test_what_knows_no_airflow_loads_nothing_of_that_name(package: str, others: set[str]) -> None:
