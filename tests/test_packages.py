@@ -49,6 +49,32 @@ def test_what_knows_no_airflow_loads_nothing_of_that_name(package: str, others: 
     assert {name for name in loaded if name.startswith("airflow")} | (loaded & others) == set()
 
 
+def test_the_provider_loads_nothing_of_dagster() -> None:
+    program = f"import airflow_nats_jetstream.hooks, airflow_nats_jetstream.triggers\n{IMPORTS_ALL}"
+    printed = subprocess.run(
+        [sys.executable, "-c", program, "airflow_nats_jetstream.operators"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    ).stdout
+    loaded = set(json.loads(printed.splitlines()[-1]))
+    assert "airflow" in loaded
+    assert {name for name in loaded if name.startswith("dagster")} == set()
+
+
+def test_only_public_names_of_dagster_are_used() -> None:
+    private = []
+    for file in (SOURCE / "dagster_nats_jetstream").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            path = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            private += [f"{file.name}: {path}{name}" for name in names if f"{path}{name}".startswith("dagster._")]
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dg":
+                private += [f"{file.name}: {node.attr}"] if _private(node.attr) else []
+    assert private == []
+
+
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
