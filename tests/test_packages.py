@@ -1,4 +1,4 @@
-"""What the four packages may load and may know of each other, beyond the contracts of import-linter."""
+"""What the five packages may load and may know of each other, beyond the contracts of import-linter."""
 
 import ast
 import json
@@ -11,7 +11,13 @@ import grimp
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src"
-PACKAGES = ["airflow_nats_jetstream", "jetstream_client", "jetstream_handoff", "pyspark_jetstream"]
+PACKAGES = [
+    "airflow_nats_jetstream",
+    "dagster_nats_jetstream",
+    "jetstream_client",
+    "jetstream_handoff",
+    "pyspark_jetstream",
+]
 IMPORTS_ALL = """
 import importlib, json, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
@@ -21,16 +27,17 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 
 
-def test_there_are_four_packages() -> None:
+def test_there_are_five_packages() -> None:
     assert sorted(folder.name for folder in SOURCE.iterdir() if (folder / "__init__.py").exists()) == PACKAGES
 
 
 @pytest.mark.parametrize(
     ("package", "others"),
     [
-        ("jetstream_client", {"jetstream_handoff", "pyspark", "pyspark_jetstream"}),
-        ("jetstream_handoff", {"pyspark", "pyspark_jetstream"}),
-        ("pyspark_jetstream", set()),
+        ("dagster_nats_jetstream", {"pyspark", "pyspark_jetstream"}),
+        ("jetstream_client", {"dagster", "jetstream_handoff", "pyspark", "pyspark_jetstream"}),
+        ("jetstream_handoff", {"dagster", "pyspark", "pyspark_jetstream"}),
+        ("pyspark_jetstream", {"dagster"}),
     ],
 )
 def test_what_knows_no_airflow_loads_nothing_of_that_name(package: str, others: set[str]) -> None:
@@ -40,6 +47,32 @@ def test_what_knows_no_airflow_loads_nothing_of_that_name(package: str, others: 
     loaded = set(json.loads(printed.splitlines()[-1]))
     assert package in loaded
     assert {name for name in loaded if name.startswith("airflow")} | (loaded & others) == set()
+
+
+def test_the_provider_loads_nothing_of_dagster() -> None:
+    program = f"import airflow_nats_jetstream.hooks, airflow_nats_jetstream.triggers\n{IMPORTS_ALL}"
+    printed = subprocess.run(
+        [sys.executable, "-c", program, "airflow_nats_jetstream.operators"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    ).stdout
+    loaded = set(json.loads(printed.splitlines()[-1]))
+    assert "airflow" in loaded
+    assert {name for name in loaded if name.startswith("dagster")} == set()
+
+
+def test_only_public_names_of_dagster_are_used() -> None:
+    private = []
+    for file in (SOURCE / "dagster_nats_jetstream").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            path = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            private += [f"{file.name}: {path}{name}" for name in names if f"{path}{name}".startswith("dagster._")]
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dg":
+                private += [f"{file.name}: {node.attr}"] if _private(node.attr) else []
+    assert private == []
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
