@@ -18,7 +18,7 @@ unexport VIRTUAL_ENV
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos crowd bench stages sensors javascript dist matrix docs reference fmt fuzz audit release walk fab page watched submitted
+.PHONY: help demo up down quickstart test test-lint test-system test-spark test-parts cluster machine leader events held chaos crowd dagster-kills bench stages sensors javascript dist matrix docs reference fmt fuzz audit release walk fab page watched submitted
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -103,6 +103,9 @@ fuzz: $(READY) ## try 100,000 and more cases of hostile input; SEED=1 CASES=1000
 audit: $(READY) ## compare the locked versions with the OSV database of vulnerabilities, and their licences with our list
 	$(BIN)/pip-licenses > /dev/null
 	$(BIN)/uv audit --locked
+
+dagster-kills: $(READY) ## kill Dagster's daemon, code server, runs and steps, REPEAT=10 times each, and count losses
+	REPEAT=$(or $(REPEAT),10) $(BIN)/python -m tests.dagster_system.kills
 
 chaos: $(READY) ## kill, freeze and disconnect services 200 times while pipelines run, and count losses; SEED=1; 40 minutes
 	$(BIN)/python -m tests.chaos --seed $(or $(SEED),1)

@@ -23,7 +23,7 @@ def main() -> int:
     repeat = int(os.environ.get("REPEAT", "10"))
     wanted = [name for name in SCENARIOS if all(word in name for word in sys.argv[1:])]
     failed = 0
-    say(f"{'scenario':36}{'runs':>6}{'well':>6}{'seconds':>12}  measured")
+    say(f"{'scenario':44}{'runs':>6}{'well':>6}{'seconds':>12}  measured")
     for name in wanted:
         took: list[float] = []
         measured: list[float] = []
@@ -43,7 +43,7 @@ def main() -> int:
         failed += well < repeat
         span = f"{min(took):.0f}-{max(took):.0f}" if took else ""
         shown = f"{min(measured):.1f}-{max(measured):.1f} s until released" if measured else ""
-        say(f"{name:36}{repeat:6}{well:6}{span:>12}  {shown}")
+        say(f"{name:44}{repeat:6}{well:6}{span:>12}  {shown}")
     return failed
 
 

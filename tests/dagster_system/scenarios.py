@@ -128,6 +128,8 @@ def everything_killed(world: World, stream: str) -> None:
     world.publish(stream, 2000)
     run = run_of(world, job, known)
     until("some claims to be settled", lambda: len(world.committed(stream)) > committed + 2, 60, every=0.1)
+    world.order(stream, "worked", what="wait")
+    world.reached(stream, "worked")  # at least one claim is held
     world.stack.daemon.kill()
     world.stack.code_server.kill()  # with the runs and steps
     assert world.stack.status(run) == STARTED
@@ -151,20 +153,20 @@ def from_failure(world: World) -> None:
 
 
 def killed_before_pulling(world: World) -> None:
-    """A killed run stays STARTED for ever. The sensor does not wait for it."""
+    """A run that is killed together with its code server stays STARTED for ever. The sensor does not wait for it."""
     known = len(world.stack.runs("unlimited"))
     world.order("UNLIMITED", "begun", what="wait")
     world.publish("UNLIMITED", 400)
     run = run_of(world, "unlimited", known)
     world.reached("UNLIMITED", "begun")
-    world.stack.kill_workers()
+    world.stack.code_server.restart()
     well(world, "UNLIMITED", 120)
     assert world.stack.status(run) == STARTED
 
 
-def killed_at_work(world: World) -> None:
-    """A killed run stays STARTED for ever, with claims. Without a longest runtime, they are redelivered when their
-    leases have ended and another run is requested for new messages."""
+def run_killed(world: World) -> None:
+    """The code server notices that a run's process was killed, and the sensor requests a run that takes its claims
+    over."""
     known = len(world.stack.runs("unlimited"))
     world.order("UNLIMITED", "worked", what="wait", times=2)
     world.publish("UNLIMITED", 1000)
@@ -172,6 +174,20 @@ def killed_at_work(world: World) -> None:
     for number in (0, 1):
         world.reached("UNLIMITED", "worked", number)
     world.stack.kill_workers()
+    assert world.stack.finished(run, 30) == FAILURE
+    well(world, "UNLIMITED", 120)
+
+
+def killed_at_work(world: World) -> None:
+    """A run that is killed together with its code server stays STARTED for ever, with claims. Without a longest
+    runtime, they are redelivered when their leases have ended and another run is requested for new messages."""
+    known = len(world.stack.runs("unlimited"))
+    world.order("UNLIMITED", "worked", what="wait", times=2)
+    world.publish("UNLIMITED", 1000)
+    run = run_of(world, "unlimited", known)
+    for number in (0, 1):
+        world.reached("UNLIMITED", "worked", number)
+    world.stack.code_server.restart()
     time.sleep(21)  # the longest lease
     world.publish("UNLIMITED", 1)
     well(world, "UNLIMITED", 120)
@@ -206,7 +222,8 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
     "run terminated while storing": lambda world: terminated(world, "storing"),
     "daemon killed twice": daemon_killed_twice,
     "everything killed": lambda world: everything_killed(world, "LIMITED"),
-    "everything killed, run retried": from_failure,
-    "run killed before pulling": killed_before_pulling,
-    "run killed at work": killed_at_work,
+    "everything killed, and run retried": from_failure,
+    "run killed": run_killed,
+    "run and code server killed, before pulling": killed_before_pulling,
+    "run and code server killed, at work": killed_at_work,
 }

@@ -17,6 +17,7 @@ from demo.nats_server import NatsServer
 from demo.service import until
 from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
+from jetstream_client.errors import ConsumerNotFound
 from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff import portal
 from jetstream_handoff.ledger import Ledger
@@ -80,6 +81,7 @@ class World:
         async with connect(self.settings) as js:
             for name in STREAMS:
                 await js.create_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
+            await Ledger(js, STREAMS[0], CONSUMER).create()
 
     def publish(self, stream: str, count: int) -> None:
         first = self.published[stream]
@@ -126,7 +128,7 @@ class World:
 
     def judge(self, stream: str) -> Judgement:
         """Compare what was published, what is committed, and which outputs there are."""
-        info = portal.run(self.settings, lambda js: js.stream(stream).consumer(CONSUMER).info())
+        floor = portal.run(self.settings, lambda js: _floor(js, stream))
         seen: Counter[int] = Counter()
         without = 0
         attempts = set()
@@ -143,7 +145,7 @@ class World:
             twice=sum(count > 1 for count in seen.values()),
             without_output=without,
             open=len(self.open(stream)),
-            unacknowledged=self.published[stream] - info.floor,
+            unacknowledged=self.published[stream] - floor,
             stale=self._stale(stream, attempts),
         )
 
@@ -154,3 +156,10 @@ class World:
                 notes = self.folder / "steps" / f"{run.run_id}.{event.get_dagster_event().step_key}"
                 found += notes.exists() and notes.read_text().split()[-1] not in committed
         return found
+
+
+async def _floor(js: JetStream, stream: str) -> int:
+    try:
+        return int((await js.stream(stream).consumer(CONSUMER).info()).floor)
+    except ConsumerNotFound:  # no take has begun
+        return 0
