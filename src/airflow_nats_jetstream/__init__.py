@@ -2,4 +2,8 @@
 """The Airflow provider for NATS JetStream: tasks that manage streams and publish to them, tasks that process claims,
 and Spark jobs."""
 
+from jetstream_handoff import program
+
 __version__ = "0.1.0"
+
+program.name = "airflow jetstream"

@@ -21,6 +21,7 @@ from jetstream_handoff import answers
 from jetstream_handoff.errors import ResetRefused
 from jetstream_handoff.ledger import PATIENCE
 from jetstream_handoff.moment import Moment
+from jetstream_handoff.program import command
 from jetstream_handoff.record import Record
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ async def _confirm(ledger: Ledger, patience: float) -> Sequences:
         if clock() > deadline:
             raise ResetRefused(
                 f"consumer {ledger.consumer.name!r} was not reset, because {left.count} acknowledgements of settled "
-                f"messages are unconfirmed: {left}. Run `airflow jetstream doctor` to see whether the server answers "
+                f"messages are unconfirmed: {left}. Run {command('doctor')} to see whether the server answers "
                 "and permits acknowledgements",
                 left,
             )

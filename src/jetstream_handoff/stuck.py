@@ -16,6 +16,7 @@ from jetstream_client.times import time_nanoseconds
 from jetstream_handoff.backlog import AT_WORK
 from jetstream_handoff.durations import HAND_OFF_TIMEOUT
 from jetstream_handoff.history import Owner
+from jetstream_handoff.program import command
 from jetstream_handoff.view import ConsumerView, Sample, Symptom
 
 if TYPE_CHECKING:
@@ -100,8 +101,8 @@ def _permission(view: ConsumerView, known: Known) -> Iterator[Symptom]:
             "error",
             f"The user of this connection is not permitted to publish on {first!r}{others}, which the sensors and "
             f"tasks of {_of(view)} need.",
-            "Grant the permissions that docs/reference/permissions.md lists; `airflow jetstream doctor --stream "
-            f"{view.stream}` names each one that is missing.",
+            "Grant the permissions that docs/reference/permissions.md lists; "
+            f"{command(f'doctor --stream {view.stream}')} names each one that is missing.",
         )
 
 

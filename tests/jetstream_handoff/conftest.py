@@ -11,6 +11,13 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.errors import StreamNotFound
 from jetstream_client.stream import Stream
+from jetstream_handoff import program
+
+
+@pytest.fixture(autouse=True)
+def without_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages name the commands as without an orchestrator, even if another test of this process imported one."""
+    monkeypatch.setattr(program, "name", program.DEFAULT)
 
 
 @pytest.fixture
