@@ -12,6 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from airflow_nats_jetstream.get_provider_info import DEFAULT_LEDGER
 from jetstream_client.errors import InvalidValue
 from jetstream_handoff.command_line.parser import DESCRIPTION, CommandLine
 from jetstream_handoff.command_line.settings import refuse_server_options, server_options, server_settings
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from jetstream_client.wire.settings import ConnectionSettings
     from jetstream_handoff.findings import Finding
-
-_LEDGER = "airflow"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -53,7 +52,7 @@ def _settings(args: argparse.Namespace) -> ConnectionSettings:
         return _of_airflow(args.conn_id or "nats_default")
     if args.conn_id is not None:
         raise InvalidValue("--conn-id", args.conn_id, "give either --conn-id or --server, not both")
-    return server_settings(args, _LEDGER)
+    return server_settings(args, DEFAULT_LEDGER)
 
 
 def _of_airflow(conn_id: str) -> ConnectionSettings:
@@ -111,7 +110,7 @@ _PROGRAM = CommandLine(
     commands(("apache-airflow", "nats-py", "pyspark", "pyarrow"), {"Python of Spark's workers": _of_spark}),
     (
         Argument("--conn-id", help="id of the Airflow connection (default: nats_default)"),
-        *server_options(_LEDGER, ", to use instead of an Airflow connection; Airflow is not needed"),
+        *server_options(DEFAULT_LEDGER, ", to use instead of an Airflow connection; Airflow is not needed"),
     ),
     _settings,
 )

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +11,13 @@ from pathlib import Path
 import pytest
 
 from airflow_nats_jetstream.command_line import airflow_commands, main
+from airflow_nats_jetstream.hooks import JetStreamHook
 from demo.nats_server import NatsServer
 from jetstream_client import ConnectionSettings, connect
+from jetstream_client.wire.settings import environment_name
 from jetstream_handoff.__main__ import main as neutral
+from jetstream_handoff.claim import Claim
+from jetstream_handoff.hold import Hold
 from tests.jetstream_handoff.steps import publish, take
 
 Said = subprocess.CompletedProcess[str]
@@ -27,13 +30,12 @@ def call(*command: str, **environment: str) -> Said:
     )
 
 
-async def claim_in(ledger: str, url: str) -> str:
-    """The id of an open claim in a ledger."""
-    name = f"S{secrets.token_hex(4)}"
-    async with connect(ConnectionSettings(servers=url, shortest_ack_wait=0.5, ledger=ledger)) as js:
-        stream, _ = await js.create_or_update_stream({"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
+async def claim_in(settings: ConnectionSettings) -> Claim:
+    """A claim of a new stream."""
+    async with connect(settings) as js:
+        stream = await js.create_stream({"name": "S", "subjects": ["S.>"], "allow_direct": True})
         await publish(stream, 10)
-        return (await take(stream))[0].id
+        return (await take(stream))[0]
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 
 
 def test_both_programs_show_the_claims_of_a_connection(server: NatsServer) -> None:
-    claim = asyncio.run(claim_in("airflow", server.url))
+    claim = asyncio.run(claim_in(ConnectionSettings(servers=server.url, shortest_ack_wait=0.5, ledger="airflow"))).id
     connection = json.dumps({"conn_type": "nats", "extra": {"servers": server.url}})
     command = ["claim", claim, "--json"]
     for said in (
@@ -58,6 +60,25 @@ def test_both_programs_show_the_claims_of_a_connection(server: NatsServer) -> No
         shown = json.loads(said.stdout[said.stdout.index("{") :])
         assert (shown["id"], shown["state"]) == (claim, "open")
     assert call("jetstream_handoff", *command, "--server", server.url).returncode != 0  # it has another ledger
+
+
+async def test_a_connection_without_a_ledger_uses_the_buckets_of_airflow(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the settings arrive as JSON, as in Spark's processes."""
+    fields = {"conn_type": "nats", "extra": {"servers": server.url, "shortest_ack_wait": 0.5}}
+    monkeypatch.setenv("AIRFLOW_CONN_NATS_HERE", json.dumps(fields))
+    settings = JetStreamHook("nats_here").settings
+    claim = await claim_in(settings)
+    assert json.loads(settings.to_json())["ledger"] == "airflow"
+    monkeypatch.setenv(environment_name("nats_here"), settings.to_json())
+    async with connect(ConnectionSettings.from_environment("nats_here")) as js:
+        assert [name async for name in js.stream_names() if name.startswith("KV_")] == [
+            "KV_airflow_claims",
+            "KV_airflow_receipts",
+        ]
+        async with Hold.begin(js, claim, try_number=1) as hold:
+            await hold.settle()
 
 
 @pytest.mark.parametrize(

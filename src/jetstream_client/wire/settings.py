@@ -68,7 +68,7 @@ class ConnectionSettings:
     domain / api_prefix:  set at most one of them, to use the JetStream of another domain or account. The prefix may end
                           with a dot.
     ledger:               prefix of the two key-value buckets of the hand-off, ``<ledger>_claims`` and
-                          ``<ledger>_receipts``.
+                          ``<ledger>_receipts``. Default ``jetstream``.
     connect_timeout:      seconds for connecting, including all servers and attempts. Default 10.
     max_reconnects:       attempts to reconnect to each server, after which a lost connection has ended for good; 0 for
                           none. Default None: without limit, which is right for a task that holds claims. This does not
@@ -96,7 +96,7 @@ class ConnectionSettings:
     inbox_prefix: str = "_INBOX"
     domain: str | None = None
     api_prefix: str | None = None
-    ledger: str = "airflow"
+    ledger: str = "jetstream"
     connect_timeout: float = 10.0
     max_reconnects: int | None = None
     request_timeout: float = 5.0
