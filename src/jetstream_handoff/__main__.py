@@ -4,10 +4,10 @@ jetstream_handoff``."""
 
 import sys
 
-from jetstream_handoff import program
 from jetstream_handoff.command_line.parser import CommandLine
 from jetstream_handoff.command_line.settings import CONNECT, settings
 from jetstream_handoff.command_line.table import commands
+from jetstream_handoff.orchestrator import PROGRAM
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     arguments:  the arguments without the program's name. Default None: the arguments of this process.
     """
-    return CommandLine(commands(), CONNECT, settings).main(program.DEFAULT, arguments)
+    return CommandLine(commands(), CONNECT, settings).main(PROGRAM, arguments)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from jetstream_client.errors import ConsumerNotFound, StreamNotFound
 from jetstream_handoff.errors import DeletionRefused, LedgerUnavailable
 from jetstream_handoff.inspection import open_claims
 from jetstream_handoff.ledger import Ledger, never_used
-from jetstream_handoff.program import command
+from jetstream_handoff.orchestrator import command
 
 if TYPE_CHECKING:
     from jetstream_client.context import JetStream

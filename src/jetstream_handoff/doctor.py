@@ -30,14 +30,14 @@ from jetstream_client.errors import (
 from jetstream_client.names import check_consumer_name, check_stream_name, check_subject
 from jetstream_client.times import time_nanoseconds
 from jetstream_handoff import consumer as consumers
-from jetstream_handoff import roles
+from jetstream_handoff import orchestrator, roles
 from jetstream_handoff.backlog import AT_WORK, AWAITING_TASK
 from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.errors import DeadLettersUnsuitable, LedgerInvalid, LedgerUnavailable
 from jetstream_handoff.findings import Finding, fine, not_checked, to_do
 from jetstream_handoff.inspection import open_in
 from jetstream_handoff.ledger import Ledger, ledgers, never_used
-from jetstream_handoff.program import command
+from jetstream_handoff.orchestrator import command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -532,7 +532,8 @@ def _overdue(seen: Seen) -> Finding | None:
         return to_do(what, f"attempt {seen.holder} holds it, and it was taken at {seen.since} ({age} ago); {how}")
     taken_by = seen.entry.taken_by if seen.entry else ""
     remedy = (
-        "find out why its task does not run (check its queue, its pool, and whether the DAG is paused), or run "
+        f"find out why its task does not run (check its queue, its pool, and whether the {orchestrator.pipeline} is "
+        "paused), or run "
         f"{command(f'release {seen.id}')} to have its messages redelivered now"
     )
     return to_do(what, f"no attempt holds it. It was taken by {taken_by} at {seen.since} ({age} ago); {remedy}")

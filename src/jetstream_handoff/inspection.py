@@ -24,7 +24,7 @@ from jetstream_handoff.errors import LedgerInvalid, Superseded
 from jetstream_handoff.events import tell
 from jetstream_handoff.history import History, readable
 from jetstream_handoff.ledger import PATIENCE, Ledger, ledgers
-from jetstream_handoff.program import command
+from jetstream_handoff.orchestrator import command
 from jetstream_handoff.timeline import Milestone, milestones
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from jetstream_handoff.dead_letters import DeadLetters
 from jetstream_handoff.ended import Ended
 from jetstream_handoff.errors import LedgerInvalid, LedgerUnavailable, LedgerUnsuitable
 from jetstream_handoff.ledger import Ledger, ledgers
-from jetstream_handoff.program import command
+from jetstream_handoff.orchestrator import command
 from jetstream_handoff.rights import Rights
 from jetstream_handoff.stuck import DEFAULT, Known, Limits, stuck
 from jetstream_handoff.tally import Count, Tally

@@ -31,8 +31,8 @@ from jetstream_handoff.events import tell
 from jetstream_handoff.gather import LONGEST_PULL, LOOK, Batch, GatherWindow, LeaseOver
 from jetstream_handoff.ledger import PATIENCE, Ledger
 from jetstream_handoff.moment import Moment
+from jetstream_handoff.orchestrator import command
 from jetstream_handoff.pace import Pace
-from jetstream_handoff.program import command
 from jetstream_handoff.record import BELIEVED, Record
 from jetstream_handoff.waiting import Waiting
 

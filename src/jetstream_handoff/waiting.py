@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetstream_client.errors import JetStreamError
 from jetstream_client.times import time_nanoseconds
-from jetstream_handoff.program import command
+from jetstream_handoff.orchestrator import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
