@@ -51,6 +51,13 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the cycle
 
 
+def test_spark_shows_no_words_of_an_orchestrator() -> None:
+    """An executor does not import the orchestrator's package, so its messages could not have the right words."""
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
+    using = graph.find_downstream_modules("jetstream_handoff.orchestrator")
+    assert {each for each in using if each.startswith("pyspark_jetstream")} == {"pyspark_jetstream.__main__"}
+
+
 def test_no_package_imports_a_private_name_of_another() -> None:
     private = []
     for file in SOURCE.rglob("*.py"):
