@@ -60,7 +60,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     inbox_prefix: str = "_INBOX"
     domain: str | None = None
     api_prefix: str | None = None
-    ledger: str = "dagster"
+    ledger: str = "jetstream"
     connect_timeout: float = 10.0
     max_reconnects: int | None = None
     request_timeout: float = 5.0
