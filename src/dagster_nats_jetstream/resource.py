@@ -37,7 +37,6 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     Except ``console``, its fields are those of :class:`~jetstream_client.wire.settings.ConnectionSettings`. Give
     secrets as ``dg.EnvVar``, because Dagster's UI shows the configuration of a resource.
 
-    ledger:   prefix of the buckets of the ledger; different for deployments that share an account. Default ``dagster``.
     console:  the address of a web page about a claim, with the placeholders ``{stream}``, ``{consumer}`` and
               ``{claim}``. Materializations link to it. Default: no link.
     """
