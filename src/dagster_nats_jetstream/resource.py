@@ -89,7 +89,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         config:  the configuration with the server's own field names, for example
                  ``{"name": "ORDERS", "subjects": ["orders.>"]}``. Durations are ``timedelta`` values or nanoseconds.
 
-        Returns the names of the fields that were changed; none for a stream that was created or is as wanted.
+        Returns the names of the fields that were changed; none if the stream was created, or had this configuration.
 
         Raises:
             InvalidValue: a field or value that JetStream does not have.
