@@ -27,7 +27,13 @@ from typing import Any, NamedTuple, is_typeddict
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference" / "python"
 PROSE, CODE = 100, 88  # columns
-PACKAGES = ("airflow_nats_jetstream", "dagster_nats_jetstream", "jetstream_client", "jetstream_handoff", "pyspark_jetstream")
+PACKAGES = (
+    "airflow_nats_jetstream",
+    "dagster_nats_jetstream",
+    "jetstream_client",
+    "jetstream_handoff",
+    "pyspark_jetstream",
+)
 NOTICE = "<!-- Made of the docstrings by `make reference`: change the docstrings instead. -->"
 
 

@@ -142,7 +142,8 @@ def publish_messages(
     retry_policy:  of the op that publishes. Default: none.
 
     The graph's first op stores the position of the stream's end as its output. A retry or a re-execution from failure
-    begins after it, and stores no message twice.
+    begins after it, and stores no message twice. The input ``start`` waits for another op, for example one that creates
+    the stream.
 
     Raises:
         InvalidValue: a name is invalid, when the code location is loaded.
@@ -151,7 +152,7 @@ def publish_messages(
     check_stream_name(stream)
     title = name or function.__name__
 
-    @dg.op(name=f"{title}_position", required_resource_keys={resource})
+    @dg.op(name=f"{title}_position", required_resource_keys={resource}, ins={"start": dg.In(dg.Nothing)})
     def position(context: dg.OpExecutionContext) -> dict[str, Any]:
         jetstream: JetStreamResource = getattr(context.resources, resource)
         return jetstream.position(stream).to_json()
@@ -164,9 +165,9 @@ def publish_messages(
         context.log.info("stream %s has stored %d messages, %d of them before", stream, stored.count, stored.duplicates)
         return asdict(stored)
 
-    @dg.graph(name=title)
-    def publishing() -> Any:
-        return publish(position())
+    @dg.graph(name=title, ins={"start": dg.GraphIn()})
+    def publishing(start: Any) -> Any:
+        return publish(position(start=start))
 
     return publishing
 

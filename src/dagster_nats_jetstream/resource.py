@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jetstream_client.publish.position import Position
     from jetstream_client.publish.window import Published
     from jetstream_handoff.claim import Claim
+    from jetstream_handoff.record import Receipt
     from jetstream_handoff.taking import Taking
 
 Result = TypeVar("Result")
@@ -146,6 +147,17 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
             since=since or self.position(stream),
             first=since is None,
         )
+
+    def committed(self, stream: str, consumer: str) -> list[Receipt]:
+        """Return the receipts of settled claims, ordered by sequence. Only the output of the attempts that they name
+        counts: ``attempt_id`` is its key, and ``processed`` the sequences in it.
+
+        Raises:
+            LedgerUnavailable: the ledger cannot be read.
+        """
+        from jetstream_handoff.ledger import Ledger
+
+        return self.run(lambda js: Ledger(js, stream, consumer).committed())
 
     def take(self, context: dg.OpExecutionContext, taking: Taking, wait: timedelta) -> list[Claim]:
         """Take one batch and return its claims; none if nothing arrives within ``wait``.
