@@ -43,7 +43,7 @@ def claimed_asset(
     Dagster has stored the output and the blocking checks have passed.
 
     The function has a parameter ``claim``, a :class:`~dagster_nats_jetstream.held.HeldClaim`, and otherwise those of a
-    function of ``@dg.asset``. It returns the value to store, or a ``dg.MaterializeResult``, or is a generator of events.
+    function of ``@dg.asset``. It returns the value to store or a ``dg.MaterializeResult``, or is a generator of events.
 
     stream, consumer: the names of the stream and of its pull consumer, which is created if it does not exist.
     max_messages:     the largest number of messages in the claim. Default 100,000.
@@ -87,10 +87,12 @@ def claimed_asset(
         wanted = replace(taking, owner=runs.owner(context), predecessors=runs.predecessors(context))
         if context.has_partition_key:
             wanted = of_partition(wanted, subject, context.partition_key)
-        claims = jetstream.take(wanted, wait)
+        claims = jetstream.take(context, wanted, wait)
         if not claims:
             said = "no messages of stream %s, consumer %s, arrived within %g s, so the asset is not materialized"
             context.log.info(said, stream, wanted.consumer, wait.total_seconds())
+            for check in context.op_def.outs.keys() - {"result"}:
+                yield dg.Output(None, check)  # without an evaluation: Dagster requires an output of each check
             return
         options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
         with jetstream.holding(context, claims[0], **options) as held:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ops: take several claims in one run, process each of them, publish messages, purge a stream."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -70,7 +68,7 @@ def take_claims(
     def take(context: dg.OpExecutionContext) -> Iterator[dg.DynamicOutput[dict[str, Any]]]:
         jetstream: JetStreamResource = getattr(context.resources, resource)
         wanted = replace(batch, owner=runs.owner(context), predecessors=runs.predecessors(context))
-        claims = jetstream.take(wanted, wait)
+        claims = jetstream.take(context, wanted, wait)
         count = sum(claim.count for claim in claims)
         context.log.info("%d claims of %d messages of stream %s, consumer %s", len(claims), count, stream, consumer)
         for claim in claims:
@@ -127,7 +125,12 @@ def claimed_op(
 
 
 def publish_messages(
-    function: Callable[[], Iterable[Any]], *, stream: str, name: str | None = None, resource: str = "jetstream"
+    function: Callable[[], Iterable[Any]],
+    *,
+    stream: str,
+    name: str | None = None,
+    resource: str = "jetstream",
+    retry_policy: dg.RetryPolicy | None = None,
 ) -> dg.GraphDefinition:
     """Return a graph that publishes messages, waits for the stream's answer to each, and outputs
     ``{"stream", "stored", "duplicates", "first", "last", "in_order"}``.
@@ -136,6 +139,7 @@ def publish_messages(
                ones when it is called again.
     stream:    the name of the stream that must store them.
     name:      the name of the graph. Default: that of the function.
+    retry_policy:  of the op that publishes. Default: none.
 
     The graph's first op stores the position of the stream's end as its output. A retry or a re-execution from failure
     begins after it, and stores no message twice.
@@ -152,7 +156,7 @@ def publish_messages(
         jetstream: JetStreamResource = getattr(context.resources, resource)
         return jetstream.position(stream).to_json()
 
-    @dg.op(name=f"{title}_publish", required_resource_keys={resource})
+    @dg.op(name=f"{title}_publish", required_resource_keys={resource}, retry_policy=retry_policy)
     def publish(context: dg.OpExecutionContext, since: dict[str, Any]) -> dict[str, Any]:
         jetstream: JetStreamResource = getattr(context.resources, resource)
         scope = "/".join((context.job_name, runs.group(context.run), context.describe_op()))

@@ -33,9 +33,8 @@ _SECRET = Field(default=None, repr=False)
 class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     """A connection to NATS JetStream.
 
-    Except ``ledger`` and ``console``, its fields are those of
-    :class:`~jetstream_client.wire.settings.ConnectionSettings`. Give secrets as ``dg.EnvVar``, because Dagster's UI shows
-    the configuration of a resource.
+    Except ``console``, its fields are those of :class:`~jetstream_client.wire.settings.ConnectionSettings`. Give
+    secrets as ``dg.EnvVar``, because Dagster's UI shows the configuration of a resource.
 
     ledger:   prefix of the buckets of the ledger; different for deployments that share an account. Default ``dagster``.
     console:  the address of a web page about a claim, with the placeholders ``{stream}``, ``{consumer}`` and
@@ -146,7 +145,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
             first=since is None,
         )
 
-    def take(self, taking: Taking, wait: timedelta) -> list[Claim]:
+    def take(self, context: dg.OpExecutionContext, taking: Taking, wait: timedelta) -> list[Claim]:
         """Take one batch and return its claims; none if nothing arrives within ``wait``.
 
         Raises:
@@ -166,7 +165,8 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
                 await complete(take.put_back(), _TO_PUT_BACK, "returning messages that were pulled", LEASE_ENDS)
             return claims
 
-        return self.run(taken)
+        with logs.forwarded(context.log):
+            return self.run(taken)
 
     @contextmanager
     def holding(self, context: dg.OpExecutionContext, claim: Claim, **options: Any) -> Iterator[HeldClaim]:

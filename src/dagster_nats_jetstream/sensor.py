@@ -125,7 +125,7 @@ def _partitions(
         return (info.state.get("subjects") or {}).keys()
 
     keys = keys_of(jetstream.run(subjects), subject)
-    known = partitions_def.get_partition_keys(dynamic_partitions_store=context.instance)
+    known = context.instance.get_dynamic_partitions(str(partitions_def.name))
     new = [key for key in keys if key not in known]
     return [*keys], [partitions_def.build_add_request(new)] if new else []
 

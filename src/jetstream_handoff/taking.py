@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jetstream_client.config import normalise
 from jetstream_client.consume.priority import Priority
 from jetstream_client.errors import InvalidValue
+from jetstream_client.names import check_consumer_name, check_stream_name
 from jetstream_handoff.dead_letters import dead_letters_of
 from jetstream_handoff.durations import GATHER, HAND_OFF_TIMEOUT, LOOK_EVERY
 from jetstream_handoff.record import Heir
@@ -77,6 +78,8 @@ class Taking:
         return Heir(self.owner, self.predecessors, self.even_if_held)
 
     def __post_init__(self) -> None:
+        check_stream_name(self.stream)
+        check_consumer_name(self.consumer)
         dead_letters_of(self.stream, self.dead_letters)
         for name in ("max_messages", "messages_per_claim", "min_messages", "max_failures"):
             number = getattr(self, name)

@@ -16,6 +16,7 @@ from jetstream_client import ConnectionSettings, connect
 from jetstream_client.context import JetStream
 from jetstream_client.publish.bulk import publish_all
 from jetstream_handoff import portal
+from jetstream_handoff.claim import Claim
 from jetstream_handoff.ledger import Ledger
 from jetstream_handoff.record import Receipt
 
@@ -61,6 +62,28 @@ class Line:
 
         found: dict[str, Any] = self.run(entries)
         return found
+
+    def claim(self, receipt: Receipt) -> dict[str, Any]:
+        """The claim that a receipt is about, as the ledger's record of it would give it."""
+
+        async def found(js: JetStream) -> dict[str, Any]:
+            ledger = Ledger(js, self.stream, CONSUMER)
+            stream, consumer = await ledger.stream.info(), await ledger.consumer.info()
+            await ledger.locate()
+            return Claim(
+                id=receipt.claim_id,
+                stream=self.stream,
+                stream_created=stream.created,
+                consumer=CONSUMER,
+                consumer_created=consumer.created,
+                sequences=receipt.sequences,
+                bytes=1,
+                consumer_sequence=receipt.sequences.last,
+                taken_at=receipt.at,
+            ).to_json()
+
+        claim: dict[str, Any] = self.run(found)
+        return claim
 
     def of(self, **more: Any) -> dict[str, Any]:
         """The parameters of an asset, op or sensor on this stream."""

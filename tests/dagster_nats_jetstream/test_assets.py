@@ -1,40 +1,234 @@
 """Assets from claims, in one process: what is settled, and when."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
+import pytest
 
 from dagster_nats_jetstream import HeldClaim, claimed_asset
-from tests.dagster_nats_jetstream.conftest import Line
+from jetstream_client.errors import InvalidValue
+from jetstream_client.stream import Stream
+from jetstream_handoff.dead_letters import DeadLetters
+from tests.dagster_nats_jetstream.conftest import CONSUMER, Line
+
+TWICE = dg.RetryPolicy(max_retries=1)
 
 
-def materialize(line: Line, asset: Any, instance: dg.DagsterInstance, **options: Any) -> dg.ExecuteInProcessResult:
-    return dg.materialize(
-        [asset], resources={"jetstream": line.resource}, instance=instance, raise_on_error=False, **options
-    )
+class Storing(dg.IOManager):
+    """Notes what was unacknowledged when an output was stored, and fails the first ``failures`` times."""
+
+    def __init__(self, line: Line, failures: int = 0) -> None:
+        self.line = line
+        self.failures = failures
+        self.stored: list[Any] = []
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:  # noqa: ARG002
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the disk is full")
+        self.stored.append((obj, self.line.unacknowledged))
+
+    def load_input(self, context: dg.InputContext) -> Any:
+        raise NotImplementedError
+
+
+def materialize(line: Line, asset: Any, instance: dg.DagsterInstance, storing: Any = None) -> Any:
+    resources = {"jetstream": line.resource, "storing": storing or Storing(line)}
+    return dg.materialize([asset], resources=resources, instance=instance, raise_on_error=False)
+
+
+def summed(claim: HeldClaim) -> int:
+    return sum(int(message.data) for message in claim.messages())
 
 
 def test_a_claim_is_settled_after_its_output_is_stored(line: Line, instance: dg.DagsterInstance) -> None:
     line.publish(10)
-    seen: list[int] = []
-
-    class Storing(dg.IOManager):
-        def handle_output(self, context: dg.OutputContext, obj: Any) -> None:  # noqa: ARG002
-            seen.append(line.unacknowledged)
-
-        def load_input(self, context: dg.InputContext) -> Any:
-            raise NotImplementedError
-
-    @claimed_asset(**line.quick(), io_manager_key="storing")
-    def orders(claim: HeldClaim) -> int:
-        return sum(int(message.data) for message in claim.messages())
-
-    resources = {"jetstream": line.resource, "storing": Storing()}
-    result = dg.materialize([orders], resources=resources, instance=instance)
-    assert result.output_for_node("orders") == 45
-    assert seen == [10]
-    assert line.unacknowledged == 0
+    storing = Storing(line)
+    orders = claimed_asset(**line.quick(), io_manager_key="storing")(summed)
+    result = materialize(line, orders, instance, storing)
+    assert result.success
+    assert storing.stored == [(45, 10)]
+    assert (line.unacknowledged, line.floor) == (0, 10)
     (receipt,) = line.committed
-    (materialization,) = result.asset_materializations_for_node("orders")
-    assert materialization.metadata["jetstream/attempt"].value == receipt.attempt_id
-    assert materialization.metadata["jetstream/sequences"].value == "1-10"
+    (materialization,) = result.asset_materializations_for_node("summed")
+    shown = {name: value.value for name, value in materialization.metadata.items()}
+    assert shown["jetstream/attempt"] == receipt.attempt_id
+    assert (shown["jetstream/stream"], shown["jetstream/consumer"]) == (line.stream, CONSUMER)
+    assert (shown["jetstream/sequences"], shown["jetstream/messages"]) == ("1-10", 10)
+    assert receipt.history.owner[1] == result.run_id
+    assert receipt.history.attempts[0].by[-1] == 1
+
+
+def test_what_cannot_be_stored_is_not_settled(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+    storing = Storing(line, failures=1)
+    orders = claimed_asset(**line.quick(), io_manager_key="storing")(summed)
+    assert not materialize(line, orders, instance, storing).success
+    assert line.committed == []
+    assert [entry.token for entry in line.open.values()] == [None]  # the resource's teardown has released it
+    assert materialize(line, orders, instance, storing).success
+    assert storing.stored == [(45, 10)]
+
+
+def test_a_retry_gets_the_messages_of_its_failed_try(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+    tries: list[str] = []
+
+    @claimed_asset(**line.quick(), retry_policy=TWICE)
+    def orders(claim: HeldClaim) -> int:
+        tries.append(claim.attempt_id)
+        line.publish(5, first=10)  # no other message joins the retry
+        if len(tries) == 1:
+            raise RuntimeError("no")
+        return claim.count
+
+    result = materialize(line, orders, instance)
+    assert result.output_for_node("orders") == 10
+    (receipt,) = line.committed
+    assert receipt.attempt_id == tries[1]
+    assert [each.partition("-")[0] for each in tries] == [receipt.claim_id] * 2
+    assert [each.by[-1] for each in receipt.history.attempts] == [1, 2]
+
+
+def test_a_retry_after_storing_failed_gets_the_claim_that_is_still_held(
+    line: Line, instance: dg.DagsterInstance
+) -> None:
+    line.publish(10)
+    storing = Storing(line, failures=1)
+    orders = claimed_asset(**line.quick(), io_manager_key="storing", retry_policy=TWICE)(summed)
+    assert materialize(line, orders, instance, storing).success
+    assert [value for value, _ in storing.stored] == [45]
+    (receipt,) = line.committed
+    assert len(receipt.history.attempts) == 2
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), dg.Failure("no", allow_retries=False)])
+def test_after_the_last_try_the_messages_are_redelivered(
+    line: Line, instance: dg.DagsterInstance, error: Exception
+) -> None:
+    line.publish(10)
+    policy = TWICE if isinstance(error, dg.Failure) else None
+
+    @claimed_asset(**line.quick(), retry_policy=policy, name="orders")
+    def failing(claim: HeldClaim) -> int:
+        raise error
+
+    assert not materialize(line, failing, instance).success
+    assert line.open == {}
+    assert materialize(line, claimed_asset(**line.quick())(summed), instance).output_for_node("summed") == 45
+
+
+@pytest.mark.parametrize(
+    ("blocking", "severity", "settled"),
+    [
+        (True, dg.AssetCheckSeverity.ERROR, False),
+        (True, dg.AssetCheckSeverity.WARN, True),
+        (False, dg.AssetCheckSeverity.ERROR, True),
+    ],
+)
+@pytest.mark.parametrize("form", ["result", "events"])
+def test_a_claim_whose_blocking_check_failed_is_not_settled(  # noqa: PLR0917
+    line: Line, instance: dg.DagsterInstance, blocking: bool, severity: dg.AssetCheckSeverity, settled: bool, form: str
+) -> None:
+    line.publish(10)
+    checks = [dg.AssetCheckSpec("few", asset="orders", blocking=blocking)]
+    few = dg.AssetCheckResult(check_name="few", passed=False, severity=severity)
+
+    def result(claim: HeldClaim) -> Any:
+        return dg.MaterializeResult(metadata={"rows": claim.count}, check_results=[few])
+
+    def events(claim: HeldClaim) -> Iterator[Any]:
+        yield dg.Output(claim.count)
+        yield few
+
+    body = result if form == "result" else events
+    orders = claimed_asset(**line.quick(), name="orders", check_specs=checks)(body)
+    assert materialize(line, orders, instance).success == settled
+    assert (len(line.committed), line.unacknowledged) == ((1, 0) if settled else (0, 10))
+    assert line.open == {}
+
+
+def test_without_messages_nothing_is_materialized(line: Line, instance: dg.DagsterInstance) -> None:
+    checks = [dg.AssetCheckSpec("few", asset="summed", blocking=True)]
+    orders = claimed_asset(**line.quick(), check_specs=checks)(summed)
+    result = materialize(line, orders, instance)
+    assert result.success
+    assert result.asset_materializations_for_node("summed") == []
+
+
+def test_a_step_whose_claim_is_somebody_elses_settles_nothing(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+
+    @claimed_asset(**line.quick())
+    def orders(claim: HeldClaim) -> int:
+        with HeldClaim.begin(line.settings, claim.claim, try_number=2) as thief:
+            thief.settle("stolen")
+        return claim.count
+
+    assert not materialize(line, orders, instance).success
+    (receipt,) = line.committed
+    assert receipt.value == "stolen"
+
+
+def test_rejected_messages_become_dead_letters(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+
+    @claimed_asset(**line.quick())
+    def orders(context: dg.AssetExecutionContext, claim: HeldClaim) -> None:
+        context.log.info("one of %d messages is malformed", claim.count)
+        claim.reject(3, "malformed")
+
+    assert materialize(line, orders, instance).success
+    (receipt,) = line.committed
+    assert list(receipt.rejected) == [3]
+
+    async def letters(js: Any) -> int:
+        stream: Stream = DeadLetters(js, line.stream).stream
+        return int((await stream.info()).state["messages"])
+
+    assert line.run(letters) == 1
+
+
+def test_the_log_of_the_run_tells_the_story(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+    result = materialize(line, claimed_asset(**line.quick())(summed), instance)
+    told = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    (receipt,) = line.committed
+    for what in ("is taken", "is held by attempt", "is done in the ledger"):
+        assert any(receipt.claim_id in line and what in line for line in told), what
+
+
+def test_other_parameters_are_those_of_an_asset(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+
+    class Factor(dg.Config):
+        times: int = 2
+
+    @dg.asset
+    def upstream() -> int:
+        return 3
+
+    @claimed_asset(**line.quick(), group_name="sales")
+    def orders(claim: HeldClaim, upstream: int, config: Factor, jetstream: dg.ResourceParam[Any]) -> int:
+        assert jetstream.settings == line.settings
+        return claim.count * upstream * config.times
+
+    run_config = dg.RunConfig(ops={"orders": Factor(times=5)})
+    resources = {"jetstream": line.resource}
+    result = dg.materialize([upstream, orders], resources=resources, instance=instance, run_config=run_config)
+    assert result.output_for_node("orders") == 150
+
+
+def test_bad_parameters_are_refused_when_the_code_is_loaded(line: Line) -> None:
+    def without_claim() -> None: ...
+
+    async def asynchronous(claim: HeldClaim) -> None: ...
+
+    for function in (without_claim, asynchronous):
+        with pytest.raises(InvalidValue, match="function"):
+            claimed_asset(**line.quick())(function)
+    with pytest.raises(InvalidValue, match="max_messages"):
+        claimed_asset(**line.quick(max_messages=0))
+    with pytest.raises(InvalidValue, match="stream"):
+        claimed_asset(stream="a.b", consumer="c")

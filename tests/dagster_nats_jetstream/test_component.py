@@ -1,0 +1,39 @@
+"""The component in YAML."""
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_nats_jetstream import ClaimedAssetComponent, HeldClaim
+from tests.dagster_nats_jetstream.conftest import Line
+
+
+def process(claim: HeldClaim) -> int:
+    return claim.count
+
+
+def test_an_asset_is_declared_in_yaml(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(3)
+    attributes: dict[str, Any] = {
+        "asset": "sales/orders",
+        "function": f"{__name__}.process",
+        "stream": line.stream,
+        "consumer": "work",
+        "wait": 1,
+        "consumer_config": {"ack_wait": 2_000_000_000},
+    }
+    component = ClaimedAssetComponent(**attributes)
+    defs = component.build_defs(None)  # type: ignore[arg-type]
+    asset: Any
+    (asset,), (sensor,) = list(defs.assets or ()), list(defs.sensors or ())
+    assert (asset.key.to_user_string(), sensor.name) == ("sales/orders", f"{line.stream}_work".lower())
+    result = dg.materialize([asset], resources={"jetstream": line.resource}, instance=instance)
+    assert result.success
+    assert len(line.committed) == 1
+
+
+def test_a_function_that_cannot_be_imported_is_refused() -> None:
+    component = ClaimedAssetComponent(asset="a", function="nowhere.at_all", stream="S", consumer="c")
+    with pytest.raises(Exception, match=r"function='nowhere\.at_all': the function cannot be imported"):
+        component.build_defs(None)  # type: ignore[arg-type]

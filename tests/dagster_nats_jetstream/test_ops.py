@@ -1,0 +1,158 @@
+"""Ops on claims, in one process."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_nats_jetstream import HeldClaim, claimed_op, publish_messages, purge_stream, take_claims
+from tests.dagster_nats_jetstream.conftest import Line
+
+
+def execute(line: Line, job: Any, instance: dg.DagsterInstance, **options: Any) -> Any:
+    resources = {"jetstream": line.resource}
+    return job.execute_in_process(resources=resources, instance=instance, raise_on_error=False, **options)
+
+
+def draining(line: Line, process: dg.OpDefinition, **options: Any) -> Any:
+    take = take_claims(**line.quick(**options))
+
+    @dg.graph
+    def drain() -> None:
+        take().map(process)
+
+    return drain
+
+
+def test_each_claim_of_a_batch_is_settled_by_its_own_step(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+
+    @claimed_op()
+    def process(claim: HeldClaim) -> int:
+        return claim.count
+
+    result = execute(line, draining(line, process, messages_per_claim=4), instance)
+    assert sorted(result.output_for_node("process").values()) == [2, 4, 4]
+    assert sorted(receipt.value["result"] for receipt in line.committed) == [2, 4, 4]
+    assert line.unacknowledged == 0
+
+
+def test_a_settled_step_returns_what_it_recorded(line: Line, instance: dg.DagsterInstance) -> None:
+    """As after a kill between the settlement and the step's last event."""
+    line.publish(10)
+    worked: list[str] = []
+
+    @claimed_op(out={"rows": dg.Out(int), "name": dg.Out(str, is_required=False)})
+    def process(claim: HeldClaim) -> Any:
+        worked.append(claim.id)
+        yield dg.Output(claim.count, "rows")
+
+    @dg.graph
+    def drain() -> None:
+        take_claims(**line.quick())().map(process)
+
+    assert execute(line, drain, instance).success
+    (receipt,) = line.committed
+    claim = line.claim(receipt)
+
+    @dg.op(out=dg.Out(dict))
+    def given() -> dict[str, Any]:
+        return claim
+
+    @dg.graph
+    def again() -> None:
+        process(given())
+
+    result = execute(line, again, instance)
+    assert result.output_for_node("process", "rows") == 10
+    assert worked == [receipt.claim_id]
+
+
+@pytest.mark.parametrize("value", [object(), "x" * 9_000], ids=["not JSON", "too large"])
+def test_an_output_that_cannot_be_recorded_is_refused_before_it_is_stored(
+    line: Line, instance: dg.DagsterInstance, value: Any
+) -> None:
+    line.publish(10)
+
+    @claimed_op()
+    def process(claim: HeldClaim) -> Any:
+        return value
+
+    result = execute(line, draining(line, process), instance)
+    assert not result.success
+    (failure,) = result.filter_events(lambda event: event.is_step_failure)
+    assert "InvalidValue" in str(failure.step_failure_data.error)
+    assert line.committed == []
+    assert result.filter_events(lambda event: event.is_successful_output and event.step_key != "take_claims") == []
+
+
+def test_a_retry_holds_the_claim_again(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+    tries: list[str] = []
+
+    @claimed_op(retry_policy=dg.RetryPolicy(max_retries=2))
+    def process(claim: HeldClaim) -> int:
+        tries.append(claim.attempt_id)
+        if len(tries) < 3:
+            raise RuntimeError("no")
+        return claim.count
+
+    assert execute(line, draining(line, process), instance).success
+    (receipt,) = line.committed
+    assert receipt.attempt_id == tries[2]
+
+
+def test_a_claim_of_somebody_else_fails_without_a_retry(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+    tries: list[str] = []
+
+    @claimed_op(retry_policy=dg.RetryPolicy(max_retries=2))
+    def process(claim: HeldClaim) -> int:
+        tries.append(claim.attempt_id)
+        with HeldClaim.begin(line.settings, claim.claim, try_number=9) as thief:
+            thief.settle("stolen")
+        return claim.count
+
+    result = execute(line, draining(line, process), instance)
+    assert not result.success
+    assert len(tries) == 1
+    (receipt,) = line.committed
+    assert receipt.value == "stolen"
+
+
+class Failing:
+    """A source of messages that is away the first time, in the middle."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.away = True
+
+    def __call__(self) -> Iterator[tuple[str, bytes]]:
+        for number in range(20_000):
+            if self.away and number == 15_000:
+                self.away = False
+                raise RuntimeError("the source is away")
+            yield self.subject, b"%d" % number
+
+
+def test_a_repeated_publish_stores_nothing_twice(line: Line, instance: dg.DagsterInstance) -> None:
+    readings = Failing(f"{line.stream}.a")
+    policy = dg.RetryPolicy(max_retries=1)
+    publishing = publish_messages(readings, stream=line.stream, name="readings", retry_policy=policy)
+    result = execute(line, publishing, instance)
+    published = result.output_for_node("readings_publish")
+    assert published["stored"] + published["duplicates"] == 20_000
+    assert 0 < published["duplicates"] <= 15_000
+    state = line.run(lambda js: js.stream(line.stream).info()).state
+    assert state["messages"] == 20_000
+
+
+def test_a_stream_is_purged(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+
+    @dg.graph
+    def purge() -> None:
+        purge_stream(stream=line.stream, keep=3)()
+
+    assert execute(line, purge, instance).output_for_node("purge_stream") == 7

@@ -1,0 +1,235 @@
+"""The sensor: when it requests a run, and that it never pulls."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_nats_jetstream import HeldClaim, claimed_asset, claimed_op, jetstream_sensor, take_claims
+from dagster_nats_jetstream.runs import TAKE_OVER
+from jetstream_client.errors import InvalidValue
+from tests.dagster_nats_jetstream.conftest import CONSUMER, Line
+
+SUBJECT = "{stream}.{{partition}}"
+
+
+class Ticks:
+    """Evaluates a sensor again and again with the cursor of the tick before, as the daemon does."""
+
+    def __init__(self, line: Line, instance: dg.DagsterInstance, sensor: Any, *assets: Any) -> None:
+        resources = {"jetstream": line.resource}
+        defs = dg.Definitions(assets=assets, sensors=[sensor], resources=resources)
+        self._options: dict[str, Any] = {"instance": instance, "resources": resources}
+        self._options["repository_def"] = defs.get_repository_def()
+        self._sensor = sensor
+        self._cursor: str | None = None
+
+    def __call__(self) -> Any:
+        with dg.build_sensor_context(cursor=self._cursor, **self._options) as context:
+            instance = context.instance
+            context._instance_ref = None if instance.is_ephemeral else instance.get_ref()  # as the daemon sets it
+            result: Any = self._sensor.evaluate_tick(context)
+        self._cursor = result.cursor
+        return result
+
+    def request(self) -> dg.RunRequest:
+        (request,) = self().run_requests
+        return request  # type: ignore[no-any-return]
+
+    def skipped(self) -> str:
+        result = self()
+        assert not result.run_requests
+        return str(result.skip_message)
+
+
+@dg.asset
+def other() -> None: ...
+
+
+def summed(claim: HeldClaim) -> int:
+    return claim.count
+
+
+@pytest.fixture
+def ticks(line: Line, instance: dg.DagsterInstance) -> Callable[..., Ticks]:
+    def of(**more: Any) -> Ticks:
+        return Ticks(line, instance, jetstream_sensor(**line.of(target=[other], **more)), other)
+
+    return of
+
+
+def run(line: Line, instance: dg.DagsterInstance, request: dg.RunRequest, work: Any = summed) -> Any:
+    """Run what was requested, with the tags that the daemon would give the run."""
+    asset = claimed_asset(**line.quick(), name="orders")(work)
+    tags = {**request.tags, "dagster/run_key": str(request.run_key)}
+    options: dict[str, Any] = {"tags": tags, "resources": {"jetstream": line.resource}, "instance": instance}
+    return dg.materialize([asset], raise_on_error=False, **options)
+
+
+def test_a_run_is_requested_until_it_has_pulled(
+    line: Line, instance: dg.DagsterInstance, ticks: Callable[..., Ticks]
+) -> None:
+    tick = ticks()
+    assert "0 of 1 messages wait" in tick.skipped()
+    line.publish(3)
+    request = tick.request()
+    assert request.run_key == tick.request().run_key  # the daemon requests it once
+    assert run(line, instance, request).output_for_node("orders") == 3
+    assert "0 of 1 messages wait" in tick.skipped()
+    line.publish(2)
+    assert tick.request().run_key != request.run_key
+
+
+def test_looking_pulls_nothing(line: Line, ticks: Callable[..., Ticks]) -> None:
+    line.publish(3)
+    config = {"durable_name": CONSUMER, "ack_policy": "explicit"}
+    line.run(lambda js: js.create_consumer(line.stream, config))
+    ticks().request()
+    info = line.run(lambda js: js.stream(line.stream).consumer(CONSUMER).info())
+    assert (info.pending, info.counter) == (3, 0)
+
+
+def test_a_run_that_ended_without_pulling_is_requested_again(
+    line: Line, instance: dg.DagsterInstance, ticks: Callable[..., Ticks]
+) -> None:
+    tick = ticks()
+    line.publish(3)
+    first = tick.request()
+
+    @dg.op
+    def nothing() -> None: ...
+
+    @dg.job
+    def without_a_pull() -> None:
+        nothing()
+
+    without_a_pull.execute_in_process(instance=instance, tags={"dagster/run_key": str(first.run_key)})
+    assert tick.request().run_key != first.run_key
+
+
+def test_fewer_than_min_messages_wait(line: Line, ticks: Callable[..., Ticks]) -> None:
+    tick = ticks(min_messages=5)
+    line.publish(4)
+    assert "4 of 5 messages wait" in tick.skipped()
+    line.publish(1)
+    tick.request()
+
+
+def test_a_claim_whose_run_has_ended_is_taken_over(
+    line: Line, instance: dg.DagsterInstance, ticks: Callable[..., Ticks]
+) -> None:
+    """As after a re-execution from failure, which does not run mapped steps that never started."""
+    line.publish(10)
+    take = take_claims(**line.quick(messages_per_claim=5))
+
+    @claimed_op()
+    def process(claim: HeldClaim) -> int:
+        return claim.count
+
+    @dg.graph
+    def only_take() -> None:
+        take()
+
+    @dg.graph
+    def drain() -> None:
+        take().map(process)
+
+    options: dict[str, Any] = {"resources": {"jetstream": line.resource}, "instance": instance}
+    orphaned = only_take.execute_in_process(**options)
+    assert len(line.open) == 2
+    request = ticks().request()
+    assert [owner[1] for owner in json.loads(request.tags[TAKE_OVER])] == [orphaned.run_id]
+    result = drain.to_job(tags=dict(request.tags)).execute_in_process(**options)
+    assert sorted(result.output_for_node("process").values()) == [5, 5]
+    assert {receipt.history.owner[1] for receipt in line.committed} == {result.run_id}
+    assert "0 of 1 messages wait" in ticks().skipped()
+
+
+def test_the_claim_of_a_run_that_goes_on_is_left_alone(
+    line: Line, instance: dg.DagsterInstance, ticks: Callable[..., Ticks]
+) -> None:
+    line.publish(10)
+    tick = ticks()
+    request = tick.request()
+    said: list[str] = []
+
+    def looking(claim: HeldClaim) -> int:
+        said.extend(tick.skipped() for _ in range(3))
+        return claim.count
+
+    assert run(line, instance, request, looking).success
+    assert said == [f"{CONSUMER}: 0 of 1 messages wait"] * 3
+
+
+def test_owners_of_other_deployments_are_unknown(line: Line, ticks: Callable[..., Ticks]) -> None:
+    line.publish(10)
+    elsewhere = dg.DagsterInstance.ephemeral()
+    take = take_claims(**line.quick())
+
+    @dg.graph
+    def only_take() -> None:
+        take()
+
+    only_take.execute_in_process(resources={"jetstream": line.resource}, instance=elsewhere)
+    tick = ticks()
+    tick.skipped()
+    assert "0 of 1 messages wait" in tick.skipped()
+
+
+def test_a_tag_that_is_no_list_of_owners_is_refused(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(1)
+    for tag in ("secret", "[1]", "[[]]", '"x"'):
+        result = run(line, instance, dg.RunRequest(run_key="k", tags={TAKE_OVER: tag}))
+        assert not result.success
+        (failure,) = result.filter_events(lambda event: event.is_step_failure)
+        assert "tag jetstream/take_over='…'" in str(failure.step_failure_data.error)
+
+
+def test_each_partition_has_its_consumer(line: Line, instance: dg.DagsterInstance) -> None:
+    subject = SUBJECT.format(stream=line.stream)
+    countries = dg.StaticPartitionsDefinition(["de", "fr"])
+    asset = claimed_asset(**line.quick(), name="orders", partitions_def=countries, subject=subject)(summed)
+    options: dict[str, Any] = {"partitions_def": countries, "subject": subject}
+    tick = Ticks(line, instance, jetstream_sensor(**line.of(target=[asset], **options)), asset)
+    line.publish(3, subject=f"{line.stream}.de")
+    line.publish(4, subject=f"{line.stream}.fr")
+    line.publish(5, subject=f"{line.stream}.it")
+    counts = {}
+    for request in tick().run_requests:
+        key = request.partition_key
+        result = dg.materialize([asset], partition_key=key, resources={"jetstream": line.resource}, instance=instance)
+        counts[key] = result.output_for_node("orders")
+    assert counts == {"de": 3, "fr": 4}
+    tick()
+    assert "de: 0 of 1 messages wait; fr: 0 of 1 messages wait" in tick.skipped()
+
+
+def test_new_partitions_are_found_in_the_stream(line: Line, tmp_path: Path) -> None:
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        _new_partitions_are_found(line, instance)
+
+
+def _new_partitions_are_found(line: Line, instance: dg.DagsterInstance) -> None:
+    subject = SUBJECT.format(stream=line.stream)
+    countries = dg.DynamicPartitionsDefinition(name="countries")
+    options: dict[str, Any] = {"partitions_def": countries, "subject": subject}
+    asset = claimed_asset(**line.quick(), name="orders", **options)(summed)
+    tick = Ticks(line, instance, jetstream_sensor(**line.of(target=[asset], **options)), asset)
+    assert "no partitions" in tick.skipped()
+    line.publish(1, subject=f"{line.stream}.de")
+    line.publish(1, subject=f"{line.stream}.a/b")  # cannot name a consumer
+    result = tick()
+    assert [request.partition_key for request in result.run_requests] == ["de"]
+    (added,) = result.dynamic_partitions_requests
+    assert (added.partitions_def_name, added.partition_keys) == ("countries", ["de"])
+    instance.add_dynamic_partitions("countries", ["de"])
+    assert tick().dynamic_partitions_requests in (None, [])
+
+
+@pytest.mark.parametrize("wrong", [{"min_messages": 0}, {"stream": "a.b"}, {"consumer": "a b"}, {"subject": "a.*"}])
+def test_bad_parameters_are_refused_when_the_code_is_loaded(line: Line, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValue, match=next(iter(wrong))):
+        jetstream_sensor(**{**line.of(target="*"), **wrong})
