@@ -18,7 +18,6 @@ from dagster_nats_jetstream import HeldClaim, JetStreamResource, claimed_asset, 
 from jetstream_handoff.ledger import Ledger
 
 OUT = Path(os.environ.get("FLIGHT_DELAYS_OUT", "out/flight_delays")).absolute()
-"""The folder for the output."""
 
 
 @dg.asset
@@ -38,15 +37,13 @@ def flights(jetstream: JetStreamResource) -> dg.MaterializeResult:
     deps=[flights],
     retry_policy=dg.RetryPolicy(max_retries=2),
 )
-def delays(claim: HeldClaim) -> dg.MaterializeResult:
+def delays(claim: HeldClaim) -> None:
     """The departures of one claim as Parquet."""
     from dags.flight_delays import parsed
     from pyspark_jetstream import spark_session
 
     messages = claim.read(spark_session())  # a DataFrame of exactly the claimed messages
-    folder = OUT / f"attempt={claim.attempt_id}"
-    messages.transform(parsed).write.parquet(str(folder))
-    return dg.MaterializeResult(metadata={"folder": dg.MetadataValue.path(folder), "departures": claim.count})
+    messages.transform(parsed).write.parquet(str(OUT / f"attempt={claim.attempt_id}"))
 
 
 @dg.asset(deps=[delays])
@@ -61,13 +58,12 @@ def by_carrier(jetstream: JetStreamResource) -> dg.MaterializeResult:
     written = pa.concat_tables(pq.read_table(folder, columns=columns) for folder in folders)
     departures = written.group_by(columns).aggregate([])  # each one once, even after a reset
     means = departures.group_by("carrier").aggregate([("dep_delay", "mean")]).sort_by("carrier")
-    return dg.MaterializeResult(
-        metadata={row["carrier"]: round(row["dep_delay_mean"], 1) for row in means.to_pylist()}
-    )
+    return dg.MaterializeResult(metadata={row["carrier"]: row["dep_delay_mean"] for row in means.to_pylist()})
 
 
 defs = dg.Definitions(
     assets=[flights, delays, by_carrier],
+    jobs=[dg.define_asset_job("publish", selection=[flights])],
     sensors=[
         jetstream_sensor(
             stream="FLIGHTS",
