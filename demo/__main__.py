@@ -1,5 +1,5 @@
-"""`python -m demo run | up | down | dagster`: run the flights demo from nothing to a table, in Airflow or in Dagster, or
-start and stop its stack."""
+"""`python -m demo run | up | down | dagster`: run the flights demo from nothing to a table, in Airflow or Dagster, or start
+and stop its stack."""
 
 import asyncio
 import json
@@ -126,8 +126,10 @@ def follow(stack: Stack, run_id: str, clock: Clock) -> str:
 
 
 def conclude(counts: report.Counts, folder: Path, clock: Clock) -> bool:
-    """Write and show table, chart and report.json of the output in `folder`. Returns whether all messages were processed
-    and settled once."""
+    """Write and show table, chart and report.json of the output in a folder.
+
+    Returns whether all messages were processed and settled once.
+    """
     files = report.committed(counts.done, folder / "out")
     rows = report.departures(files)
     table = report.delays(rows)

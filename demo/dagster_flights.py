@@ -21,7 +21,7 @@ OUT = Path(os.environ.get("FLIGHT_DELAYS_OUT", "out/flight_delays")).absolute()
 
 
 @dg.asset
-def flights(jetstream: JetStreamResource) -> dg.MaterializeResult:
+def flights(jetstream: JetStreamResource) -> dg.MaterializeResult[None]:
     """The stream of departures."""
     from dags.flight_delays import departures  # this line imports Airflow, so it is in the function
 
@@ -47,7 +47,7 @@ def delays(claim: HeldClaim) -> None:
 
 
 @dg.asset(deps=[delays])
-def by_carrier(jetstream: JetStreamResource) -> dg.MaterializeResult:
+def by_carrier(jetstream: JetStreamResource) -> dg.MaterializeResult[None]:
     """The mean delay of each carrier's departures, in minutes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
