@@ -1,7 +1,8 @@
-"""What the four packages may load and may know of each other, beyond the contracts of import-linter."""
+"""What the five packages may load and may know of each other, beyond the contracts of import-linter."""
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -11,7 +12,14 @@ import grimp
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src"
-PACKAGES = ["airflow_nats_jetstream", "jetstream_client", "jetstream_handoff", "pyspark_jetstream"]
+PACKAGES = [
+    "airflow_nats_jetstream",
+    "dagster_nats_jetstream",
+    "jetstream_client",
+    "jetstream_handoff",
+    "pyspark_jetstream",
+]
+NEUTRAL = ["jetstream_client", "jetstream_handoff", "pyspark_jetstream"]
 IMPORTS_ALL = """
 import importlib, json, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
@@ -21,16 +29,17 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 
 
-def test_there_are_four_packages() -> None:
+def test_there_are_five_packages() -> None:
     assert sorted(folder.name for folder in SOURCE.iterdir() if (folder / "__init__.py").exists()) == PACKAGES
 
 
 @pytest.mark.parametrize(
     ("package", "others"),
     [
-        ("jetstream_client", {"jetstream_handoff", "pyspark", "pyspark_jetstream"}),
-        ("jetstream_handoff", {"pyspark", "pyspark_jetstream"}),
-        ("pyspark_jetstream", set()),
+        ("dagster_nats_jetstream", {"pyspark", "pyspark_jetstream"}),
+        ("jetstream_client", {"dagster", "jetstream_handoff", "pyspark", "pyspark_jetstream"}),
+        ("jetstream_handoff", {"dagster", "pyspark", "pyspark_jetstream"}),
+        ("pyspark_jetstream", {"dagster"}),
     ],
 )
 def test_what_knows_no_airflow_loads_nothing_of_that_name(package: str, others: set[str]) -> None:
@@ -42,11 +51,44 @@ def test_what_knows_no_airflow_loads_nothing_of_that_name(package: str, others: 
     assert {name for name in loaded if name.startswith("airflow")} | (loaded & others) == set()
 
 
+def test_the_provider_loads_nothing_of_dagster() -> None:
+    program = f"import airflow_nats_jetstream.hooks, airflow_nats_jetstream.triggers\n{IMPORTS_ALL}"
+    printed = subprocess.run(
+        [sys.executable, "-c", program, "airflow_nats_jetstream.operators"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    ).stdout
+    loaded = set(json.loads(printed.splitlines()[-1]))
+    assert "airflow" in loaded
+    assert {name for name in loaded if name.startswith("dagster")} == set()
+
+
+def test_only_public_names_of_dagster_are_used() -> None:
+    private = []
+    for file in (SOURCE / "dagster_nats_jetstream").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            path = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            private += [f"{file.name}: {path}{name}" for name in names if f"{path}{name}".startswith("dagster._")]
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dg":
+                private += [f"{file.name}: {node.attr}"] if _private(node.attr) else []
+    assert private == []
+
+
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     assert "jetstream_client.consume.message" in imports["jetstream_client.consume.consumer"]
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the cycle
+
+
+def test_spark_shows_no_words_of_an_orchestrator() -> None:
+    """An executor does not import the orchestrator's package, so its messages could not have the right words."""
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
+    using = graph.find_downstream_modules("jetstream_handoff.orchestrator")
+    assert {each for each in using if each.startswith("pyspark_jetstream")} == {"pyspark_jetstream.__main__"}
 
 
 def test_no_package_imports_a_private_name_of_another() -> None:
@@ -59,6 +101,27 @@ def test_no_package_imports_a_private_name_of_another() -> None:
                 if path[0] in PACKAGES and path[0] != own and any(_private(name) for name in path):
                     private.append(f"{file.relative_to(SOURCE)}:{node.lineno}")
     assert private == []
+
+
+ORCHESTRATORS = re.compile(r"(?i:airflow|dagster)|\bDAGs?\b|@task\b|\bXCom")
+EXAMPLES = re.compile(
+    r"\b[Ii]n (?:Airflow|Dagster)\b[^.;)]{0,120}|\bAIRFLOW__[A-Z_]+|\bairflow-provider-nats-jetstream\b"
+)
+"""Where the packages without an orchestrator may say its name: in an example, which begins with ``in Airflow``, as the
+name of a variable of its configuration, and in the name of this distribution."""
+
+
+def test_the_other_packages_say_no_orchestrators_name() -> None:
+    """They say "the orchestrator" where they mean it."""
+    found = []
+    for file in (each for package in NEUTRAL for each in (SOURCE / package).rglob("*.py")):
+        text = EXAMPLES.sub(lambda example: "\n" * example[0].count("\n"), file.read_text())
+        found += [
+            f"{file.relative_to(SOURCE)}:{number}: {line.strip()}"
+            for number, line in enumerate(text.splitlines(), 1)
+            if ORCHESTRATORS.search(line)
+        ]
+    assert found == []
 
 
 def _private(name: str) -> bool:

@@ -174,11 +174,9 @@ def publish_messages(
 def purge_stream(
     *,
     stream: str,
-    subject: str | None = None,
-    sequence: int | None = None,
-    keep: int | None = None,
     name: str = "purge_stream",
     resource: str = "jetstream",
+    **which: Any,
 ) -> dg.OpDefinition:
     """Return an op that removes messages from a stream, and outputs how many. As :meth:`JetStreamResource.purge`."""
     check_stream_name(stream)
@@ -186,6 +184,6 @@ def purge_stream(
     @dg.op(name=name, required_resource_keys={resource})
     def purge(context: dg.OpExecutionContext) -> int:
         jetstream: JetStreamResource = getattr(context.resources, resource)
-        return jetstream.purge(stream, subject=subject, sequence=sequence, keep=keep)
+        return jetstream.purge(stream, **which)
 
     return purge

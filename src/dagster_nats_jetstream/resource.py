@@ -10,10 +10,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import dagster as dg
-from pydantic import Field, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from dagster_nats_jetstream import logs, runs
 from dagster_nats_jetstream.held import HeldClaim
+from jetstream_client.errors import InvalidValue
 from jetstream_client.wire.settings import DEFAULT_SERVER, ConnectionSettings, environment_name
 from jetstream_handoff import portal
 from jetstream_handoff.console import check_console, console_page
@@ -36,10 +37,11 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     Except ``console``, its fields are those of :class:`~jetstream_client.wire.settings.ConnectionSettings`. Give
     secrets as ``dg.EnvVar``, because Dagster's UI shows the configuration of a resource.
 
-    ledger:   prefix of the buckets of the ledger; different for deployments that share an account. Default ``dagster``.
     console:  the address of a web page about a claim, with the placeholders ``{stream}``, ``{consumer}`` and
               ``{claim}``. Materializations link to it. Default: no link.
     """
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)  # which may be a secret
 
     servers: str = DEFAULT_SERVER
     user: str | None = None
@@ -57,7 +59,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     inbox_prefix: str = "_INBOX"
     domain: str | None = None
     api_prefix: str | None = None
-    ledger: str = "dagster"
+    ledger: str = "jetstream"
     connect_timeout: float = 10.0
     max_reconnects: int | None = None
     request_timeout: float = 5.0
@@ -91,8 +93,7 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
 
         Raises:
             InvalidValue: a field or value that JetStream does not have.
-            UpdateRefused: the server refuses to change a field.
-            ApiError: the server refuses to create the stream.
+            ApiError: the server refuses to create the stream, or to change a field.
         """
         _, difference = self.run(lambda js: js.create_or_update_stream(dict(config)))
         return tuple(difference or ())
@@ -102,19 +103,20 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         _, difference = self.run(lambda js: js.create_or_update_consumer(stream, dict(config)))
         return tuple(difference or ())
 
-    def purge(
-        self, stream: str, *, subject: str | None = None, sequence: int | None = None, keep: int | None = None
-    ) -> int:
-        """Remove messages from a stream, and return how many were removed. Without a selection, all are removed.
+    def purge(self, stream: str, *, everything: bool = False, **which: Any) -> int:
+        """Remove messages from a stream, and return how many were removed.
 
-        subject:   only messages whose subject matches this filter.
-        sequence:  only messages below this stream sequence.
-        keep:      how many of the last messages to keep; not together with ``sequence``.
+        everything:  must be True to purge the whole stream.
+        which:       ``subject``, ``sequence`` and ``keep`` of :meth:`jetstream_client.stream.Stream.purge`.
 
         Raises:
+            InvalidValue: nothing is selected, or ``everything`` and a selection are given.
             StreamNotFound: the stream does not exist.
         """
-        return self.run(lambda js: js.stream(stream).purge(subject=subject, sequence=sequence, keep=keep))
+        if everything == any(value is not None for value in which.values()):
+            remedy = "give subject, sequence or keep; or everything=True to purge the whole stream"
+            raise InvalidValue("everything", everything, remedy)
+        return self.run(lambda js: js.stream(stream).purge(**which))
 
     def position(self, stream: str) -> Position:
         """Return the end of a stream, from which a retry of :meth:`publish` looks for what was stored before."""

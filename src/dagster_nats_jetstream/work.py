@@ -175,7 +175,8 @@ def _events(result: Any) -> Iterable[Any]:
 
 def _failed(event: Any, blocking: Collection[str]) -> list[str]:
     """Return the names of blocking checks that failed, as Dagster counts them (``execute_step.py``)."""
-    results = [event] if isinstance(event, dg.AssetCheckResult) else getattr(event, "check_results", None) or []
+    alone = isinstance(event, dg.AssetCheckResult | dg.AssetCheckEvaluation)
+    results = [event] if alone else getattr(event, "check_results", None) or []
     return [
         each.check_name or "the check"
         for each in results

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import secrets
+import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -68,10 +69,10 @@ class Warm:
 
         return asyncio.run(taken())
 
-    def settled(self, stream: str) -> list[Receipt]:
+    def settled(self, stream: str, consumer: str = CONSUMER) -> list[Receipt]:
         async def ask() -> list[Receipt]:
             async with connect(self.settings) as js:
-                return await Ledger(js, stream, CONSUMER).committed()
+                return await Ledger(js, stream, consumer).committed()
 
         return asyncio.run(ask())
 
@@ -92,7 +93,10 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectionSet
     password = f"planted-{secrets.token_hex(12)}"
     server = NatsServer(tmp_path_factory.mktemp("secured"), f'authorization {{ user: spark, password: "{password}" }}')
     server.start()
-    yield ConnectionSettings(servers=server.url, user="spark", password=password, shortest_ack_wait=0.5)
+    # The ledger is that of an Airflow connection, because tasks in Airflow settle what these tests take.
+    yield ConnectionSettings(
+        servers=server.url, user="spark", password=password, shortest_ack_wait=0.5, ledger="airflow"
+    )
     server.stop()
 
 
@@ -160,6 +164,26 @@ def test_two_tasks_at_once_settle_their_claims(warm: Warm) -> None:
         assert sorted(rows["sequence"]) == list(receipt.processed)
         assert sorted(rows["number"]) == list(range(claim.count - 1))
     assert receipts[claims[0].id].value == {"copied": 999, "streamed": 1_700}
+
+
+def test_dagster_assets_settle_their_claims(warm: Warm) -> None:
+    """One reads its claim in its step, and the other in a Pipes process."""
+    warm.claims("ASSETS", [])
+    texts = [*(json.dumps({"number": number}) for number in range(999)), "malformed"]
+    publish_all(warm.settings, (("ASSETS", text.encode()) for text in reversed(texts)))
+    environment = {each: value for each, value in os.environ.items() if not each.startswith("JETSTREAM_")}
+    environment |= {**warm.server.clients, "PYTHONPATH": str(PROJECT), "DAGSTER_DISABLE_TELEMETRY": "1"}
+    command = [sys.executable, "-m", "tests.spark_connect.assets", str(warm.folder)]
+    given: dict[str, Any] = {"input": warm.settings.to_json(), "text": True, "capture_output": True, "timeout": 240}
+    ended = subprocess.run(command, env=environment, check=False, **given)
+    assert ended.returncode == 0, ended.stderr
+    step, process = warm.settled("ASSETS", consumer="assets")
+    assert step.rejected == Sequences.of([1])
+    for receipt in (step, process):
+        rows = parquet.read_table(warm.folder / "out" / receipt.attempt_id).to_pydict()
+        assert sorted(rows["sequence"]) == list(receipt.processed)
+    assert warm.settings.password
+    assert warm.settings.password not in ended.stdout + ended.stderr
 
 
 def waiting(folder: Path, name: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

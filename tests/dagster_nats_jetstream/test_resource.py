@@ -1,0 +1,89 @@
+"""The resource: its settings, its secrets, and what it does without a claim."""
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_nats_jetstream import HeldClaim, JetStreamResource, claimed_asset
+from jetstream_client.errors import ApiError, InvalidValue, StreamNotFound
+from tests.dagster_nats_jetstream.conftest import Line
+
+SECRET = "planted-4f1c"
+SECRETS = ("password", "token", "nkey_seed", "credentials", "tls_private_key")
+
+
+@pytest.mark.parametrize("field", SECRETS)
+def test_a_secret_is_in_no_repr(field: str) -> None:
+    given: dict[str, Any] = {field: SECRET}
+    resource = JetStreamResource(**given)
+    assert SECRET not in repr(resource) + str(resource)
+
+
+@pytest.mark.parametrize("wrong", [{"password": [SECRET]}, {"passwort": SECRET}])
+def test_a_secret_is_in_no_error(wrong: dict[str, Any]) -> None:
+    with pytest.raises(Exception, match="JetStreamResource") as error:
+        JetStreamResource(**wrong)
+    assert SECRET not in str(error.value)
+
+
+def test_invalid_settings_name_the_field() -> None:
+    with pytest.raises(InvalidValue, match="servers"):
+        _ = JetStreamResource(servers=f"nats://user:{SECRET}@localhost").settings
+
+
+def test_secrets_come_from_the_environment(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NATS_SERVERS", line.resource.servers)
+    line.publish(3)
+    resource = JetStreamResource(servers=dg.EnvVar("NATS_SERVERS"), shortest_ack_wait=0.5)
+
+    @claimed_asset(**line.quick())
+    def orders(claim: HeldClaim) -> int:
+        return claim.count
+
+    assert dg.materialize([orders], resources={"jetstream": resource}).output_for_node("orders") == 3
+
+
+def test_a_stream_and_a_consumer_are_brought_into_the_desired_state(line: Line) -> None:
+    config = {"name": line.stream, "subjects": [f"{line.stream}.>"], "allow_direct": True}
+    assert line.resource.ensure_stream(config) == ()
+    assert line.resource.ensure_stream({**config, "max_msgs": 100}) == ("max_msgs",)
+    consumer = {"durable_name": "work", "ack_policy": "explicit"}
+    assert line.resource.ensure_consumer(line.stream, consumer) == ()
+    assert line.resource.ensure_consumer(line.stream, {**consumer, "max_deliver": 7}) == ("max_deliver",)
+    with pytest.raises(ApiError, match="storage"):
+        line.resource.ensure_stream({**config, "storage": "memory"})
+
+
+def test_messages_are_published_and_purged(line: Line) -> None:
+    messages = [(f"{line.stream}.{number % 2}", b"x") for number in range(10)]
+    since = line.resource.position(line.stream)
+    stored = [
+        (published.stored, published.duplicates)
+        for published in (
+            line.resource.publish(line.stream, messages, scope="run", since=since),
+            line.resource.publish(line.stream, messages, scope="run", since=since),
+        )
+    ]
+    assert stored == [(10, 0), (0, 10)]
+    assert line.resource.purge(line.stream, subject=f"{line.stream}.1") == 5
+    with pytest.raises(InvalidValue, match="everything"):
+        line.resource.purge(line.stream)
+    assert line.resource.purge(line.stream, everything=True) == 5
+    with pytest.raises(StreamNotFound):
+        line.resource.purge("NOT_THERE", keep=1)
+
+
+def test_an_output_links_to_the_console(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(3)
+    console = "https://nats.example.com/{stream}?claim={claim}"
+    resource = JetStreamResource(servers=line.resource.servers, shortest_ack_wait=0.5, console=console)
+
+    @claimed_asset(**line.quick())
+    def orders(claim: HeldClaim) -> str:
+        return claim.id
+
+    result = dg.materialize([orders], resources={"jetstream": resource}, instance=instance)
+    (materialization,) = result.asset_materializations_for_node("orders")
+    address = f"https://nats.example.com/{line.stream}?claim={result.output_for_node('orders')}"
+    assert materialization.metadata["jetstream/console"].value == address
