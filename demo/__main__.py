@@ -1,5 +1,5 @@
-"""`python -m demo run | up | down | dagster`: run the flights demo from nothing to a table, in Airflow or Dagster, or start
-and stop its stack."""
+"""`python -m demo run | up | down | dagster`: run the flights demo from nothing to a table, in Airflow or Dagster, or
+start and stop its stack."""
 
 import asyncio
 import json
@@ -71,7 +71,7 @@ def run_in_dagster() -> int:
         clock.say(f"Dagster is up with the sensor of {flights.definitions.name}, nats-server at {flights.nats.url}")
         known: dict[str, str] = {}
         while clock.seconds < LONGEST_RUN:
-            counts = asyncio.run(report.counts(flights.nats_url, ledger="dagster"))
+            counts = asyncio.run(report.counts(flights.nats_url, ledger="jetstream"))
             for what, now in {**flights.states(), **_states(counts)}.items():
                 if known.get(what) != now:
                     known[what] = now
