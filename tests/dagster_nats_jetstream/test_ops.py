@@ -7,6 +7,7 @@ import dagster as dg
 import pytest
 
 from dagster_nats_jetstream import HeldClaim, claimed_op, publish_messages, purge_stream, take_claims
+from jetstream_client.errors import InvalidValue
 from tests.dagster_nats_jetstream.conftest import Line
 
 
@@ -67,6 +68,47 @@ def test_a_settled_step_returns_what_it_recorded(line: Line, instance: dg.Dagste
     result = execute(line, again, instance)
     assert result.output_for_node("process", "rows") == 10
     assert worked == [receipt.claim_id]
+
+
+@pytest.mark.parametrize(
+    ("out", "value", "recorded"),
+    [
+        ({"rows": dg.Out(), "name": dg.Out()}, (3, "a"), {"rows": 3, "name": "a"}),
+        ({"rows": dg.Out()}, (3, "a"), {"rows": [3, "a"]}),
+        ({"rows": dg.Out(dg.Nothing)}, None, {"rows": None}),
+        ({}, None, {}),
+    ],
+)
+def test_outputs_are_returned_as_in_any_op(
+    line: Line, instance: dg.DagsterInstance, out: Any, value: Any, recorded: Any
+) -> None:
+    line.publish(10)
+
+    @claimed_op(out=out)
+    def process(claim: HeldClaim) -> Any:
+        return value
+
+    assert execute(line, draining(line, process), instance).success
+    (receipt,) = line.committed
+    assert receipt.value == recorded
+
+
+def test_a_claim_without_all_outputs_is_not_settled(line: Line, instance: dg.DagsterInstance) -> None:
+    line.publish(10)
+
+    @claimed_op(out={"rows": dg.Out(), "name": dg.Out()})
+    def process(claim: HeldClaim) -> Iterator[Any]:
+        yield dg.Output(claim.count, "rows")
+
+    assert not execute(line, draining(line, process), instance).success
+    assert (line.committed, line.open, line.unacknowledged) == ([], {}, 10)
+
+
+def test_dynamic_outputs_are_refused_when_the_code_is_loaded() -> None:
+    def process(claim: HeldClaim) -> Any: ...
+
+    with pytest.raises(InvalidValue, match="out='DynamicOut'"):
+        claimed_op(out=dg.DynamicOut())(process)
 
 
 @pytest.mark.parametrize("value", [object(), "x" * 9_000], ids=["not JSON", "too large"])
