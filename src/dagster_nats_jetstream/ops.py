@@ -95,7 +95,7 @@ def claimed_op(
     longest_hold:  the hold is lost after this time. Default 24 hours.
     dead_letters:  the name of the dead-letter stream. Default ``DEAD_<stream>``.
     resource:      the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
-    op:            the parameters of ``@dg.op``. Set ``retry_policy`` here, not on a job or with ``with_retry_policy``.
+    op:            the parameters of ``@dg.op``. Outputs cannot be dynamic.
 
     A step whose claim belongs to another run fails without a retry.
 

@@ -90,12 +90,13 @@ def worked(
 def retry_delay(context: dg.OpExecutionContext, error: Exception) -> timedelta | None:
     """Return the time until Dagster retries the step after an error; None if this was its last try.
 
-    Only the policy of the op or asset is known here: not one of the job, nor one that ``with_retry_policy`` has set.
+    Dagster decides the same in ``op_execution_error_boundary``.
     """
-    policy = context.op_def.retry_policy
+    policy = context.job_def.get_retry_policy_for_handle(context.op_handle)
+    final = isinstance(error, dg.DagsterError) or (isinstance(error, dg.Failure) and not error.allow_retries)
     if isinstance(error, dg.RetryRequested):
         most, seconds = error.max_retries, error.seconds_to_wait or 0
-    elif policy is None or (isinstance(error, dg.Failure) and not error.allow_retries):
+    elif policy is None or final:
         return None
     else:
         most, seconds = policy.max_retries, policy.calculate_delay(context.retry_number + 1)

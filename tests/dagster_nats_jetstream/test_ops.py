@@ -16,7 +16,7 @@ def execute(line: Line, job: Any, instance: dg.DagsterInstance, **options: Any) 
     return job.execute_in_process(resources=resources, instance=instance, raise_on_error=False, **options)
 
 
-def draining(line: Line, process: dg.OpDefinition, **options: Any) -> Any:
+def draining(line: Line, process: Any, **options: Any) -> Any:
     take = take_claims(**line.quick(**options))
 
     @dg.graph
@@ -143,6 +143,27 @@ def test_a_retry_holds_the_claim_again(line: Line, instance: dg.DagsterInstance)
     assert execute(line, draining(line, process), instance).success
     (receipt,) = line.committed
     assert receipt.attempt_id == tries[2]
+
+
+@pytest.mark.parametrize("of", ["the job", "the node"])
+def test_the_retry_policy_may_be_that_of_the_job_or_node(line: Line, instance: dg.DagsterInstance, of: str) -> None:
+    line.publish(10)
+    tries: list[str] = []
+
+    @claimed_op()
+    def process(claim: HeldClaim) -> int:
+        tries.append(claim.id)
+        if len(tries) == 1:
+            raise RuntimeError("no")
+        return claim.count
+
+    policy = dg.RetryPolicy(max_retries=1)
+    if of == "the job":
+        job = draining(line, process).to_job(op_retry_policy=policy)
+    else:
+        job = draining(line, process.with_retry_policy(policy))
+    assert execute(line, job, instance).success
+    assert len(tries) == 2
 
 
 def test_a_claim_of_somebody_else_fails_without_a_retry(line: Line, instance: dg.DagsterInstance) -> None:
