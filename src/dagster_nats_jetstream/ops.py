@@ -95,7 +95,9 @@ def claimed_op(
     longest_hold:  the hold is lost after this time. Default 24 hours.
     dead_letters:  the name of the dead-letter stream. Default ``DEAD_<stream>``.
     resource:      the key of the :class:`~dagster_nats_jetstream.resource.JetStreamResource`. Default ``jetstream``.
-    op:            the parameters of ``@dg.op``. Outputs cannot be dynamic.
+    op:            the parameters of ``@dg.op``. Set ``retry_policy`` here or on the job, not with
+                   ``with_retry_policy``.
+                   Outputs cannot be dynamic.
 
     A step whose claim belongs to another run fails without a retry.
 
@@ -106,9 +108,11 @@ def claimed_op(
 
     def process(context: Any, jetstream: JetStreamResource, call: Any, *, claim: Any, **_: Any) -> Iterator[Any]:
         options = {"connection": resource, "longest_hold": longest_hold, "dead_letters": dead_letters}
+        outs = context.op_def.outs.items()
+        required = [name for name, out in outs if out.is_required and not out.dagster_type.is_nothing]
         try:
             with jetstream.holding(context, Claim.from_json(claim), **options) as held:
-                yield from worked(context, jetstream, held, lambda: call(held), record=True)
+                yield from worked(context, jetstream, held, lambda: call(held), required=required, record=True)
                 return
         except AlreadyDone as settled:
             done = settled

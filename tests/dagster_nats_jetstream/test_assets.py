@@ -157,7 +157,7 @@ def valued(claim: HeldClaim) -> Any:
     return claim.count
 
 
-@pytest.mark.parametrize(("body", "missing"), [(observed, "'result'"), (valued, "'orders_few'")])
+@pytest.mark.parametrize(("body", "missing"), [(observed, "'result'"), (valued, "'few'")])
 def test_a_claim_without_all_outputs_is_not_settled(
     line: Line, instance: dg.DagsterInstance, body: Any, missing: str
 ) -> None:
