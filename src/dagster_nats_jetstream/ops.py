@@ -148,7 +148,7 @@ def publish_messages(
                ones when it is called again.
     stream:    the name of the stream that must store them.
     name:      the name of the graph. Default: that of the function.
-    retry_policy:  of the op that publishes. Default: none.
+    resource, retry_policy:  the key of the resource, and the retry policy of the op that publishes.
 
     The graph's first op stores the position of the stream's end as its output. A retry or a re-execution from failure
     begins after it, and stores no message twice. The input ``start`` waits for another op, for example one that creates
@@ -188,7 +188,11 @@ def purge_stream(
     resource: str = "jetstream",
     **which: Any,
 ) -> dg.OpDefinition:
-    """Return an op that removes messages from a stream, and outputs how many. As :meth:`JetStreamResource.purge`."""
+    """Return an op named ``name`` that removes messages from ``stream``, and outputs how many.
+
+    resource:  the key of the resource.
+    which:     as in :meth:`JetStreamResource.purge`.
+    """
     check_stream_name(stream)
 
     @dg.op(name=name, required_resource_keys={resource})

@@ -78,6 +78,8 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
     def run(self, function: Callable[[JetStream], Awaitable[Result]]) -> Result:
         """Connect, await ``function(js)``, and return its result: ``jetstream.run(lambda js: js.stream("S").info())``.
 
+        function:  called with a :class:`~jetstream_client.context.JetStream`; returns an awaitable.
+
         Raises:
             ConnectionFailed: no connection could be made.
             JetStreamError: an error that the function raised.
@@ -100,12 +102,12 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         return tuple(difference or ())
 
     def ensure_consumer(self, stream: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Create a consumer of a stream, or change those fields that differ. As :meth:`ensure_stream`."""
+        """Create a consumer of ``stream``, or change those fields that differ. As :meth:`ensure_stream`."""
         _, difference = self.run(lambda js: js.create_or_update_consumer(stream, dict(config)))
         return tuple(difference or ())
 
     def purge(self, stream: str, *, everything: bool = False, **which: Any) -> int:
-        """Remove messages from a stream, and return how many were removed.
+        """Remove messages from ``stream``, and return how many were removed.
 
         everything:  must be True to purge the whole stream.
         which:       ``subject``, ``sequence`` and ``keep`` of :meth:`jetstream_client.stream.Stream.purge`.
@@ -120,13 +122,13 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         return self.run(lambda js: js.stream(stream).purge(**which))
 
     def position(self, stream: str) -> Position:
-        """Return the end of a stream, from which a retry of :meth:`publish` looks for what was stored before."""
+        """Return the end of ``stream``, from which a retry of :meth:`publish` looks for what was stored before."""
         from jetstream_client.publish.position import Position
 
         return Position.current(self.settings, stream)
 
     def publish(self, stream: str, messages: Iterable[Any], *, scope: str, since: Position | None = None) -> Published:
-        """Publish messages, and wait for the stream's answer to each.
+        """Publish messages to ``stream``, and wait for its answer to each.
 
         messages:  tuples ``(subject, data)`` or ``(subject, data, headers)``, with ``data`` as bytes.
         scope:     the name of the work. A retry with the same scope and messages stores nothing twice.
@@ -149,8 +151,8 @@ class JetStreamResource(dg.ConfigurableResource["JetStreamResource"]):
         )
 
     def committed(self, stream: str, consumer: str) -> list[Receipt]:
-        """Return the receipts of settled claims, ordered by sequence. Only the output of the attempts that they name
-        counts: ``attempt_id`` is its key, and ``processed`` the sequences in it.
+        """Return the receipts of the settled claims of ``stream`` and ``consumer``, ordered by sequence. Only the output
+        of the attempts that they name counts: ``attempt_id`` is its key, and ``processed`` the sequences in it.
 
         Raises:
             LedgerUnavailable: the ledger cannot be read.
